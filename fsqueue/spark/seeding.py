@@ -9,7 +9,7 @@ from uuid import uuid4
 from pyspark.sql import functions, types
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.commit import must_be_as_many
+from fsqueue.commit import must_be_none
 from fsqueue.format.names import commit_name, new_uuid
 from fsqueue.models import CommitReport
 from fsqueue.queue import Queue
@@ -77,8 +77,11 @@ def seed(
     The payload is the row as an object, or the column that `payload` names. `delay_s`: a number of seconds, or a
     column of them. `priority`: a column of texts or whole numbers; null is none. `if_exists`: "append" (the queue must
     be there), "create" (it is made if it is missing), "error", "ignore". InvalidArgument names a column that JSON
-    cannot hold, or says that the commit was made before with another number of rows: these are counted. What Spark says
-    of a failure stays as it is.
+    cannot hold. What Spark says of a failure stays as it is.
+
+    If the commit was made before, the rows are not computed: the report says `repeated`, and how many were inserted
+    then. InvalidArgument if those were none, and here are some; or if another driver that was quicker inserted another
+    number of rows.
 
     `key`: a column of keys. Then the rows are inserted one by one, each unless a task with its key lives, and not all
     at one instant: after an error some are in the queue. Repeat the call, which inserts the others.
@@ -101,8 +104,9 @@ def seed(
         return _insert_keyed(_needed(df, wanted), wanted)
     name = commit or f"spark-{uuid4()}"
     if commit is not None and (known := _committed(wanted.path, commit)) is not None:
-        with spark_errors():
-            must_be_as_many(known, df.count(), "row")
+        if not known.tasks:  # else nothing of the rows is computed again
+            with spark_errors():
+                must_be_none(known, not df.isEmpty(), "row")
         return SeedReport.of(known, True)
     given["commit"] = name
     attempt = given[options.ATTEMPT] = new_uuid(Entropy(), Clock().now_ms())

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from fsqueue import administration
-from fsqueue.commit import must_be_as_many, warn_of_none
+from fsqueue.commit import must_be_as_many, must_be_none, warn_of_none
 from fsqueue.errors import InvalidArgument, QueueExists, QueueNotFound
 from fsqueue.models import CommitPart
 from fsqueue.queue import Queue
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class StagedPart(WriterCommitMessage):  # type: ignore[misc]
-    """The part that one Spark task has staged; None if its rows were not wanted. Then `rows` says how many they are."""
+    """The part that one Spark task has staged; None if its rows were not wanted. Then `has_rows` says if any came."""
 
     part: CommitPart | None
-    rows: int = field(default=0, kw_only=True)
+    has_rows: bool = field(default=False, kw_only=True)
 
 
 class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
@@ -63,8 +63,9 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedPart:
         """Stage the rows of a partition, invisibly and durably."""
-        if not self.is_needed:
-            return StagedPart(None, rows=sum(batch.num_rows for batch in iterator))
+        if not self.is_needed:  # Spark computes no more of the rows than are read here
+            is_used_up = self.known is not None and not self.known.tasks
+            return StagedPart(None, has_rows=is_used_up and any(batch.num_rows for batch in iterator))
         from fsqueue.spark.ahead import ahead
         from fsqueue.spark.lines import Lines
         from fsqueue.spark.memory_pool import system_pool
@@ -75,11 +76,12 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all of it visible at one instant, and when overwriting nothing else; or, if the commit's name was
-        published before, add nothing. InvalidArgument: it was published with another number of rows.
+        published before, add nothing. InvalidArgument: it was published with no rows, and here are some; or by another
+        driver meanwhile, with another number of rows.
         """
         if self.known is not None:
-            rows = sum(message.rows for message in messages if isinstance(message, StagedPart))
-            must_be_as_many(self.known, rows, "row")
+            has_rows = any(message.has_rows for message in messages if isinstance(message, StagedPart))
+            must_be_none(self.known, has_rows, "row")
         if self.is_needed:
             parts = parts_of(messages)
             report = self.commit_.publish(parts, overwrite=self.overwrite)
