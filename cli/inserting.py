@@ -103,7 +103,9 @@ def insert(
     when it is interrupted, with exit code 130, and on a full disk. With --commit nothing is inserted then, and the
     command may be repeated.
 
-    With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0.
+    With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0. A NAME
+    that was committed with no tasks is used up, too. If there are tasks now, the command ends with exit code 2: insert
+    them under another name.
 
     With --key, it prints how many tasks are new. Lines without the field, or with null in it, have no key. Each key
     makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
@@ -209,7 +211,14 @@ def _insert_once(
                 commit.discard()
             else:
                 report = commit.publish(parts)
-    count = 0 if report is None or report.repeated else report.tasks
+    elif not report.tasks:  # else the input is not read
+        source.check_files()
+        with source.interruptible():
+            next(source.until_end(), None)
+    is_repeated = report is not None and report.repeated
+    is_used_up = report is not None and not report.tasks
+    is_refused = is_repeated and is_used_up and source.tasks > 0
+    count = 0 if report is None or is_repeated else report.tasks
     if as_json:
         print_json(
             {
@@ -217,18 +226,28 @@ def _insert_once(
                 "skipped": source.skipped,
                 "commit": commit.name,
                 "committed": None if report is None else report.tasks,
-                "repeated": report is not None and report.repeated,
+                "repeated": is_repeated,
+                "refused": is_refused,
             }
         )
     else:
         say(count)
-    source.hint_at_fields()
-    if report is not None and report.repeated:
-        tasks = wording.counted(report.tasks, "task")
-        complain(f"{commit.name} was committed on {moment(report.at)}, with {tasks}: nothing was added")
-    elif report is None:
+    if report is None or source.broken_off:
+        source.hint_at_fields()
         source.conclude_without(commit.name)
-    else:
+        return
+    when = f"{commit.name} was committed on {moment(report.at)}, with {wording.counted(report.tasks, 'task')}"
+    if is_refused:
+        raise fsqueue.InvalidArgument(
+            f"{when}, so the name is used up. The tasks of this input were not inserted: insert them under another "
+            "name."
+        )
+    source.hint_at_fields()
+    if is_repeated:
+        complain(f"{when}: nothing was added")
+    if is_used_up:
+        complain(f"the name {commit.name} is used up by a commit of no tasks: insert others under another name")
+    if not is_repeated or is_used_up:
         source.conclude(count)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 from fsqueue import forks
@@ -303,13 +302,26 @@ class _Stager:
                 self.store.fs.unlink(f"{self.directory}/{name}")
 
 
-def must_be_as_many(known: CommitReport, tasks: int, of: str = "tasks") -> None:
-    """Raise InvalidArgument if a commit was made of another number of tasks: these are others, and no repetition."""
+def must_be_as_many(known: CommitReport, tasks: int, of: str = "task") -> None:
+    """Raise InvalidArgument if a commit was made of another number of tasks: these are others, and no repetition.
+
+    `of`: what is counted, in the singular.
+    """
     if known.tasks != tasks:
-        raise InvalidArgument(
-            f"The commit {known.name} was made before, with {counted(known.tasks, 'task')}, and here are {tasks:,} "
-            f"{of}. So they are others, and were not inserted. Give them another name."
-        )
+        raise _others(known, f"here {'is' if tasks == 1 else 'are'} {counted(tasks, of)}")
+
+
+def must_be_none(known: CommitReport, has_any: bool) -> None:
+    """Raise InvalidArgument if a commit was made of no tasks, and here are some."""
+    if has_any and not known.tasks:
+        raise _others(known, "here are 1 or more tasks")
+
+
+def _others(known: CommitReport, what: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"The commit {known.name} was made before, with {counted(known.tasks, 'task')}, and {what}. So they are "
+        "others, and were not inserted. Give them another name."
+    )
 
 
 def warn_of_none(report: CommitReport) -> None:
@@ -330,13 +342,16 @@ def insert_once(store: Store, tasks: Iterable[Any], name: str, delay_s: float, b
     try:
         if (known := commit.committed()) is not None:
             if not known.tasks:  # else the stream is not read
-                must_be_as_many(known, sum(1 for _ in islice(tasks, 1)), "or more")
+                must_be_none(known, any(True for _ in tasks))
             return 0
     except FsqueueError as error:
         insert_errors.note_nothing(error)
         raise
     try:
-        report = commit.publish([commit.stage(tasks, batch_tasks=batch_tasks, delay_s=delay_s)])
+        part = commit.stage(tasks, batch_tasks=batch_tasks, delay_s=delay_s)
+        report = commit.publish([part])
+        if report.repeated and not report.tasks:  # another process was quicker, and had none
+            must_be_as_many(report, part.tasks)
     except BaseException as error:
         if isinstance(error, InvalidTask):
             error.inserted, error.new, error.part = 0, 0, None

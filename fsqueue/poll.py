@@ -29,7 +29,7 @@ from fsqueue.filesystem import resources
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.models import Status
 from fsqueue.protocol.leasing import Leaser
-from fsqueue.protocol.waiting import IdlePoller
+from fsqueue.protocol.waiting import IdlePoller, tell_of_end
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import Store
 from fsqueue.user_code import ForkedInCall, UserCodeError, user_function
@@ -163,6 +163,8 @@ class Prefetched:
         self.tasks: deque[LeasedTask] = deque()
         self.open = exchange
         """Whether a completion should lease the next; no longer, once the loop was left."""
+        self.has_leased = False
+        """Whether a task was leased, and the idle workers were not told since that the queue is drained."""
         forks.register(self, Prefetched.forget)
 
     def forget(self) -> None:
@@ -184,6 +186,7 @@ class Prefetched:
         for task in tasks:
             task.poll = self
         self.tasks.extend(tasks)
+        self.has_leased = self.has_leased or bool(tasks)
 
     def goes_on(self, task: LeasedTask, error: Exception) -> bool:
         """Log the error that has ended a task's block. Return whether the loop goes on with the next task."""
@@ -204,6 +207,22 @@ class Prefetched:
             said(error),
             exc_info=error,
         )
+        return True
+
+
+class _EndCheck:
+    """Whether the queue is drained. If the loop has had tasks, the first "yes" tells the idle workers of it."""
+
+    def __init__(self, store: Store, ahead: Prefetched) -> None:
+        self._is_drained = inspection.DrainCheck(store)
+        self._store, self._ahead = store, ahead
+
+    def __call__(self) -> bool:
+        if not self._is_drained():
+            return False
+        if self._ahead.has_leased:
+            self._ahead.has_leased = False
+            tell_of_end([self._store])
         return True
 
 
@@ -242,7 +261,7 @@ class Poll:
         self._prefetch = prefetch
         self._until = until
         self._closed = False
-        self._stop: Callable[[], bool] = (lambda: False) if until == "forever" else inspection.DrainCheck(queue.store)
+        self._stop: Callable[[], bool] = (lambda: False) if until == "forever" else _EndCheck(queue.store, ahead)
 
     def __iter__(self) -> Poll:
         return self

@@ -30,6 +30,19 @@ def q(queue: Queue, clock: ManualClock) -> Queue:
     return Queue(queue.path, clock=clock)
 
 
+def test_the_loop_that_finds_the_end_tells_idle_workers_once(q: Queue) -> None:
+    q.insert_many(range(2))
+    bells = []
+    for task in q.poll():
+        task.complete()
+        bells.append(q.store.doorbell.read())
+    assert len(set(bells)) == 1
+    bells.append(q.store.doorbell.read())
+    assert len(set(bells)) == 2
+    assert list(q.poll()) == []  # it had no task
+    assert q.store.doorbell.read() == bells[-1]
+
+
 def test_everything_is_handed_out_once_until_the_queue_is_drained(q: Queue) -> None:
     q.insert_many(range(30))
     found = []

@@ -265,8 +265,9 @@ class Leaser:
                 continue
             got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
             if got is BUSY and strict and waited_s < BUSY_WAIT_S:
-                begin = store.clock.monotonic()
-                got = self._outwait(name, n - len(held), n, lease_ms, not held, BUSY_WAIT_S - waited_s)
+                begin, locked = store.clock.monotonic(), {name.batch: name}
+                got = self._outwait(locked, n - len(held), n, lease_ms, not held, BUSY_WAIT_S - waited_s)
+                got = BUSY if locked else got
                 waited_s += store.clock.monotonic() - begin
             if got is BUSY:
                 busy[name.batch] = name
@@ -277,49 +278,34 @@ class Leaser:
                 if got[0].solo:
                     break
         if not held and busy and not waited_s >= BUSY_WAIT_S:
-            held += self._wait_for(busy, n, lease_ms)
+            held += self._outwait(busy, n, n, lease_ms, True, BUSY_WAIT_S)
         if not held:
             self._raise_unreadable()
 
-    def _outwait(self, name: TaskFileName, most: int, asked: int, lease_ms: int, solo: bool, patience_s: float) -> Got:
-        """Try a batch that is locked until it gives an answer; BUSY after `patience_s`, with a warning."""
-        clock = self.store.clock
+    def _outwait(
+        self, busy: dict[Batch, TaskFileName], most: int, asked: int, lease_ms: int, solo: bool, patience_s: float
+    ) -> list[LeasedTask]:
+        """Try locked batches until one gives a task, none is left, or the time is over. Take those off that answer.
+
+        Log a warning of each that stayed locked. The last try comes when the time is over: a process that was stopped
+        may have gone on during the last pause.
+        """
+        clock, path, is_over = self.store.clock, self.store.path, False
         until = clock.monotonic() + patience_s
         backoff = Backoff(self.store.fs.pauses_s, self.store.entropy.random, 1.5, 0.5)
-        got: Got = BUSY
-        while got is BUSY and clock.monotonic() < until:
-            clock.sleep(backoff.next_s())
-            got = self._from_head(name, most, asked, lease_ms, solo)
-        if got is BUSY:
-            self._warn_locked(name.batch)
-        return got
-
-    def _warn_locked(self, batch: Batch) -> None:
-        path = self.store.path
-        logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, path, BUSY_WAIT_S)
-
-    def _wait_for(self, busy: dict[Batch, TaskFileName], n: int, lease_ms: int) -> list[LeasedTask]:
-        """Try batches that others had locked, until one gives a task or BUSY_WAIT_S is over: busy is not empty.
-
-        The last try comes when the time is over: who was stopped may have gone on during the last pause.
-        """
-        clock, is_over = self.store.clock, False
-        until = clock.monotonic() + BUSY_WAIT_S
-        backoff = Backoff(self.store.fs.pauses_s, self.store.entropy.random, 1.5, 0.5)
         while busy and not is_over:
+            clock.sleep(backoff.next_s())
             is_over = clock.monotonic() >= until
-            for batch, name in list(busy.items()):
-                got = self._from_head(name, n, n, lease_ms)
+            for name in list(busy.values()):
+                got = self._from_head(name, most, asked, lease_ms, solo)
                 if got is BUSY:
                     continue
+                del busy[name.batch]
                 if isinstance(got, list) and got:
-                    self.current = batch
+                    self.current = name.batch
                     return got
-                del busy[batch]
-            if busy and not is_over:
-                clock.sleep(backoff.next_s())
         for batch in busy:
-            self._warn_locked(batch)
+            logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, path, BUSY_WAIT_S)
         return []
 
     # -- one batch --------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ docs/design.md, section 4.6.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from fsqueue.clock import Backoff
@@ -111,6 +111,15 @@ class IdlePoller:
         clock = self._leaser.store.clock
         due_s = (self._leaser.selection.earliest() - clock.now_ms()) / 1000 + 0.002
         return min(due_s, self._again_at - clock.monotonic())
+
+
+def tell_of_end(stores: Iterable[Store]) -> None:
+    """Notify the idle workers of these queues that they are drained: call it after a check has found that. A hint.
+
+    Only a process that has done tasks of them should. Otherwise each worker that comes too late would wake all others.
+    """
+    for store in stores:
+        store.doorbell.ring()
 
 
 class Looks(Protocol):

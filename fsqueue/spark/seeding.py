@@ -102,7 +102,7 @@ def seed(
     name = commit or f"spark-{uuid4()}"
     if commit is not None and (known := _committed(wanted.path, commit)) is not None:
         with spark_errors():
-            must_be_as_many(known, df.count(), "rows")
+            must_be_as_many(known, df.count(), "row")
         return SeedReport.of(known, True)
     given["commit"] = name
     attempt = given[options.ATTEMPT] = new_uuid(Entropy(), Clock().now_ms())

@@ -85,12 +85,12 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
         """
         if self.known is not None:
             rows = sum(message.rows for message in messages if isinstance(message, StagedPart))
-            must_be_as_many(self.known, rows, "rows")
+            must_be_as_many(self.known, rows, "row")
         if self.is_needed:
             parts = all_staged(self.commit_, messages, self.encoder.options.batch_tasks)
             report = self.commit_.publish(parts, overwrite=self.overwrite)
             if report.repeated:  # another driver was quicker
-                must_be_as_many(report, sum(part.tasks for part in parts), "rows")
+                must_be_as_many(report, sum(part.tasks for part in parts), "row")
             warn_of_none(report)
             if self.overwrite:
                 administration.reap_later(self.commit_.store)

@@ -1,4 +1,4 @@
-"""The doorbell: one file that changes when there may be tasks (docs/design.md, section 4.6). Idle workers read it."""
+"""The doorbell: one file that changes when there may be tasks, or none are left (docs/design.md, section 4.6)."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -15,7 +16,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import resources
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
-from fsqueue.protocol.waiting import BELL_S
+from fsqueue.protocol.waiting import BELL_S, tell_of_end
 from fsqueue.queue import Queue
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
@@ -25,7 +26,11 @@ from fsqueue.worker.limits import Limits
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
 
 DRAIN_CHECK_S = 30.0
-"""How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log."""
+"""How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log.
+Besides it asks when there is a reason to: see `CHECKS`."""
+CHECKS = 2
+"""So often a worker asks whether all is done when it was notified and found no task, or when its own last outcome was
+told: after that look and after the next one. While others still count their last batches, a check may say "no"."""
 
 
 @dataclass(slots=True)
@@ -70,9 +75,9 @@ class Feeder(BackgroundThread):
         after = limits.exclude_after
         self._streaks = [] if after is None else [NodeFailures(queue.store, after) for queue in queues]
         self._requests: SimpleQueue[int] = SimpleQueue()
-        self._is_closed = False
+        self._is_closed = self._is_nudged = False
         self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        """Can be read once this is closed."""
+        """Can be read once this is closed, and when `check_soon` was called: ends a pause."""
         self._end_kept: resources.Kept | None = resources.Kept(self._end, os.close)
         clock = Clock()
         self._listener = Listener([queue.store.doorbell for queue in queues], clock, self._end)
@@ -92,6 +97,22 @@ class Feeder(BackgroundThread):
         """Return what the loop will not take in any more, once this thread has ended: `close` comes before."""
         self.join()
         return self._untaken
+
+    def check_soon(self) -> None:
+        """Ask at once whether all is done: the last outcome of this worker's tasks has just been told.
+
+        The loop calls it, and closes this feeder: so the descriptor is still open.
+        """
+        if self._ends and not self._is_closed:
+            self._is_nudged = True
+            os.eventfd_write(self._end, 1)
+
+    def _sleep(self, seconds: float, deaf: bool) -> None:
+        """Sleep until the time is over, a doorbell is rung, `close` or `check_soon`."""
+        self._listener.sleep(seconds, deaf)
+        if not self._is_closed:  # else no pause is long any more
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._end)
 
     def close(self) -> None:
         """Wait no longer. What was asked for is still answered."""
@@ -144,14 +165,15 @@ class Feeder(BackgroundThread):
                     self._trouble(error)
                 if self._is_closed or now - failing_since >= patience_with(error, self._patience_s):
                     raise
-                self._listener.sleep(retry.next_s(), deaf=True)
+                self._sleep(retry.next_s(), deaf=True)
 
     def _wait(self, n: int) -> Fed | None:
         """Look, in turn, until something is there and reported, or nothing more can come, or `close`."""
-        backoff, checked = Backoff(BELL_S, self._random), -math.inf
+        backoff, checked, checks, is_told = Backoff(BELL_S, self._random), -math.inf, 0, False
         while True:
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
                 return Fed(excluded=excluded)
+            is_nudged, self._is_nudged = self._is_nudged, False
             with self._taking:
                 got = self._watches.look(n)
                 if got:
@@ -161,12 +183,17 @@ class Feeder(BackgroundThread):
             if self._is_closed:
                 return Fed()
             now = self._now()
-            if self._ends and (not backoff.is_longest or now - checked >= DRAIN_CHECK_S):
+            if is_nudged or self._watches.is_deaf:  # deaf: the notification brought no task
+                checks, is_told = CHECKS, not is_nudged
+            if self._ends and (checks or not backoff.is_longest or now - checked >= DRAIN_CHECK_S):
                 checked = now
                 if self._is_drained():
+                    if self._has_fed and not (checks and is_told):
+                        tell_of_end(queue.store for queue in self._queues)
                     return Fed(drained=True)
+            checks = max(0, checks - 1)
             pause_s = max(0.001, min(backoff.next_s(), self._watches.due_s()))
-            self._listener.sleep(pause_s, self._watches.is_deaf)
+            self._sleep(pause_s, self._watches.is_deaf)
 
     def _is_drained(self) -> bool:
         """Return whether all queues were at one instant."""

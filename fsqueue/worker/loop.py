@@ -238,16 +238,12 @@ class Loop:
         return None if due == math.inf else max(0.0, due - self._now())
 
     def _idle_at(self) -> float:
-        if (
-            self._ending
-            or self._ahead
-            or self._untold
-            or self._pending
-            or self._executor.held()
-            or not self._feeder.is_busy
-        ):
-            return math.inf
-        return self._idle_since + self._limits.idle_timeout_s
+        return self._idle_since + self._limits.idle_timeout_s if self._is_idle() else math.inf
+
+    def _is_idle(self) -> bool:
+        """Return whether nothing is held, or left to tell, and the feeder waits for tasks."""
+        left = self._ahead or self._outbox or self._untold or self._pending or self._executor.held()
+        return self._feeder.is_busy and not (self._ending or left)
 
     def _keep_time(self) -> None:
         now = self._now()
@@ -396,6 +392,8 @@ class Loop:
             self._untold.pop(id(outcome), None)  # last, for `completed_about`
         if settled.error is not None:
             self._give_up(settled.error)
+        elif self._is_idle():  # the feeder may have waited for long, and this may have been the last task of all
+            self._feeder.check_soon()
 
     # -- leases
 

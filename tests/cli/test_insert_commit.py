@@ -47,9 +47,49 @@ def test_repeating_it_is_harmless(fsqueue_cli: Run, queue: Queue, tmp_path: Path
 def test_json_output(fsqueue_cli: Run, queue: Queue) -> None:
     command = ("insert", queue.path, "--commit", "a", "--json")
     first = json.loads(fsqueue_cli(*command, input="1\n2\n").stdout)
-    assert first == {"inserted": 2, "skipped": 0, "commit": "a", "committed": 2, "repeated": False}
+    assert first == {"inserted": 2, "skipped": 0, "commit": "a", "committed": 2, "repeated": False, "refused": False}
     again = json.loads(fsqueue_cli(*command, input="1\n2\n3\n").stdout)
-    assert again == {"inserted": 0, "skipped": 0, "commit": "a", "committed": 2, "repeated": True}
+    assert again == {"inserted": 0, "skipped": 0, "commit": "a", "committed": 2, "repeated": True, "refused": False}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_commit_of_no_tasks_uses_the_name_up(fsqueue_cli: Run, queue: Queue, as_json: bool) -> None:
+    command = ("insert", queue.path, "--commit", "none", *(["--json"] if as_json else []))
+    outcome = {"inserted": 0, "skipped": 0, "commit": "none", "committed": 0, "repeated": False, "refused": False}
+    for text, changed, code, said in (
+        ("", {}, 0, "the name none is used up by a commit of no tasks"),
+        ("\n", {"repeated": True}, 0, "with 0 tasks: nothing was added"),
+        ("1\n2\n", {"repeated": True, "refused": True}, 2, "insert them under another name"),
+        ("{\n1\n", {"repeated": True}, 2, "line 1 is not JSON"),
+    ):
+        result = fsqueue_cli(*command, input=text, code=code)
+        assert json.loads(result.stdout) == (outcome | changed if as_json else 0)
+        assert said in result.stderr
+    assert payloads(queue) == []
+    assert fsqueue_cli("insert", queue.path, "--commit", "other", input="1\n2\n").stdout == "2\n"
+
+
+def test_bad_lines_alone_use_the_name_up_and_are_an_error(fsqueue_cli: Run, queue: Queue) -> None:
+    command = ("insert", queue.path, "--commit", "none", "--skip-bad")
+    for _ in range(2):
+        result = fsqueue_cli(*command, input="{\n", code=1)
+        assert "the name none is used up" in result.stderr
+        assert "1 bad line skipped" in result.stderr
+    assert "insert them under another name" in fsqueue_cli(*command, input="{\n1\n", code=2).stderr
+
+
+def test_a_quicker_commit_of_no_tasks_refuses_the_tasks(queue: Queue, spawn: Spawn) -> None:
+    """Another process publishes the name while this one reads its input."""
+    child = spawn("insert", queue.path, "--commit", "once", stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    child.stdin.write("1\n")
+    child.stdin.flush()
+    until(lambda: child.poll() is not None or (base_of(queue) / "staging").exists(), "the staging directory")
+    assert Queue(queue.path).insert_many([], commit="once") == 0
+    stdout, stderr = child.communicate()
+    assert (child.returncode, stdout) == (2, "0\n")
+    assert "insert them under another name" in stderr
+    assert (payloads(queue), staged(queue)) == ([], [])
 
 
 def test_a_bad_line_inserts_nothing(fsqueue_cli: Run, queue: Queue) -> None:

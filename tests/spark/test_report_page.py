@@ -228,6 +228,9 @@ OVERLAPS = """(() => {
     }
     return [shown.length, found];
 })()"""
+CUT = """[...document.querySelectorAll('.box')].filter(one => one.scrollWidth > one.clientWidth)
+    .map(one => one.querySelector('caption').textContent)"""
+"""The tables of which a part is out of sight until they are scrolled. A phone shows no scroll bar that says so."""
 SMALLEST = """Math.min(16, ...[...document.querySelectorAll('svg text')].map(one => one.getBoundingClientRect().height)
     .filter(Boolean))"""
 CONTRASTS = """(() => {
@@ -266,6 +269,8 @@ def test_in_a_browser(name: str, browser: Browser, tmp_path: Path) -> None:
         shown, overlaps = browser.run(OVERLAPS)
         assert shown == (2 if CASES[name].throughput else 0)
         assert overlaps == []
+        browser.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert width > 420 or browser.run(CUT) == []
         assert browser.run(SMALLEST) > 11  # pixels: can be read
         text, bars = browser.run(CONTRASTS)
         assert text >= 4.5
@@ -291,3 +296,4 @@ def test_for_a_screen_reader(browser: Browser, tmp_path: Path) -> None:
     assert all(names["table"])
     assert {"state", "tasks", "took", "worker", "reason"} <= set(names["columnheader"])
     assert {"completed", "waiting", "took", "node17"} <= set(names["rowheader"])
+    assert {"1 d 1 h", "node (process 1, Slurm job 4711_3)"} <= set(names["cell"])  # without the column's name twice

@@ -409,6 +409,9 @@ def test_no_rows_are_a_commit_too_and_other_rows_are_told_so(spark: SparkSession
     assert seed(rows(spark, 0), str(queue.path), commit="none").repeated
     with pytest.raises(InvalidArgument, match="with 0 tasks, and here are 10 rows"):
         seed(rows(spark, 10), str(queue.path), commit="none")
+    write(rows(spark, 0), queue, commit="none")
+    with pytest.raises(Exception, match="with 0 tasks, and here are 10 rows"):
+        write(rows(spark, 10), queue, commit="none")
     assert queue.status().inserted == 0
 
 

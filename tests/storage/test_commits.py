@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -182,6 +182,13 @@ def test_nothing_at_all_can_be_committed_and_other_tasks_are_told_so(
     assert q.insert_many([], commit="empty") == 0
     with pytest.raises(InvalidArgument, match="with 0 tasks, and here are 1 or more"):
         q.insert_many([1], commit="empty")
+
+    def while_another_is_quicker() -> Iterator[int]:
+        q.commit("quick").publish([])
+        yield 1
+
+    with pytest.raises(InvalidArgument, match="with 0 tasks, and here is 1 task"):
+        q.insert_many(while_another_is_quicker(), commit="quick")
     assert q.commit("of-no-parts").publish([]).tasks == 0
     part = q.commit("another").stage([])
     assert q.commit("another").publish([part]).tasks == 0

@@ -18,7 +18,8 @@ import pytest
 from fsqueue import InvalidArgument, Queue, StorageError, Worker
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.storage import nodes
+from fsqueue.protocol.waiting import tell_of_end
+from fsqueue.storage import listening, nodes
 from fsqueue.worker import feeding, limits, settling, threads
 from tests.support import QueueFactory
 from tests.waiting import until
@@ -75,6 +76,92 @@ def test_an_idle_worker_wakes_for_a_task_of_this_host_and_ends_at_once(
     worker.stop()
     thread.join(60)
     assert reports[0].completed == 4
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("hears", [True, False])
+def test_the_worker_that_finds_the_end_tells_the_idle_ones(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, hears: bool
+) -> None:
+    """On its host they hear of it; on others they read the doorbell. By themselves they would ask in ten minutes."""
+    monkeypatch.setattr(feeding, "DRAIN_CHECK_S", 600.0)
+    monkeypatch.setattr(feeding, "BELL_S", (600.0, 600.0) if hears else (0.05, 0.05))
+    if not hears:
+        monkeypatch.setattr(listening.Listener, "listen", lambda self: False)
+    queues = [queue_factory("a"), queue_factory("b")]
+    queues[1].insert("last")
+    is_begun, may_end = threading.Event(), threading.Event()
+
+    def last(payload: Any) -> None:
+        is_begun.set()
+        may_end.wait(60)
+
+    working, reports = in_background(Worker(queues, last, threads=1))
+    is_begun.wait(60)
+    idle = [Worker(watched, tasks.nothing) for watched in (queues, queues[1:], queues[1:])]
+    resting = [Resting(worker, monkeypatch) for worker in idle]
+    started = [in_background(worker) for worker in idle]
+    for one in resting:
+        one.until_so()
+    may_end.set()
+    for thread, _ in started:
+        thread.join(60)
+        assert not thread.is_alive()
+    working.join(60)
+    assert reports == [drained(completed=1)]
+    assert [report for _, [report] in started] == [drained()] * 3
+
+
+@pytest.mark.once
+def test_a_worker_whose_feeder_waits_ends_with_its_own_last_task(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread has the last task, the other one has nothing to do for so long that the pauses have grown."""
+    monkeypatch.setattr(feeding, "DRAIN_CHECK_S", 600.0)
+    monkeypatch.setattr(feeding, "BELL_S", (600.0, 600.0))
+    queue.insert("last")
+    may_end = threading.Event()
+    worker = Worker(queue, lambda payload: may_end.wait(60), threads=2)
+    resting = Resting(worker, monkeypatch)
+    thread, reports = in_background(worker)
+    resting.until_so()
+    may_end.set()
+    thread.join(60)
+    assert reports == [drained(completed=1)]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_check_that_came_too_early_is_repeated_soon(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """Others may still count their last batches when a worker is told of the end: then its check says "not drained"."""
+    monkeypatch.setattr(feeding, "DRAIN_CHECK_S", 600.0)
+    monkeypatch.setattr(feeding, "BELL_S", (600.0, 600.0))
+    queue.insert("theirs")
+    [task] = queue.lease(1)
+    worker = Worker(queue, tasks.nothing)
+    resting = Resting(worker, monkeypatch)
+    thread, reports = in_background(worker)
+    resting.until_so()
+    real, checks = feeding.DrainCheck.__call__, []
+
+    def check(self: feeding.DrainCheck) -> bool:
+        checks.append(real(self))
+        return len(checks) == looks and checks[-1]
+
+    monkeypatch.setattr(feeding.DrainCheck, "__call__", check)
+    task.complete()
+    tell_of_end([queue.store])
+    thread.join(60)
+    assert reports == [drained()]
+    assert checks == [True] * looks
+
+
+def test_a_worker_that_had_no_task_tells_no_other_of_the_end(queue: Queue) -> None:
+    queue.insert("x")
+    assert Worker(queue, tasks.nothing).run() == drained(completed=1)
+    bell = queue.store.doorbell.read()
+    assert Worker(queue, tasks.nothing).run() == drained()
+    assert queue.store.doorbell.read() == bell
 
 
 @pytest.mark.once

@@ -12,6 +12,8 @@ from fsqueue.spark.jobs import charts
 
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that show nothing, that turn the direction of the text behind them, or that no file of UTF-8 can hold."""
+COLUMNS_MAX = 4
+"""With more columns a table is too wide for a phone. There each of its rows becomes a list, one column a line."""
 QUANTILE_NAMES = ("median", "90 %", "99 %", "longest")
 
 STYLE = """
@@ -36,7 +38,13 @@ svg text{font:12px system-ui,sans-serif;fill:var(--text)}svg rect{fill:var(--bar
 svg path{fill:none;stroke:var(--soft)}svg .grid{stroke:var(--line)}
 svg .mark{stroke:var(--mark);stroke-dasharray:4 3}svg .q{fill:var(--mark);font-weight:600;
 paint-order:stroke;stroke:var(--back);stroke-width:5px}
-@media(max-width:640px){body{padding:.7rem}.long{min-width:13rem}svg.wide{display:none}svg.narrow{display:block}}
+@media(max-width:640px){body{padding:.7rem}.long{min-width:13rem}svg.wide{display:none}svg.narrow{display:block}
+.rows,.rows tbody,.rows tr,.rows th,.rows caption{display:block}
+.rows thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+.rows tr{padding:.4rem 0;border-bottom:1px solid var(--line)}
+.rows td{display:grid;grid-template-columns:6.5rem 1fr}
+.rows th,.rows td{white-space:normal;min-width:0;text-align:left;padding:.1rem 0;border:0}
+.rows td::before{content:attr(data-column);content:attr(data-column)/"";color:var(--soft)}}
 @media(forced-colors:active){svg rect{fill:CanvasText}svg text{fill:CanvasText}}
 """
 
@@ -220,30 +228,45 @@ def escape(text: str) -> str:
 def table(caption: str, rows: Sequence[dict[str, Any]], identifier: str | None = None, long: Sequence[str] = ()) -> str:
     """Return rows with the same columns as a table, which scrolls by itself if it is too wide.
 
-    The first column names the rows. Numbers stand right. `identifier`: a column of ids; `long`: columns that may wrap.
+    In a narrow window, one of more than COLUMNS_MAX columns becomes a list. Its roles are named: a browser may take
+    them away from what is not laid out as a table. The first column names the rows. Numbers stand right.
+    `identifier`: a column of ids; `long`: columns that may wrap.
     """
     if not rows:
         return "<p>None.</p>\n"
     columns = list(rows[0])
     numbers = {name for name in columns if all(_is_number(row[name]) for row in rows)}
+    is_wide = len(columns) > COLUMNS_MAX
+
+    def role(name: str) -> str:
+        return f' role="{name}"' if is_wide else ""
 
     def cell(name: str, value: Any, row_head: bool) -> str:
         said = "–" if value is None or value == "" else f"{value:,}" if _is_number(value) else str(value)
         kinds = [kind for kind, those in (("n", numbers), ("id", {identifier}), ("long", long)) if name in those]
         kind = f' class="{" ".join(kinds)}"' if kinds else ""
-        return f'<th scope="row"{kind}>{escape(said)}</th>' if row_head else f"<td{kind}>{escape(said)}</td>"
+        if row_head:
+            return f'<th scope="row"{role("rowheader")}{kind}>{escape(said)}</th>'
+        column = f' data-column="{escape(_words(name))}"' if is_wide else ""
+        return f"<td{role('cell')}{column}{kind}>{escape(said)}</td>"
 
     head = "".join(
-        f'<th scope="col"{" class=n" if name in numbers else ""}>{escape(_words(name))}</th>' if name else "<td></td>"
+        f'<th scope="col"{role("columnheader")}{" class=n" if name in numbers else ""}>{escape(_words(name))}</th>'
+        if name
+        else f"<td{role('cell')}></td>"
         for name in columns
     )
     body = "\n".join(
-        "<tr>" + "".join(cell(name, row[name], number == 0) for number, name in enumerate(columns)) + "</tr>"
+        f"<tr{role('row')}>"
+        + "".join(cell(name, row[name], number == 0) for number, name in enumerate(columns))
+        + "</tr>"
         for row in rows
     )
     return (
-        f'<div class="box" role="region" aria-label="{escape(caption)}" tabindex="0"><table>'
-        f"<caption>{escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n"
+        f'<div class="box" role="region" aria-label="{escape(caption)}" tabindex="0">'
+        f"<table{' class=rows' if is_wide else ''}{role('table')}><caption>{escape(caption)}</caption>\n"
+        f"<thead{role('rowgroup')}><tr{role('row')}>{head}</tr></thead>\n"
+        f"<tbody{role('rowgroup')}>\n{body}\n</tbody></table></div>\n"
     )
 
 
