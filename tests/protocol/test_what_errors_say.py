@@ -322,6 +322,28 @@ def test_a_disk_that_answers_no_more_leaves_it_open(queue: Queue, verb: str, say
     judge(Told(caught.value, VERBS[verb], VERBS[verb].there(queue)))
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_it_is_open_whether_a_task_comes_whose_file_a_key_names_and_nobody_could_remove(
+    queue: Queue, code: int
+) -> None:
+    """Neither the renaming nor the removal of the staged file works: the next inserter with the key publishes it."""
+    fs = Faulty(str(queue.path), code, 1, step="rename", where="/queue/", lasting=True)
+
+    def unlink(path: str) -> bool:
+        raise OSError(code, os.strerror(code))
+
+    q = Queue(queue.path, filesystem=fs)
+    q.insert("before")
+    fs.armed, fs.unlink = True, unlink  # type: ignore[method-assign]
+    with pytest.raises(
+        FsqueueError, match=r"It is unknown whether the task is in the queue\. Repeat the insert"
+    ) as caught:
+        q.insert(LARGE, key="k")
+    assert (caught.value.new, caught.value.is_exact) == (0, False)
+    assert not queue.insert("other", key="k").inserted
+    assert sorted(str(info.payload)[:9] for info in queue.tasks()) == sorted(["before", str(LARGE)[:9]])
+
+
 # -- every call --------------------------------------------------------------------------------------------------
 
 
