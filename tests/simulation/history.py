@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from fsqueue import FsqueueError, LeasedTask, Queue, Task
 from fsqueue.format.layout import Settings
 from fsqueue.poll import Poll
-from tests.simulation.disk import File
 from tests.simulation.faults import QUEUE
 from tests.simulation.handles import Crash
 from tests.simulation.wiring import Persona, acting, on_stage, take_stage
@@ -137,8 +136,6 @@ class Actor:
             raise
         except KeyboardInterrupt:
             call.outcome = INTERRUPTED
-            if any(one.node.owner is one for one in self.persona.process.fds.values() if isinstance(one.node, File)):
-                self.history.wrong.append(f"{call}: what is interrupted leaves a lock")
             return None
         except Exception as error:
             call.outcome, call.error = BROKEN, error
@@ -146,6 +143,8 @@ class Actor:
             return None
         finally:
             take_stage(before)
+            if self.persona.process.has_lock():
+                self.history.wrong.append(f"{call}: it leaves a lock")
             if world.book is not None:
                 world.book.verb_ended(self.name)
             call.end, call.ended = world.disk.step, world.now

@@ -13,7 +13,7 @@ from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, TaskNotFound
 from fsqueue.format import checkpoints, replay
 from fsqueue.format.names import parse_token
 from fsqueue.protocol.leasing import BUSY_WAIT_S
-from tests.simulation import commit_acts, keyed_acts, order
+from tests.simulation import claims, commit_acts, keyed_acts, order
 from tests.simulation.disk import Directory, File
 from tests.simulation.faults import QUEUE
 from tests.simulation.history import DONE, REFUSED, Call
@@ -310,6 +310,7 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
     settled = _settled(story)
     for payload, line in story.letters.items():
         ids.setdefault(payload, set()).update(line)
+    yield from claims.judge(story, {payload for payload, known in ids.items() if known})
     yield from keyed_acts.judge(story, ids)
     ended = max((step for step, _ in story.world.disk.ends), default=-1)
     for call in story.history.calls:

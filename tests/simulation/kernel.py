@@ -95,6 +95,10 @@ class Process:
         for fd in list(self.fds):
             self._close(fd)
 
+    def has_lock(self) -> bool:
+        """Whether it has any file locked; a dead process has none."""
+        return any(isinstance(one.node, File) and one.node.owner is one for one in self.fds.values())
+
     def fork(self, name: str) -> Process:
         """A child, which shares what is open."""
         child = type(self)(self.world, name, self.host)

@@ -63,6 +63,13 @@ LETTERS = {
 }
 ONCE = {"max_attempts": 1, "shards": 2}
 
+UNCLEAN = {
+    "insert": 4.0, "insert_many": 5.0, "consume": 5.0, "poll": 1.0, "gc": 1.0, "retry_dead": 0.5, "status": 0.3, "wait": 0.5,
+}  # fmt: skip
+"""Inserts above all: their errors say what is in the queue."""
+UNCLEAN_RANKED = {"insert_ranked": 4.0, "insert_many_ranked": 5.0, "consume_ranked": 5.0, "gc": 0.5}
+BROKEN = ("broken", "broken", "unclean")
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -76,6 +83,10 @@ SCENARIOS = {
         Scenario("cut", actions=WORK, faults=("cut", "cut", "kill", "delay")),
         Scenario("error", actions=WORK, faults=("error", "after"), stale=0.2),
         Scenario("error-local", shared=False, hosts=1, actions=WORK, faults=("error", "after")),
+        Scenario("unclean", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN),
+        Scenario("unclean-nfs", actions=UNCLEAN, faults=BROKEN, stale=0.3),
+        Scenario("unclean-open", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN, limits=OPEN, settings=MANY),
+        Scenario("unclean-order-nfs", actions=UNCLEAN_RANKED, faults=BROKEN, limits=OPEN, settings=SMALL_BATCHES),
         Scenario("full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill")),
         Scenario("full-nfs", actions=WORK, faults=("full", "full", "kill")),
         Scenario("power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True),

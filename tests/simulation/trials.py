@@ -12,6 +12,7 @@ from tests.simulation import (
     more_mutations,
     open_mutations,
     order_mutations,
+    unclean_mutations,
 )
 from tests.simulation.corpus import kept_for, tell_kept
 from tests.simulation.exhaustive import Schedule, calls_of, play
@@ -28,6 +29,7 @@ ALL = (
     + open_mutations.MUTATIONS
     + keyed_mutations.MUTATIONS
     + order_mutations.MUTATIONS
+    + unclean_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]
@@ -42,6 +44,8 @@ SAMPLE = (
     "one listing before empty",  # old listings
     "no fresh look",  # names that an NFS client remembers
     "a full disk is not noticed",  # full disk
+    "a file that cannot be removed counts as not published",  # what an error says
+    "a lock that cannot be given back is kept",  # clean-ups that fail
     "a bare newline after a torn tail",  # torn writes
     "time runs backwards in a log",  # time in a log
     "the local clock plus the offset",  # clocks
