@@ -20,6 +20,7 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `books`, `retelling`, `corpus` | stories written down as calls and faults, told again, and kept as files |
 | `order` | the judgement of priorities: what names promise, and which task comes next |
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
+| `relays` | two queues that feed each other, and the judgement of what is asked of both |
 | `claims` | the judgement of what the errors of inserts say |
 | `mutations`, `trials` | the protocol, broken on purpose: each must be caught |
 | `patterns`, `places` | how mutations find what they change, whatever its module and the names of its locals |
@@ -35,7 +36,7 @@ the directory operations that were not synced, both names of a renaming, and any
 **Judged.** What was inserted is done or a letter, whatever came to pass, unless the queue was purged or deleted after the
 insert had begun; what was reported is what the logs say, and no lease is called lost that nobody took; what an error says of the
 queue, in numbers and in words, is what came into it; no verb leaves a lock; nothing is there twice;
-"empty", "drained" and the numbers are true; names promise nothing too late where nothing went wrong, and nothing less urgent
+"empty", "drained" and the numbers are true, of two queues that feed each other, too; names promise nothing too late where nothing went wrong, and nothing less urgent
 than what is there; nothing is leased beyond a bound, and a worker that is alone keeps the order exactly; what was synced before
 it was reported has outlived a power loss; upkeep leaves nothing, and what fsck finds it mends.
 

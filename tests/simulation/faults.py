@@ -28,6 +28,8 @@ CLEAN_UP_ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES)
 ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
 QUEUE = "/group/q"
 """Where the queue is."""
+BESIDE = "/group/r"
+"""Where the other one is, if there are two."""
 DAY_S = 86_400.0
 LONG_S = 900.0
 """Longer than any lease, and than a client may be out of touch before its locks are gone."""

@@ -77,23 +77,24 @@ class History:
 class Actor:
     """A process that uses the queue through its public names, and notes what it did."""
 
-    def __init__(self, history: History, persona: Persona) -> None:
-        self.history, self.persona = history, persona
+    def __init__(self, history: History, persona: Persona, path: str = QUEUE) -> None:
+        self.history, self.persona, self.path = history, persona, path
         self.world = history.world
         self.name = persona.process.name
         self.held: list[LeasedTask] = []
         self.last = Call(self.name, "", {}, self.world)
         """The call that was made last."""
         self._queue: Queue | None = None
+        self.beside: Actor | None = None
+        """The same process in the other queue, if there are two."""
 
     @property
     def queue(self) -> Queue:
         if self._queue is None:
             persona = self.persona
             with acting(persona):
-                self._queue = Queue(
-                    QUEUE, filesystem=persona.filesystem(QUEUE), clock=persona.clock, entropy=persona.entropy
-                )
+                filesystem = persona.filesystem(self.path)
+                self._queue = Queue(self.path, filesystem=filesystem, clock=persona.clock, entropy=persona.entropy)
             self._all_count_in_one()
         return self._queue
 
@@ -104,7 +105,9 @@ class Actor:
 
     def create(self, settings: Settings) -> None:
         """Make the queue, or open the one that is there."""
-        made = self._note("create", lambda: Queue.create(QUEUE, exist_ok=True, allow_unsafe=True, **asdict(settings)))
+        made = self._note(
+            "create", lambda: Queue.create(self.path, exist_ok=True, allow_unsafe=True, **asdict(settings))
+        )
         if made is not None:
             self._queue = made
             self._all_count_in_one()

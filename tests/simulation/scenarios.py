@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import commit_scenarios, keyed_scenarios
+from tests.simulation import commit_scenarios, keyed_scenarios, order
 from tests.simulation.stories import AT_ONCE, Scenario
 
 WORK = {
@@ -61,6 +61,9 @@ LETTERS = {
     "status": 2.0,
     "is_drained": 1.0,
 }
+RELAY = {"relay": 8.0, "feed": 2.0, "drained_both": 5.0, "consume_both": 3.0, "gc": 0.3}
+NEVER_DEAD = {"max_attempts": None}
+"""A task lives until a worker completes it."""
 ONCE = {"max_attempts": 1, "shards": 2}
 
 UNCLEAN = {
@@ -146,6 +149,10 @@ SCENARIOS = {
         Scenario("order-spent", shared=False, hosts=1, actions={"insert_many_ranked": 3.0, "insert_ranked": 1.0, "consume_ranked": 4.0}, faults=("kill",), settings=MANY | {"max_attempts": 1}),
         Scenario("order-files", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), settings=SMALL_BATCHES),
         Scenario("order-files-restated", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=RESTATED, settings=MANY, workers=4),
+        Scenario("relay", shared=False, hosts=1, actions=RELAY, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD),
+        Scenario("relay-calm", shared=False, hosts=1, actions=RELAY, two_queues=True, settings=NEVER_DEAD, workers=4),
+        Scenario("relay-nfs", actions=RELAY, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
+        Scenario("relay-order", shared=False, hosts=1, actions=RELAY, faults=("kill", "error"), two_queues=True, priorities=order.PRIORITIES, limits=OPEN, settings=NEVER_DEAD | MANY),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),

@@ -12,6 +12,7 @@ from tests.simulation import (
     more_mutations,
     open_mutations,
     order_mutations,
+    relay_mutations,
     unclean_mutations,
 )
 from tests.simulation.corpus import kept_for, tell_kept
@@ -30,6 +31,7 @@ ALL = (
     + keyed_mutations.MUTATIONS
     + order_mutations.MUTATIONS
     + unclean_mutations.MUTATIONS
+    + relay_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]
@@ -46,6 +48,8 @@ SAMPLE = (
     "a full disk is not noticed",  # full disk
     "a file that cannot be removed counts as not published",  # what an error says
     "a lock that cannot be given back is kept",  # clean-ups that fail
+    "each of several queues is asked by itself whether it is drained",  # drained, over several queues
+    "a queue that promises too much gives what it has",  # leases from several queues
     "a bare newline after a torn tail",  # torn writes
     "time runs backwards in a log",  # time in a log
     "the local clock plus the offset",  # clocks
