@@ -26,7 +26,7 @@ LOCK_S = 1.0
 LATE_S = 60.0
 """A process that gets the lock later than that was stopped after making the file. Is the file still there?"""
 REFUSALS = (*FULL, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)
-"""After one of these errors a file was not moved. After any other one it may have been."""
+"""After one of these errors of a renaming a file was not moved. After any other one it may have been."""
 AWAY_S = 43_200.0
 """Half the age at which `gc` reaps staged files. An inserter that was away for so long may have lost its lock."""
 
@@ -220,15 +220,22 @@ def move(store: Store, staged: Staged) -> None:
         raise ForkedChild("an insert")
     staged.is_published = None
     try:
-        _move(store, staged)
+        is_done = store.fs.rename(staged.path, staged.layout.task_file(staged.name))
     except OSError as error:
-        if error.errno in REFUSALS:
+        if store.fs.shared and error.errno in REFUSALS:  # on a local disk it may be one of the look behind the renaming
             staged.is_published = False
         raise
+    if not is_done:
+        try:
+            _move(store, staged)
+        except FileNotFoundError:
+            staged.is_published = False
+            raise
     staged.is_published = True
 
 
 def _move(store: Store, staged: Staged) -> None:
+    """See to what may have become of a renaming that has found nothing to rename, or no directory: see `move`."""
     fs, target = store.fs, staged.layout.task_file(staged.name)
     if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
         return

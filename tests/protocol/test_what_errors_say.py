@@ -19,7 +19,7 @@ import pytest
 
 from fsqueue import FsqueueError, Queue, Task
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, operations
 from fsqueue.protocol import single_inserts
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from tests.house.source import PACKAGE, TOP
@@ -320,6 +320,26 @@ def test_a_disk_that_answers_no_more_leaves_it_open(queue: Queue, verb: str, say
         VERBS[verb].act(q)
     assert says in str(caught.value)
     judge(Told(caught.value, VERBS[verb], VERBS[verb].there(queue)))
+
+
+def test_an_error_of_the_look_behind_the_renaming_is_none_of_the_renaming(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The renaming is done. The look whether the file has two names is refused, as a renaming may be."""
+    stat, refused = operations._stat, [errno.EACCES]
+
+    def looked(*args: Any) -> os.stat_result:
+        if refused:
+            raise OSError(refused.pop(), "Permission denied")
+        return stat(*args)
+
+    q = Queue(queue.path)
+    q.insert("before")
+    monkeypatch.setattr(operations, "_stat", looked)
+    with pytest.raises(FsqueueError, match="The task is in the queue: do not insert it again") as caught:
+        q.insert(LARGE)
+    assert (caught.value.new, caught.value.is_exact) == (1, True)
+    assert [info.payload == LARGE for info in queue.tasks()].count(True) == 1
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])

@@ -9,14 +9,14 @@ MUTATIONS = [
         "a file that cannot be removed counts as not published",
         "a renaming was done, and its reply an error: the tasks are in the queue, and the insert says that none is",
         "unclean",
-        (("_remove", "if not in_doubt or ...: return False", "return False"),),
+        (("_remove", "is_out and not staged.is_named", "True"),),
     ),
     Mutation(
         "an error of removing a staged file ends the clean-up",
         "what is behind it is not noted: that a renaming may have been done, which failed",
         "unclean",
         (
-            ("_remove", "if not in_doubt or ...: return False", "raise"),
+            ("_remove", "if is_out and not staged.is_named: ...", "raise"),
             (
                 "discard",
                 "with suppress(OSError): staged.is_published = _remove(store, staged)",
