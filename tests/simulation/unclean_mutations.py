@@ -28,7 +28,7 @@ MUTATIONS = [
         "an error of unlocking hides what was done",
         "the task is published, and the error of its staged file's lock says that nothing was inserted",
         "unclean",
-        (("Filesystem.end_lock", "with suppress(OSError): self.unlock(fd)", "self.unlock(fd)"),),
+        (("Filesystem.end_lock", "with suppress(OSError): ...", "if True: ..."),),
     ),
     Mutation(
         "a lock that cannot be given back is kept",
