@@ -164,6 +164,18 @@ def stop(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bo
     return True
 
 
+def fork(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The process forks inside a critical section. The child is stopped at once, with all open that its parent has.
+
+    So a lock that is only closed stays taken, until the story ends.
+    """
+    if not process.has_lock():
+        return False
+    story.world.fault(f"{process.name} forks before {name}, and the child is stopped")
+    story.processes.append(process.fork(f"a child of {process.name}"))
+    return True
+
+
 def lose_locks(story: Story, process: Process) -> bool:
     """The server forgets the locks of a host; False if it has none."""
     held = [
@@ -267,6 +279,7 @@ FAULTS: dict[str, Act] = {
     "clean": clean,
     "interrupt": interrupt,
     "stop": stop,
+    "fork": fork,
     "cut": cut_off,
     "host": host_dies,
     "clock": clock_step,

@@ -148,6 +148,8 @@ class Actor:
             take_stage(before)
             if self.persona.process.has_lock():
                 self.history.wrong.append(f"{call}: it leaves a lock")
+            elif not self.persona.process.dead and any(child.has_lock() for child in self.persona.process.children):
+                self.history.wrong.append(f"{call}: a child keeps a lock of it")
             if world.book is not None:
                 world.book.verb_ended(self.name)
             call.end, call.ended = world.disk.step, world.now

@@ -74,6 +74,8 @@ class Process:
         self.answer: int | None = None
         """The error that the next call is to answer after it has happened."""
         self.fds: dict[int, Opened] = {}
+        self.children: list[Process] = []
+        """Those that were forked from it."""
         self._resolved: dict[tuple[Directory | None, str], Directory] = {}
         self._resolved_at = 0
 
@@ -105,6 +107,7 @@ class Process:
         child.fds = dict(self.fds)
         for opened in child.fds.values():
             opened.shared_by += 1
+        self.children.append(child)
         return child
 
     # -- paths -----------------------------------------------------------------------------------

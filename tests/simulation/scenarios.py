@@ -71,6 +71,7 @@ UNCLEAN = {
 }  # fmt: skip
 """Inserts above all: their errors say what is in the queue."""
 UNCLEAN_RANKED = {"insert_ranked": 4.0, "insert_many_ranked": 5.0, "consume_ranked": 5.0, "gc": 0.5}
+FORKS = ("fork", "fork", "fork", "error", "interrupt", "delay")
 BROKEN = ("broken", "broken", "unclean")
 
 SCENARIOS = {
@@ -81,6 +82,9 @@ SCENARIOS = {
         Scenario("crash", shared=False, hosts=1, actions=WORK, faults=("kill", "kill", "delay")),
         Scenario("crash-nfs", actions=WORK, faults=("kill", "kill", "host", "delay", "stop")),
         Scenario("stop", shared=False, hosts=1, actions=WORK, faults=("stop", "delay", "kill")),
+        Scenario("fork", shared=False, hosts=1, actions=WORK, faults=FORKS),
+        Scenario("fork-nfs", actions=WORK, faults=FORKS, stale=0.3),
+        Scenario("fork-open", shared=False, hosts=1, actions=INSERTS, faults=FORKS, limits=OPEN, settings=MANY),
         Scenario("stale", actions=WORK, faults=("delay", "kill"), stale=0.5, torn_listings=0.3, stale_listings=0.3),
         Scenario("reply", actions=WORK, faults=("reply", "reply", "after", "kill"), stale=0.3),
         Scenario("cut", actions=WORK, faults=("cut", "cut", "kill", "delay")),

@@ -8,6 +8,7 @@ from functools import partial
 from tests.simulation import (
     checkpoint_mutations,
     commit_mutations,
+    fork_mutations,
     keyed_mutations,
     more_mutations,
     open_mutations,
@@ -32,6 +33,7 @@ ALL = (
     + order_mutations.MUTATIONS
     + unclean_mutations.MUTATIONS
     + relay_mutations.MUTATIONS
+    + fork_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]
@@ -50,6 +52,7 @@ SAMPLE = (
     "a lock that cannot be given back is kept",  # clean-ups that fail
     "each of several queues is asked by itself whether it is drained",  # drained, over several queues
     "a queue that promises too much gives what it has",  # leases from several queues
+    "a log that is dropped is closed, and not unlocked",  # forks
     "a bare newline after a torn tail",  # torn writes
     "time runs backwards in a log",  # time in a log
     "the local clock plus the offset",  # clocks
