@@ -72,6 +72,9 @@ UNCLEAN = {
 """Inserts above all: their errors say what is in the queue."""
 UNCLEAN_RANKED = {"insert_ranked": 4.0, "insert_many_ranked": 5.0, "consume_ranked": 5.0, "gc": 0.5}
 FORKS = ("fork", "fork", "fork", "error", "interrupt", "delay")
+STREAMS = {"fork_in_insert": 5.0, "fork_in_stage": 5.0, "insert": 2.0, "consume": 4.0, "gc": 0.5}
+GROUPS = (("protocol.encoding:GROUP_BYTES_MAX", 1),)
+"""Each batch is written before the next one is read."""
 BROKEN = ("broken", "broken", "unclean")
 
 SCENARIOS = {
@@ -83,6 +86,8 @@ SCENARIOS = {
         Scenario("crash-nfs", actions=WORK, faults=("kill", "kill", "host", "delay", "stop")),
         Scenario("stop", shared=False, hosts=1, actions=WORK, faults=("stop", "delay", "kill")),
         Scenario("fork", shared=False, hosts=1, actions=WORK, faults=FORKS),
+        Scenario("fork-stream", shared=False, hosts=1, actions=STREAMS, faults=("kill", "delay"), limits=GROUPS),
+        Scenario("fork-stream-nfs", actions=STREAMS, faults=("kill", "delay"), stale=0.3, limits=GROUPS),
         Scenario("fork-nfs", actions=WORK, faults=FORKS, stale=0.3),
         Scenario("fork-open", shared=False, hosts=1, actions=INSERTS, faults=FORKS, limits=OPEN, settings=MANY),
         Scenario("stale", actions=WORK, faults=("delay", "kill"), stale=0.5, torn_listings=0.3, stale_listings=0.3),

@@ -52,7 +52,8 @@ SAMPLE = (
     "a lock that cannot be given back is kept",  # clean-ups that fail
     "each of several queues is asked by itself whether it is drained",  # drained, over several queues
     "a queue that promises too much gives what it has",  # leases from several queues
-    "a log that is dropped is closed, and not unlocked",  # forks
+    "a child that comes back into a call removes what its parent has staged",  # forks in user code
+    "a log that is dropped is closed, and not unlocked",  # forks beside a verb
     "a bare newline after a torn tail",  # torn writes
     "time runs backwards in a log",  # time in a log
     "the local clock plus the offset",  # clocks
