@@ -52,6 +52,27 @@ def test_the_most_urgent_of_all_come_first(three: list[Queue], clock: ManualCloc
     assert found == [base + 10 * rank + number for base in (0, 100) for rank in range(6) for number in range(3)]
 
 
+def test_a_task_whose_lease_runs_out_during_the_call_is_given_once(
+    three: list[Queue], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker is stopped in the middle of its call, which finds the task again: the first lease is of no use."""
+    take, stops = several.Watch.take, [3600.0]
+
+    def stopped(watch: several.Watch, n: int, bound: bytes) -> list[LeasedTask]:
+        got = take(watch, n, bound)
+        if got and stops:
+            clock.advance(stops.pop())
+        return got
+
+    monkeypatch.setattr(several.Watch, "take", stopped)
+    three[0].insert("a")
+    three[1].insert("b")
+    got = fsqueue.lease(three[:2], 4)
+    assert sorted(map(str, payloads(got))) == ["a", "b"]
+    for task in got:
+        task.complete()
+
+
 def test_queues_without_priorities_take_turns(three: list[Queue]) -> None:
     for queue in three:
         queue.insert_many([queue.path.name] * 10)

@@ -471,7 +471,11 @@ class Filesystem(Rooted):
         what was done under the lock is done, and an error that ended the section must not be hidden.
         """
         with suppress(OSError):  # the server has forgotten the lock, or the file
-            self.unlock(fd)
+            try:
+                self.unlock(fd)
+            except BaseException:  # of a signal handler, perhaps, that came before the call
+                self.unlock(fd)
+                raise
 
     def lock(self, fd: int, clock: Clock, entropy: Entropy, timeout_s: float) -> bool:
         """Lock exclusively, waiting for up to `timeout_s` seconds with growing, jittered pauses."""

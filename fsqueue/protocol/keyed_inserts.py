@@ -140,6 +140,7 @@ class KeyedInserter:
         claim = self._claim(key, staged.name.batch, staged=staged.name)
 
         def announce() -> None:
+            staged.is_named = True
             held.append(claim)
             if not held.is_in_present() and staging.withdraw(store, staged):
                 raise _Moved  # else who has found the claim has published the file

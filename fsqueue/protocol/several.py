@@ -11,7 +11,7 @@ from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol.leasing import OVERPROMISED_MAX, Leaser
+from fsqueue.protocol.leasing import OVERPROMISED_MAX, Leaser, latest
 from fsqueue.protocol.waiting import IdlePoller
 
 logger = logging.getLogger("fsqueue")
@@ -78,7 +78,7 @@ class Several:
         return any(watch.is_deaf for watch in self._watches)
 
     def look(self, n: int) -> list[LeasedTask]:
-        """Return up to `n` tasks. [] as `IdlePoller.look` of each queue."""
+        """Return up to `n` tasks, each once. [] as `IdlePoller.look` of each queue."""
         held: list[LeasedTask] = []
         self._errors.clear()
         self._take(held, n)
@@ -89,7 +89,7 @@ class Several:
                 break
         if self._errors and not held:
             raise next(iter(self._errors.values()))
-        return held
+        return latest(held)
 
     def due_s(self) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet."""

@@ -26,7 +26,7 @@ LOCK_S = 1.0
 LATE_S = 60.0
 """A process that gets the lock later than that was stopped after making the file. Is the file still there?"""
 REFUSALS = (*FULL, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)
-"""After one of these errors a file was not moved. After any other one it may have been."""
+"""After one of these errors of a renaming a file was not moved. After any other one it may have been."""
 AWAY_S = 43_200.0
 """Half the age at which `gc` reaps staged files. An inserter that was away for so long may have lost its lock."""
 
@@ -43,6 +43,8 @@ class Staged:
     """When it was made, on the clock that never jumps."""
     is_published: bool | None = False
     """Noted where it happens. None: a renaming has begun, and it is not known whether it was done."""
+    is_named: bool = False
+    """Whether a key's line may name it: as long as it is there, the next inserter with the key publishes it."""
     process: int = field(default_factory=lambda: forks.depth)
     """The process that has made it: no other publishes or removes it."""
 
@@ -111,10 +113,11 @@ def _remove(store: Store, staged: Staged) -> bool | None:
     """Remove a staged file. Return whether it is published; None if that cannot be told."""
     fs, in_doubt = store.fs, staged.is_published is None
     try:
-        if fs.unlink(staged.path) or not in_doubt:
+        if fs.unlink(staged.path) or not (in_doubt or staged.is_named):
             return False  # a renaming that comes late finds nothing to rename
     except OSError:
-        if not in_doubt or (not fs.shared and fs.same_file(staged.fd, staged.path)):
+        is_out = not in_doubt or (not fs.shared and fs.same_file(staged.fd, staged.path))
+        if is_out and not staged.is_named:
             return False
     return True if fs.same_file(staged.fd, staged.layout.task_file(staged.name)) else None
 
@@ -168,6 +171,7 @@ def withdraw(store: Store, staged: Staged) -> bool:
     fs, aside = store.fs, f"{staged.layout.staging}/{names.probe(store.entropy.hex16())}"
     if not fs.rename(staged.path, aside) and not fs.same_file(staged.fd, aside):
         return False
+    staged.is_named = False
     fs.unlink(aside)
     return True
 
@@ -216,15 +220,22 @@ def move(store: Store, staged: Staged) -> None:
         raise ForkedChild("an insert")
     staged.is_published = None
     try:
-        _move(store, staged)
+        is_done = store.fs.rename(staged.path, staged.layout.task_file(staged.name))
     except OSError as error:
-        if error.errno in REFUSALS:
+        if store.fs.shared and error.errno in REFUSALS:  # on a local disk it may be one of the look behind the renaming
             staged.is_published = False
         raise
+    if not is_done:
+        try:
+            _move(store, staged)
+        except FileNotFoundError:
+            staged.is_published = False
+            raise
     staged.is_published = True
 
 
 def _move(store: Store, staged: Staged) -> None:
+    """See to what may have become of a renaming that has found nothing to rename, or no directory: see `move`."""
     fs, target = store.fs, staged.layout.task_file(staged.name)
     if _into_shard(store, staged.layout, staged.name) or fs.same_file(staged.fd, target):
         return

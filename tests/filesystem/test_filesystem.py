@@ -25,6 +25,27 @@ def fs(tmp_path: Path) -> Filesystem:
     return Filesystem(str(tmp_path / "root"), shared=False)
 
 
+def test_a_lock_is_given_back_although_a_signal_comes_before_that(fs: Filesystem) -> None:
+    """A child that was forked meanwhile has the file open: closing alone would leave it the lock."""
+    fd = fs.create(f"{fs.root}/file")
+    child, unlock, signals = os.dup(fd), fs.unlock, [KeyboardInterrupt()]
+
+    def interrupted(fd: int) -> None:
+        if signals:
+            raise signals.pop()
+        unlock(fd)
+
+    assert fs.try_lock(fd)
+    fs.unlock = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        fs.end_lock(fd)
+    fs.close(fd)
+    other = fs.look(f"{fs.root}/file", os.O_RDWR)
+    assert fs.try_lock(other)
+    fs.close(other)
+    os.close(child)
+
+
 def test_a_look_goes_through_the_directory_and_follows_no_links(fs: Filesystem) -> None:
     fs.close(fs.create(f"{fs.root}/file"))
     os.symlink("file", f"{fs.root}/link")

@@ -19,7 +19,7 @@ import pytest
 
 from fsqueue import FsqueueError, Queue, Task
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, operations
 from fsqueue.protocol import single_inserts
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from tests.house.source import PACKAGE, TOP
@@ -320,6 +320,48 @@ def test_a_disk_that_answers_no_more_leaves_it_open(queue: Queue, verb: str, say
         VERBS[verb].act(q)
     assert says in str(caught.value)
     judge(Told(caught.value, VERBS[verb], VERBS[verb].there(queue)))
+
+
+def test_an_error_of_the_look_behind_the_renaming_is_none_of_the_renaming(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The renaming is done. The look whether the file has two names is refused, as a renaming may be."""
+    stat, refused = operations._stat, [errno.EACCES]
+
+    def looked(*args: Any) -> os.stat_result:
+        if refused:
+            raise OSError(refused.pop(), "Permission denied")
+        return stat(*args)
+
+    q = Queue(queue.path)
+    q.insert("before")
+    monkeypatch.setattr(operations, "_stat", looked)
+    with pytest.raises(FsqueueError, match="The task is in the queue: do not insert it again") as caught:
+        q.insert(LARGE)
+    assert (caught.value.new, caught.value.is_exact) == (1, True)
+    assert [info.payload == LARGE for info in queue.tasks()].count(True) == 1
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_it_is_open_whether_a_task_comes_whose_file_a_key_names_and_nobody_could_remove(
+    queue: Queue, code: int
+) -> None:
+    """Neither the renaming nor the removal of the staged file works: the next inserter with the key publishes it."""
+    fs = Faulty(str(queue.path), code, 1, step="rename", where="/queue/", lasting=True)
+
+    def unlink(path: str) -> bool:
+        raise OSError(code, os.strerror(code))
+
+    q = Queue(queue.path, filesystem=fs)
+    q.insert("before")
+    fs.armed, fs.unlink = True, unlink  # type: ignore[method-assign]
+    with pytest.raises(
+        FsqueueError, match=r"It is unknown whether the task is in the queue\. Repeat the insert"
+    ) as caught:
+        q.insert(LARGE, key="k")
+    assert (caught.value.new, caught.value.is_exact) == (0, False)
+    assert not queue.insert("other", key="k").inserted
+    assert sorted(str(info.payload)[:9] for info in queue.tasks()) == sorted(["before", str(LARGE)[:9]])
 
 
 # -- every call --------------------------------------------------------------------------------------------------

@@ -20,24 +20,31 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `books`, `retelling`, `corpus` | stories written down as calls and faults, told again, and kept as files |
 | `order` | the judgement of priorities: what names promise, and which task comes next |
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
+| `relays` | two queues that feed each other, and the judgement of what is asked of both |
+| `fork_acts` | forks in the streams that verbs read, and the judgement of what the child does |
+| `claims` | the judgement of what the errors of inserts say |
 | `mutations`, `trials` | the protocol, broken on purpose: each must be caught |
 | `patterns`, `places` | how mutations find what they change, whatever its module and the names of its locals |
 
 **Modelled.** Cached names that are a minute old, in both directions; listings that are old (never twice in a row), or
 torn by changes meanwhile; close-to-open pages, buffered writes, locks that are lost and writes that then go nowhere;
 ESTALE of files that others removed, `.nfs…` files; replies that are lost after the call was done; errors before and
-after a call; short writes; clocks that differ by minutes; workers that are killed at a call, in the middle of a
-write, interrupted by Ctrl-C, or stopped with a lock; clients that are cut off or away for days, lose their locks and go on;
-cleaners that remove empty directories; limits of the package that are small; a power loss that keeps any subset of
+after a call; clean-ups that fail behind them, or behind what was done: removals, and locks that are given back; short
+writes; clocks that differ by minutes; workers that are killed at a call, in the middle of a write, interrupted by
+Ctrl-C, or stopped with a lock; children that are forked inside a critical section, and have its files open, and its
+locks, from then on; streams of payloads that fork; clients that are cut off or away for days, lose their locks and go
+on; cleaners that remove empty directories; limits of the package that are small; a power loss that keeps any subset of
 the directory operations that were not synced, both names of a renaming, and any part of the data that was not.
 
-**Judged.** What was inserted is done or a letter, whatever came to pass, unless the queue was purged or deleted after the
-insert had begun; what was reported is what the logs say, and no lease is called lost that nobody took; nothing is there twice;
-"empty", "drained" and the numbers are true; names promise nothing too late where nothing went wrong, and nothing less urgent
-than what is there; nothing is leased beyond a bound, and a worker that is alone keeps the order exactly; what was synced before
-it was reported has outlived a power loss; upkeep leaves nothing, and what fsck finds it mends.
+**Judged.** What was inserted is done or a letter, whatever came to pass, unless the queue was purged or deleted after
+the insert had begun; what was reported is what the logs say, and no lease is called lost that nobody took; what an
+error says of the queue, in numbers and in words, is what came into it; no verb leaves a lock, to itself or to a child;
+nothing is there twice; "empty", "drained" and the numbers are true, of two queues that feed each other, too; names
+promise nothing too late where nothing went wrong, and nothing less urgent than what is there; nothing is leased beyond
+a bound, and a worker that is alone keeps the order exactly; what was synced before it was reported has outlived a
+power loss; upkeep leaves nothing, and what fsck finds it mends.
 
-**Not modelled.** Threads that share one queue object, forks, `Worker` and the command line (other tests have them); mmap;
-writes of one client torn among those of another within a lock; a file server that loses what it said was stable; a lock
-lost without the client's later fsync failing.
+**Not modelled.** Threads that share one queue object, a parent and a child that both go on, `Worker` and the command
+line (other tests have them); mmap; writes of one client torn among those of another within a lock; a file server that
+loses what it said was stable; a lock lost without the client's later fsync failing.
 """

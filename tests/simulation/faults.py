@@ -20,9 +20,16 @@ NAMES = frozenset({"rename", "link", "unlink", "mkdir"})
 EXCLUSIVE = frozenset({"link", "mkdir", "open"})
 """Of which a repeat says that the name is there; of others, that it is not."""
 WRITES = frozenset({"write", "pwrite"})
+CLEAN_UPS = frozenset({"unlink", "unlock"})
+"""What a verb ends with, after an error or behind what it has done: it removes files, and gives locks back."""
+DECISIVE = NAMES | WRITES | {"fsync"}
+"""Calls behind which a verb that fails has something to clean up."""
+CLEAN_UP_ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES)
 ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
 QUEUE = "/group/q"
 """Where the queue is."""
+BESIDE = "/group/r"
+"""Where the other one is, if there are two."""
 DAY_S = 86_400.0
 LONG_S = 900.0
 """Longer than any lease, and than a client may be out of touch before its locks are gone."""
@@ -95,6 +102,31 @@ def error(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> b
     raise OSError(code, "simulated", args[0] if args and isinstance(args[0], str) else None)
 
 
+def unclean(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """A clean-up is not done, and an error is reported: a removal, or giving a lock back."""
+    if name not in CLEAN_UPS:
+        return False
+    code = story.world.rng.choice(CLEAN_UP_ERRORS)
+    story.world.fault(f"{process.name} gets {errno.errorcode[code]} from {name} with which it cleans up")
+    raise OSError(code, "simulated", args[0] if isinstance(args[0], str) else None)
+
+
+def broken(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """A call that decides something fails, done or not, and so do the clean-ups that come next."""
+    if name not in DECISIVE:
+        return False
+    rng = story.world.rng
+    is_done, code, clean_ups = rng.random() < 0.5, rng.choice(CLEAN_UP_ERRORS), rng.randint(1, 3)
+    story.faults[:0] = [Fault("unclean", story.world.disk.step + 1) for _ in range(clean_ups)]
+    if is_done:
+        process.answer = code = errno.EIO
+    how = "was done" if is_done else "was not done"
+    story.world.fault(f"{process.name} gets {errno.errorcode[code]} from {name} that {how}, and cannot clean up")
+    if not is_done:
+        raise OSError(code, "simulated", args[0] if isinstance(args[0], str) else None)
+    return True
+
+
 def full(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """The disk is full for a while, from the middle of this write on."""
     if name not in WRITES:
@@ -124,12 +156,23 @@ def nap(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> boo
 
 def stop(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """The worker is stopped inside a critical section, for ever or until much later."""
-    held = any(isinstance(one.node, File) and one.node.owner is one for one in process.fds.values())
-    if not held:
+    if not process.has_lock():
         return False
     seconds = story.world.rng.choice((math.inf, 100.0, LONG_S))
     story.world.fault(f"{process.name} is stopped before {name}, for {seconds} s")
     story.world.sleep(process, seconds)
+    return True
+
+
+def fork(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The process forks inside a critical section. The child is stopped at once, with all open that its parent has.
+
+    So a lock that is only closed stays taken, until the story ends.
+    """
+    if not process.has_lock():
+        return False
+    story.world.fault(f"{process.name} forks before {name}, and the child is stopped")
+    story.processes.append(process.fork(f"a child of {process.name}"))
     return True
 
 
@@ -227,6 +270,8 @@ FAULTS: dict[str, Act] = {
     "reply": lost_reply,
     "after": error_after,
     "error": error,
+    "unclean": unclean,
+    "broken": broken,
     "full": full,
     "delay": delay,
     "nap": nap,
@@ -234,6 +279,7 @@ FAULTS: dict[str, Act] = {
     "clean": clean,
     "interrupt": interrupt,
     "stop": stop,
+    "fork": fork,
     "cut": cut_off,
     "host": host_dies,
     "clock": clock_step,

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from fsqueue import FsqueueError, LeasedTask, Queue, Task
 from fsqueue.format.layout import Settings
 from fsqueue.poll import Poll
-from tests.simulation.disk import File
 from tests.simulation.faults import QUEUE
 from tests.simulation.handles import Crash
 from tests.simulation.wiring import Persona, acting, on_stage, take_stage
@@ -78,23 +77,24 @@ class History:
 class Actor:
     """A process that uses the queue through its public names, and notes what it did."""
 
-    def __init__(self, history: History, persona: Persona) -> None:
-        self.history, self.persona = history, persona
+    def __init__(self, history: History, persona: Persona, path: str = QUEUE) -> None:
+        self.history, self.persona, self.path = history, persona, path
         self.world = history.world
         self.name = persona.process.name
         self.held: list[LeasedTask] = []
         self.last = Call(self.name, "", {}, self.world)
         """The call that was made last."""
         self._queue: Queue | None = None
+        self.beside: Actor | None = None
+        """The same process in the other queue, if there are two."""
 
     @property
     def queue(self) -> Queue:
         if self._queue is None:
             persona = self.persona
             with acting(persona):
-                self._queue = Queue(
-                    QUEUE, filesystem=persona.filesystem(QUEUE), clock=persona.clock, entropy=persona.entropy
-                )
+                filesystem = persona.filesystem(self.path)
+                self._queue = Queue(self.path, filesystem=filesystem, clock=persona.clock, entropy=persona.entropy)
             self._all_count_in_one()
         return self._queue
 
@@ -105,7 +105,9 @@ class Actor:
 
     def create(self, settings: Settings) -> None:
         """Make the queue, or open the one that is there."""
-        made = self._note("create", lambda: Queue.create(QUEUE, exist_ok=True, allow_unsafe=True, **asdict(settings)))
+        made = self._note(
+            "create", lambda: Queue.create(self.path, exist_ok=True, allow_unsafe=True, **asdict(settings))
+        )
         if made is not None:
             self._queue = made
             self._all_count_in_one()
@@ -137,8 +139,6 @@ class Actor:
             raise
         except KeyboardInterrupt:
             call.outcome = INTERRUPTED
-            if any(one.node.owner is one for one in self.persona.process.fds.values() if isinstance(one.node, File)):
-                self.history.wrong.append(f"{call}: what is interrupted leaves a lock")
             return None
         except Exception as error:
             call.outcome, call.error = BROKEN, error
@@ -146,6 +146,10 @@ class Actor:
             return None
         finally:
             take_stage(before)
+            if self.persona.process.has_lock():
+                self.history.wrong.append(f"{call}: it leaves a lock")
+            elif not self.persona.process.dead and any(child.has_lock() for child in self.persona.process.children):
+                self.history.wrong.append(f"{call}: a child keeps a lock of it")
             if world.book is not None:
                 world.book.verb_ended(self.name)
             call.end, call.ended = world.disk.step, world.now

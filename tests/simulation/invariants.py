@@ -13,9 +13,8 @@ from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, TaskNotFound
 from fsqueue.format import checkpoints, replay
 from fsqueue.format.names import parse_token
 from fsqueue.protocol.leasing import BUSY_WAIT_S
-from tests.simulation import commit_acts, keyed_acts, order
+from tests.simulation import claims, commit_acts, keyed_acts, order
 from tests.simulation.disk import Directory, File
-from tests.simulation.faults import QUEUE
 from tests.simulation.history import DONE, REFUSED, Call
 from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, OUTCOMES, SKIPPED, Replay
 from tests.simulation.world import NEVER
@@ -110,9 +109,9 @@ def replayed(story: Story, log: File) -> Replay:
 
 def generation(story: Story) -> str:
     """The directory that `queue.jsonl` names now."""
-    found = directory(story, QUEUE)
+    found = directory(story, story.path)
     file = found.entries.get("queue.jsonl") if found is not None else None
-    return story.world.disk.read_by(_generation, file) if isinstance(file, File) else f"{QUEUE}/1-"
+    return f"{story.path}/{story.world.disk.read_by(_generation, file) if isinstance(file, File) else '1-'}"
 
 
 def _generation(data: bytes) -> str:
@@ -125,7 +124,7 @@ def _generation(data: bytes) -> str:
         if record.get("op") == "generation" and record["generation"] > number:
             number = record["generation"]
         identity = identity or record.get("id", "")
-    return f"{QUEUE}/{number}-{identity}"
+    return f"{number}-{identity}"
 
 
 # -- at the end --------------------------------------------------------------------------------------------
@@ -310,6 +309,7 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
     settled = _settled(story)
     for payload, line in story.letters.items():
         ids.setdefault(payload, set()).update(line)
+    yield from claims.judge(story, {payload for payload, known in ids.items() if known})
     yield from keyed_acts.judge(story, ids)
     ended = max((step for step, _ in story.world.disk.ends), default=-1)
     for call in story.history.calls:
@@ -431,7 +431,7 @@ def judge_leftovers(story: Story) -> Iterator[str]:
     for part in ("queue", "movements", "staging"):
         for path, _ in files(story, f"{base}/{part}"):
             if "/.nfs" not in path:
-                yield f"upkeep left {path.removeprefix(QUEUE)}"
+                yield f"upkeep left {path.removeprefix(story.path)}"
     yield from commit_acts.judge_leftovers(story, base)
     yield from keyed_acts.judge_leftovers(story, base)
 

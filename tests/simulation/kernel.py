@@ -74,6 +74,8 @@ class Process:
         self.answer: int | None = None
         """The error that the next call is to answer after it has happened."""
         self.fds: dict[int, Opened] = {}
+        self.children: list[Process] = []
+        """Those that were forked from it."""
         self._resolved: dict[tuple[Directory | None, str], Directory] = {}
         self._resolved_at = 0
 
@@ -95,12 +97,17 @@ class Process:
         for fd in list(self.fds):
             self._close(fd)
 
+    def has_lock(self) -> bool:
+        """Whether it has any file locked; a dead process has none."""
+        return any(isinstance(one.node, File) and one.node.owner is one for one in self.fds.values())
+
     def fork(self, name: str) -> Process:
         """A child, which shares what is open."""
         child = type(self)(self.world, name, self.host)
         child.fds = dict(self.fds)
         for opened in child.fds.values():
             opened.shared_by += 1
+        self.children.append(child)
         return child
 
     # -- paths -----------------------------------------------------------------------------------

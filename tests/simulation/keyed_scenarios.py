@@ -68,6 +68,8 @@ SCENARIOS = {
         Scenario("keyed-order-purge", actions=RANKED_PURGES, faults=("delay", "kill"), stale=0.4, limits=LARGE, settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-order-gc", shared=False, hosts=1, actions=RANKED | {"gc": 4.0}, faults=("kill", "delay", "error"), limits=(*SHORTLY, *AT_ONCE, *LARGE), settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-order-full", shared=False, hosts=1, actions=RANKED, faults=("full", "full", "kill"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-unclean", shared=False, hosts=1, actions=RANKED, faults=("broken", "broken", "unclean"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-fork", shared=False, hosts=1, actions=RANKED, faults=("fork", "fork", "error"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-interrupt", shared=False, hosts=1, actions=WORK, faults=("interrupt", "interrupt", "delay"), settings=MANY, tasks_before=0),
     )
 }  # fmt: skip

@@ -16,7 +16,6 @@ from fsqueue import LeasedTask
 from fsqueue.protocol import leasing, ordered_selection
 from tests.simulation import commit_acts, invariants
 from tests.simulation.disk import File
-from tests.simulation.faults import QUEUE
 from tests.simulation.history import Actor, Call
 from tests.simulation.replay import LEASED, OUTCOMES, SKIPPED, Replay
 
@@ -138,7 +137,7 @@ def _first_of(story: Story, payload: Any) -> str:
 
 
 def _is_marked(story: Story) -> bool:
-    found = invariants.directory(story, QUEUE)
+    found = invariants.directory(story, story.path)
     file = found.entries.get("queue.jsonl") if found is not None else None
     return isinstance(file, File) and b'{"op":"ordered"' in bytes(file.data)
 

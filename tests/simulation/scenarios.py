@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import commit_scenarios, keyed_scenarios
+from tests.simulation import commit_scenarios, keyed_scenarios, order
 from tests.simulation.stories import AT_ONCE, Scenario
 
 WORK = {
@@ -61,7 +61,21 @@ LETTERS = {
     "status": 2.0,
     "is_drained": 1.0,
 }
+RELAY = {"relay": 8.0, "feed": 2.0, "drained_both": 5.0, "consume_both": 3.0, "gc": 0.3}
+NEVER_DEAD = {"max_attempts": None}
+"""A task lives until a worker completes it."""
 ONCE = {"max_attempts": 1, "shards": 2}
+
+UNCLEAN = {
+    "insert": 4.0, "insert_many": 5.0, "consume": 5.0, "poll": 1.0, "gc": 1.0, "retry_dead": 0.5, "status": 0.3, "wait": 0.5,
+}  # fmt: skip
+"""Inserts above all: their errors say what is in the queue."""
+UNCLEAN_RANKED = {"insert_ranked": 4.0, "insert_many_ranked": 5.0, "consume_ranked": 5.0, "gc": 0.5}
+FORKS = ("fork", "fork", "fork", "error", "interrupt", "delay")
+STREAMS = {"fork_in_insert": 5.0, "fork_in_stage": 5.0, "insert": 2.0, "consume": 4.0, "gc": 0.5}
+GROUPS = (("protocol.encoding:GROUP_BYTES_MAX", 1),)
+"""Each batch is written before the next one is read."""
+BROKEN = ("broken", "broken", "unclean")
 
 SCENARIOS = {
     one.name: one
@@ -71,11 +85,20 @@ SCENARIOS = {
         Scenario("crash", shared=False, hosts=1, actions=WORK, faults=("kill", "kill", "delay")),
         Scenario("crash-nfs", actions=WORK, faults=("kill", "kill", "host", "delay", "stop")),
         Scenario("stop", shared=False, hosts=1, actions=WORK, faults=("stop", "delay", "kill")),
+        Scenario("fork", shared=False, hosts=1, actions=WORK, faults=FORKS),
+        Scenario("fork-stream", shared=False, hosts=1, actions=STREAMS, faults=("kill", "delay"), limits=GROUPS),
+        Scenario("fork-stream-nfs", actions=STREAMS, faults=("kill", "delay"), stale=0.3, limits=GROUPS),
+        Scenario("fork-nfs", actions=WORK, faults=FORKS, stale=0.3),
+        Scenario("fork-open", shared=False, hosts=1, actions=INSERTS, faults=FORKS, limits=OPEN, settings=MANY),
         Scenario("stale", actions=WORK, faults=("delay", "kill"), stale=0.5, torn_listings=0.3, stale_listings=0.3),
         Scenario("reply", actions=WORK, faults=("reply", "reply", "after", "kill"), stale=0.3),
         Scenario("cut", actions=WORK, faults=("cut", "cut", "kill", "delay")),
         Scenario("error", actions=WORK, faults=("error", "after"), stale=0.2),
         Scenario("error-local", shared=False, hosts=1, actions=WORK, faults=("error", "after")),
+        Scenario("unclean", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN),
+        Scenario("unclean-nfs", actions=UNCLEAN, faults=BROKEN, stale=0.3),
+        Scenario("unclean-open", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN, limits=OPEN, settings=MANY),
+        Scenario("unclean-order-nfs", actions=UNCLEAN_RANKED, faults=BROKEN, limits=OPEN, settings=SMALL_BATCHES),
         Scenario("full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill")),
         Scenario("full-nfs", actions=WORK, faults=("full", "full", "kill")),
         Scenario("power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True),
@@ -135,6 +158,10 @@ SCENARIOS = {
         Scenario("order-spent", shared=False, hosts=1, actions={"insert_many_ranked": 3.0, "insert_ranked": 1.0, "consume_ranked": 4.0}, faults=("kill",), settings=MANY | {"max_attempts": 1}),
         Scenario("order-files", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), settings=SMALL_BATCHES),
         Scenario("order-files-restated", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=RESTATED, settings=MANY, workers=4),
+        Scenario("relay", shared=False, hosts=1, actions=RELAY, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD),
+        Scenario("relay-calm", shared=False, hosts=1, actions=RELAY, two_queues=True, settings=NEVER_DEAD, workers=4),
+        Scenario("relay-nfs", actions=RELAY, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
+        Scenario("relay-order", shared=False, hosts=1, actions=RELAY, faults=("kill", "error"), two_queues=True, priorities=order.PRIORITIES, limits=OPEN, settings=NEVER_DEAD | MANY),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),

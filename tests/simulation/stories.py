@@ -6,6 +6,7 @@ end, time passes, and a fresh worker drains the queue; then everything is judged
 
 from __future__ import annotations
 
+import copy
 import errno
 import importlib
 from collections.abc import Callable, Iterator
@@ -17,10 +18,10 @@ from unittest import mock
 from fsqueue import FsqueueError, QueueNotFound, Task
 from fsqueue.filesystem import resources
 from fsqueue.format.layout import Settings, birth_record
-from tests.simulation import commit_acts, invariants, keyed_acts, order
+from tests.simulation import commit_acts, invariants, keyed_acts, order, relays
 from tests.simulation.books import END, Book
 from tests.simulation.disk import Disk
-from tests.simulation.faults import DAY_S, LONG_S, Fault, draw
+from tests.simulation.faults import BESIDE, DAY_S, LONG_S, QUEUE, Fault, draw
 from tests.simulation.handles import Host
 from tests.simulation.history import DONE, Actor, History
 from tests.simulation.kernel import Process
@@ -56,6 +57,8 @@ class Scenario:
     """Whether a power loss may leave a file that was being renamed with both its names."""
     priorities: tuple[Any, ...] = ()
     """What tasks with keys, and those of named commits, have as priorities, by lot. Nothing: none has one."""
+    two_queues: bool = False
+    """Whether there is another queue beside the first one, with the same settings: see `relays`."""
     limits: tuple[tuple[str, int], ...] = ()
     """Constants of the package that are small here, so that they are reached: "module:NAME" and value."""
 
@@ -72,7 +75,12 @@ class Story:
         self.world.disk.names_sync = scenario.shared
         self.world.disk.keeps_both_names = scenario.both_names
         self.rng = self.world.rng
+        self.path = QUEUE
+        """The queue from which it is told."""
         self.history = History(self.world)
+        self.history_beside = History(self.world)
+        """That of the other queue, if there are two."""
+        self.history_beside.priorities = self.history.priorities
         self.processes: list[Process] = []
         self.hosts: list[Host] = []
         self.actors: list[Actor] = []
@@ -127,10 +135,12 @@ class Story:
     def _make_queue(self) -> None:
         disk: Disk = self.world.disk
         group = disk.new_directory(disk.root, "group")
-        queue = disk.new_directory(group, "q")
-        file = disk.new_file(queue, "queue.jsonl")
-        file.data += birth_record(self.settings, "0123456789abcdef", int(START_S * 1000))
-        disk.written(file)
+        identities = {QUEUE: "0123456789abcdef"} | ({BESIDE: "fedcba9876543210"} if self.scenario.two_queues else {})
+        for path, identity in identities.items():
+            queue = disk.new_directory(group, path.rpartition("/")[2])
+            file = disk.new_file(queue, "queue.jsonl")
+            file.data += birth_record(self.settings, identity, int(START_S * 1000))
+            disk.written(file)
         if disk.lossy:
             disk.sync_all()
 
@@ -149,10 +159,17 @@ class Story:
         self.serial += 1
         entropy = SimEntropy(f"{self.scenario.name}/{self.seed}/{self.serial}")
         worker = {"host": host.name, "pid": self.serial, "name": name}
-        actor = Actor(self.history, Persona(process, clock, entropy, isinstance(host, Client), worker))
+        persona = Persona(process, clock, entropy, isinstance(host, Client), worker)
+        actor = Actor(self.history, persona, self.path)
         self.processes.append(process)
         self.actors.append(actor)
         return actor
+
+    def beside(self: AStory) -> AStory:
+        """The same story as it is told from the other queue: from now on, only what happened is common to both."""
+        other = copy.copy(self)
+        other.path, other.history, other.staged, other.letters = BESIDE, self.history_beside, commit_acts.Staged(), {}
+        return other
 
     def _host_of(self, name: str) -> Host:
         """Where a worker runs."""
@@ -301,6 +318,12 @@ class Story:
         world.disk.step += 1
 
     def end(self) -> list[str]:
+        """The end of the story, and of that of the other queue."""
+        if not self.scenario.two_queues:
+            return self._end()
+        return [*relays.at_rest(self), *self._end(), *self.beside()._end()]
+
+    def _end(self) -> list[str]:
         """Time passes, a fresh worker drains the queue, upkeep clears up: what is wrong then?"""
         world, wrong = self.world, list[str]()
         self.purpose(END)

@@ -8,10 +8,13 @@ from functools import partial
 from tests.simulation import (
     checkpoint_mutations,
     commit_mutations,
+    fork_mutations,
     keyed_mutations,
     more_mutations,
     open_mutations,
     order_mutations,
+    relay_mutations,
+    unclean_mutations,
 )
 from tests.simulation.corpus import kept_for, tell_kept
 from tests.simulation.exhaustive import Schedule, calls_of, play
@@ -28,6 +31,9 @@ ALL = (
     + open_mutations.MUTATIONS
     + keyed_mutations.MUTATIONS
     + order_mutations.MUTATIONS
+    + unclean_mutations.MUTATIONS
+    + relay_mutations.MUTATIONS
+    + fork_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]
@@ -42,6 +48,12 @@ SAMPLE = (
     "one listing before empty",  # old listings
     "no fresh look",  # names that an NFS client remembers
     "a full disk is not noticed",  # full disk
+    "a file that cannot be removed counts as not published",  # what an error says
+    "a lock that cannot be given back is kept",  # clean-ups that fail
+    "each of several queues is asked by itself whether it is drained",  # drained, over several queues
+    "a queue that promises too much gives what it has",  # leases from several queues
+    "a child that comes back into a call removes what its parent has staged",  # forks in user code
+    "a log that is dropped is closed, and not unlocked",  # forks beside a verb
     "a bare newline after a torn tail",  # torn writes
     "time runs backwards in a log",  # time in a log
     "the local clock plus the offset",  # clocks

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from fsqueue import administration
+from fsqueue import administration, forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, freed, operations, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
@@ -29,6 +29,7 @@ from fsqueue.storage import nested, queue_file, store
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
+_DEPTH = forks.depth
 SHARED, LOCAL = Mount("nfs4", "/", "rw"), Mount("ext4", "/", "rw")
 
 
@@ -183,6 +184,8 @@ class Persona:
         self, process: Process, clock: Clock, entropy: Entropy, shared: bool, worker: dict[str, Any] | None = None
     ) -> None:
         self.process, self.clock, self.entropy, self.shared = process, clock, entropy, shared
+        self.depth = 0
+        """How many forks lie between its first process and the present one."""
         number = sum(process.name.encode())
         self.worker = worker or {"host": process.host.name, "pid": number}
 
@@ -209,6 +212,7 @@ def on_stage() -> Persona | None:
 def take_stage(persona: Persona | None) -> None:
     """Let this one act from here on: the filesystem layer's `os` is that of its process."""
     _stage[0] = persona
+    forks.depth = _DEPTH + (0 if persona is None else persona.depth)
 
 
 _tellers: set[int] = set()

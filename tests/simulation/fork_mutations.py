@@ -1,0 +1,41 @@
+"""Forks, broken on purpose: what a child does with its parent's files, and what locks it keeps."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "a child that comes back into a call removes what its parent has staged",
+        "the parent goes on, and publishes a part whose files are gone",
+        "fork-stream",
+        (("_Stager._give_up", "if self._process != forks.depth: ...", "if False: ..."),),
+    ),
+    Mutation(
+        "a child that comes back into a call goes on with it",
+        "the rest of the stream is inserted by the parent and by the child",
+        "fork-stream",
+        (
+            ("_carried", "if forks.depth != process: break", "if False: break"),
+            ("_carried", 'if forks.depth != process: raise ForkedInCall(ForkedChild("a call"))', "if False: pass"),
+        ),
+    ),
+    Mutation(
+        "the lock of a staged file is closed, and not given back",
+        "a child has the file open, too: its lock stays taken, and upkeep takes the file's inserter for alive",
+        "fork",
+        (("Staged.close", "store.fs.end_lock(fd)", ""),),
+    ),
+    Mutation(
+        "a log that is dropped is closed, and not unlocked",
+        "a child has the log open, too: nobody gets on with the batch as long as it lives",
+        "fork",
+        (("Log.discard", "if not inherited: ...", "if False: ..."),),
+    ),
+    Mutation(
+        "the lock of a key's file is closed, and not given back",
+        "a child has the file open, too: nobody inserts with the key as long as it lives",
+        "keyed-fork",
+        (("keys.locked", "fs.end_lock(fd)", ""),),
+    ),
+]

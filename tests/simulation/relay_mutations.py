@@ -1,0 +1,65 @@
+"""What is asked of several queues at once, broken on purpose."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "each of several queues is asked by itself whether it is drained",
+        "a task inserts the next one into a queue that was asked before, and is completed then",
+        "relay-calm",
+        (
+            (
+                "DrainCheck.__call__",
+                """
+                if self._remains[0].is_where_it_was(): ...
+                before = None
+                for _ in range(COLLECTS_MAX): ...
+                return False
+                """,
+                """
+                before = None
+                return all([one.collect() == one.collect() is not None for one in self._remains])
+                """,
+            ),
+        ),
+    ),
+    Mutation(
+        "of several queues the first one alone is asked whether it is drained",
+        "it is called drained while the others have tasks",
+        "relay",
+        (("DrainCheck._collect", "for remains in self._remains: ...", "for remains in self._remains[:1]: ..."),),
+    ),
+    Mutation(
+        "several queues are leased from by what they seem to have",
+        "none of them is looked at before it is said that none has a task",
+        "relay",
+        (
+            (
+                "Several.look",
+                "for watch in list(self._watches) if not held else (): ...",
+                "for watch in (): ...",
+            ),
+        ),
+    ),
+    Mutation(
+        "a queue that promises too much gives what it has",
+        "its task is leased before a more urgent one of another queue",
+        "relay-order",
+        (
+            (
+                "Several._take",
+                "bound = min((rank for _, rank in ranks if rank > best), default=LAST)",
+                "bound = LAST",
+            ),
+        ),
+    ),
+    Mutation(
+        "a lease from several queues may give one task twice",
+        "a lease runs out while the call is stopped, and the call finds the task again",
+        "relay",
+        (("Several.look", "return latest(held)", "return held"),),
+        first=20460,
+    ),
+]

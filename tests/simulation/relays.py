@@ -1,0 +1,195 @@
+"""Two queues that feed each other: a worker inserts the next task into the other queue, and completes its own then.
+
+So something lives in one of them from the first insert to the last completion, though either may be empty at a look.
+`drained` over both must see that, and a lease over both must find it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import fsqueue
+from fsqueue import LeasedTask, several
+from fsqueue.filesystem import resources
+from fsqueue.views.inspection import DrainCheck
+from tests.simulation import invariants, order
+from tests.simulation.books import END
+from tests.simulation.faults import BESIDE, LONG_S
+from tests.simulation.history import DONE, Actor, Call
+from tests.simulation.replay import OUTCOMES
+
+if TYPE_CHECKING:
+    from tests.simulation.stories import Story
+
+ENDS = ("complete", "fail", "bury", "cancel")
+"""Verbs from whose beginning on a task may have its outcome."""
+
+
+# -- acts ----------------------------------------------------------------------------------------------------
+
+
+def both(story: Story, actor: Actor) -> list[Actor]:
+    """What a process is in either queue."""
+    if actor.beside is None:
+        actor.beside = Actor(story.history_beside, actor.persona, BESIDE)
+    return [actor, actor.beside]
+
+
+def feed(story: Story, actor: Actor) -> None:
+    """Insert a task into one of the queues."""
+    _insert(story, story.rng.choice(both(story, actor)))
+
+
+def _insert(story: Story, into: Actor) -> None:
+    [payload] = story.fresh(1)
+    into.insert(payload, priority=story.priority(payload))
+
+
+def relay(story: Story, actor: Actor) -> None:
+    """Lease, and insert the next task into the other queue, most times, before the task is completed."""
+    for task in _lease_both(story, actor, story.rng.choice((1, 1, 2))):
+        _hand_on(story, actor, task, likely=0.7)
+
+
+def consume_both(story: Story, actor: Actor) -> None:
+    """Lease, and complete."""
+    for task in _lease_both(story, actor, story.rng.choice((1, 2, 4))):
+        _hand_on(story, actor, task, likely=0.0)
+
+
+def _lease_both(story: Story, actor: Actor, n: int) -> list[LeasedTask]:
+    """Lease from both queues with one call; [] must be true of either."""
+    queues = both(story, actor)
+    vars(several._turns).clear()  # another worker of this thread may have left a queue with the same path
+    got = actor.do("lease", lambda _: fsqueue.lease([one.queue for one in queues], n), n=n) or []
+    for task in got:
+        queues[_place_of(task)].history.saw(task.payload, task.id)
+    if not got and actor.last.outcome == DONE:
+        for view in (story, story.beside()):
+            story.history.wrong += invariants.false_empty(view, actor.last, actor.persona.process)
+    return got
+
+
+def _place_of(task: LeasedTask) -> int:
+    return int(task.queue.store.path == BESIDE)
+
+
+def _hand_on(story: Story, actor: Actor, task: LeasedTask, likely: float) -> None:
+    queues, place = both(story, actor), _place_of(task)
+    if story.rng.random() < 0.3:
+        actor.work(story.rng.choice((0.1, 3.0, 12.0)))
+    if story.rng.random() < likely:
+        _insert(story, queues[1 - place])
+    queues[place].complete([task])
+
+
+def drained_both(story: Story, actor: Actor) -> None:
+    """Ask, some times, whether both queues are drained: with one check, as a work loop has it."""
+    queues = both(story, actor)
+    if story.rng.random() < 0.5:
+        queues.reverse()
+    check: DrainCheck | None = None
+
+    def ask(_: object) -> bool:
+        nonlocal check
+        check = check or DrainCheck(*(one.queue.store for one in queues))
+        return _looked(check)
+
+    for _ in range(story.rng.randint(1, 3)):
+        if actor.do("drained", ask):
+            story.history.wrong += false_drained(story, actor.last)
+
+
+def _looked(check: DrainCheck) -> bool:
+    """Look, as `fsqueue.wait` does: an error of the system is told as one of the queue that was looked at."""
+    try:
+        with resources.Scope():
+            return check()
+    except OSError as error:
+        raise check.store.explain(error, "waiting") from error
+
+
+ACTS: dict[str, Callable[[Story, Actor], None]] = {
+    act.__name__: act for act in (relay, feed, consume_both, drained_both)
+}
+
+
+# -- the judgement -------------------------------------------------------------------------------------------
+
+
+def false_drained(story: Story, call: Call) -> Iterator[str]:
+    """Both queues were called drained: was there an instant of the call at which no task lived for certain?"""
+    for view in (story, story.beside()):
+        yield from invariants.false_drained(view, call)
+    at = call.begin
+    for begin, end in sorted(_lives(story)):
+        if begin <= at:
+            at = max(at, end)
+    if at >= call.end:
+        yield f'{call}: "drained", but at each instant of the call a task lived in one of the queues'
+
+
+def _lives(story: Story) -> Iterator[tuple[float, float]]:
+    """From when to when each task lived for certain, in steps: reported inserted, and no verb called that ends it."""
+    calls = [*story.history.calls, *story.history_beside.calls]
+    ends: dict[Any, float] = {}
+    for call in calls:
+        for task in call.args.get("tasks", ()) if call.verb in ENDS else ():
+            ends[task.payload] = min(call.begin, ends.get(task.payload, math.inf))
+    for call in calls:
+        if call.verb == "insert" and call.outcome == DONE:
+            yield from ((call.end, ends.get(payload, math.inf)) for payload in call.args["payloads"])
+
+
+def at_rest(story: Story) -> Iterator[str]:
+    """When nothing goes wrong any more, a single worker leases from both queues: the most urgent task first.
+
+    When it finds none, both are drained.
+    """
+    story.purpose(END)
+    story.world.now += LONG_S + 2 * story.skew_s
+    actor = story.actor("both", story.hosts[0])
+    is_exact = order.is_exact(story) and story.settings.shards == 1
+    for _ in range(200):
+        limit = int(story.world.now * 1000) - 1000
+        there = _free(story, limit) if is_exact else []
+        got = _lease_both(story, actor, 1)
+        if got:
+            yield from _passed_over(story, got[0], there)
+            _hand_on(story, actor, got[0], likely=0.0)
+        elif actor.do("drained", lambda _: _looked(DrainCheck(*(one.queue.store for one in both(story, actor))))):
+            yield from false_drained(story, actor.last)
+            break
+        else:
+            actor.work(5.0)
+    else:
+        yield "the two queues do not drain"
+    for one in both(story, actor):
+        story._refusals(one, story.history.wrong)
+    actor.exit()
+
+
+def _free(story: Story, limit: int) -> list[tuple[str, int, order.Task]]:
+    """The tasks of both queues that may be leased, with their batches and indices."""
+    return [
+        (name[14:46], index, task)
+        for view in (story, story.beside())
+        for name, tasks in order.published(view)
+        for index, task in tasks.items()
+        if task.free_at <= limit and int(name[:13]) <= limit
+    ]
+
+
+def _passed_over(story: Story, got: LeasedTask, there: list[tuple[str, int, order.Task]]) -> Iterator[str]:
+    """The tasks of either queue that are more urgent than the one that was leased."""
+    mine = order.rank(got.priority)
+    for batch, index, task in there:
+        if task.rank < mine and not _has_outcome(story, batch, index):
+            yield f"{got.payload!r} of rank {mine!r} was leased while {task.payload!r} of rank {task.rank!r} was there"
+
+
+def _has_outcome(story: Story, batch: str, index: int) -> bool:
+    replays = [invariants.replayed(story, log) for log in story.world.disk.logs.get(batch, ())]
+    return any(index < len(one.tasks) and one.tasks[index].state in OUTCOMES for one in replays)

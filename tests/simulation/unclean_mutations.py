@@ -1,0 +1,57 @@
+"""Clean-ups that fail, broken on purpose: what an insert says of the queue then, and what becomes of locks."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "a file that cannot be removed counts as not published",
+        "a renaming was done, and its reply an error: the tasks are in the queue, and the insert says that none is",
+        "unclean",
+        (("_remove", "is_out and not staged.is_named", "True"),),
+    ),
+    Mutation(
+        "an error of removing a staged file ends the clean-up",
+        "what is behind it is not noted: that a renaming may have been done, which failed",
+        "unclean",
+        (
+            ("_remove", "if is_out and not staged.is_named: ...", "raise"),
+            (
+                "discard",
+                "with suppress(OSError): staged.is_published = _remove(store, staged)",
+                "staged.is_published = _remove(store, staged)",
+            ),
+        ),
+    ),
+    Mutation(
+        "an error of unlocking hides what was done",
+        "the task is published, and the error of its staged file's lock says that nothing was inserted",
+        "unclean",
+        (("Filesystem.end_lock", "with suppress(OSError): ...", "if True: ..."),),
+    ),
+    Mutation(
+        "a lock that cannot be given back is kept",
+        "the log stays open with its lock, and nobody else gets on with the batch",
+        "unclean",
+        (
+            (
+                "LockedBatch.__exit__",
+                """
+                try: ...
+                except OSError:
+                    self.drop()
+                except BaseException: ...
+                finally: ...
+                """,
+                """
+                try: ...
+                except OSError:
+                    pass
+                except BaseException: ...
+                finally: ...
+                """,
+            ),
+        ),
+    ),
+]
