@@ -732,6 +732,13 @@ def test_a_child_waits_for_a_task_although_a_thread_of_its_parent_was_importing_
     subprocess.run([sys.executable, "-c", script, queue.path], check=True, cwd=TOP)
 
 
+def test_a_worker_of_commands_runs_in_a_child(queue: Queue) -> None:
+    """One of its threads imports a module. The lock that keeps forks off meanwhile is not the parent's."""
+    queue.insert_many(range(3))
+    with children((lambda: Worker(queue, command=["true"]).run().completed,)) as [child]:
+        assert child.result() == 3
+
+
 LOCKED: dict[str, tuple[str, Callable[[Queue], object]]] = {
     "a key": ("/keys/", lambda queue: queue.insert("x", key="k")),
     "a staged file": ("/staging/", lambda queue: queue.insert_many(["x", "y"], batch_tasks=1)),

@@ -75,6 +75,14 @@ def test_purge_some_then_all(fsqueue_cli: Run, buried: Queue) -> None:
 
 
 @pytest.mark.parametrize("verb", [["purge", "--yes"], ["retry"]], ids=lambda verb: str(verb[0]))
+def test_of_named_letters_those_that_meet_the_conditions(fsqueue_cli: Run, buried: Queue, verb: list[str]) -> None:
+    ids = {letter.payload["n"]: letter.id for letter in buried.dead()}
+    answer = fsqueue_cli("dead", *verb, buried.path, ids[1], ids[4], "--where", "payload.n>=3")
+    assert answer.stdout == "1\n"
+    assert {letter.payload["n"] for letter in buried.dead()} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("verb", [["purge", "--yes"], ["retry"]], ids=lambda verb: str(verb[0]))
 def test_no_ids_on_standard_input_are_none_and_not_all(fsqueue_cli: Run, buried: Queue, verb: list[str]) -> None:
     """As from a search that has found nothing."""
     assert fsqueue_cli("dead", *verb, buried.path, "-", input="\n").stdout == "0\n"

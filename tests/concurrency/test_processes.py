@@ -15,11 +15,13 @@ def test_who_waits_in_vain_for_a_child_is_told_what_all_children_do() -> None:
 
     def lingers() -> None:
         os.write(tell, b"!")
-        signal.pause()
+        while True:
+            signal.pause()  # until it is killed: to be asked where it is ends one pause
 
     def tarries() -> None:
         os.write(tell, b"!")
-        signal.pause()
+        while True:
+            signal.pause()  # until it is killed: to be asked where it is ends one pause
 
     with children((lingers,), (tarries,)) as both:
         for _ in both:

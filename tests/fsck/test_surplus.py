@@ -12,6 +12,7 @@ from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.fsck import surplus
 from fsqueue.storage import counters
+from fsqueue.storage.store import Store
 from tests.support import QueueFactory, base_of, counted
 
 pytestmark = pytest.mark.once
@@ -93,6 +94,20 @@ def test_what_is_being_counted_is_no_surplus(q: Queue, monkeypatch: pytest.Monke
     assert surplus._surplus(q.store) == {}
     assert q.status().completed == 110
     assert mended(q) == [("unfinished", True)]
+    assert q.status().completed == counted(q) == 110
+
+
+def test_what_is_counted_while_fsck_reads_is_no_surplus(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logs and the history were read before, and do not tell whose bytes those are."""
+    other, read = Queue(q.path), surplus._Claims.read
+
+    def overtaken(claims: surplus._Claims, store: Store) -> bool:
+        answer = read(claims, store)
+        work(other, 10)
+        return answer
+
+    monkeypatch.setattr(surplus._Claims, "read", overtaken)
+    assert mended(q) == []
     assert q.status().completed == counted(q) == 110
 
 

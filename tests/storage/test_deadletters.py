@@ -386,6 +386,20 @@ def test_a_retry_is_not_recorded_before_the_name_of_what_it_stages_is_durable(qu
     assert steps.index("write staging") < steps.index("fsync /staging") < steps.index("write dead")
 
 
+def test_a_recorded_retry_is_durable_before_another_process_publishes_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else a power loss might take the line, and keep the tasks: they would be dead, and there again.
+    queue.insert("payload")
+    queue.lease()[0].bury("no good")
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "publish", lambda *_: [])  # its author died before
+        assert queue.retry_dead() == 1
+    steps = writes_and_syncs(queue, lambda mine: mine.lease())
+    published = next(place for place, step in enumerate(steps) if step.startswith("fsync /queue/"))
+    assert "fsync dead" in steps[:published]
+
+
 # -- batches of a retry --------------------------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +20,8 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements, names
 from fsqueue.format.names import TAKES_INSERTS
 from fsqueue.models import State
-from fsqueue.storage import counters, listing
+from fsqueue.storage import counters, history, listing
+from fsqueue.storage.store import Store
 from fsqueue.views import inspection, outcomes
 from tests.concurrency.trapped import Trapped, trapped
 from tests.support import QueueFactory, base_of, calls, files_below, insert_in_file, log_files, task_file_names
@@ -693,6 +696,29 @@ def test_letters_that_are_retried_during_each_look_are_counted_once(q: Queue, mo
 
     monkeypatch.setattr(inspection.deadletters, "Ids", retried_behind_it)
     assert numbers(q) == (inspection.ROUNDS, inspection.ROUNDS, 0, 0, 0, 0)
+
+
+@pytest.mark.batched
+def test_batches_that_are_counted_during_each_look_are_counted_once(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes came after the look had asked how long the counters are. Their logs are there still."""
+
+    def dying(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    other = Queue(q.path, clock=q.store.clock)
+    q.insert_many(range(2 * inspection.ROUNDS), batch_tasks=2)
+    held = [other.lease(2) for _ in range(inspection.ROUNDS)]
+    shards = listing.shards
+
+    def finish_then(store: Store) -> Any:
+        if held:
+            other.complete(held.pop())
+        return shards(store)
+
+    monkeypatch.setattr(history, "keep", dying)
+    monkeypatch.setattr(listing, "shards", finish_then)
+    assert numbers(q) == (2 * inspection.ROUNDS, 0, 0, 0, 2 * inspection.ROUNDS, 0)
+    assert not held
 
 
 @pytest.mark.batched

@@ -576,7 +576,9 @@ def test_a_link_in_place_of_the_queue_s_results_leads_nowhere(queue: Queue, laun
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("state", ["killed", "killed lately", "at work", "of another user", "open to others"])
+@pytest.mark.parametrize(
+    "state", ["killed", "killed lately", "used lately", "at work", "of another user", "open to others"]
+)
 def test_gc_removes_what_a_worker_killed_on_another_host_left_in_the_queue(
     queue: Queue, launcher: None, state: str
 ) -> None:
@@ -596,6 +598,8 @@ def test_gc_removes_what_a_worker_killed_on_another_host_left_in_the_queue(
         os.chown(left, 65534, 65534)
     for path in (left / "0123", lock, left):
         os.utime(path, (old, old))
+    if state == "used lately":  # as by a command that works for weeks, where locks do not exclude other hosts
+        os.utime(left / "0123")
     queue.gc()
     assert left.exists() == (state != "killed")
     holder.release()
