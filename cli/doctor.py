@@ -59,13 +59,14 @@ def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> No
         hint("Now type on another host:", "", f"    fsqueue doctor {quoted(path)} --join", "")
         progress(f"waiting for it, up to {duration(timeout_s)}")
 
-    signal.signal(signal.SIGTERM, _end)
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         if with_another:
             report = join(path, timeout_s=timeout_s, progress=progress, waiting=waiting)
         else:
             report = examine(path, progress=progress)
     finally:
+        signal.signal(signal.SIGTERM, before)
         passing("")
     if as_json:
         print_json(report.as_dict())

@@ -415,6 +415,7 @@ def ending(act: Callable[[], object]) -> None:
             os._exit(status)
 
 
+@pytest.mark.once  # whose batch is one, so that tasks come in order
 def test_a_child_that_goes_on_with_an_asynchronous_loop_leases_its_own(queue: Queue) -> None:
     queue.insert_many(range(10), batch_tasks=10)
     loop = queue.poll_async(prefetch=5)
@@ -906,6 +907,7 @@ def _lease_one(queue: Queue, told: Any) -> None:
     told.put([task.payload for task in queue.lease()])
 
 
+@pytest.mark.once  # whose batch is one, so that tasks come in order
 def test_a_queue_is_an_argument_of_a_process_that_is_forked(queue: Queue) -> None:
     context = multiprocessing.get_context("fork")
     queue.insert_many(range(3), batch_tasks=3)

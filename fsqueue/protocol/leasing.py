@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import weakref
 from enum import Enum
 from typing import Final
@@ -35,8 +36,10 @@ BUSY_WAIT_S = 2.0
 A strict look passes a batch by after that time."""
 BUSY_AGAIN_MS = 50
 """Look again after so long into a batch that was locked when one of its tasks came due."""
-MISSING_TRIES = 4
-"""Try so often to make a log. An NFS client can say "no such file" of one that it was asked to make."""
+MISSING_S = 10.0
+"""Try for so long to make a log. An NFS client can say "no such file" of one that it was asked to make: once if another
+client removes it at that moment, and for seconds while the server restarts.
+"""
 LOOKS_ANEW = 3
 """Look from the beginning so often because a decided commit was still to be published."""
 
@@ -417,7 +420,7 @@ class Leaser:
 
         Return BUSY if another process has the lock, NOTHING if the batch has ended or has no task to lease now.
         """
-        store, listed, tries = self.store, name is not None, 0
+        store, listed, give_up_at = self.store, name is not None, math.inf
         while listed or store.logs.get(batch) is not None:  # else it has finished, or a listing will show it again
             try:
                 with LockedBatch(store, batch, 0, create=listed) as locked:
@@ -432,10 +435,11 @@ class Leaser:
                 store.refresh(now=True)
                 if not listed or store.queue_state.generation != self.generation:
                     break  # another thread has closed the log, or the queue was purged meanwhile
-                tries += 1
-                if not store.fs.shared or tries == MISSING_TRIES:
+                now = store.clock.monotonic()
+                give_up_at = min(give_up_at, now + MISSING_S)
+                if not store.fs.shared or now >= give_up_at:
                     raise
-                store.clock.sleep(store.fs.pauses_s[1])  # another client may be removing the log at this moment
+                store.clock.sleep(store.fs.pauses_s[1])
         return NOTHING
 
     def _claim(

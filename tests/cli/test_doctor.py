@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 
 def test_a_report_for_people(fsqueue_cli: Run, tmp_path: Path) -> None:
+    at_term = signal.getsignal(signal.SIGTERM)
     said = fsqueue_cli("doctor", tmp_path / "not-yet").stdout
+    assert signal.getsignal(signal.SIGTERM) is at_term  # what runs on in this process is ended as before
     for words in ("not-yet on ", "was examined", "locks between processes", "timestamps", "space", "Fit for a queue"):
         assert words in said
     assert "UNFIT" not in said

@@ -25,6 +25,7 @@ from fsqueue import (
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol import selection, transitions
+from fsqueue.protocol.leasing import MISSING_S
 from fsqueue.protocol.selection import Selection
 from tests.support import QueueFactory, base_of, calls, insert_in_file, log_files, task_file_names
 
@@ -325,24 +326,23 @@ def test_a_lease_of_one_within_a_larger_call_is_not_charged_either(q: Queue, clo
     assert [(task.attempt, task.solo) for task in q.lease(2)] == [(1, True)]
 
 
-@pytest.mark.parametrize("times", [1, 3, 4])
+@pytest.mark.parametrize("seconds", [0.01, 9, 11])
 def test_a_log_that_an_nfs_client_calls_missing_is_asked_for_again(
-    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, times: int
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """An open that may make the file says so if another client removes it at that moment."""
+    """An open that may make the file says so if another client removes it at that moment, or the server restarts."""
     insert_in_file(q, "x")
-    fs, left = q.store.fs, [times]
+    fs, until_s = q.store.fs, clock.now_s + seconds
     open_append = fs.open_append
 
     def missing(path: str) -> int:
-        if left[0]:
-            left[0] -= 1
+        if clock.now_s < until_s:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return open_append(path)
 
     monkeypatch.setattr(fs, "shared", True)
     monkeypatch.setattr(fs, "open_append", missing)
-    if times < 4:
+    if seconds < MISSING_S:
         assert [task.payload for task in q.lease()] == ["x"]
     else:
         with pytest.raises(StorageError, match="No such file"):
