@@ -18,7 +18,7 @@ from tests.levels import how_many
 from tests.support import counted
 
 QueueFactory = Callable[..., Queue]
-CREWS = how_many(1, 5)
+CREWS = how_many(1, 3)
 """How many crews work, one after the other, each at a queue of its own."""
 LOOKS = 6
 """How often fsck looks at a queue meanwhile. A look takes the longer, the more was done before it, and more is done
