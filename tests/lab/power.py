@@ -38,8 +38,9 @@ def lab(verb: str, filesystem: str | None = None) -> None:
     """Ask the lab for something: see scripts/lab/power-inside. `filesystem`: of the disk, if not the guest's own."""
     environment = os.environ | ({} if filesystem is None else {"FS": filesystem})
     if verb == "remove":
+        gc.collect()  # what tracebacks and cycles keep open
         for one in gc.get_objects():
-            if isinstance(one, Store):  # an open queue keeps its filesystem busy
+            if isinstance(one, (Queue, Store)):  # an open queue keeps its filesystem busy
                 one.close()
     try:
         subprocess.run(["lab-power", verb], check=True, env=environment, timeout=PATIENCE_S)
