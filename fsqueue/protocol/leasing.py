@@ -37,8 +37,8 @@ A strict look passes a batch by after that time."""
 BUSY_AGAIN_MS = 50
 """Look again after so long into a batch that was locked when one of its tasks came due."""
 MISSING_S = 10.0
-"""Try for so long to make a log. An NFS client can say "no such file" of one that it was asked to make: once if another
-client removes it at that moment, and for seconds while the server restarts.
+"""Seconds during which a worker tries again to make a log. An NFS client can answer "no such file" to that: once if
+another client removes the log at that moment, and for seconds while the server restarts.
 """
 LOOKS_ANEW = 3
 """Look from the beginning so often because a decided commit was still to be published."""

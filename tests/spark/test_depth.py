@@ -23,7 +23,7 @@ LONG, TEXT = types.LongType(), types.StringType()
 
 
 def nested(kind: str, count: int) -> tuple[types.DataType, Any]:
-    """Return a type of so many structs, lists or maps, one in the other, and a value of it."""
+    """Return a type of nested structs, lists or maps, with the given number of levels, and a value of it."""
     of: types.DataType = LONG
     value: Any = 1
     for _ in range(count):

@@ -29,7 +29,7 @@ from tests.spark.drivers import rows, troubled
 
 SCHEMA = types.StructType([types.StructField("n", types.LongType())])
 LARGE = 2_000
-"""So many of the rows below are more than a message carries."""
+"""A number of rows, of those below, that a message has no room for."""
 
 
 def writer(queue: Queue, commit: str | None = "c", overwrite: bool = False, **given: str) -> FsqueueWriter:

@@ -114,7 +114,7 @@ def test_the_worker_that_finds_the_end_tells_the_idle_ones(
 
 @pytest.mark.once
 def test_a_worker_whose_feeder_waits_ends_with_its_own_last_task(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread has the last task, the other one has nothing to do for so long that the pauses have grown."""
+    """One thread executes the last task. The other one has been idle until its pauses are long."""
     monkeypatch.setattr(feeding, "DRAIN_CHECK_S", 600.0)
     monkeypatch.setattr(feeding, "BELL_S", (600.0, 600.0))
     queue.insert("last")
