@@ -423,7 +423,8 @@ def test_what_was_put_back_does_not_count_among_max_tasks(queue: Queue, tmp_path
     So it takes some tasks twice. It has to do as many as were asked for all the same.
     """
     short, slow = {"do": "return"}, {"do": "until", "path": str(tmp_path / "go")}
-    queue.insert_many([*[short] * 500, slow, *[short] * 500], total=2000)
+    queue.insert_many([*[short] * 500, slow, *[short] * 500], batch_tasks=1024)
+    # One batch, in its order: of several, that with the slow task may come behind the 900.
     worker = Worker(queue, tasks.obey, max_tasks=900)
     worker._loop._pace.each = lambda: 20  # type: ignore[method-assign]  # as short tasks teach it on a quiet machine
     puts_back, put_back = worker._loop._put_back_untouched, 0
