@@ -11,9 +11,14 @@ from fsqueue.errors import UnsafeFilesystem
 
 from .common import duration, example, json_option, moment
 from .options import DURATION
-from .printing import hint, passing, print_json, quoted, say
+from .printing import CAUTION, ERROR, GOOD, Coloured, hint, passing, print_json, quoted, say, say_in_colours
 
-MARKS = {"ok": "ok", "warning": "WARNING", "unfit": "UNFIT", "untried": "not tried"}
+MARKS = {
+    "ok": Coloured("ok", GOOD),
+    "warning": Coloured("WARNING", CAUTION),
+    "unfit": Coloured("UNFIT", ERROR),
+    "untried": Coloured("not tried", CAUTION),
+}
 WIDTHS = (28, 9)
 TIMEOUT_EXIT = 124
 
@@ -40,7 +45,7 @@ fsqueue doctor /scratch/me --json | jq -r .verdict"""
 @click.option("--timeout", "timeout_s", type=DURATION, default=300.0, help="How long to wait for the other host [5m].")
 @json_option
 def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> None:
-    """Examine the mount that holds PATH: a queue, a directory, or a place where a queue could be.
+    """Examine the mount that holds PATH, a queue or any directory.
 
     Takes some seconds, and leaves nothing behind.
 
@@ -92,14 +97,17 @@ def _why_untold(report: Report) -> str:
 
 def _print(report: Report, with_another: bool) -> None:
     say(f"{report.path} on {report.host}" + (f" and {report.partner}" if report.partner else ""))
-    if report.directory != report.path:
-        say(f"(it is not there; {report.directory} was examined)")
     for finding in report.findings:
-        say(f"{finding.probe:<{WIDTHS[0]}}  {MARKS[finding.verdict]:<{WIDTHS[1]}}  {finding.seen}")
+        _print_finding(finding.probe, finding.verdict, finding.seen)
         if finding.advice:
             say(f"{'':<{sum(WIDTHS) + 4}}-> {finding.advice}")
     for lock in report.stuck:
-        say(f"{'stuck lock':<{WIDTHS[0]}}  {MARKS['warning']:<{WIDTHS[1]}}  {lock}")
+        _print_finding("stuck lock", "warning", str(lock))
         say(f"{'':<{sum(WIDTHS) + 4}}   {lock.path}, last written to {moment(lock.written)}")
     why = _why_untold(report) if with_another and report.verdict != "unfit" else ""
     say(ONE_HOST.format(why=why) if why else SENTENCES[report.verdict])
+
+
+def _print_finding(probe: str, verdict: str, seen: str) -> None:
+    mark = MARKS[verdict]
+    say_in_colours(f"{probe:<{WIDTHS[0]}}  ", mark, f"{'':<{WIDTHS[1] - len(mark.text)}}  {seen}")

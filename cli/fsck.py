@@ -8,9 +8,10 @@ import click
 
 import fsqueue
 from fsqueue import wording
+from fsqueue.fsck.findings import DAMAGE
 
 from .common import example, json_option, queue_argument
-from .printing import Bar, print_json, say
+from .printing import CAUTION, ERROR, Bar, Coloured, print_json, say, say_in_colours
 
 FINDINGS_EXIT = 10
 """Exit with this code if findings are left that were not repaired."""
@@ -58,7 +59,8 @@ def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
     tasks = f" ({wording.counted(finding.tasks, 'task')})" if finding.tasks else ""
     note = f": {finding.note}" if finding.note else ""
     state = "" if not repair else " [repaired]" if finding.repaired else " [NOT repaired]"
-    say(f"{finding.kind:<17} {finding.path}{tasks}{note}{state}")
+    kind = Coloured(finding.kind, ERROR if finding.gravity == DAMAGE else CAUTION)
+    say_in_colours(kind, f"{'':<{17 - len(finding.kind)}} {finding.path}{tasks}{note}{state}")
     if explain:
         say(f"    {finding.meaning}", f"    --repair {finding.repair}.")
 

@@ -21,37 +21,47 @@ from .printing import complain, silence_stdout
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COMMANDS = {
-    "create": ("queues", "Create a queue."),
-    "insert": ("inserting", "Insert tasks from JSON Lines or plain lines."),
-    "run": ("running", "Run a command for each task."),
-    "status": ("watching", "Count the tasks; rates, time left, failures by reason; --watch."),
-    "wait": ("watching", "Wait until the queue is drained."),
-    "workers": ("workers", "List workers: what each holds, whether it is alive; --release-dead."),
-    "slurm": ("slurm", "Submit an array job of workers to Slurm."),
-    "ls": ("looking", "List tasks."),
-    "show": ("looking", "Show all about one task, with its history."),
-    "dead": ("dead", "List, retry or purge dead letters."),
-    "lease": ("leases", "Lease tasks, for scripts; prints their tokens."),
-    "complete": ("leases", "Complete leased tasks."),
-    "renew": ("leases", "Extend leases."),
-    "release": ("leases", "Put leased tasks back."),
-    "fail": ("leases", "Report failed attempts, to be tried again."),
-    "bury": ("leases", "Make leased tasks dead letters at once."),
-    "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),
-    "cancel": ("leases", "Cancel waiting tasks."),
-    "purge": ("queues", "Drop all tasks, keep the settings."),
-    "delete": ("queues", "Delete a queue."),
-    "gc": ("queues", "Clean up a queue: leftovers, old history, trash."),
-    "upgrade": ("queues", "Raise a queue to the newest format: cheaper single inserts."),
-    "doctor": ("doctor", "Check whether a mount is fit for a queue, and say what to ask for if not."),
-    "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
-    "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),
-    "bench": ("bench", "Measure what a queue does on your filesystem."),
-    "simulate": ("simulating", "Simulate a relaxed priority queue: how far from the first a pop is."),
-    "completion": ("completion", "Print a shell completion script."),
+GROUPS = {
+    "Every day": {
+        "create": ("queues", "Create a queue."),
+        "insert": ("inserting", "Insert tasks from JSON Lines or plain lines."),
+        "run": ("running", "Run a command for each task."),
+        "slurm": ("slurm", "Submit an array job of workers to Slurm."),
+        "status": ("watching", "Count the tasks; rates, time left, failures by reason; --watch."),
+        "wait": ("watching", "Wait until the queue is drained."),
+        "ls": ("looking", "List tasks."),
+        "show": ("looking", "Show all about one task, with its history."),
+        "dead": ("dead", "List, retry or purge dead letters."),
+        "workers": ("workers", "List workers: what each holds, whether it is alive; --release-dead."),
+        "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),
+    },
+    "Leases, for scripts": {
+        "lease": ("leases", "Lease tasks; prints their tokens."),
+        "complete": ("leases", "Complete leased tasks."),
+        "renew": ("leases", "Extend leases."),
+        "release": ("leases", "Put leased tasks back."),
+        "fail": ("leases", "Report failed attempts, to be tried again."),
+        "bury": ("leases", "Make leased tasks dead letters at once."),
+    },
+    "Upkeep": {
+        "cancel": ("leases", "Cancel waiting tasks."),
+        "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),
+        "purge": ("queues", "Drop all tasks, keep the settings."),
+        "delete": ("queues", "Delete a queue."),
+        "gc": ("queues", "Clean up a queue: leftovers, old history, trash."),
+        "upgrade": ("queues", "Raise a queue to the newest format: cheaper single inserts."),
+        "doctor": ("doctor", "Check whether a mount is fit for a queue, and say what to ask for if not."),
+        "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
+        "completion": ("completion", "Print a shell completion script."),
+    },
+    "Laboratory": {
+        "bench": ("bench", "Measure what a queue does on your filesystem."),
+        "simulate": ("simulating", "Simulate a relaxed priority queue: how far from the first a pop is."),
+    },
 }
-"""Name: the module that has it (as an attribute of the same name, with `_` for `-`) and its line in the help."""
+"""The commands by what they are for: the module that has each (as an attribute of the same name, with `_` for `-`), and
+its line in the help."""
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 EPILOG = """\b
 Example:
@@ -100,8 +110,10 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", short) for name, (_, short) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem

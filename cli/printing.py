@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import Console, RenderableType
+
+ERROR, CAUTION, GOOD = "red", "yellow", "green"
+"""The colours of what is wrong, of what needs a look, and of what is right."""
 
 _DRIVING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, what turns the direction of text, and bytes that are no text (as surrogates)."""
@@ -52,9 +55,38 @@ def say(*lines: object) -> None:
         click.echo(plain(str(line)))
 
 
+class Coloured(NamedTuple):
+    """A text, and the colour that it has on a terminal with colours."""
+
+    text: str
+    colour: str
+
+
+def say_in_colours(*pieces: str | Coloured) -> None:
+    """Print one line on standard output, put together from texts with and without a colour."""
+    text = "".join(_shown(piece, sys.stdout) for piece in pieces)
+    click.echo(text, file=_bare(sys.stdout), color=True)
+
+
+def _shown(piece: str | Coloured, stream: Any) -> str:
+    """Return a piece as it is printed: what drives a terminal is escaped before our own colour is put around it."""
+    if isinstance(piece, str):
+        return plain(piece)
+    return click.style(plain(piece.text), fg=piece.colour) if has_colours(stream) else plain(piece.text)
+
+
+def has_colours(stream: Any) -> bool:
+    """Return whether a stream is a terminal whose user has not set NO_COLOR (https://no-color.org)."""
+    return is_screen(stream) and not os.environ.get("NO_COLOR")
+
+
 def complain(message: str) -> None:
     """Print a line on standard error; ignore that it cannot be written."""
-    hint(f"fsqueue: {message}")
+    try:
+        name = _shown(Coloured("fsqueue:", ERROR), sys.stderr)
+        click.echo(f"{name} {plain(message)}", file=_bare(sys.stderr), color=True)
+    except OSError:
+        pass
 
 
 def hint(*lines: str) -> None:
@@ -178,7 +210,12 @@ class Canvas:
         self._fd = stream.fileno()
         self._size = self._asked()
         self._console = Console(
-            file=_bare(stream), color_system=None, markup=False, emoji=False, highlight=False, force_terminal=True
+            file=_bare(stream),
+            color_system="standard" if has_colours(stream) else None,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            force_terminal=True,
         )
         self._new = partial(LiveRender, "", vertical_overflow="crop")
         self._drawn = self._new()
@@ -200,6 +237,12 @@ class Canvas:
         if self._drawn.last_render_height:
             self._drawn = self._new()
             self._console.line()
+
+    def clear(self) -> None:
+        """Take away what was drawn."""
+        if self._drawn.last_render_height:
+            self._console.print(self._drawn.restore_cursor(), end="")
+            self._drawn = self._new()
 
     def _asked(self) -> os.terminal_size:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fsqueue.upkeep.collect import Reaping, reap
 
 from .common import (
     confirm,
+    duration,
     example,
     json_option,
     optional_queue_argument,
@@ -99,6 +101,8 @@ def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_
             hint(f"warning: {q.path} is {lost}")
         if as_json:
             print_json({"queue": str(q.path), "created": is_new, "settings": has})
+        elif is_new:
+            say(f"made the queue {q.path}: {_promises(q.settings)}")
 
 
 @click.command(epilog=example("fsqueue upgrade /scratch/me/tiles --yes"))
@@ -206,9 +210,53 @@ def gc(
             report = q.gc(touch=touch, history_days=history_days).as_dict()
     if as_json:
         print_json(report)
+    elif not any(report.values()):
+        say("nothing was to be cleaned up")
     else:
-        for name, value in report.items():
-            say(f"{name.replace('_', ' '):<20} {value}")
+        say(*_cleaned(report))
+
+
+GC_LINES = {
+    "finished": {
+        "finished": ("batch", "batches"),
+        "commits_applied": ("commit", ""),
+        "retries_published": ("retry of dead letters", "retries of dead letters"),
+        "letters_added": ("missing dead letter", ""),
+        "renamed": ("batch under the time it is due", "batches under the time they are due"),
+    },
+    "removed": {
+        "staged_reaped": ("file of an insert that died", "files of inserts that died"),
+        "attempts_reaped": ("commit that was given up", "commits that were given up"),
+        "keys_removed": ("file of a free key", "files of free keys"),
+        "history_days_removed": ("day of history", "days of history"),
+        "generations_trashed": ("purged generation", ""),
+        "trash_reaped": ("directory of the trash", "directories of the trash"),
+        "reaped": ("deleted queue", ""),
+    },
+    "touched": {"touched": ("file", "")},
+    "passed over": {"busy": ("busy batch", "busy batches")},
+    "left alone": {"stray": ("stray file ('fsqueue fsck' tells more)", "stray files ('fsqueue fsck' tells more)")},
+    "given back": {
+        "inodes_given_back": ("file or directory", "files and directories"),
+        "bytes_given_back": ("byte", ""),
+    },
+}
+"""The lines that gc prints: the counts in each, with the noun for one, and for several if that is not one with an s."""
+
+
+def _cleaned(report: dict[str, int]) -> Iterator[str]:
+    """Return the lines that have counts other than 0."""
+    for doing, counts in GC_LINES.items():
+        found = [wording.counted(report[name], *nouns) for name, nouns in counts.items() if report.get(name)]
+        if found:
+            yield f"{doing:<12} {', '.join(found)}"
+
+
+def _promises(settings: fsqueue.Settings) -> str:
+    """Return the settings that a first user wants to know, in words."""
+    attempts = settings.max_attempts
+    tries = "any number of attempts" if attempts is None else wording.counted(attempts, "attempt")
+    return f"a lease lasts {duration(settings.lease_s)} unless renewed, a task has {tries}"
 
 
 def _said(value: object) -> str:

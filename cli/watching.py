@@ -19,7 +19,20 @@ from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import brief, example, json_option, moment, queues_argument
 from .options import DURATION
-from .printing import Bar, Canvas, can_show, complain, is_screen, plain, print_json, print_table, say
+from .printing import (
+    ERROR,
+    Bar,
+    Canvas,
+    Coloured,
+    can_show,
+    complain,
+    is_screen,
+    plain,
+    print_json,
+    print_table,
+    say,
+    say_in_colours,
+)
 from .status_text import STATES, Look, details, progress_line, total
 
 if TYPE_CHECKING:
@@ -228,7 +241,8 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
     sound = [look for look in looks if look.error is None]
     if len(looks) == 1:
         for name in (*STATES, "inserted"):
-            say(f"{name:<10}{getattr(looks[0].status, name):>16,}")
+            line = f"{name:<10}{getattr(looks[0].status, name):>16,}"
+            say_in_colours(Coloured(line, ERROR) if name == "dead" and looks[0].status.dead else line)
     else:
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))
     plus_minus = "±" if can_show("±", getattr(sys.stdout, "encoding", None)) else "+-"
@@ -340,7 +354,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
             last = fsqueue.wait([one.queue for one in watched], timeout_s, show if canvas is not None else None)
         finally:
             if canvas is not None:
-                canvas.close()
+                canvas.clear()
     for one, status in zip(watched, last, strict=True):
         if as_json:
             print_json(status.as_dict() | {"queue": one.path})

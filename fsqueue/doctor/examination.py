@@ -17,7 +17,7 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import contests, messages, probes, twohosts
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
-from fsqueue.errors import FULL, FsqueueError, NotAQueue
+from fsqueue.errors import FULL, FsqueueError, InvalidArgument, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_directory
@@ -42,10 +42,9 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class Report:
-    """The doctor's findings. `directory` is where it looked: the path itself, or the directory that will hold it."""
+    """The doctor's findings on the mount that holds `path`."""
 
     path: str
-    directory: str
     host: str
     mount: Mount
     findings: list[ProbeResult] = field(default_factory=list)
@@ -65,7 +64,6 @@ class Report:
         """Return all of it, for JSON."""
         return {
             "path": self.path,
-            "directory": self.directory,
             "host": self.host,
             "partner": self.partner,
             "same_host": self.same_host,
@@ -76,9 +74,10 @@ class Report:
 
 
 def examine(path: str | os.PathLike[str], *, progress: Progress = lambda step: None) -> Report:
-    """Examine the mount that holds `path` (a queue, a directory, or what is not there yet) from this host.
+    """Examine the mount that holds `path` (a queue or any directory) from this host.
 
-    It takes some seconds, and removes what it wrote. NotAQueue if `path` is a file; any other trouble is a finding.
+    It takes some seconds, and removes what it wrote. InvalidArgument if nothing is at `path`, NotAQueue if it is a
+    file; any other trouble is a finding.
     """
     examination = Examination(path, progress)
     if examination.mount.shared:
@@ -112,12 +111,13 @@ class Examination:
         self, path: str | os.PathLike[str], progress: Progress, make: Callable[..., Filesystem] = Filesystem
     ) -> None:
         where = queue_path(path)
-        self.directory = nearest(where)
-        self.mount = mount_of(self.directory)
+        check_is_directory(where)
+        self.directory = where
+        self.mount = mount_of(where)
         self.make = make
         self.clock, self.entropy = Clock(), Entropy()
         self.progress = progress
-        self.report = Report(where, self.directory, socket.gethostname(), self.mount)
+        self.report = Report(where, socket.gethostname(), self.mount)
         self.report.findings.append(about(self.mount))
         self._look()
 
@@ -148,12 +148,11 @@ class Examination:
                     "Ask what the rule is; 'fsqueue gc --touch' refreshes a queue's files.",
                 )
             )
-        if self.directory == report.path:
-            self.progress("stuck locks")
-            try:
-                report.stuck = stuck_locks.of_queue(report.path)
-            except (FsqueueError, OSError):
-                pass  # no queue, or one that cannot be opened: as the other findings say
+        self.progress("stuck locks")
+        try:
+            report.stuck = stuck_locks.of_queue(report.path)
+        except (FsqueueError, OSError):
+            pass  # no queue, or one that cannot be opened: as the other findings say
 
     def _work(self, directory: OpenDirectory) -> None:
         """Make all probes in a new place, and remove it in the end. Remove what killed doctors left, too."""
@@ -312,17 +311,28 @@ class Contest:
         return contests.Party(meeting.me, self.fs, inside.path, meeting.clock, entropy, inside.stat().st_uid)
 
 
-def nearest(path: str) -> str:
-    """Return `path`, or the nearest directory above it that exists; NotAQueue if that is a file."""
+def check_is_directory(path: str) -> None:
+    """Raise NotAQueue if a file is at `path`, and InvalidArgument, with a directory to name instead, if nothing is."""
+    try:
+        if not is_directory(path):
+            raise NotAQueue(f"{path} is a file. Give the doctor a queue or a directory.")
+    except (FileNotFoundError, NotADirectoryError):
+        raise InvalidArgument(
+            f"There is nothing at {path}. Give the doctor a directory that is there. The nearest one is {_above(path)}"
+        ) from None
+    except OSError:
+        pass  # it cannot be looked at: the probes will say why
+
+
+def _above(path: str) -> str:
+    """Return the nearest directory above a path at which nothing is."""
     while True:
+        path = path.rpartition("/")[0] or "/"
         try:
-            if not is_directory(path):
-                raise NotAQueue(f"{path} is a file. Give the doctor a directory, or a path where one could be made.")
-            return path
-        except (FileNotFoundError, NotADirectoryError):
-            path = path.rpartition("/")[0] or "/"
+            if is_directory(path):
+                return path
         except OSError:
-            return path  # it cannot be looked at: the probes will say why
+            pass
 
 
 def without_proc(what: str) -> ProbeResult:

@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.waiting import until
 
-_TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x00-\x1f\x7f-\x9f])|([\x00-\x1f\x7f-\x9f])")
+_TOKEN = re.compile(r"\x1b\[([\d;]*)([A-Za-z])|([\r\n])|([^\x00-\x1f\x7f-\x9f])|([\x00-\x1f\x7f-\x9f])")
 
 LAST = b"\x00last\x00"
 """Written after the end of a command."""
@@ -69,6 +69,7 @@ class Terminal:
         self.row = self.column = self.scrolled = 0
         self.broken = 0
         """How often a line was longer than the screen is wide."""
+        self.coloured = False
         self.strange: list[str] = []
         """What a plain status has no business to send."""
 
@@ -167,6 +168,8 @@ class Terminal:
                     self.cells[row] = [" "] * self.columns
             elif letter == "H" and not number:
                 self.row = self.column = 0
+            elif letter == "m":
+                self.coloured = self.coloured or number not in ("", "0")
             else:
                 self.strange.append(control or match[0])
 

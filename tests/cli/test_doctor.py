@@ -24,18 +24,25 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 def test_a_report_for_people(fsqueue_cli: Run, tmp_path: Path) -> None:
     at_term = signal.getsignal(signal.SIGTERM)
-    said = fsqueue_cli("doctor", tmp_path / "not-yet").stdout
+    said = fsqueue_cli("doctor", tmp_path).stdout
     assert signal.getsignal(signal.SIGTERM) is at_term  # what runs on in this process is ended as before
-    for words in ("not-yet on ", "was examined", "locks between processes", "timestamps", "space", "Fit for a queue"):
+    for words in (f"{tmp_path} on ", "locks between processes", "timestamps", "space", "Fit for a queue"):
         assert words in said
     assert "UNFIT" not in said
     assert os.listdir(tmp_path) == []
 
 
+def test_a_path_that_is_not_there_is_an_error_that_names_the_nearest(fsqueue_cli: Run, tmp_path: Path) -> None:
+    done = fsqueue_cli("doctor", tmp_path / "not" / "there", code=2)
+    assert done.stdout == ""
+    assert f"There is nothing at {tmp_path}/not/there." in done.stderr
+    assert done.stderr.endswith(f" The nearest one is {tmp_path}\n")
+
+
 def test_a_report_for_programs(fsqueue_cli: Run, queue: Queue) -> None:
     report = json.loads(fsqueue_cli("doctor", queue.path, "--json").stdout)
     assert report["verdict"] in ("ok", "warning")
-    assert report["path"] == report["directory"] == str(queue.path)
+    assert report["path"] == str(queue.path)
     assert {"mount", "locks", "space", "clock"} <= {finding["probe"] for finding in report["findings"]}
 
 

@@ -54,7 +54,7 @@ def lock(path):
 
 def join(path, **_):
     report = fsqueue.doctor.examine(path)
-    report.path = report.directory = report.host = report.partner = EVIL
+    report.path = report.host = report.partner = EVIL
     report.findings = [ProbeResult(EVIL, "warning", EVIL, EVIL)]
     report.stuck = [lock(EVIL)]
     _["waiting"]()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fsqueue_cli.main import COMMANDS, cli
+from fsqueue_cli.main import COMMANDS, GROUPS, cli
 
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn
@@ -23,6 +23,14 @@ def test_help_lists_every_command(fsqueue_cli: Run) -> None:
     help_text = fsqueue_cli("--help").output
     for name, (_, short) in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(short[:20])}", help_text, re.MULTILINE)
+
+
+def test_help_has_the_commands_in_four_groups(fsqueue_cli: Run) -> None:
+    help_text = fsqueue_cli("--help").output
+    titles = re.findall(r"^(\S.*):$", help_text, re.MULTILINE)
+    assert titles == ["Options", *GROUPS]
+    assert len(GROUPS) == 4
+    assert sum(map(len, GROUPS.values())) == len(COMMANDS)
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "dead list", "dead retry", "dead purge"])

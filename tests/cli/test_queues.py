@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
 from pathlib import Path
 
 import pytest
+from fsqueue_cli.queues import _cleaned
 
-from fsqueue import Queue
+from fsqueue import GcReport, Queue
 from fsqueue.format import names
 from tests.cli.conftest import Run
 from tests.waiting import until
@@ -29,6 +32,13 @@ def test_create_with_settings(fsqueue_cli: Run, tmp_path: Path) -> None:
     assert (settings.shards, settings.batch_tasks_max, settings.task_bytes_max) == (4, 10, 5000)
     assert (settings.max_attempts, settings.lease_s, tuple(settings.backoff_s)) == (None, 30.5, (0.5, 10))
     assert (settings.durability, settings.keep_history) == ("strict", False)
+
+
+def test_create_says_what_it_made(fsqueue_cli: Run, tmp_path: Path) -> None:
+    said = fsqueue_cli("create", tmp_path / "q", "--lease", "1h", "--max-attempts", "1").stdout
+    assert said == f"made the queue {tmp_path / 'q'}: a lease lasts 1 h 0 min unless renewed, a task has 1 attempt\n"
+    assert fsqueue_cli("create", tmp_path / "q", "--exist-ok").stdout == ""
+    assert "any number of attempts" in fsqueue_cli("create", tmp_path / "r", "--max-attempts", "none").stdout
 
 
 def test_create_twice(fsqueue_cli: Run, tmp_path: Path) -> None:
@@ -114,8 +124,19 @@ def test_gc(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many(range(10))
     report = json.loads(fsqueue_cli("gc", queue.path, "--touch", "--history-days", "30", "--json").stdout)
     assert report["touched"] >= 1
-    assert "touched" in fsqueue_cli("gc", queue.path).stdout
+    assert re.fullmatch(r"touched +\d+ files\n", fsqueue_cli("gc", queue.path, "--touch").stdout)
+    assert fsqueue_cli("gc", queue.path).stdout == "nothing was to be cleaned up\n"
     assert json.loads(fsqueue_cli("gc", "--trash", queue.path.parent, "--json").stdout) == {"reaped": 0, "left": {}}
+
+
+def test_gc_has_words_for_each_count_and_needs_few_lines() -> None:
+    counts = {field.name: number for number, field in enumerate(dataclasses.fields(GcReport), start=1)}
+    lines = [*_cleaned({**counts, "reaped": 99})]
+    assert len(lines) <= 10
+    for number in (*counts.values(), 99):
+        assert re.search(rf"\b{number} [a-z]", " ".join(lines))
+    assert [*_cleaned(dict.fromkeys(counts, 0))] == []
+    assert [*_cleaned({"finished": 1, "reaped": 2})] == ["finished     1 batch", "removed      2 deleted queues"]
 
 
 def test_gc_says_what_it_left_alone_and_why(fsqueue_cli: Run, queue: Queue) -> None:
@@ -126,7 +147,7 @@ def test_gc_says_what_it_left_alone_and_why(fsqueue_cli: Run, queue: Queue) -> N
     (left / "thesis.tex").touch()
     said = fsqueue_cli("gc", "--trash", parent).stdout
     assert f"{left} was left alone: no queue.jsonl in it proves that it was a queue." in said
-    assert "reaped               0" in said
+    assert "deleted queue" not in said
     assert "mine" not in said
     told = json.loads(fsqueue_cli("gc", "--trash", parent, "--json").stdout)
     assert told == {"reaped": 0, "left": {str(left): "no queue.jsonl in it proves that it was a queue"}}

@@ -373,6 +373,35 @@ def test_several_queues_on_a_terminal(terminal: Terminals, group: Path) -> None:
 
 
 @pytest.mark.once
+def test_waiting_says_its_last_line_once_on_a_terminal(terminal: Terminals, queue: Queue) -> None:
+    queue.insert(1)
+    [task] = queue.lease(1)
+    waiting = terminal("wait", queue.path)
+    waiting.read(lambda text: "completed 0 of 1" in text)
+    queue.complete([task])
+    code, text = waiting.end()
+    assert (code, text) == (0, "completed 1 of 1 (100.0%), waiting 0, leased 0")
+    assert waiting.strange == []
+
+
+@pytest.mark.once
+def test_dead_letters_are_red_unless_the_user_wants_no_colours(terminal: Terminals, queue: Queue) -> None:
+    queue.insert(1)
+    shown = terminal("status", queue.path)
+    shown.end()
+    assert not shown.coloured
+    [task] = queue.lease(1)
+    task.bury("broken")
+    for env, is_red in (({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)):
+        shown = terminal("status", queue.path, env=env)
+        code, text = shown.end()
+        assert code == 0
+        assert "dead                     1" in text
+        assert shown.coloured == is_red
+        assert shown.strange == []
+
+
+@pytest.mark.once
 def test_waiting_shows_progress_on_a_terminal(terminal: Terminals, queue: Queue) -> None:
     queue.insert(1)
     waiting = terminal("wait", queue.path, "--timeout", "0.5")

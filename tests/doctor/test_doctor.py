@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -38,16 +39,12 @@ def everything_below(directory: Path) -> list[str]:
 # -- where it looks ---------------------------------------------------------------------------------------
 
 
-def test_a_directory_a_queue_and_a_place_that_is_not_there_yet(tmp_path: Path, queue: Queue) -> None:
+def test_a_directory_and_a_queue(tmp_path: Path, queue: Queue) -> None:
     queue.insert("task")
     before = everything_below(tmp_path)
-    for path, directory in (
-        (tmp_path, tmp_path),
-        (queue.path, queue.path),
-        (tmp_path / "not" / "yet", tmp_path),
-    ):
+    for path in (tmp_path, queue.path):
         report = doctor.examine(path)
-        assert (report.path, report.directory) == (str(path), str(directory))
+        assert report.path == str(path)
         assert report.verdict in (OK, WARNING)  # a warning on tmpfs
         assert {finding.verdict for finding in report.findings[1:]} == {OK}
         assert report.stuck == []
@@ -63,11 +60,19 @@ def test_a_queue_can_be_made_in_a_directory_that_is_being_examined(tmp_path: Pat
 
 def test_a_file_is_no_place_for_a_queue(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(NotAQueue, match="is a file"):
-            doctor.examine(path)
+    with pytest.raises(NotAQueue, match="is a file"):
+        doctor.examine(tmp_path / "file")
     with pytest.raises(InvalidArgument):
         doctor.examine("")
+
+
+def test_a_path_at_which_nothing_is_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for path in ("file/below", "link", "not", "not/yet"):
+        for look in (doctor.examine, doctor.join):
+            with pytest.raises(InvalidArgument, match=f"nothing at .* nearest one is {re.escape(str(tmp_path))}$"):
+                look(tmp_path / path)
 
 
 def test_the_report_can_be_json(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(TOP / name, tree)
     for name in ("fsqueue", "cli", "tests"):
         shutil.copytree(TOP / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    typed = Typed(tree, "README.md", {}, {})
+    # The virtual environment is this one: a new one would ask a package index for what the package needs.
+    typed = Typed(tree, "README.md", {"python3 -m venv ~/fsqueue && . ~/fsqueue/bin/activate": ":"}, {})
     # pip installs into a directory of its own; what the package needs is in this environment.
     options = f"--target {target} --upgrade --no-deps"
     added = f'[ "$1" != install ] || {{ shift; set -- install {options} "$@"; }}'
