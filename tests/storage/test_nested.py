@@ -172,7 +172,7 @@ def test_what_is_there_already_is_spared(outer: Queue, place: str) -> None:
         act(Queue(outer.path))
         assert inner.is_dir(), verb
         check(inner)
-    shutil.rmtree(inner)
+    shutil.rmtree(inner, ignore_errors=True)  # what a purge left may be removed in the background at the same time
     Queue(outer.path).delete(wait=True)
     assert not outer.path.exists()
 
