@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "create": ("queues", "Create a queue."),
-    "insert": ("inserting", "Insert tasks from JSON Lines or plain lines."),
+    "insert": ("inserting", "Insert tasks from JSON Lines, tables, lists, or what a command prints."),
     "run": ("running", "Run a command for each task."),
     "status": ("watching", "Count the tasks; rates, time left, failures by reason; --watch."),
     "wait": ("watching", "Wait until the queue is drained."),

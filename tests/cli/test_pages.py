@@ -94,6 +94,9 @@ PLANS = {
             "assemble": ASSEMBLE,
             "bin/sbatch": SBATCH,
             "tasks.jsonl": "".join(f"{json.dumps(tile)}\n" for tile in TILES),
+            "list-tiles": "#!/bin/sh\ncat tasks.jsonl\n",
+            "sweep.csv": "alpha,steps\n0.5,100\n",
+            "data/a b.tif": "",
             "tiles/work.py": "def render(payload):\n    assert payload['zoom'] == 2\n",
         },
         names={"render": lambda tile: None, "tasks": TILES},
@@ -151,7 +154,7 @@ def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     typed = typed_page(page, tmp_path)
     if page == "README.md":
         rendered = [int(line) for line in (tmp_path / "rendered").read_text().split()]
-        assert sorted(rendered) == sorted([*range(1, 21), *(tile["tile"] for tile in TILES * 3)])
+        assert sorted(rendered) == sorted([*range(1, 21), *(tile["tile"] for tile in TILES * 4)])
         assert Queue(tmp_path / "scratch/tiles").status().dead == 0
     if page == "docs/functions.md":
         queue = Queue(tmp_path / "scratch/tiles")
