@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Every day": {
         "create": ("queues", "Create a queue."),
-        "insert": ("inserting", "Insert tasks from JSON Lines or plain lines."),
+        "insert": ("inserting", "Insert tasks from JSON Lines, tables, lists, or what a command prints."),
         "run": ("running", "Run a command for each task."),
         "slurm": ("slurm", "Submit an array job of workers to Slurm."),
         "status": ("watching", "Count the tasks; rates, time left, failures by reason; --watch."),

@@ -113,3 +113,23 @@ def renamed(*names: str, former: Sequence[str], **attributes: Any) -> Callable[[
 def names_of(option: click.Parameter) -> list[str]:
     """Return all names of an option, with its former ones."""
     return [*option.opts, *getattr(option, "former", ())]
+
+
+class AfterDashes(click.Command):
+    """A command line in which everything after the first `--` is another one, `ctx.meta["command"]`.
+
+    `only_with`: an option without which `--` means what it means elsewhere.
+    """
+
+    usage: tuple[str, ...] = ("[OPTIONS]", "Q...", "[-- COMMAND...]")
+    only_with = ""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            if not self.only_with or self.only_with in args[:at]:
+                args, ctx.meta["command"] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return list(self.usage)

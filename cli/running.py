@@ -16,25 +16,12 @@ from fsqueue import wording
 from fsqueue.worker import Event, Output, check_program
 
 from .common import brief, example, json_option, queues_argument, search_working_directory, worker_option
-from .options import DURATION, renamed
+from .options import DURATION, AfterDashes, renamed
 from .printing import complain, is_screen, print_json, unguarded
 from .progress import Progress
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
-
-
-class AfterDashes(click.Command):
-    """A command line in which everything after the first `--` is another one."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            at = args.index("--")
-            args, ctx.meta["command"] = args[:at], args[at + 1 :]
-        return super().parse_args(ctx, args)
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return ["[OPTIONS]", "Q...", "[-- COMMAND...]"]
 
 
 number = click.IntRange(min=1)

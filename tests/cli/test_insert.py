@@ -19,7 +19,7 @@ from unittest import mock
 
 import pytest
 from click.testing import CliRunner
-from fsqueue_cli import inserting
+from fsqueue_cli import insert_places
 from fsqueue_cli.main import cli
 
 from fsqueue import Queue, StorageError, StorageFull
@@ -319,7 +319,7 @@ def test_payloads_that_are_arrays_get_none(fsqueue_cli: Run, queue: Queue, given
 @pytest.fixture
 def files_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are there when the command begins, and cannot be read later."""
-    monkeypatch.setattr("fsqueue_cli.inserting._why_unreadable", lambda name: None)
+    monkeypatch.setattr("fsqueue_cli.insert_source.why_unreadable", lambda name: None)
 
 
 @pytest.mark.usefixtures("files_vanish")
@@ -601,8 +601,8 @@ def test_a_line_with_a_key_that_may_be_in_the_queue_may_be_repeated(
 
 
 def test_the_places_of_many_tasks_are_known_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inserting, "PLACES_MAX", 10)
-    places = inserting.Places()
+    monkeypatch.setattr(insert_places, "PLACES_MAX", 10)
+    places = insert_places.Places()
     assert places.find(0) is None
     for task in range(1000):
         places.note(task, 0, task + 1)

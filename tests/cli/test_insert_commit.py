@@ -136,9 +136,9 @@ def test_a_missing_file_inserts_nothing(fsqueue_cli: Run, queue: Queue, tmp_path
 
 IMPATIENT = """
 import sys
-from fsqueue_cli import inserting
+from fsqueue_cli import insert_input
 from fsqueue_cli.main import main
-inserting.PUBLISH_S = 0.0
+insert_input.PUBLISH_S = 0.0
 sys.argv[:] = ["fsqueue", *sys.argv[1:]]
 main()
 """

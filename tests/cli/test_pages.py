@@ -92,6 +92,9 @@ PLANS = {
             "render": RENDER,
             "bin/sbatch": SBATCH,
             "tasks.jsonl": "".join(f"{json.dumps(tile)}\n" for tile in TILES),
+            "list-tiles": "#!/bin/sh\ncat tasks.jsonl\n",
+            "sweep.csv": "alpha,steps\n0.5,100\n",
+            "data/a b.tif": "",
             "tiles/work.py": "def render(payload):\n    assert payload['zoom'] == 2\n",
         },
         names={"render": lambda tile: None, "tasks": TILES},
@@ -149,7 +152,7 @@ def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     typed = typed_page(page, tmp_path)
     if page == "README.md":
         rendered = [int(line) for line in (tmp_path / "rendered").read_text().split()]
-        assert sorted(rendered) == sorted(tile["tile"] for tile in TILES * 3)
+        assert sorted(rendered) == sorted(tile["tile"] for tile in TILES * 4)
         factored = [int(line.partition(":")[0]) for line in (tmp_path / "factors").read_text().splitlines()]
         assert sorted(factored) == [*range(1, 21)]
         assert Queue(tmp_path / "scratch/tiles").status().dead == 0

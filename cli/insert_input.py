@@ -1,0 +1,171 @@
+"""Read what is to be inserted: bytes in chunks, cut into lines, with pauses and signals."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO, Any, TypeVar
+
+from .printing import complain
+
+CHUNK_BYTES = 1 << 16
+HEAD_BYTES = 1 << 12
+"""How much of a file's beginning is kept, to tell what kind of file it is."""
+PAUSE = object()
+"""Stands between lines where the input has paused while tasks wait to be published."""
+PUBLISH_S = 1.0
+"""How long a task may wait for further input before it is published."""
+
+Answer = TypeVar("Answer")
+
+
+class BadLine(Exception):
+    """Say why a line is no task, as the end of a sentence. `may_skip`: whether --skip-bad may go on after it."""
+
+    def __init__(self, why: str, may_skip: bool = True) -> None:
+        super().__init__(why)
+        self.may_skip = may_skip
+
+
+class Unreadable(BadLine):
+    """Say why a file cannot be read any further. The lines before are tasks."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"cannot be read: {why}", may_skip=False)
+
+
+class Input:
+    """Read files in chunks. A signal or a pause ends the waiting for more."""
+
+    def __init__(self, line_bytes_max: int) -> None:
+        self.line_bytes_max = line_bytes_max
+        self.signal: int | None = None
+        """Give the signal that interrupted the reading. None if there was none."""
+        self.at_end = False
+        """Say whether the end of the file that is being read was reached."""
+        self.head = b""
+        """Give the first bytes of the file that is being read, up to HEAD_BYTES."""
+        self.on_bytes: Callable[[int], None] = lambda count: None
+        """Is called with the number of bytes of each chunk."""
+        self._publish_at = math.inf
+        self._reading = False
+
+    def begin_call(self) -> None:
+        """Begin another insert: no task waits to be published."""
+        self._publish_at = math.inf
+
+    def note_task(self) -> None:
+        """Let a pause come within PUBLISH_S from now, if no task waited before."""
+        self._publish_at = min(self._publish_at, time.monotonic() + PUBLISH_S)
+
+    def lines(self, file: IO[bytes], end: bytes = b"\n") -> Iterator[Any]:
+        """Yield lines without their ends, and PAUSE. A line too long for a task is cut, but stays too long."""
+        parts: list[bytes] = []
+        size = 0
+        self.at_end, self.head = False, b""
+        while chunk := self._read(file):
+            if chunk is PAUSE:
+                yield PAUSE
+                continue
+            self.on_bytes(len(chunk))
+            if len(self.head) < HEAD_BYTES:
+                self.head += chunk[: HEAD_BYTES - len(self.head)]
+            first, *others = chunk.split(end)
+            if size <= self.line_bytes_max:
+                parts.append(first)
+                size += len(first)
+            if others:
+                yield b"".join(parts)
+                yield from others[:-1]
+                parts, size = [others[-1]], len(others[-1])
+            if self.signal is not None:
+                return
+        if self.signal is None:
+            self.at_end = True
+            if size:
+                yield b"".join(parts)
+
+    def _read(self, file: IO[bytes]) -> Any:
+        """Return some bytes; b"" at the end or if interrupted; PAUSE if tasks wait and no byte has come yet."""
+        self._reading = True
+        try:
+            if self.signal is not None:
+                return b""
+            if self._publish_at < math.inf and not _is_ready(file, self._publish_at):
+                self._publish_at = math.inf
+                return PAUSE
+            return os.read(file.fileno(), CHUNK_BYTES)
+        except io.UnsupportedOperation:  # not a file of the operating system
+            return file.read(CHUNK_BYTES)
+        except KeyboardInterrupt:
+            return b""
+        finally:
+            self._reading = False
+
+    def wait_for(self, answer: Callable[[], Answer]) -> Answer | None:
+        """Return what a call returns that may take long. None if a signal came before or meanwhile."""
+        self._reading = True
+        try:
+            return answer() if self.signal is None else None
+        except KeyboardInterrupt:
+            return None
+        finally:
+            self._reading = False
+
+    @contextmanager
+    def interruptible(self, also: tuple[signal.Signals, ...] = ()) -> Iterator[None]:
+        """Let SIGINT and SIGTERM interrupt the reading of a line. During an insert they wait for its end.
+
+        `also`: further signals that do, unless this process ignores them (as under nohup).
+        """
+
+        def note(number: int, frame: FrameType | None) -> None:
+            again = self.signal is not None
+            self.signal = number
+            if self._reading or again:
+                raise KeyboardInterrupt
+
+        heard = [number for number in also if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, *heard)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def open_input(name: str) -> IO[bytes]:
+    """Open a file by its name; `-` is standard input."""
+    if name == "-":
+        if sys.stdin.isatty():
+            complain("reading from the terminal, a task a line; end with Ctrl-D")
+        return sys.stdin.buffer
+    return open(name, "rb", buffering=0)
+
+
+def why_unreadable(name: str) -> str | None:
+    """Return why a file cannot be read, in a few words; None if it seems that it can."""
+    try:
+        if stat.S_ISDIR(os.stat(name).st_mode):
+            return "it is a directory"
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if os.access(name, os.R_OK) else "permission denied"
+
+
+def _is_ready(file: IO[bytes], until: float) -> bool:
+    """Tell whether there is something to read (or the end). Wait for it `until` that time (monotonic seconds)."""
+    waiting = select.poll()
+    waiting.register(file.fileno(), select.POLLIN)
+    return bool(waiting.poll(max(0.0, until - time.monotonic()) * 1000))

@@ -1,0 +1,265 @@
+"""Make tasks of the rows of Parquet files (docs/tables.md). pyarrow reads them; it comes with the extra `arrow`."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import IO, TYPE_CHECKING, Any
+
+import fsqueue
+
+from .insert_input import BadLine, Input, Unreadable
+from .insert_kinds import PARQUET_MAGIC
+from .insert_lines import Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SUFFIXES = (".parquet", ".pq")
+BATCH_ROWS_MAX = 4096
+BATCH_BYTES = 1 << 24
+"""About how much of a file is in memory as Python objects at a time, before they are made."""
+UNITS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MISSING = "pyarrow is not installed. To install it: pip install 'fsqueue-tasks[arrow]'"
+
+Convert = Callable[[Any], Any]
+
+
+class NoJson(Exception):
+    """Say why a value or a type has no form in JSON, as the end of a sentence."""
+
+
+def is_parquet(name: str) -> bool:
+    """Tell whether a file is to be read as Parquet: by its name, or by its first bytes. A pipe never is."""
+    if name == "-":
+        return False
+    try:
+        if not stat.S_ISREG(os.stat(name).st_mode):
+            return False
+        with open(name, "rb") as file:
+            return name.lower().endswith(SUFFIXES) or file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC
+    except OSError:  # said later
+        return False
+
+
+class ParquetFormat:
+    """Make a task of each row: an object with a field for each column."""
+
+    unit = "row"
+
+    def __init__(self, source: Input) -> None:
+        self._input = source
+        self.line = 0
+
+    def check(self, name: str) -> None:
+        """Refuse a file that is not Parquet, or has columns that JSON has no form for. InvalidArgument."""
+        try:
+            with open(name, "rb") as file:
+                _opened(file)
+        except BadLine as error:
+            raise fsqueue.InvalidArgument(f"{name} {error}. Nothing was inserted.") from None
+        except ImportError:
+            raise fsqueue.InvalidArgument(f"{name} is a Parquet file, and {MISSING}. Nothing was inserted.") from None
+
+    def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
+        """Yield the rows of a file, in batches of bounded memory."""
+        self.line = 0
+        try:
+            opened, casts, converts = _opened(file)
+            size = os.fstat(file.fileno()).st_size
+            total = max(1, opened.metadata.num_rows)
+            uncompressed = sum(opened.metadata.row_group(at).total_byte_size for at in range(opened.num_row_groups))
+            some = max(1, min(BATCH_ROWS_MAX, BATCH_BYTES * total // max(1, uncompressed)))
+            for batch in opened.iter_batches(batch_size=some, use_threads=False):
+                self._input.on_bytes(size * batch.num_rows // total)
+                for row in batch.cast(casts).to_pylist():
+                    if self._input.signal is not None:
+                        return
+                    self.line += 1
+                    yield number, self.line, self.line, _payload(row, converts)
+        except BadLine as error:
+            yield number, self.line, self.line, error
+        except Exception as error:  # pyarrow's, of several kinds; those of the operating system go their way
+            is_its = type(error).__module__.partition(".")[0] == "pyarrow" or isinstance(error, ValueError)
+            if not is_its:
+                raise
+            yield number, self.line, self.line, Unreadable(_first_line(error))
+
+    def waiting(self) -> Iterator[Row]:
+        """Yield nothing: no row waits."""
+        return iter(())
+
+    def from_line(self, number: int, line: int) -> str | None:
+        """Return None: no common command cuts a Parquet file."""
+        return "" if line <= 1 else None
+
+    def advice(self) -> str:
+        """Return "": the file says what its columns are."""
+        return ""
+
+
+def _opened(file: IO[bytes]) -> tuple[Any, pa.Schema, dict[str, Convert]]:
+    """Return a Parquet file, the schema to cast its batches to, and what makes JSON of each column's values.
+
+    BadLine if it is not Parquet, or has columns that JSON has no form for. ImportError without pyarrow.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        opened = parquet.ParquetFile(file, pre_buffer=False)
+        schema = opened.schema_arrow
+    except (pa.ArrowException, ValueError) as error:
+        raise BadLine(f"cannot be read as Parquet: {_first_line(error)}", may_skip=False) from None
+    names = schema.names
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise BadLine(f"has two columns {twice!r}: rename one", may_skip=False)
+    converts, fields = {}, []
+    for field in schema:
+        try:
+            kind, converts[field.name] = _conversion(field.type, field.name)
+        except NoJson as error:
+            raise BadLine(str(error), may_skip=False) from None
+        fields.append(pa.field(field.name, kind))
+    return opened, pa.schema(fields), converts
+
+
+def _payload(row: dict[str, Any], converts: dict[str, Convert]) -> dict[str, Any] | BadLine:
+    """Return a row as an object, or a BadLine that names the column of a value that JSON does not have."""
+    payload = {}
+    for name, convert in converts.items():
+        value = row[name]
+        try:
+            payload[name] = None if value is None else convert(value)
+        except NoJson as error:
+            return BadLine(f"has {error} in the column {name!r}")
+    return payload
+
+
+def _conversion(kind: pa.DataType, where: str) -> tuple[pa.DataType, Convert]:
+    """Return the type to cast a column to, and what makes JSON of a value of that type other than null.
+
+    `where` names the column or the part of it. NoJson if JSON has no form for the type.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _conversion(kind.value_type, where)
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_null(kind):
+        return kind, _same
+    if types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
+        return pa.large_string(), _same
+    if types.is_float16(kind) or types.is_float32(kind):
+        return pa.float32(), _float32
+    if types.is_float64(kind):
+        return kind, _float64
+    if types.is_decimal(kind):
+        return kind, lambda value: format(value, "f")
+    if types.is_date32(kind):
+        return pa.int32(), _date
+    if types.is_date64(kind):
+        return pa.int64(), lambda value: _date(value // 86_400_000)
+    if types.is_timestamp(kind):
+        zone = "" if kind.tz is None else "Z"
+        return pa.int64(), lambda value, per_s=UNITS[kind.unit]: _moment(value, per_s) + zone
+    if types.is_time(kind):
+        whole = pa.int32() if types.is_time32(kind) else pa.int64()
+        return whole, lambda value, per_s=UNITS[kind.unit]: _moment(value, per_s).partition("T")[2]
+    if types.is_struct(kind):
+        return _struct(kind, where)
+    if types.is_map(kind):
+        return _map(kind, where)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inner, convert = _conversion(kind.value_type, f"{where}[]")
+        to = pa.list_(inner, kind.list_size) if types.is_fixed_size_list(kind) else pa.large_list(inner)
+        return to, lambda value: [None if one is None else convert(one) for one in value]
+    if "binary" in str(kind):
+        advice = "if it is text, write the file anew with a column of strings; else encode it, or leave it out"
+    elif types.is_duration(kind):
+        advice = "write it as a number of seconds"
+    else:
+        advice = "write it as text, or leave it out"
+    raise NoJson(f"has the column {where!r} of type {kind}, which JSON does not have: {advice}")
+
+
+def _struct(kind: pa.StructType, where: str) -> tuple[pa.DataType, Convert]:
+    import pyarrow as pa
+
+    inner = {}
+    fields = []
+    for at in range(kind.num_fields):
+        field = kind.field(at)
+        if field.name in inner:
+            raise NoJson(f"has the column {where!r} with two fields {field.name!r}: rename one")
+        to, inner[field.name] = _conversion(field.type, f"{where}.{field.name}")
+        fields.append(pa.field(field.name, to))
+
+    def convert(value: Any) -> Any:
+        return {name: None if value[name] is None else make(value[name]) for name, make in inner.items()}
+
+    return pa.struct(fields), convert
+
+
+def _map(kind: pa.MapType, where: str) -> tuple[pa.DataType, Convert]:
+    import pyarrow as pa
+
+    if not (pa.types.is_string(kind.key_type) or pa.types.is_large_string(kind.key_type)):
+        raise NoJson(f"has the column {where!r} of type {kind}, which JSON does not have: its names are text alone")
+    to, make = _conversion(kind.item_type, f"{where}{{}}")
+
+    def convert(value: Any) -> Any:
+        found = {key: None if one is None else make(one) for key, one in value}
+        if len(found) < len(value):
+            raise NoJson("a map with a key twice")
+        return found
+
+    return pa.map_(kind.key_type, to), convert
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _float64(value: float) -> float:
+    if value != value or value in (float("inf"), float("-inf")):
+        raise NoJson(f"{value}, which JSON does not have,")
+    return value
+
+
+def _float32(value: float) -> float:
+    """Return the shortest number that is this one as a float of 32 bits: 0.1, not 0.10000000149011612."""
+    _float64(value)
+    for digits in range(6, 9):
+        short = float(f"{value:.{digits}g}")
+        if struct.unpack("f", struct.pack("f", short))[0] == value:
+            return short
+    return float(f"{value:.9g}")
+
+
+def _date(days: int) -> str:
+    try:
+        return (date(1970, 1, 1) + timedelta(days=days)).isoformat()
+    except OverflowError:
+        raise NoJson("a date beyond the years 1 to 9999") from None
+
+
+def _moment(value: int, per_s: int) -> str:
+    """Return a time since 1970 in ISO 8601, in microseconds, or in nanoseconds where it has some."""
+    seconds, fraction = divmod(value, per_s)
+    nanoseconds = fraction * (1_000_000_000 // per_s)
+    try:
+        whole = EPOCH + timedelta(seconds=seconds)
+    except OverflowError:
+        raise NoJson("a time beyond the years 1 to 9999") from None
+    digits = f"{nanoseconds:09d}"
+    return f"{whole.isoformat()[:19]}.{digits if nanoseconds % 1000 else digits[:6]}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,328 @@
+"""Turn the input of an insert into a stream of payloads, and say where and why it ended."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import click
+
+import fsqueue
+from fsqueue import wording
+
+from .insert_input import PAUSE, BadLine, Input, Unreadable, open_input, why_unreadable
+from .insert_lines import Format, GivenFormat
+from .insert_options import Asked
+from .insert_parquet import ParquetFormat, is_parquet
+from .insert_places import Places
+from .insert_producer import Producer
+from .insert_progress import InsertBar
+from .printing import complain, hint
+
+SKIPPED_SHOWN_MAX = 20
+"""How many skipped lines are named one by one; the rest is only counted."""
+
+
+def were_inserted(count: int) -> str:
+    """Say how many tasks were inserted."""
+    return f"{wording.counted(count, 'task')} {'was' if count == 1 else 'were'} inserted"
+
+
+class Source:
+    """Yield the payloads in order. After an early end it knows where and why.
+
+    A bad line does not raise but ends the iteration, so that the lines before it are inserted and counted. When the
+    input pauses, the iteration pauses, so that the lines read so far are published.
+    """
+
+    def __init__(
+        self,
+        source: Input,
+        asked: Asked,
+        form: Format,
+        producer: Producer | None,
+    ) -> None:
+        self._priority, self._key = asked.priority, asked.key
+        """Name the fields of a payload that hold its priority and its key."""
+        self.tasks = 0
+        """Count the lines that were read as tasks. Those that the queue refuses do not count."""
+        self._had_priority = self._had_key = False
+        """Say whether any task so far had a priority, or a key."""
+        self._first_plain: int | None = None
+        """Count the tasks before the first one without a key. None if every task so far has one."""
+        self._places = Places()
+        self._input, self._skip_bad, self.producer = source, asked.skip_bad, producer
+        self._files = asked.files or ("-",)
+        parquet = ParquetFormat(source)
+        self._formats = [parquet if asked.may_be_parquet and is_parquet(name) else form for name in self._files]
+        """The format of each file."""
+        self._stream = self._payloads()
+        self._progress = InsertBar(self._files)
+        source.on_bytes = self._progress.read
+        self._number = self._line = self._last = 0
+        """Give the index in `_files` of the file that is being read, and the first and last line of its last task."""
+        self._rest_from = 0
+        """The line to go on from after a read error; 0 if there was none."""
+        self._bad: str | None = None
+        self.ended = False
+        self.skipped = 0
+        self.is_one_array = False
+        """Whether the first line is an array of several elements. The user may have meant a task for each element."""
+
+    @property
+    def _form(self) -> Format:
+        return self._formats[self._number]
+
+    @property
+    def place(self) -> str:
+        """Return the file and the line that was read last; the file alone if none was."""
+        return self._place(self._line)
+
+    def _place(self, line: int) -> str:
+        name = self._files[self._number]
+        if isinstance(self._form, GivenFormat):
+            name = "--task"
+        elif self.producer is not None:
+            name = f"the output of {self.producer.name}"
+        elif name == "-":
+            name = "standard input"
+        return f"{name}, {self._form.unit} {line:,}" if line else name
+
+    def check_files(self) -> None:
+        """Refuse files that cannot be read, before anything is inserted. Most often a name is mistyped."""
+        for name, form in zip(self._files, self._formats, strict=True):
+            if name == "-":
+                continue
+            why = why_unreadable(name)
+            if why is not None:
+                raise fsqueue.InvalidArgument(f"{name}: {why}. Nothing was inserted.")
+            form.check(name)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let signals end the reading, and end the producer at the end, if it has not ended by itself."""
+        with self._input.interruptible(also=() if self.producer is None else (signal.SIGHUP,)):
+            try:
+                yield
+            finally:
+                if self.producer is not None:
+                    self.producer.end(self._input.signal or signal.SIGTERM)
+
+    def until_pause(self) -> Iterator[Any]:
+        """Yield the payloads up to a pause of the input, or its end."""
+        self._input.begin_call()
+        for payload in self._stream:
+            if payload is PAUSE:
+                return
+            yield payload
+        self.ended = True
+
+    def until_end(self) -> Iterator[Any]:
+        """Yield the payloads up to the end of the input, through all pauses."""
+        while not self.ended:
+            yield from self.until_pause()
+
+    def await_producer(self) -> None:
+        """Wait until it is known how the producer ended, unless its output is given up: then end it.
+
+        A bad line may be the half of one, written by a producer that died. So its exit code counts there, too.
+        """
+        if self.producer is None or (self._bad is not None and not self._input.at_end):
+            return
+        self._input.wait_for(self.producer.wait)
+
+    @property
+    def broken_off(self) -> bool:
+        """Tell whether it ended before the end of the input, or the producer did not succeed."""
+        is_bad = self._bad is not None or self._input.signal is not None
+        return is_bad or (self.producer is not None and self.producer.exit_code != 0)
+
+    def forget_signal(self) -> None:
+        """Forget a signal that came when all was inserted."""
+        self._input.signal = None
+
+    def refuse(self, why: str, may_skip: bool = True) -> None:
+        """Skip the line that was read last, or end: it is not a task."""
+        if not (self._skip_bad and may_skip):
+            self._bad, self.ended = why, True
+            return
+        self.skipped += 1
+        if self.skipped <= SKIPPED_SHOWN_MAX:
+            complain(f"skipped: {self.place} {why}")
+
+    def refuse_task(self, error: fsqueue.InvalidTask) -> None:
+        """Skip the line that was read last, or end: the queue does not take it as a task."""
+        self.tasks -= 1
+        if self._first_plain == self.tasks:
+            self._first_plain = None
+        self.refuse(f"is no task for this queue: {error}")
+
+    def _rows(self) -> Iterator[Any]:
+        """Yield the rows of all files, and PAUSE. A file that cannot be read is the last one."""
+        form: Format | None = None
+        for number, name in enumerate(self._files):
+            if form is not None and form is not self._formats[number]:
+                yield from form.waiting()
+            form = self._formats[number]
+            form.line = 0
+            try:
+                with self._open(name, form) as file:
+                    yield from form.rows(number, name, file)
+            except OSError as error:  # of the file, not of the queue: insert the lines read so far, then report it
+                line = form.line
+                yield from form.waiting()
+                yield number, line, line, Unreadable(error.strerror or str(error))
+                return
+            if self._input.signal is not None:
+                return
+        if form is not None:
+            yield from form.waiting()
+
+    def _open(self, name: str, form: Format) -> Any:
+        if isinstance(form, GivenFormat):
+            return nullcontext()
+        return open_input(name) if self.producer is None else self.producer.start()
+
+    def _payloads(self) -> Iterator[Any]:
+        try:
+            for row in self._rows():
+                if row is PAUSE:
+                    yield PAUSE
+                    continue
+                self._number, self._line, self._last, payload = row
+                if isinstance(payload, BadLine):
+                    if isinstance(payload, Unreadable):
+                        self._rest_from = self._line + 1  # the lines up to here are inserted
+                    self.refuse(str(payload), payload.may_skip)
+                    if self._bad:
+                        return
+                    continue
+                yield self._as_task(payload)
+        finally:
+            self._progress.close()
+
+    def _as_task(self, payload: Any) -> Any:
+        """Count a payload, and give it the priority and the key that its fields say."""
+        key = None if self._key is None else _key_of(payload, self._key)
+        self._progress.count()
+        self._input.note_task()
+        if self._line == 1 and type(payload) is list and len(payload) > 1:
+            self.is_one_array = True
+        self._places.note(self.tasks, self._number, self._line)
+        if key is not None:
+            self._had_key = True
+        elif self._first_plain is None:
+            self._first_plain = self.tasks
+        self.tasks += 1
+        if type(payload) is dict and (self._priority is not None or self._key is not None):
+            urgency = None if self._priority is None else payload.get(self._priority)
+            self._had_priority |= urgency is not None
+            payload = fsqueue.Task(payload, key=key, priority=urgency)
+        return payload
+
+    def conclude_without(self, name: str, is_used_up: bool) -> None:
+        """Say why nothing was committed, and exit accordingly. `is_used_up`: by an earlier commit of no tasks."""
+        if self._input.signal is not None and self._bad is None:
+            complain(f"interrupted: nothing was inserted as {name}; repeat the command")
+            raise click.exceptions.Exit(128 + self._input.signal)
+        if self.producer is not None and self.producer.exit_code and (self._bad is None or self._input.at_end):
+            if self._bad is not None:
+                complain(f"{self.place} {self._bad}")
+            complain(f"{self.producer.how_it_ended()}")
+            again = "" if is_used_up else ": the name is free, and the command may be repeated"
+            complain(f"nothing was inserted as {name}{again}")
+            raise click.exceptions.Exit(1)
+        complain(f"{self.place} {self._bad}")
+        complain(f"nothing was inserted as {name}: correct it and repeat the command, or use --skip-bad")
+        raise click.exceptions.Exit(2)
+
+    def hint_at_fields(self) -> None:
+        """Hint at a field that no line had. Most often its name is mistyped."""
+        for option, field, was_found in (
+            ("--priority", self._priority, self._had_priority),
+            ("--key", self._key, self._had_key),
+        ):
+            if field is not None and self.tasks and not was_found:
+                what = option.strip("-")
+                hint(f"hint: no line has a value in the field {field!r} ({option}), so no task has a {what}")
+
+    def _may_be_repeated(self, handled: int) -> bool:
+        """Tell whether each of the first tasks had a key, so that to insert them again does no harm."""
+        return self._first_plain is None or handled <= self._first_plain
+
+    def _how_to_go_on(self, handled: int, place: tuple[int, int] | None) -> str:
+        """Say what to insert next if the first tasks were handled. `place`: a file's number, and its first line."""
+        if not handled:
+            return "repeat the command"
+        later: tuple[str, ...] = ()
+        if place is None:
+            rest = (
+                f"all but the first {wording.counted(handled, 'task')} (lines that are blank or were skipped are none)"
+            )
+        else:
+            number, line = place
+            later = self._files[number + 1 :]
+            rest = self._rest(number, line) + self._formats[number].advice()
+        then = f", and after it {' '.join(map(shlex.quote, later))}" if later else ""
+        if self._may_be_repeated(handled):
+            return f"insert {rest}{then}; or repeat the command: it inserts no line whose key is taken"
+        again = f"the first {handled:,}" if self._key is None else "the lines without a key"
+        return f"insert {rest}{then}; to repeat the command would insert {again} again"
+
+    def _rest(self, number: int, line: int) -> str:
+        """Say what a file has from a line on."""
+        name, form = self._files[number], self._formats[number]
+        command = form.from_line(number, line)
+        if command == "":
+            return shlex.quote(name)
+        if command is None:
+            of = "" if isinstance(form, GivenFormat) else f" of {shlex.quote(name)}"
+            return f"the {form.unit}s{of} from number {line:,} on"
+        if name == "-":
+            return f"the rest (a pipe cannot be read again: make its input once more, through '{command}')"
+        return f"the rest, which '{command} {shlex.quote(name)}' prints"
+
+    def conclude_failure(self, failure: fsqueue.FsqueueError, count: int, handled: int | None) -> None:
+        """Say what is in the queue after an error of the queue, and how to go on, unless the error says it all.
+
+        `count`: how many tasks are new. `handled`: how many tasks from the beginning of the input are in the queue, or
+        had a key that was taken; None if it cannot be told.
+        """
+        if not count and not handled:
+            return
+        if handled is None:
+            them = "them" if self._key is None else "those without a key"
+            complain(f"do not repeat the command: it would insert {them} again. The error says more")
+            complain(f"{were_inserted(count)}, then this happened:")
+            return
+        more = "" if failure.is_exact else ", and some that came next may be in the queue, too"
+        complain(self._how_to_go_on(handled, self._places.find(handled)))
+        complain(f"{were_inserted(count)} from the beginning of the input{more}, then this happened:")
+        failure.args = (str(failure).removesuffix(failure.advice).rstrip(), *failure.args[1:])
+
+    def conclude(self, count: int) -> None:
+        """Say what was left out, if anything was, and exit accordingly."""
+        so_far, unit = were_inserted(count), self._form.unit
+        if self.skipped > SKIPPED_SHOWN_MAX:
+            complain(f"skipped: {self.skipped - SKIPPED_SHOWN_MAX:,} more {unit}s")
+        if self._bad is not None:
+            complain(f"{self.place} {self._bad}")
+            complain(f"{so_far}, from all the {unit}s before this one and none after it")
+            complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._rest_from or self._line))}")
+            raise click.exceptions.Exit(2)
+        if self._input.signal is not None:
+            complain(f"interrupted: {so_far}, up to {self._place(self._last)}")
+            complain(self._how_to_go_on(self.tasks, (self._number, self._last + 1)))
+            raise click.exceptions.Exit(128 + self._input.signal)
+        if self.skipped:
+            complain(f"{so_far}; {wording.counted(self.skipped, f'bad {unit}')} skipped")
+            raise click.exceptions.Exit(1)
+
+
+def _key_of(payload: Any, field: str) -> str | None:
+    """Return the key in a field of a payload, be it fit or not; None if it has no such field, or null in it."""
+    value = payload.get(field) if type(payload) is dict else None
+    return str(value) if type(value) is int else value

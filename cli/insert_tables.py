@@ -1,0 +1,318 @@
+"""Make tasks of the rows of a table: CSV, TSV and the like (docs/tables.md).
+
+The header names the fields. The first rows decide which columns are numbers; after them the table streams.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import shlex
+from collections import deque
+from collections.abc import Iterator
+from typing import IO, Any
+
+from fsqueue import wording
+
+from . import insert_kinds
+from .insert_input import PAUSE, BadLine, Input
+from .insert_lines import Foreign, Row, decode_text, too_long
+
+SAMPLE_ROWS = 10_000
+"""So many rows decide the types of the columns."""
+SAMPLE_BYTES_MAX = 1 << 24
+"""So much text of these rows is kept in memory. After it the types are decided by fewer rows."""
+FIELDS_MAX = 100_000
+"""More names in a header are no header."""
+ADVISED_MAX = 20
+"""So many columns are named one by one in an advice."""
+SHOWN_CHARS = 40
+BLANKS = " \t"
+
+_NUMBER = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INTEGER = re.compile(r"-?[0-9]+")
+_LONGEST_INTEGER = 20
+"""Characters of the longest integers of 64 bits: -9223372036854775808, 18446744073709551615."""
+
+UNKNOWN, NUMBERS, TEXT = "unknown", "numbers", "text"
+"""Types of a column: no value so far, numbers, text. All of them may have empty cells."""
+
+
+def number_in(cell: str) -> int | float | None:
+    """Return the number that a cell is, or None if it is none that a payload can hold.
+
+    It must be written as JSON writes numbers; `.5` and `5.` are numbers, too, and blanks around do not count. So
+    `007`, `+1`, `1_000`, `1,000`, `nan` and `inf` are none, nor are integers beyond 64 bits.
+    """
+    text = cell.strip(BLANKS)
+    if not _NUMBER.fullmatch(text):
+        return None
+    if _INTEGER.fullmatch(text) and text != "-0":
+        if len(text) > _LONGEST_INTEGER:
+            return None
+        whole = int(text)
+        return whole if -(1 << 63) <= whole < 1 << 64 else None
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+class TableFormat:
+    """Make a task of each row below the header. The files are one table: types are decided once."""
+
+    unit = "line"
+
+    def __init__(self, source: Input, delimiter: str, text: tuple[str, ...], skip_bad: bool) -> None:
+        self._input, self._delimiter, self._text, self._skip_bad = source, delimiter, text, skip_bad
+        self.line = 0
+        self._types: dict[str, str] = dict.fromkeys(text, TEXT)
+        """The type of each column by its name."""
+        self._sample: list[tuple[int, int, int, Any]] | None = []
+        """Rows whose types are not decided yet: names and cells instead of a payload. None once they are decided."""
+        self._sample_bytes = 0
+        self._headers: dict[int, int] = {}
+        """How many lines the header of each file has."""
+        csv.field_size_limit(max(csv.field_size_limit(), source.line_bytes_max))
+
+    def check(self, name: str) -> None:
+        """Refuse nothing: the header is read with the rows."""
+
+    def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
+        """Yield the rows of a file, once the types of the columns are decided."""
+        self.line = 0
+        records = _Records(self._input, file, self._delimiter)
+        names: list[str] | None = None
+        for record in records:
+            if record is PAUSE:
+                yield PAUSE
+                continue
+            first, last, value = record
+            if names is None:
+                if not isinstance(value, BadLine):
+                    value = self._names(value, not self._headers)
+                if isinstance(value, BadLine):
+                    yield from self.waiting()
+                    yield number, first, last, self._explained(value, name)
+                    return
+                names, self._headers[number], self.line = value, last, last
+                continue
+            if not isinstance(value, BadLine) and len(value) != len(names):
+                counted = wording.counted(len(value), "cell")
+                value = BadLine(
+                    f"has {counted}, and the header {len(names):,}: a cell with a separator in it needs double quotes"
+                )
+            yield from self._taken(number, first, last, value, names, records.bytes)
+            if isinstance(value, BadLine) and not value.may_skip:
+                return
+            self.line = last
+        if names is None and self._input.signal is None:
+            yield from self.waiting()
+            why = "is empty: the first line of a table has the names of its fields"
+            yield number, 0, 0, BadLine(why, may_skip=False)
+
+    def waiting(self) -> Iterator[Row]:
+        """Decide the types by the rows read so far, and yield these."""
+        if self._sample is None:
+            return
+        rows, self._sample = self._sample, None
+        self._decide(rows)
+        for number, first, last, value in rows:
+            yield number, first, last, value if isinstance(value, BadLine) else self._payload(*value)
+
+    def _taken(
+        self, number: int, first: int, last: int, value: Any, names: list[str], size: int
+    ) -> Iterator[tuple[int, int, int, Any]]:
+        """Yield a row as a payload; or keep it until the types are decided, and then yield all that were kept."""
+        if self._sample is None:
+            yield number, first, last, value if isinstance(value, BadLine) else self._payload(names, value)
+            return
+        self._sample.append((number, first, last, value if isinstance(value, BadLine) else (names, value)))
+        self._sample_bytes += size
+        is_last = isinstance(value, BadLine) and not (value.may_skip and self._skip_bad)
+        if is_last or len(self._sample) >= SAMPLE_ROWS or self._sample_bytes > SAMPLE_BYTES_MAX:
+            yield from self.waiting()
+
+    def _names(self, cells: list[str], is_first: bool) -> list[str] | BadLine:
+        """Return the names in a header, without blanks around them; or why they are none."""
+        names = [cell.strip(BLANKS) for cell in cells]
+        option = insert_kinds.option_for(names[0], self._delimiter) if len(names) == 1 else None
+        why = None
+        if len(names) > FIELDS_MAX:
+            why = f"has {len(names):,} names of fields, which is more than {FIELDS_MAX:,}"
+        elif option is not None:
+            why = f"has a single name, {_shown(names[0])}: are the fields separated by another character? Use {option}"
+        elif all(number_in(name) is not None for name in names):
+            why = "has numbers alone, and no names: the first line of a table has the names of its fields"
+        elif "" in names:
+            why = (
+                f"has no name for the column number {names.index('') + 1:,}: give it one, or leave the column out "
+                "(pandas writes such a column unless it is told to_csv(…, index=False))"
+            )
+        elif len(set(names)) < len(names):
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            why = f"names two columns {_shown(twice)}: of a task's fields with one name, one would be lost. Rename one"
+        elif is_first:
+            missing = [name for name in self._text if name not in names]
+            if missing:
+                has = ", ".join(map(_shown, names[:ADVISED_MAX])) + (", …" if len(names) > ADVISED_MAX else "")
+                why = f"has no column {_shown(missing[0])} (--text). Its columns are {has}"
+        return names if why is None else BadLine(why, may_skip=False)
+
+    def _explained(self, error: BadLine, name: str) -> BadLine:
+        """Return the error on a header, with what kind of file it may be. Without a header no row can be read."""
+        kind = insert_kinds.kind_of(self._input.head, name, is_json=False)
+        return BadLine(str(error) if kind is None else f"is no header of a table ({kind})", may_skip=False)
+
+    def _decide(self, rows: list[tuple[int, int, int, Any]]) -> None:
+        """Decide the types of the columns by all cells of the first rows."""
+        for _, _, _, value in rows:
+            if isinstance(value, BadLine):
+                continue
+            for name, cell in zip(*value, strict=True):
+                if cell and self._types.get(name) is not TEXT and cell.strip(BLANKS):
+                    self._types[name] = TEXT if number_in(cell) is None else NUMBERS
+
+    def _payload(self, names: list[str], cells: list[str]) -> dict[str, Any] | BadLine:
+        """Return a row as an object. BadLine if a cell is no number in a column of numbers."""
+        payload: dict[str, Any] = {}
+        for name, cell in zip(names, cells, strict=True):
+            kind = self._types.get(name, UNKNOWN)
+            if not cell:
+                payload[name] = None
+            elif kind is TEXT:
+                payload[name] = cell
+            else:
+                value = number_in(cell)
+                is_blank = value is None and not cell.strip(BLANKS)
+                if value is None and not is_blank and kind is NUMBERS:
+                    return BadLine(
+                        f"has {_shown(cell)} in the column {_shown(name)}, whose values before it are numbers. To have "
+                        f"the column as text, insert the table with --text {shlex.quote(name)}"
+                    )
+                if kind is UNKNOWN and not is_blank:  # its first value decides
+                    self._types[name] = TEXT if value is None else NUMBERS
+                payload[name] = cell if value is None and not is_blank else value
+        return payload
+
+    def from_line(self, number: int, line: int) -> str | None:
+        """Return the command that prints the header, and the lines from one on."""
+        header = self._headers.get(number, 0)
+        return "" if line <= header + 1 else f"sed {header + 1},{line - 1}d"
+
+    def advice(self) -> str:
+        """Return the options --text that keep columns of text what they are, whatever comes next."""
+        columns = [name for name, kind in self._types.items() if kind is TEXT]
+        if not columns:
+            return ""
+        if len(columns) > ADVISED_MAX:
+            return f" (with --text for each of the {len(columns):,} columns of text)"
+        return f" (with {' '.join(f'--text {shlex.quote(name)}' for name in columns)})"
+
+
+class _Records:
+    """Yield the records of a table: (first line, last line, cells or BadLine), and PAUSE.
+
+    A record may have line ends in quotes. A pause within one ends the parser's work on it, which begins anew later.
+    """
+
+    def __init__(self, source: Input, file: IO[bytes], delimiter: str) -> None:
+        self._input = source
+        self._lines = source.lines(file)
+        self._read = 0
+        """Lines that were read from the file."""
+        self._held: list[str] = []
+        """The lines that the parser was given of the record that it is at."""
+        self._again: deque[str] = deque()
+        """Those of them that it must get once more."""
+        self.bytes = 0
+        """Bytes of the record that was read last."""
+        self._parser = csv.reader(_Feed(self._line), delimiter=delimiter, strict=True)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            first = self._read + 1 - len(self._again)
+            self._held, self.bytes = [], 0
+            value: Any
+            try:
+                value = next(self._parser)
+            except StopIteration:
+                return
+            except _Paused:
+                self._again.extend(self._held)
+                yield PAUSE
+                continue
+            except BadLine as error:
+                value = error
+            except csv.Error as error:
+                value = self._explained(str(error))
+            if self._input.signal is not None:  # it may be a part of the record
+                return
+            if value == [] or (isinstance(value, list) and len(value) == 1 and not value[0].strip()):
+                continue
+            yield first, self._read, value
+
+    def _line(self) -> str:
+        """Return the next line for the parser, with its end."""
+        if self._again:
+            text = self._again.popleft()
+            self.bytes += len(text)
+        else:
+            line = next(self._lines)
+            if line is PAUSE:
+                raise _Paused
+            self._read += 1
+            self.bytes += len(line) + 1
+            if len(line) > self._input.line_bytes_max:
+                raise too_long(self._input.line_bytes_max)
+            if self.bytes > self._input.line_bytes_max + 2:
+                if self._held:
+                    raise BadLine(UNCLOSED, may_skip=False)
+                raise too_long(self._input.line_bytes_max)
+            if self._read == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+            if b"\0" in line:
+                raise BadLine("has the character NUL, which no table has")
+            try:
+                text = decode_text(line) + "\n"
+            except Foreign as error:
+                raise BadLine(f"{error}{OLDER}") from None
+        self._held.append(text)
+        return text
+
+    def _explained(self, why: str) -> BadLine:
+        if "unexpected end" in why:
+            return BadLine(UNCLOSED, may_skip=False)
+        if "new-line" in why:
+            return BadLine(LONE_RETURN)
+        if "expected after" in why:
+            return BadLine('has more behind the closing quote of a cell: a quote within a cell must be doubled ("")')
+        return BadLine(f"is no row of a table: {why}")
+
+
+UNCLOSED = "begins a row with a quote that is never closed: a cell that begins with a quote must end with one"
+
+
+LONE_RETURN = "has a carriage return within a line: where it ends lines, insert what \"tr '\\r' '\\n'\" prints"
+OLDER = ": what older programs of Windows wrote, 'iconv -f WINDOWS-1252 -t UTF-8' makes UTF-8 of"
+
+
+class _Paused(Exception):
+    """The input has paused where the parser wants another line."""
+
+
+class _Feed:
+    """Hand lines to the parser. (A generator would be at its end after the first exception.)"""
+
+    def __init__(self, line: Any) -> None:
+        self._line = line
+
+    def __iter__(self) -> _Feed:
+        return self
+
+    def __next__(self) -> str:
+        text: str = self._line()
+        return text
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…")

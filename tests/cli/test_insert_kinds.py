@@ -1,0 +1,196 @@
+"""insert: what is given otherwise than by lines (-0, --task), and files that are not what they were taken for."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue
+from tests.cli.conftest import Run
+from tests.conftest import QueueFactory
+
+
+def payloads(queue: Queue) -> list[Any]:
+    return sorted((task.payload for task in queue.tasks()), key=str)
+
+
+# -- items that end with NUL ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [["-0"], ["--null"], ["-0", "--lines"]])
+def test_names_with_anything_in_them_are_tasks(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, options: list[str]
+) -> None:
+    names = ["a.tif", "b\nc.tif", " d ", "e\r", "\ufefff", " ", '{"g": 1}', "ü"]
+    (tmp_path / "data").mkdir()
+    for name in names:
+        (tmp_path / "data" / name).touch()
+    found = subprocess.run(["find", "data", "-type", "f", "-printf", "%f\\0"], cwd=tmp_path, capture_output=True)
+    assert fsqueue_cli("insert", queue.path, *options, input=found.stdout).stdout == f"{len(names)}\n"
+    assert payloads(queue) == sorted(names)
+
+
+def test_empty_items_are_none_and_the_last_needs_no_end(fsqueue_cli: Run, queue: Queue) -> None:
+    assert fsqueue_cli("insert", queue.path, "-0", input="a\0\0b").stdout == "2\n"
+    assert payloads(queue) == ["a", "b"]
+
+
+def test_an_item_that_is_no_text_is_named_as_a_line_would_be(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "names"
+    file.write_bytes(b"a\0b\nc\0\xff\0d\0")
+    result = fsqueue_cli("insert", queue.path, "-0", file, code=2)
+    assert f"{file}, item 3 is not UTF-8" in result.stderr
+    assert "from all the items before this one" in result.stderr
+    assert f"'tail -z -n +3 {file}' prints" in result.stderr
+    rest = subprocess.run(["tail", "-z", "-n", "+3", file], capture_output=True).stdout
+    assert rest == b"\xff\0d\0"
+    skipped = fsqueue_cli("insert", queue.path, "-0", "--skip-bad", input=rest, code=1)
+    assert "1 bad item skipped" in skipped.stderr
+    assert payloads(queue) == ["a", "b\nc", "d"]
+
+
+def test_lines_with_nul_are_refused_and_the_option_for_them_is_named(fsqueue_cli: Run, queue: Queue) -> None:
+    for option in (["--lines"], []):
+        result = fsqueue_cli("insert", queue.path, *option, input="a\0b\nc\0", code=2)
+        assert "has the character NUL: use -0" in result.stderr
+    assert queue.status().inserted == 0
+    result = fsqueue_cli("insert", queue.path, "--lines", input="a\nb\0c\n", code=2)
+    assert "line 2 has the character NUL: use -0" in result.stderr
+
+
+def test_items_have_no_fields(fsqueue_cli: Run, queue: Queue) -> None:
+    assert "leave -0 out" in fsqueue_cli("insert", queue.path, "-0", "--key", "k", input="a\0", code=2).stderr
+
+
+# -- tasks as options -------------------------------------------------------------------------------------
+
+
+def test_tasks_as_options(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--task", '{"x": 1}', "--task", '"a"', "--task", "[\n1\n]", input="7\n")
+    assert (result.stdout, result.stderr) == ("3\n", "")
+    fsqueue_cli("insert", queue.path, "--lines", "--task", "plain text")
+    assert payloads(queue) == sorted([{"x": 1}, "a", [1], "plain text"], key=str)
+
+
+def test_tasks_as_options_take_the_other_options(fsqueue_cli: Run, queue: Queue) -> None:
+    given = ("--task", '{"k": "a", "p": 2}', "--task", '{"k": "b"}')
+    fsqueue_cli("insert", queue.path, *given, "--key", "k", "--priority", "p", "--delay", "1h")
+    assert {task.key: task.priority for task in queue.tasks()} == {"a": 2, "b": None}
+    for count in (2, 0):
+        assert fsqueue_cli("insert", queue.path, *given, "--commit", "seed").stdout == f"{count}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{x:1}", "--task number 2 is not JSON"), ("NaN", "is not JSON"), ('{"a":1,"a":2}', "a name twice"),
+     (str(2**64), "beyond 64 bits"), ("", "is not JSON"), ("\udcff", "is not JSON")],
+)  # fmt: skip
+def test_a_value_that_is_no_task_is_refused_before_any_is_inserted(
+    fsqueue_cli: Run, queue: Queue, text: str, says: str
+) -> None:
+    result = fsqueue_cli("insert", queue.path, "--task", "1", "--task", text, "--task", "3", code=2)
+    assert says in result.stderr
+    assert result.stderr.endswith("Nothing was inserted.\n")
+    assert result.stdout == ""
+    assert queue.status().inserted == 0
+
+
+def test_a_value_that_the_queue_refuses_is_named_by_its_number(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(task_bytes_max=1000)
+    given = ("--task", "1", "--task", f'"{"x" * 1000}"', "--task", "3")
+    result = fsqueue_cli("insert", queue.path, *given, code=2)
+    assert "--task, task 2 is no task for this queue" in result.stderr
+    assert "insert the tasks from number 2 on; to repeat" in result.stderr
+    assert payloads(queue) == [1]
+
+
+@pytest.mark.parametrize("other", [["file"], ["--skip-bad"], ["-0"], ["--csv"], ["--from", "--", "true"]])
+def test_tasks_as_options_are_all_there_is(fsqueue_cli: Run, queue: Queue, other: list[str]) -> None:
+    result = fsqueue_cli("insert", queue.path, "--commit", "a", "--task", "1", *other, code=2)
+    assert "--task gives the tasks themselves: leave " in result.stderr
+    assert queue.status().inserted == 0
+
+
+# -- what a file is ---------------------------------------------------------------------------------------
+
+JSON = b'{"x": 1}\n'
+
+
+def zipped(path: Path) -> bytes:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", JSON)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("options", [[], ["--lines"], ["--csv"]])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("gzip", "zcat"), ("bzip2", "bzcat"), ("xz", "xzcat"), ("zip", "unzip -p"), ("utf-16", "iconv -f UTF-16 -t UTF-8"),
+     ("utf-16-le", "iconv -f UTF-16LE -t UTF-8"), ("utf-16-be", "iconv -f UTF-16BE -t UTF-8"),
+     ("utf-32", "iconv -f UTF-32 -t UTF-8")],
+)  # fmt: skip
+def test_what_a_file_is_and_what_to_type(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, kind: str, says: str, options: list[str]
+) -> None:
+    data = {
+        "gzip": lambda: gzip.compress(JSON),
+        "bzip2": lambda: bz2.compress(JSON),
+        "xz": lambda: lzma.compress(JSON),
+        "zip": lambda: zipped(tmp_path / "zip"),
+    }.get(kind, lambda: (JSON + b"2\n").decode().encode(kind))()
+    file = tmp_path / "my tasks"
+    file.write_bytes(data)
+    result = fsqueue_cli("insert", queue.path, *options, file, code=2)
+    assert "(it is " in result.stderr
+    assert f"insert what '{says} '{file}'' prints)" in result.stderr.splitlines()[0]
+    piped = fsqueue_cli("insert", queue.path, *options, input=data, code=2)
+    assert f"insert what '{says}' prints)" in piped.stderr
+    assert queue.status().inserted == 0
+    if not options and kind != "zip":
+        made = subprocess.run(f"{says} '{file}' | head -n 1", shell=True, capture_output=True).stdout
+        assert made.lstrip(b"\xef\xbb\xbf") == JSON
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("a,b\n1,2\n", "looks like a table: add --csv"),
+        ("a\tb\n1\t2\n", "add --tsv"),
+        ("a;b\n1;2\n", "add --delimiter ';'"),
+        ("a|b\n1|2\n", "add --delimiter '|'"),
+        ("a,b\n", "add --csv"),
+        ("a, b\nc\n", "for plain lines use --lines"),
+        ("/data/a b\n", "for plain lines use --lines"),
+        ("{'x': 1}\n", "in double quotes"),
+        ('{\n  "x": 1\n}\n', "'jq -c .' makes a line of each"),
+        ('[\n  {"x": 1},\n  {"x": 2}\n]\n', "\"jq -c '.[]'\""),
+    ],
+)
+def test_text_that_is_no_json(fsqueue_cli: Run, queue: Queue, given: str, says: str) -> None:
+    result = fsqueue_cli("insert", queue.path, input=given, code=2)
+    assert result.stderr.startswith("fsqueue: standard input, line 1 is not JSON: ")
+    assert says in result.stderr
+
+
+def test_a_table_with_one_column_is_known_by_its_name(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    for name, option in (("t.csv", "--csv"), ("T.TSV", "--tsv")):
+        (tmp_path / name).write_text("name\na\n")
+        result = fsqueue_cli("insert", queue.path, tmp_path / name, code=2)
+        assert f"by its name it is a table: add {option}" in result.stderr
+
+
+def test_a_long_header_is_known_though_its_rows_are_not_in_the_first_bytes(fsqueue_cli: Run, queue: Queue) -> None:
+    names = ",".join(f"field{n}" for n in range(500))
+    result = fsqueue_cli("insert", queue.path, input=f"{names}\n{names}\n", code=2)
+    assert "add --csv" in result.stderr
+
+
+def test_after_a_good_line_the_file_is_what_it_seemed(fsqueue_cli: Run, queue: Queue) -> None:
+    assert "table" not in fsqueue_cli("insert", queue.path, input="1\na,b\n1,2\n", code=2).stderr

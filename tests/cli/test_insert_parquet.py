@@ -1,0 +1,180 @@
+"""insert of Parquet files: every row a task, every value what it was, or the column is named."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fsqueue_cli import insert_parquet
+from pyarrow import parquet
+
+from fsqueue import Queue
+from tests.cli.conftest import Run
+
+NOON = dt.datetime(2026, 11, 30, 12)  # noqa: DTZ001 (a column without a zone)
+COLUMNS: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "i": (pa.int64(), [-(2**63), None], [-(2**63), None]),
+    "u": (pa.uint64(), [2**64 - 1, 0], [2**64 - 1, 0]),
+    "f": (pa.float64(), [0.1, None], [0.1, None]),
+    "f32": (pa.float32(), [0.1, 16777216.0], [0.1, 16777216.0]),
+    "b": (pa.bool_(), [True, None], [True, None]),
+    "s": (pa.string(), ["ä\n", ""], ["ä\n", ""]),
+    "null": (pa.null(), [None, None], [None, None]),
+    "day": (pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31)], ["0001-01-01", "9999-12-31"]),
+    "day64": (pa.date64(), [NOON, None], ["2026-11-30", None]),
+    "at_s": (pa.timestamp("s"), [NOON, None], ["2026-11-30T12:00:00.000000", None]),
+    "at_us": (pa.timestamp("us"), [1, -1], ["1970-01-01T00:00:00.000001", "1969-12-31T23:59:59.999999"]),
+    "at_ns": (pa.timestamp("ns"), [1_000, 1], ["1970-01-01T00:00:00.000001", "1970-01-01T00:00:00.000000001"]),
+    "zone": (pa.timestamp("ms", tz="Europe/Berlin"), [0, None], ["1970-01-01T00:00:00.000000Z", None]),
+    "time": (pa.time64("us"), [dt.time(1, 2, 3, 4), None], ["01:02:03.000004", None]),
+    "time_s": (pa.time32("s"), [dt.time(1, 2, 3), None], ["01:02:03.000000", None]),
+    "dec": (pa.decimal128(20, 2), [Decimal("12.50"), Decimal("123456789012345678.90")],
+            ["12.50", "123456789012345678.90"]),
+    "list": (pa.list_(pa.timestamp("s")), [[NOON, None], []], [["2026-11-30T12:00:00.000000", None], []]),
+    "pair": (pa.list_(pa.int8(), 2), [[1, 2], None], [[1, 2], None]),
+    "struct": (pa.struct({"a": pa.date32(), "b": pa.list_(pa.int8())}), [{"a": None, "b": [1]}, None],
+               [{"a": None, "b": [1]}, None]),
+    "map": (pa.map_(pa.string(), pa.decimal128(5, 1)), [[("k", Decimal("1.5")), ("l", None)], []],
+            [{"k": "1.5", "l": None}, {}]),
+    "dictionary": (pa.dictionary(pa.int8(), pa.string()), ["a", None], ["a", None]),
+}  # fmt: skip
+"""Name of a column: its type, two values, and what becomes of them."""
+
+
+def write(path: Path, **columns: Any) -> Path:
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def payloads(queue: Queue) -> list[Any]:
+    return sorted((task.payload for task in queue.tasks()), key=lambda payload: payload["n"])
+
+
+def test_every_type_that_json_can_hold(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    columns = {name: pa.array(values, kind) for name, (kind, values, _) in COLUMNS.items()}
+    file = write(tmp_path / "t.parquet", n=[0, 1], **columns)
+    result = fsqueue_cli("insert", queue.path, file)
+    assert (result.stdout, result.stderr) == ("2\n", "")
+    found = payloads(queue)
+    for name, (_, _, expected) in COLUMNS.items():
+        assert [payload[name] for payload in found] == expected, name
+        assert [type(payload[name]) for payload in found] == [*map(type, expected)], name
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        (pa.array([b"a"]), "the column 'x' of type binary"),
+        (pa.array([b"ab"], pa.binary(2)), "the column 'x' of type fixed_size_binary[2]"),
+        (pa.array([[b"a"]]), "the column 'x[]' of type binary"),
+        (pa.array([{"a": {"b": b"a"}}]), "the column 'x.a.b' of type binary"),
+        (pa.array([1], pa.duration("s")), "write it as a number of seconds"),
+        (pa.array([[(1, 2)]], pa.map_(pa.int8(), pa.int8())), "its names are text alone"),
+    ],
+)
+def test_a_column_that_json_has_no_form_for_is_refused_by_its_name(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, column: Any, says: str
+) -> None:
+    good, bad = write(tmp_path / "a.parquet", n=[1]), write(tmp_path / "b.parquet", n=[1], x=column)
+    for more in ([], ["--commit", "c"], ["--skip-bad"]):
+        result = fsqueue_cli("insert", queue.path, good, bad, *more, code=2)
+        assert result.stderr.startswith(f"fsqueue: {bad} has the column 'x")
+        assert says in result.stderr
+        assert result.stderr.endswith("Nothing was inserted.\n")
+    assert queue.status().inserted == 0
+
+
+def test_two_columns_of_one_name_are_refused(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    parquet.write_table(pa.table([pa.array([1]), pa.array([2])], names=["n", "n"]), tmp_path / "t.parquet")
+    assert "has two columns 'n'" in fsqueue_cli("insert", queue.path, tmp_path / "t.parquet", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (pa.array([0.5, float("nan"), 2]), "has nan, which JSON does not have, in the column 'x'"),
+        (pa.array([0.5, float("-inf"), 2], pa.float32()), "has -inf, which JSON does not have, in the column 'x'"),
+        (pa.array([0, 10**12, 0], pa.timestamp("s")), "has a time beyond the years 1 to 9999 in the column 'x'"),
+        (pa.array([[], [("k", 1), ("k", 2)], []], pa.map_(pa.string(), pa.int8())), "has a map with a key twice in"),
+    ],
+)
+def test_a_value_that_json_has_no_form_for_is_a_bad_row(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, values: Any, says: str
+) -> None:
+    file = write(tmp_path / "my tasks.parquet", n=[0, 1, 2], x=values)
+    result = fsqueue_cli("insert", queue.path, file, code=2)
+    assert f"{file}, row 2 {says}" in result.stderr
+    assert "1 task was inserted, from all the rows before this one" in result.stderr
+    assert f"insert the rows of '{file}' from number 2 on; to repeat" in result.stderr
+    assert "nothing was inserted as a" in fsqueue_cli("insert", queue.path, file, "--commit", "a", code=2).stderr
+    fsqueue_cli("insert", queue.path, file, "--skip-bad", code=1)
+    assert [payload["n"] for payload in payloads(queue)] == [0, 0, 2]
+
+
+def test_it_goes_with_keys_priorities_commits_and_other_files(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    named, unnamed = write(tmp_path / "a.pq", n=[1, 2], p=["b", None]), write(tmp_path / "no suffix", n=[3])
+    (tmp_path / "lines").write_text('{"n": 4}\n')
+    given = (named, unnamed, tmp_path / "lines")
+    assert fsqueue_cli("insert", queue.path, *given, "--key", "n", "--priority", "p").stdout == "4\n"
+    assert fsqueue_cli("insert", queue.path, *given, "--key", "n").stdout == "0\n"
+    assert {task.key: task.priority for task in queue.tasks()} == {"1": "b", "2": None, "3": None, "4": None}
+    for count in (4, 0):
+        assert fsqueue_cli("insert", queue.path, *given, "--commit", "c").stdout == f"{count}\n"
+
+
+def test_a_large_file_comes_in_batches(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insert_parquet, "BATCH_BYTES", 20_000)
+    sizes = []
+    real = parquet.ParquetFile.iter_batches
+
+    def noted(self: Any, *args: Any, **options: Any) -> Any:
+        for batch in real(self, *args, **options):
+            sizes.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", noted)
+    file = tmp_path / "t.parquet"
+    parquet.write_table(
+        pa.table({"n": range(5000), "x": [f"{n:0100d}" for n in range(5000)]}), file, row_group_size=1000
+    )
+    assert fsqueue_cli("insert", queue.path, file).stdout == "5000\n"
+    assert max(sizes) <= 500
+    assert [payload["n"] for payload in payloads(queue)] == [*range(5000)]
+
+
+def test_what_is_no_parquet_or_damaged_or_comes_through_a_pipe(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_text("hello\n")
+    result = fsqueue_cli("insert", queue.path, tmp_path / "t.parquet", code=2)
+    assert f"{tmp_path / 't.parquet'} cannot be read as Parquet: " in result.stderr
+    file = write(tmp_path / "u.parquet", n=[*range(1000)], x=[f"{n:0100d}" for n in range(1000)])
+    data = file.read_bytes()
+    assert (
+        "it is a Parquet file, which cannot be read from a pipe"
+        in fsqueue_cli("insert", queue.path, input=data, code=2).stderr
+    )
+    for option in ("--csv", "--lines"):
+        result = fsqueue_cli("insert", queue.path, option, file, code=2)
+        assert "it is a Parquet file: leave out the option" in result.stderr
+    file.write_bytes(data[:1000] + b"\xff" * 2000 + data[3000:])
+    result = fsqueue_cli("insert", queue.path, file, code=2)
+    assert f"{file} cannot be read: " in result.stderr
+    assert queue.status().inserted == 0
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "t.parquet", n=[1])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = fsqueue_cli("insert", queue.path, file, code=2)
+    assert result.stderr == (
+        f"fsqueue: {file} is a Parquet file, and pyarrow is not installed. To install it: "
+        "pip install 'fsqueue-tasks[arrow]'. Nothing was inserted.\n"
+    )

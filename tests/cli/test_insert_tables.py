@@ -1,0 +1,338 @@
+"""insert --csv, --tsv, --delimiter: every row a task, every cell what it was, or named with its line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsqueue_cli import insert_input, insert_tables
+from fsqueue_cli.insert_tables import number_in
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fsqueue import Queue
+from tests.cli.conftest import Run, Spawn
+from tests.conftest import QueueFactory
+from tests.waiting import until
+
+NUMBERS = {
+    "0": 0, "7": 7, "-7": -7, "1.5": 1.5, "-0.25": -0.25, "1e5": 100000.0, "1E-3": 0.001, ".5": 0.5, "5.": 5.0,
+    " 3 ": 3, "18446744073709551615": 2**64 - 1, "-9223372036854775808": -(2**63), "1.0": 1.0,
+}  # fmt: skip
+TEXTS = [
+    "007", "00", "-01", "00.5", "+1", "+1.5", "1_000", "1,000", "1 000", "nan", "NaN", "inf", "-inf", "Infinity",
+    "1e999", "18446744073709551616", "-9223372036854775809", "9" * 5000, "0x1f", "1e", "e5", ".", "-", "--1", "1.2.3",
+    "true", "NA", "null", "2026-11-30", "٣", "1\n",
+]  # fmt: skip
+
+
+def payloads(queue: Queue) -> list[Any]:
+    """In the order in which they were inserted: the tests here have a column n for it."""
+    return sorted((task.payload for task in queue.tasks()), key=lambda payload: payload["n"])
+
+
+def table(*rows: str) -> str:
+    return "".join(f"{row}\n" for row in rows)
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_what_json_writes_as_a_number_is_one(text: str) -> None:
+    found = number_in(text)
+    assert found == NUMBERS[text]
+    assert type(found) is type(NUMBERS[text])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_a_number_would_change_is_text(fsqueue_cli: Run, queue: Queue, text: str) -> None:
+    assert number_in(text) is None
+    written = io.StringIO()
+    csv.writer(written).writerows([["n", "x"], [1, "5"], [2, text]])
+    fsqueue_cli("insert", queue.path, "--csv", input=written.getvalue())
+    assert payloads(queue) == [{"n": 1, "x": "5"}, {"n": 2, "x": text}]
+
+
+def test_rows_are_objects_by_the_header(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(table("n,alpha, steps,id,note", "1,0.5,100,007,", "", '2,1,,17,"a ""b"", c"', "3,1e-3, 5,x y, z "))
+    result = fsqueue_cli("insert", queue.path, "--csv", file)
+    assert (result.stdout, result.stderr) == ("3\n", "")
+    assert payloads(queue) == [
+        {"n": 1, "alpha": 0.5, "steps": 100, "id": "007", "note": None},
+        {"n": 2, "alpha": 1, "steps": None, "id": "17", "note": 'a "b", c'},
+        {"n": 3, "alpha": 0.001, "steps": 5, "id": "x y", "note": " z "},
+    ]
+    assert type(payloads(queue)[1]["alpha"]) is int, "a number stays what it was written as"
+
+
+@pytest.mark.parametrize(
+    ("options", "mark"),
+    [(["--csv"], ","), (["--tsv"], "\t"), (["--delimiter", ";"], ";"), (["--delimiter", "\\t"], "\t"),
+     (["--csv", "--delimiter", "|"], "|"), (["--delimiter", "§"], "§")],
+)  # fmt: skip
+def test_separators(fsqueue_cli: Run, queue: Queue, options: list[str], mark: str) -> None:
+    fsqueue_cli("insert", queue.path, *options, "-", input=f"n{mark}x\n1{mark}a.:b\n")
+    assert payloads(queue) == [{"n": 1, "x": "a.:b"}]
+
+
+@pytest.mark.parametrize("mark", ["", "ab", '"', "\n", "\r"])
+def test_what_cannot_separate_is_refused(fsqueue_cli: Run, queue: Queue, mark: str) -> None:
+    assert "is one character" in fsqueue_cli("insert", queue.path, "--delimiter", mark, input="a\n", code=2).stderr
+
+
+def test_a_byte_order_mark_dos_line_ends_and_line_ends_in_cells(fsqueue_cli: Run, queue: Queue) -> None:
+    given = b'\xef\xbb\xbfn,x\r\n1,"a\r\nb"\r\n\r\n2,"c\nd"\r\n3,e'
+    fsqueue_cli("insert", queue.path, "--csv", input=given)
+    assert payloads(queue) == [{"n": 1, "x": "a\r\nb"}, {"n": 2, "x": "c\nd"}, {"n": 3, "x": "e"}]
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6) | st.sampled_from(
+    [*NUMBERS, *TEXTS, "", " ", '"', '""', "a,b", "\r", "\n", "\r\n"]
+)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@given(rows=st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=8), chunk=st.integers(1, 40))
+def test_whatever_python_writes_as_csv_comes_back(rows: list[list[str]], chunk: int) -> None:
+    """Cells of columns of text as they were; numbers as Python reads them. Wherever the chunks end."""
+    written = io.StringIO()
+    csv.writer(written).writerows([["n", "x"], *rows])
+    source = insert_input.Input(1 << 20)
+    data = io.BytesIO(written.getvalue().encode())
+    source._read = lambda file: data.read(chunk)  # type: ignore[method-assign]
+    form = insert_tables.TableFormat(source, ",", ("x",), skip_bad=False)
+    found = [row[3] for row in [*form.rows(0, "-", data), *form.waiting()]]
+    columns = [number_in(first) is not None or not first.strip(" \t") for first, _ in rows]
+    expected = []
+    for first, second in rows:
+        number = number_in(first)
+        if all(columns):
+            expected.append({"n": number, "x": second or None})
+        else:
+            expected.append({"n": first or None, "x": second or None})
+    assert found == expected
+
+
+HEADERS = {
+    "n,x,n": "names two columns 'n'",
+    "n, x,x ": "names two columns 'x'",
+    "n,,x": "has no name for the column number 2",
+    ",n": "to_csv(…, index=False)",
+    "1,2.5": "has numbers alone, and no names",
+    "n;x": "Use --delimiter ';'",
+    "n\tx": "Use --tsv",
+    'n,"x': "a quote that is never closed",
+    'n,"x"y': "a quote within a cell must be doubled",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("more", [[], ["--skip-bad"], ["--commit", "a"]])
+def test_a_header_that_is_none_is_refused(fsqueue_cli: Run, queue: Queue, header: str, more: list[str]) -> None:
+    result = fsqueue_cli("insert", queue.path, "--csv", *more, input=table(header, "1,2", "3,4"), code=2)
+    assert "standard input, line 1 " in result.stderr
+    assert HEADERS[header] in result.stderr
+    assert "repeat the command" in result.stderr
+    assert (result.stdout, queue.status().inserted) == ("0\n", 0)
+
+
+def test_an_empty_file_has_no_header_and_a_header_alone_no_tasks(fsqueue_cli: Run, queue: Queue) -> None:
+    assert "is empty: the first line" in fsqueue_cli("insert", queue.path, "--csv", input="", code=2).stderr
+    assert "is empty: the first line" in fsqueue_cli("insert", queue.path, "--csv", input="\n\n", code=2).stderr
+    assert fsqueue_cli("insert", queue.path, "--csv", input="n,x\n").stdout == "0\n"
+
+
+BAD_ROWS = {
+    "3": "has 1 cell, and the header 2",
+    "3,c,d": "has 3 cells, and the header 2",
+    '3,"c"d': "a quote within a cell must be doubled",
+    "3,c\rd": "has a carriage return within a line",
+    "3,\0": "has the character NUL",
+    "3,\udcff": "is not UTF-8",
+}
+
+
+@pytest.mark.parametrize("row", BAD_ROWS)
+def test_a_bad_row_is_named_and_what_was_before_is_in(fsqueue_cli: Run, queue: Queue, row: str) -> None:
+    given = table("n,x", '1,"a', 'b"', "", "2,b", row, "4,d").encode("utf-8", "surrogateescape")
+    result = fsqueue_cli("insert", queue.path, "--csv", input=given, code=2)
+    assert "standard input, line 6 " in result.stderr
+    assert BAD_ROWS[row] in result.stderr
+    assert "2 tasks were inserted, from all the lines before this one and none after it" in result.stderr
+    assert "through 'sed 2,5d') (with --text x)" in result.stderr
+    assert payloads(queue) == [{"n": 1, "x": "a\nb"}, {"n": 2, "x": "b"}]
+    skipped = fsqueue_cli("insert", queue.path, "--csv", "--skip-bad", input=given, code=1)
+    assert "3 tasks were inserted; 1 bad line skipped" in skipped.stderr
+    committed = fsqueue_cli("insert", queue.path, "--csv", "--commit", "a", input=given, code=2)
+    assert "nothing was inserted as a" in committed.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--skip-bad"]])
+def test_a_quote_that_is_never_closed_ends_the_insert_where_it_begins(
+    fsqueue_cli: Run, queue: Queue, more: list[str]
+) -> None:
+    given = table("n,x", "1,a", '2,"b', *(f"{n},c" for n in range(3, 50)))
+    result = fsqueue_cli("insert", queue.path, "--csv", *more, input=given, code=2)
+    assert "line 3 begins a row with a quote that is never closed" in result.stderr
+    assert payloads(queue) == [{"n": 1, "x": "a"}]
+
+
+def test_a_quote_that_is_never_closed_ends_it_in_bounded_memory(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(task_bytes_max=2000)
+    given = table("n,x", "1,a", '2,"b', *(f"{n},c" for n in range(3, 5000)))
+    result = fsqueue_cli("insert", queue.path, "--csv", input=given, code=2)
+    assert "line 3 begins a row with a quote that is never closed" in result.stderr
+    assert "line 2 is longer" in fsqueue_cli("insert", queue.path, "--csv", input="n,x\n1," + "x" * 9000, code=2).stderr
+
+
+@pytest.fixture
+def three_rows_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(insert_tables, "SAMPLE_ROWS", 3)
+
+
+@pytest.mark.usefixtures("three_rows_decide")
+def test_who_follows_the_advice_after_a_cell_that_does_not_fit_loses_and_repeats_nothing(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    file = tmp_path / "a table.csv"
+    file.write_text(table("n,x,id", "1,5,a", "2,6,b", "3,7,c", "4,8.5,7", "5,abc,9", "6,9,10"))
+    result = fsqueue_cli("insert", queue.path, "--csv", file, code=2)
+    assert f"{file}, line 6 has 'abc' in the column 'x', whose values before it are numbers" in result.stderr
+    assert "with --text x" in result.stderr.splitlines()[0]
+    rest = re.search(r"insert the rest, which '(.*)' prints \((.*?)\);", result.stderr)
+    assert rest is not None
+    assert rest[2] == "with --text id"
+    printed = subprocess.run(rest[1], shell=True, capture_output=True, text=True, check=True).stdout
+    fsqueue_cli("insert", queue.path, "--csv", *shlex.split(rest[2])[1:], "--text", "x", input=printed)
+    assert payloads(queue) == [
+        {"n": 1, "x": 5, "id": "a"},
+        {"n": 2, "x": 6, "id": "b"},
+        {"n": 3, "x": 7, "id": "c"},
+        {"n": 4, "x": 8.5, "id": "7"},
+        {"n": 5, "x": "abc", "id": "9"},
+        {"n": 6, "x": "9", "id": "10"},
+    ]
+
+
+def test_ten_thousand_rows_decide(fsqueue_cli: Run, queue: Queue) -> None:
+    rows = [f"{n},{n}" for n in range(10_000)]
+    result = fsqueue_cli("insert", queue.path, "--csv", "--commit", "a", input=table("n,x", *rows, "10000,a"), code=2)
+    assert "line 10,002 has 'a' in the column 'x'" in result.stderr
+    fsqueue_cli("insert", queue.path, "--csv", "--commit", "a", input=table("n,x", *rows[:-1], "9999,a", "10000,b"))
+    assert {type(payload["x"]) for payload in payloads(queue)} == {str}
+
+
+@pytest.mark.usefixtures("three_rows_decide")
+def test_an_empty_column_is_decided_by_its_first_value(fsqueue_cli: Run, queue: Queue) -> None:
+    given = table("n,x", "1,", "2,", "3, ", "4,", "5,7", "6,a")
+    assert "line 7 has 'a'" in fsqueue_cli("insert", queue.path, "--csv", input=given, code=2).stderr
+    assert [payload["x"] for payload in payloads(queue)] == [None, None, None, None, 7]
+
+
+def test_text_keeps_a_column_as_it_is(fsqueue_cli: Run, queue: Queue) -> None:
+    fsqueue_cli("insert", queue.path, "--csv", "--text", "x", "--text", "y", input=table("n,x,y", "1,1.50,", "2, 7,8"))
+    assert payloads(queue) == [{"n": 1, "x": "1.50", "y": None}, {"n": 2, "x": " 7", "y": "8"}]
+
+
+def test_text_of_a_column_that_is_not_there_is_refused(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--csv", "--text", "z", input="n,x\n1,2\n", code=2)
+    assert "has no column 'z' (--text). Its columns are 'n', 'x'" in result.stderr
+    assert queue.status().inserted == 0
+
+
+def test_several_files_are_one_table(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(table("n,x", "1,7", "2,"))
+    (tmp_path / "b").write_text(table("x,n,y", "a,3,1"))
+    fsqueue_cli("insert", queue.path, "--csv", tmp_path / "a", tmp_path / "b")
+    assert payloads(queue) == [{"n": 1, "x": "7"}, {"n": 2, "x": None}, {"x": "a", "n": 3, "y": 1}]
+    (tmp_path / "c").write_text("n\n")
+    (tmp_path / "d").write_text("n,n\n")
+    result = fsqueue_cli("insert", queue.path, "--csv", tmp_path / "a", tmp_path / "c", tmp_path / "d", code=2)
+    assert f"{tmp_path / 'd'}, line 1 names two columns" in result.stderr
+    assert "2 tasks were inserted" in result.stderr
+    assert f"insert {tmp_path / 'd'}; to repeat" in result.stderr
+
+
+def test_keys_priorities_and_delays_are_those_of_json_lines(fsqueue_cli: Run, queue: Queue) -> None:
+    given = table("n,due", "1,b", "2,", "3,a")
+    fsqueue_cli("insert", queue.path, "--csv", "--priority", "due", "--key", "n", "--delay", "1h", input=given)
+    again = fsqueue_cli("insert", queue.path, "--csv", "--key", "n", "--json", input=table("n", "3", "4"))
+    assert json.loads(again.stdout) == {"inserted": 1, "skipped": 0, "tasks": 2}
+    assert {task.key: task.priority for task in queue.tasks()} == {"1": "b", "2": None, "3": "a", "4": None}
+    assert queue.status().delayed == 3
+    result = fsqueue_cli("insert", queue.path, "--csv", "--key", "typo", input=table("n", "9"))
+    assert "no line has a value in the field 'typo'" in result.stderr
+
+
+def test_repeating_a_commit_of_a_table_is_harmless(fsqueue_cli: Run, queue: Queue) -> None:
+    command = ("insert", queue.path, "--csv", "--commit", "a")
+    assert fsqueue_cli(*command, input=table("n", "1", "2")).stdout == "2\n"
+    assert fsqueue_cli(*command, input=table("n", "1", "2")).stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--csv", "--lines"], "leave --lines out"),
+        (["--tsv", "-0"], "leave -0 out"),
+        (["--tsv", "--delimiter", ","], "say different things"),
+        (["--text", "x"], "add --csv, --tsv or --delimiter"),
+        (["--csv", "--task", "1"], "leave the option for tables out"),
+    ],
+)
+def test_what_does_not_go_with_tables_is_refused(fsqueue_cli: Run, queue: Queue, options: list[str], says: str) -> None:
+    result = fsqueue_cli("insert", queue.path, *options, input="n\n1\n", code=2)
+    assert says in result.stderr
+    assert result.stderr.endswith("Nothing was inserted.\n")
+    assert queue.status().inserted == 0
+
+
+@pytest.mark.once
+def test_after_the_first_rows_a_slow_producer_does_not_keep_its_tasks_from_the_queue(
+    spawn: Spawn, queue: Queue
+) -> None:
+    process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(table("n,x", *(f"{n},a" for n in range(10_000))) + '10000,"a\n')
+    process.stdin.flush()
+    until(lambda: queue.status().waiting == 10_000, "the rows that are whole")
+    process.stdin.write('b\nc"\n10001,d\n')
+    process.stdin.flush()
+    until(lambda: queue.status().waiting == 10_002, "the row that was cut by a pause, and the next one")
+    assert process.communicate("10002,e", timeout=60) == ("10003\n", "")
+    assert payloads(queue)[-3:] == [{"n": 10_000, "x": "a\nb\nc"}, {"n": 10_001, "x": "d"}, {"n": 10_002, "x": "e"}]
+
+
+@pytest.mark.once
+def test_interrupted_before_the_types_are_decided_nothing_is_inserted(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(table("n,x", *(f"{n},a" for n in range(20_000))))  # more than a pipe holds
+    process.stdin.flush()
+    until(lambda: queue.status().waiting > 0, "the first rows")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert queue.status().waiting == int(out)
+    assert f"up to standard input, line {int(out) + 1:,}\n" in err
+    assert f"'sed 2,{int(out) + 1}d') (with --text x)" in err
+
+
+@pytest.mark.slow
+@pytest.mark.once
+def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write("n,x\n")
+    for start in range(0, 300_000, 1000):
+        process.stdin.write(table(*(f"{n},{'x' * 200}" for n in range(start, start + 1000))))
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    assert process.communicate(timeout=120)[0] == "300000\n"
+    assert int(status.partition("VmHWM:")[2].split()[0]) < 120 * 1024
