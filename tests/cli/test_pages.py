@@ -30,7 +30,8 @@ from tests.cli.conftest import Run, Spawn
 from tests.house.source import TOP
 from tests.pages import Block, Typed, blocks, is_shown, prose, text_of
 
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (TOP / "docs").glob("*.md"))]
+TUTORIALS = sorted(f"docs/tutorials/{path.name}" for path in (TOP / "docs/tutorials").glob("*.md"))
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (TOP / "docs").glob("*.md")), *TUTORIALS]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another group")
 Hook = Callable[[Typed, Block], None]
@@ -124,6 +125,8 @@ PLANS = {
         before_each={"Commands and payloads of others": "fsqueue insert Q task.jsonl"},
     ),
     "docs/doctor.md": Plan(elsewhere={"Two hosts": "below", "$ fsqueue doctor": "below"}),
+    "docs/tutorials/images.md": Plan(instead={"range(300)": "range(40)", "prints 300": "prints 40", "prints 12": "prints 2"}),
+    "docs/tutorials/sweep.md": Plan(instead={"range(2000)": "range(200)", "prints 2000": "prints 200"}),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below"}),
 }
 NOT_TYPED = {"docs/hpc.md": "tests/lab/test_hpc_guide.py", "docs/spark.md": "examples are those of tests/spark"}
