@@ -25,7 +25,7 @@ from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, freed, oper
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
-from fsqueue.storage import nested, queue_file, store
+from fsqueue.storage import nested, open_logs, queue_file, store
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -300,6 +300,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),
+    (open_logs, "beside", lambda logs: []),
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),
     (store, "worker_of_this_process", lambda name=None: me().worker),
