@@ -76,6 +76,7 @@ STREAMS = {"fork_in_insert": 5.0, "fork_in_stage": 5.0, "insert": 2.0, "consume"
 GROUPS = (("protocol.encoding:GROUP_BYTES_MAX", 1),)
 """Each batch is written before the next one is read."""
 BROKEN = ("broken", "broken", "unclean")
+UNCLOSED = ("unclosed", "unclosed", "kill")
 
 SCENARIOS = {
     one.name: one
@@ -99,6 +100,9 @@ SCENARIOS = {
         Scenario("unclean-nfs", actions=UNCLEAN, faults=BROKEN, stale=0.3),
         Scenario("unclean-open", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN, limits=OPEN, settings=MANY),
         Scenario("unclean-order-nfs", actions=UNCLEAN_RANKED, faults=BROKEN, limits=OPEN, settings=SMALL_BATCHES),
+        Scenario("unclosed", shared=False, hosts=1, actions=UNCLEAN, faults=UNCLOSED, faults_most=6),
+        Scenario("unclosed-nfs", actions=UNCLEAN, faults=UNCLOSED, faults_most=6, stale=0.3),
+        Scenario("unclosed-open-nfs", actions=UNCLEAN, faults=UNCLOSED, faults_most=6, limits=OPEN, settings=MANY),
         Scenario("full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill")),
         Scenario("full-nfs", actions=WORK, faults=("full", "full", "kill")),
         Scenario("power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True),

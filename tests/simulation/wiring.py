@@ -49,7 +49,15 @@ class SimFilesystem(Filesystem):
         self._top: Directory | None = None
 
     def _close(self, fd: int) -> None:
-        self._process.close(fd)
+        try:
+            self._process.close(fd)
+        except OSError as error:
+            self._disown(fd)
+            resources.refuse_unopened(error)
+        else:
+            self._disown(fd)
+
+    def _disown(self, fd: int) -> None:
         # Behind it: the real close does both in one step, and is interrupted before or after it. A finalizer may close
         # a file of an earlier world, in which descriptors have the same numbers: that leaves the record alone.
         if resources.this_thread.owned.fds.get(fd) is self:
