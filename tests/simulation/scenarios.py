@@ -62,6 +62,7 @@ LETTERS = {
     "is_drained": 1.0,
 }
 RELAY = {"relay": 8.0, "feed": 2.0, "drained_both": 5.0, "consume_both": 3.0, "gc": 0.3}
+WAITS = {"relay": 3.0, "feed": 2.0, "relay_waiting": 4.0, "poll_one": 4.0, "wait_both": 5.0, "gc": 0.3}
 NEVER_DEAD = {"max_attempts": None}
 """A task lives until a worker completes it."""
 ONCE = {"max_attempts": 1, "shards": 2}
@@ -166,6 +167,8 @@ SCENARIOS = {
         Scenario("relay-calm", shared=False, hosts=1, actions=RELAY, two_queues=True, settings=NEVER_DEAD, workers=4),
         Scenario("relay-nfs", actions=RELAY, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
         Scenario("relay-order", shared=False, hosts=1, actions=RELAY, faults=("kill", "error"), two_queues=True, priorities=order.PRIORITIES, limits=OPEN, settings=NEVER_DEAD | MANY),
+        Scenario("relay-wait", shared=False, hosts=1, actions=WAITS, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD, workers=4),
+        Scenario("relay-wait-nfs", actions=WAITS, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),
