@@ -585,6 +585,12 @@ def test_a_record_of_the_farewell_that_lies(queue: Queue) -> None:
         task.complete()
 
 
+LEASE_S = 2.0
+"""Long enough that no worker of a slow machine stalls so five times over one task. Letters of many tasks, in one file,
+would all be lost by damage to that file. Short enough to wait for: an error leaves tasks leased.
+"""
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_damage_while_others_work(queue_factory: QueueFactory, seed: int) -> None:
     """Vandals truncate, overwrite and append to task files and logs. Every task is completed, or dead with a
@@ -604,7 +610,7 @@ def test_random_damage_while_others_work(queue_factory: QueueFactory, seed: int)
             with rounds.open("ab") as file:
                 file.write(b".")
             try:
-                tasks = mine.lease(3, lease_s=0.3, wait_s=0.4)
+                tasks = mine.lease(3, lease_s=LEASE_S, wait_s=0.4)
                 if not tasks and over.exists():
                     mine.gc()  # logs damaged when their task files had gone already: nobody else meets them
                     return mine.status().drained

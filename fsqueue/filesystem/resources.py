@@ -185,8 +185,7 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
 def close(fd: int) -> None:
     """Close a descriptor, and remove it from this thread's record (if it is there) in the same C call.
 
-    EBADF if it is not open. No other error is raised: the descriptor is closed all the same, and what was to be durable
-    was synced before. Raised from a `finally`, it would hide what was done, or the error that ended that.
+    EBADF if it is not open. No other error is raised: see `refuse_unopened`.
     """
     try:
         fds = this_thread.owned.fds
@@ -198,8 +197,17 @@ def close(fd: int) -> None:
     try:
         any(map(os.close, compress((fd,), map(fds.pop, (fd,), (True,)))))
     except OSError as error:
-        if error.errno == errno.EBADF:
-            raise
+        refuse_unopened(error)
+
+
+def refuse_unopened(error: OSError) -> None:
+    """Raise an error of closing if it says that the descriptor was not open (EBADF).
+
+    After any other one the descriptor is closed all the same, and what was to be durable was synced before. Raised from
+    a `finally`, it would hide what was done, or the error that ended that.
+    """
+    if error.errno == errno.EBADF:
+        raise error
 
 
 _kept: dict[int, weakref.ref[Kept]] = {}

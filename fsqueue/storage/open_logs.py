@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -16,13 +17,20 @@ from fsqueue.storage.logs import Log
 from fsqueue.storage.queue_file import QueueFile
 
 OPEN_LOGS_MAX = 128
-"""How many logs a process keeps open, ..."""
+"""How many logs of one open queue stay open at most."""
 SHARE = 4
-"""... and no more than this part of the descriptors that it may have: commands and their pipes need the rest."""
+"""The logs of a process take one in this many of the descriptors that it may have, those of several queues up to two.
+
+Commands and their pipes need the rest.
+"""
+OPEN_LOGS_MIN = 2
+"""So many logs of one queue may stay open in any case."""
+_everywhere: weakref.WeakValueDictionary[int, OpenLogs] = weakref.WeakValueDictionary()
+"""Those of all queues that are open in this process."""
 
 
 class OpenLogs:
-    """Open logs by batch. Threads may share it.
+    """Open logs of one queue, by batch. Threads may share it.
 
     When there are too many, it closes the oldest one that was not used since the last one was closed (second chance).
     So a log that is in use stays open, and finding it costs the hot path no more than a look into a dictionary.
@@ -35,8 +43,7 @@ class OpenLogs:
         self._sync = sync
         self._logs: OrderedDict[Batch, Log] = OrderedDict()
         self._mutex = resources.Mutex()
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._share = OPEN_LOGS_MAX if limit == resource.RLIM_INFINITY else max(2, limit // SHARE)
+        _everywhere[id(self)] = self
         forks.register(self, OpenLogs.after_fork)
         self.get = self._logs.get
         """Return the batch's log or None. It may be closed: `log.fd` is below 0 then."""
@@ -53,7 +60,7 @@ class OpenLogs:
         if log is not None and not log.closed:
             return log
         layout = self._queue_file.layout
-        path = layout.log(batch)
+        path, most = layout.log(batch), self._most()
         fd = self._fs.open_append(path) if create else self._fs.look(path, os.O_RDWR | os.O_APPEND)
         try:
             jsonl.must_have_one_name(self._fs, fd, path)
@@ -71,10 +78,24 @@ class OpenLogs:
             else:
                 self._logs[batch] = log
                 self._logs.move_to_end(batch)
-                while len(self._logs) > min(OPEN_LOGS_MAX, self._share):
+                while len(self._logs) > most:
                     old += self._evict()
         _close(old)
         return log
+
+    def _most(self) -> int:
+        """Return how many logs of this queue may stay open, with the one that is being opened: a hint.
+
+        A queue gets what the others leave of the share. If they leave less than an even part, it gets that, as long as
+        all have less than two shares. So a queue that keeps many logs and opens none takes not all from the others.
+        """
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY:
+            return OPEN_LOGS_MAX
+        share = limit // SHARE
+        others = [count for count in beside(self) if count]
+        rest, even = share - sum(others), share // (len(others) + 1)
+        return min(OPEN_LOGS_MAX, max(OPEN_LOGS_MIN, rest, min(even, share + rest)))
 
     def _evict(self) -> list[Log]:
         """Take out the oldest log, unless it was used since the last look at it. Under the mutex."""
@@ -102,6 +123,12 @@ class OpenLogs:
     def after_fork(self) -> None:
         """Forget the logs in a forked child: each of them lets go of its descriptor itself."""
         self._logs.clear()
+
+
+def beside(mine: OpenLogs) -> list[int]:
+    """Return how many logs each of the process's other queues has open."""
+    found = [reference() for reference in _everywhere.valuerefs()]
+    return [len(logs._logs) for logs in found if logs is not None and logs is not mine]
 
 
 def _close(logs: list[Log]) -> None:

@@ -22,15 +22,15 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
 | `relays` | two queues that feed each other, and the judgement of what is asked of both |
 | `fork_acts` | forks in the streams that verbs read, and the judgement of what the child does |
-| `claims` | the judgement of what the errors of inserts say |
+| `claims` | the judgement of what the errors of inserts and of named commits say |
 | `mutations`, `trials` | the protocol, broken on purpose: each must be caught |
 | `patterns`, `places` | how mutations find what they change, whatever its module and the names of its locals |
 
 **Modelled.** Cached names that are a minute old, in both directions; listings that are old (never twice in a row), or
 torn by changes meanwhile; close-to-open pages, buffered writes, locks that are lost and writes that then go nowhere;
 ESTALE of files that others removed, `.nfs…` files; replies that are lost after the call was done; errors before and
-after a call; clean-ups that fail behind them, or behind what was done: removals, and locks that are given back; short
-writes; clocks that differ by minutes; workers that are killed at a call, in the middle of a write, interrupted by
+after a call; clean-ups that fail behind them, or behind what was done: removals, and locks that are given back; errors
+of closing, with which an NFS client loses what was not synced; short writes; clocks that differ by minutes; workers that are killed at a call, in the middle of a write, interrupted by
 Ctrl-C, or stopped with a lock; children that are forked inside a critical section, and have its files open, and its
 locks, from then on; streams of payloads that fork; clients that are cut off or away for days, lose their locks and go
 on; cleaners that remove empty directories; limits of the package that are small; a power loss that keeps any subset of

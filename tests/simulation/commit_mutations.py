@@ -22,6 +22,30 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "an error after the decision says that nothing is visible",
+        "its user gives the tasks another name, and they are done twice",
+        "commits-unclean",
+        (("Commit._conclude", "commits.DECIDED", "commits.NOTHING"),),
+    ),
+    Mutation(
+        "a link that has failed has decided nothing",
+        "its reply was lost: the commit is decided, and is called not visible",
+        "commits-unclean",
+        (
+            (
+                "decide",
+                """
+                found = find(store, layout, record.name)
+                if found is None or found.id != record.id: ...
+                """,
+                """
+                ballots.withdraw(store, layout, record.id)
+                found = None
+                """,
+            ),
+        ),
+    ),
+    Mutation(
         "a record that exists is taken for done",
         "who died before applying it has left its tasks in staging, and a repeat reports success",
         ("local", "publish-staged", "commit-anew", "killed"),

@@ -10,6 +10,9 @@ WORK = {
     "commit": 4.0, "stage": 2.0, "publish": 3.0, "discard": 0.5, "consume": 4.0, "status": 1.0, "is_drained": 0.7, "gc": 0.7, "wait": 0.3,
 }  # fmt: skip
 DISCARDS = {"commit": 1.0, "stage": 3.0, "publish": 4.0, "discard": 4.0, "is_drained": 1.0, "gc": 0.5}
+UNCLEAN = WORK | {"commit": 6.0, "overwrite": 2.0}
+BROKEN = ("broken", "broken", "unclean", "unclosed", "error", "after")
+"""What goes wrong at a call that decides, in the clean-up behind it, and when files are closed."""
 OVERWRITES = WORK | {"overwrite": 3.0, "purge": 0.4}
 ENDS = WORK | {"purge": 0.8}
 
@@ -34,6 +37,8 @@ SCENARIOS = {
         Scenario("commits-reply", actions=WORK, faults=("reply", "reply", "after", "kill"), stale=0.3, tasks_before=1),
         Scenario("commits-cut", actions=WORK | {"gc": 2.0}, faults=("cut", "cut", "kill", "nap"), tasks_before=1),
         Scenario("commits-error", actions=WORK, faults=("error", "after", "full"), stale=0.2, tasks_before=1),
+        Scenario("commits-unclean", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN, tasks_before=1),
+        Scenario("commits-unclean-nfs", actions=UNCLEAN, faults=BROKEN, stale=0.3, tasks_before=1),
         Scenario("commits-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, tasks_before=1),
         Scenario("commits-power-nfs", actions=WORK, faults=("power", "kill"), lossy=True, tasks_before=1),
         Scenario("commits-purge", actions=ENDS, faults=("delay", "kill", "reply"), stale=0.4, tasks_before=1),

@@ -25,6 +25,7 @@ CLEAN_UPS = frozenset({"unlink", "unlock"})
 DECISIVE = NAMES | WRITES | {"fsync"}
 """Calls behind which a verb that fails has something to clean up."""
 CLEAN_UP_ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES)
+CLOSE_ERRORS = (errno.EIO, errno.EINTR, errno.ENOSPC, errno.EDQUOT)
 ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
 QUEUE = "/group/q"
 """Where the queue is."""
@@ -109,6 +110,25 @@ def unclean(story: Story, process: Process, name: str, args: tuple[Any, ...]) ->
     code = story.world.rng.choice(CLEAN_UP_ERRORS)
     story.world.fault(f"{process.name} gets {errno.errorcode[code]} from {name} with which it cleans up")
     raise OSError(code, "simulated", args[0] if isinstance(args[0], str) else None)
+
+
+def unclosed(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """Closing reports an error. The descriptor is closed all the same.
+
+    On a network mount the error may be that of a write: what was buffered, and not synced, does not get to the server.
+    """
+    if name != "close":
+        return False
+    rng = story.world.rng
+    code, is_lost = rng.choice(CLOSE_ERRORS), rng.random() < 0.5
+    opened, file = process._file(args[0])
+    then = ""
+    if is_lost and isinstance(process, NfsProcess):
+        process.lose_buffered(opened, file)
+        then = ", and what was not synced is lost"
+    story.world.fault(f"{process.name} gets {errno.errorcode[code]} when it closes {opened.name}{then}")
+    process._close(args[0])
+    raise OSError(code, "simulated")
 
 
 def broken(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
@@ -271,6 +291,7 @@ FAULTS: dict[str, Act] = {
     "after": error_after,
     "error": error,
     "unclean": unclean,
+    "unclosed": unclosed,
     "broken": broken,
     "full": full,
     "delay": delay,

@@ -137,6 +137,7 @@ def judge(story: Story) -> list[str]:
     truth = Truth(story)
     commit_acts.note_decided(story, generation(story))
     wrong += commit_acts.judge(story, generation(story))
+    wrong += claims.judge_commits(story, generation(story))
     wrong += _logs(story, truth)
     for call in story.history.calls:
         wrong += _told(story, truth, call)

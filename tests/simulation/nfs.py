@@ -234,6 +234,12 @@ class NfsProcess(Process):
         pages.version = -1  # read anew
         opened.lost = False
 
+    def lose_buffered(self, opened: Opened, file: File) -> None:
+        """The server takes nothing of what this host has buffered of a file through this description."""
+        is_lost = opened.lost
+        self.drop_buffered(opened, file)
+        opened.lost = is_lost
+
     def voided(self, file: File, parts: list[tuple[Opened, int, bytes]]) -> None:
         """These never got to the server, but others on this host may have read them before."""
         if any(b'"gone"' in data for _, _, data in parts):

@@ -32,6 +32,19 @@ MUTATIONS = [
         (("DrainCheck._collect", "for remains in self._remains: ...", "for remains in self._remains[:1]: ..."),),
     ),
     Mutation(
+        "a wait for several queues believes what each says of itself",
+        "they are asked one after the other, and the task is always in the one that is not asked",
+        "relay-wait",
+        (("poll._wait", "drained = is_drained()", "drained = True"),),
+        first=480,
+    ),
+    Mutation(
+        "a loop ends when it finds nothing",
+        "a task that another worker has leased comes back, and no loop is there any more",
+        "relay-wait",
+        (("_EndCheck.__call__", "if not self._is_drained(): ...", "if False: ..."),),
+    ),
+    Mutation(
         "several queues are leased from by what they seem to have",
         "none of them is looked at before it is said that none has a task",
         "relay",

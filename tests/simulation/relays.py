@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import fsqueue
-from fsqueue import LeasedTask, several
+from fsqueue import LeasedTask
 from fsqueue.filesystem import resources
 from fsqueue.views.inspection import DrainCheck
 from tests.simulation import invariants, order
@@ -59,11 +59,46 @@ def consume_both(story: Story, actor: Actor) -> None:
         _hand_on(story, actor, task, likely=0.0)
 
 
-def _lease_both(story: Story, actor: Actor, n: int) -> list[LeasedTask]:
+def relay_waiting(story: Story, actor: Actor) -> None:
+    """Wait for a task of either queue, as an idle worker of both does, and hand it on."""
+    for task in _lease_both(story, actor, 1, story.rng.choice((0.2, 3.0, 20.0))):
+        _hand_on(story, actor, task, likely=0.5)
+
+
+def poll_one(story: Story, actor: Actor) -> None:
+    """Work on one of the queues until it is drained, and hand tasks on to the other one."""
+    rng = story.rng
+    place = rng.randrange(2)
+    mine = both(story, actor)[place]
+    loop = mine.do("poll", lambda q: q.poll(prefetch=rng.choice((1, 1, 3))))
+    if loop is None:
+        return
+    try:
+        for _ in range(rng.randint(1, 4)):
+            task = mine.next(loop)
+            if task is None:
+                if mine.last.outcome == DONE:
+                    story.history.wrong += invariants.false_drained((story, story.beside())[place], mine.last)
+                break
+            _hand_on(story, actor, task, likely=0.5)
+        mine.do("leave", lambda q: loop.close())
+    finally:
+        loop._ahead.tasks.clear()
+        loop._ahead.open = False
+
+
+def wait_both(story: Story, actor: Actor) -> None:
+    """Wait until both queues are drained, or some time is over: if it returns before, they were, at one instant."""
+    queues, timeout_s = both(story, actor), story.rng.choice((0.5, 10.0, 60.0))
+    found = actor.do("wait", lambda _: fsqueue.wait([one.queue for one in queues], timeout_s), timeout_s=timeout_s)
+    if found is not None and actor.last.ended - actor.last.began < timeout_s:
+        story.history.wrong += false_drained(story, actor.last)
+
+
+def _lease_both(story: Story, actor: Actor, n: int, wait_s: float = 0) -> list[LeasedTask]:
     """Lease from both queues with one call; [] must be true of either."""
     queues = both(story, actor)
-    vars(several._turns).clear()  # another worker of this thread may have left a queue with the same path
-    got = actor.do("lease", lambda _: fsqueue.lease([one.queue for one in queues], n), n=n) or []
+    got = actor.do("lease", lambda _: fsqueue.lease([one.queue for one in queues], n, wait_s=wait_s), n=n) or []
     for task in got:
         queues[_place_of(task)].history.saw(task.payload, task.id)
     if not got and actor.last.outcome == DONE:
@@ -112,7 +147,7 @@ def _looked(check: DrainCheck) -> bool:
 
 
 ACTS: dict[str, Callable[[Story, Actor], None]] = {
-    act.__name__: act for act in (relay, feed, consume_both, drained_both)
+    act.__name__: act for act in (relay, feed, consume_both, drained_both, relay_waiting, poll_one, wait_both)
 }
 
 

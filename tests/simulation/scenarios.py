@@ -62,6 +62,7 @@ LETTERS = {
     "is_drained": 1.0,
 }
 RELAY = {"relay": 8.0, "feed": 2.0, "drained_both": 5.0, "consume_both": 3.0, "gc": 0.3}
+WAITS = {"relay": 3.0, "feed": 2.0, "relay_waiting": 4.0, "poll_one": 4.0, "wait_both": 5.0, "gc": 0.3}
 NEVER_DEAD = {"max_attempts": None}
 """A task lives until a worker completes it."""
 ONCE = {"max_attempts": 1, "shards": 2}
@@ -76,6 +77,7 @@ STREAMS = {"fork_in_insert": 5.0, "fork_in_stage": 5.0, "insert": 2.0, "consume"
 GROUPS = (("protocol.encoding:GROUP_BYTES_MAX", 1),)
 """Each batch is written before the next one is read."""
 BROKEN = ("broken", "broken", "unclean")
+UNCLOSED = ("unclosed", "unclosed", "kill")
 
 SCENARIOS = {
     one.name: one
@@ -99,6 +101,9 @@ SCENARIOS = {
         Scenario("unclean-nfs", actions=UNCLEAN, faults=BROKEN, stale=0.3),
         Scenario("unclean-open", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN, limits=OPEN, settings=MANY),
         Scenario("unclean-order-nfs", actions=UNCLEAN_RANKED, faults=BROKEN, limits=OPEN, settings=SMALL_BATCHES),
+        Scenario("unclosed", shared=False, hosts=1, actions=UNCLEAN, faults=UNCLOSED, faults_most=6),
+        Scenario("unclosed-nfs", actions=UNCLEAN, faults=UNCLOSED, faults_most=6, stale=0.3),
+        Scenario("unclosed-open-nfs", actions=UNCLEAN, faults=UNCLOSED, faults_most=6, limits=OPEN, settings=MANY),
         Scenario("full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill")),
         Scenario("full-nfs", actions=WORK, faults=("full", "full", "kill")),
         Scenario("power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True),
@@ -162,6 +167,8 @@ SCENARIOS = {
         Scenario("relay-calm", shared=False, hosts=1, actions=RELAY, two_queues=True, settings=NEVER_DEAD, workers=4),
         Scenario("relay-nfs", actions=RELAY, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
         Scenario("relay-order", shared=False, hosts=1, actions=RELAY, faults=("kill", "error"), two_queues=True, priorities=order.PRIORITIES, limits=OPEN, settings=NEVER_DEAD | MANY),
+        Scenario("relay-wait", shared=False, hosts=1, actions=WAITS, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD, workers=4),
+        Scenario("relay-wait-nfs", actions=WAITS, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),
         Scenario("purge-insert", actions=PURGES, workers=2),
         Scenario("nap", actions=WORK | {"insert": 6.0, "gc": 6.0}, faults=("nap", "delay")),

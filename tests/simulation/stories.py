@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound, Task
-from fsqueue.filesystem import resources
 from fsqueue.format.layout import Settings, birth_record
 from tests.simulation import commit_acts, invariants, keyed_acts, order, relays
 from tests.simulation.books import END, Book
@@ -27,7 +26,7 @@ from tests.simulation.history import DONE, Actor, History
 from tests.simulation.kernel import Process
 from tests.simulation.nfs import Client, NfsProcess
 from tests.simulation.wiring import Persona, take_stage
-from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World
+from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World, begin_anew
 
 LEASE_S = 10.0
 AT_ONCE = (("storage.letter_files:BLOCK_BYTES", 0),)
@@ -446,9 +445,7 @@ def told(scenario: Scenario, make: Callable[[], AStory]) -> AStory:
     """The story that is made, from its beginning to the judgement."""
     from tests.simulation.acts import cast
 
-    resources.this_thread.owned.fds.clear()  # those of another world
-    resources.this_thread.owned.held.clear()
-    resources.this_thread.owned.fresh.clear()
+    begin_anew()
     with limited(scenario):
         story = make()
         try:

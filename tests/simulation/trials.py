@@ -50,7 +50,10 @@ SAMPLE = (
     "a full disk is not noticed",  # full disk
     "a file that cannot be removed counts as not published",  # what an error says
     "a lock that cannot be given back is kept",  # clean-ups that fail
+    "what was closed counts as stored",  # errors of closing
+    "an error after the decision says that nothing is visible",  # what the error of a commit says
     "each of several queues is asked by itself whether it is drained",  # drained, over several queues
+    "a wait for several queues believes what each says of itself",  # waiting for several queues
     "a queue that promises too much gives what it has",  # leases from several queues
     "a child that comes back into a call removes what its parent has staged",  # forks in user code
     "a log that is dropped is closed, and not unlocked",  # forks beside a verb

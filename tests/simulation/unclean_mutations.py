@@ -6,6 +6,13 @@ from tests.simulation.mutations import Mutation
 
 MUTATIONS = [
     Mutation(
+        "what was closed counts as stored",
+        "an NFS client writes when it closes, and the error of that comes too late for a name that is there",
+        "unclosed-nfs",
+        (("sync", "if store.sync_inserts: ...", "if False: ..."),),
+        first=390,
+    ),
+    Mutation(
         "a file that cannot be removed counts as not published",
         "a renaming was done, and its reply an error: the tasks are in the queue, and the insert says that none is",
         "unclean",

@@ -25,7 +25,7 @@ from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, freed, oper
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
-from fsqueue.storage import nested, queue_file, store
+from fsqueue.storage import nested, open_logs, queue_file, store
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -49,7 +49,15 @@ class SimFilesystem(Filesystem):
         self._top: Directory | None = None
 
     def _close(self, fd: int) -> None:
-        self._process.close(fd)
+        try:
+            self._process.close(fd)
+        except OSError as error:
+            self._disown(fd)
+            resources.refuse_unopened(error)
+        else:
+            self._disown(fd)
+
+    def _disown(self, fd: int) -> None:
         # Behind it: the real close does both in one step, and is interrupted before or after it. A finalizer may close
         # a file of an earlier world, in which descriptors have the same numbers: that leaves the record alone.
         if resources.this_thread.owned.fds.get(fd) is self:
@@ -300,6 +308,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),
+    (open_logs, "beside", lambda logs: []),
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),
     (store, "worker_of_this_process", lambda name=None: me().worker),

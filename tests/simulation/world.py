@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
+from fsqueue import several
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import resources
 from tests.simulation.books import BEGIN, Book
@@ -212,6 +213,15 @@ class SimEntropy(Entropy):
 # -- turns ---------------------------------------------------------------------------------------------
 
 
+def begin_anew() -> None:
+    """Have this thread know nothing of an earlier world: what it has open there, and which queue had its turn."""
+    owned = resources.this_thread.owned
+    owned.fds.clear()
+    owned.held.clear()
+    owned.fresh.clear()
+    vars(several._turns).clear()
+
+
 class _Thread:
     """A thread that is kept for one worker after the other."""
 
@@ -227,9 +237,7 @@ class _Thread:
             self.turn.acquire()
             job, self.job = self.job, None
             assert job is not None
-            resources.this_thread.owned.fds.clear()  # those of a worker of another world
-            resources.this_thread.owned.held.clear()
-            resources.this_thread.owned.fresh.clear()
+            begin_anew()
             job()
             job = None  # else the world that it was in would live until the next one: and close its files in that
 

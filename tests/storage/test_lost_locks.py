@@ -92,16 +92,20 @@ def test_a_verb_finds_out_what_became_of_its_record(
 
 
 def test_the_work_loop_goes_on(queue: Queue) -> None:
+    """A lease of which the loop does not know runs out while it waits for the end, and the task is seen again.
+
+    On a slow machine a lease may run out that it does know of: then that task is seen again, too.
+    """
     for at in range(1, 12):
         queue.insert_many(range(6), batch_tasks=6)
         trap = Failing(at, errno.EIO, done=at % 2 == 0)
         mine = trapped(queue, trap, shared=True)
         trap.armed = True
-        seen = 0
+        seen: set[int] = set()
         for task in mine.poll(lease_s=0.4):
             with task:
-                seen += 1
-        assert seen in (6, 7)
+                seen.add(task.payload)
+        assert seen == {*range(6)}
         mine.close()
     assert queue.status().completed == 66
 
@@ -124,7 +128,7 @@ def test_a_log_that_is_gone_under_its_worker_is_no_error(tmp_path: Path) -> None
     queue.insert_many(range(2), batch_tasks=2)
     trap = Failing(1, errno.ESTALE, done=False, times=100)
     mine = trapped(queue, trap, shared=True)
-    held = mine.lease(2, lease_s=0.2)
+    held = mine.lease(2, lease_s=0.2)  # the other loop waits until it has run out, however long that takes
     for task in queue.poll():
         task.complete()
     trap.armed = True
@@ -209,7 +213,7 @@ def test_a_task_that_others_buried_is_a_lost_lease(queue_factory: QueueFactory, 
     queue.insert_many(range(1 + others), batch_tasks=2)
     trap = Failing(1, errno.ESTALE, done=False)
     mine = trapped(queue, trap, shared=True)
-    [task] = mine.lease(lease_s=0.1)
+    [task] = mine.lease(lease_s=0.1)  # what follows waits until it has run out
 
     def is_buried() -> bool:
         queue.lease(2)
