@@ -7,6 +7,7 @@ task put back.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -17,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from fsqueue.clock import Clock
-from fsqueue.worker import handlers
+from fsqueue.worker import calling, handlers
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Done, Job
@@ -44,7 +45,7 @@ class Threads:
 
     def __init__(self, handler: Callable[..., Any], slots: int, mailbox: Mailbox, done: Done, died: Died) -> None:
         self.slots, self.due_at, self._died = slots, math.inf, died
-        self._handler, self._wants_task = handler, handlers.takes_task(handler)
+        self._handler, self._way = handler, calling.way_of(handler)
         self._mailbox, self._done = mailbox, done
         self._now = Clock().monotonic
         self._waiting: SimpleQueue[Job | None] = SimpleQueue()
@@ -114,12 +115,10 @@ class Threads:
         while (job := self._waiting.get()) is not None:
             job.began = self._now()
             task = job.task
-            arguments: list[Any] = [task.payload]
-            if self._wants_task:
-                where = os.path.abspath(task.queue.store.path)
-                arguments.append(handlers.TaskAtHand(task.id, task.attempt, where, lambda: self._is_stopping))
+            where = os.path.abspath(task.queue.store.path)
+            at_hand = functools.partial(handlers.TaskAtHand, task.id, task.attempt, where, lambda: self._is_stopping)
             began = time.perf_counter()
-            verb, value = handlers.call(self._handler, arguments)
+            verb, value = handlers.execute(self._handler, self._way, task.payload, at_hand)
             seconds = time.perf_counter() - began
             self._answers.append((job, verb, value, seconds))
             self._mailbox.post(self._take_in)
