@@ -15,7 +15,7 @@ import orjson
 
 from fsqueue import functions
 from fsqueue.clock import duration_ms
-from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, in_unicode, said, text_of
+from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, in_unicode, said
 from fsqueue.format import task_file
 from fsqueue.worker import diagnosis
 from fsqueue.worker.background import end_in_child
@@ -173,17 +173,14 @@ def _call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str
         code = error.code
         if code is None or (isinstance(code, int) and code == 0):  # how programs end that have done their work
             return "complete", None
-        return "fail", describe(error, f"sys.exit({code if isinstance(code, int) else repr(text_of(code))})")
+        return "fail", describe(error)
     except BaseException as error:
         return "fail", describe(error)
 
 
-def describe(error: BaseException, headline: str = "") -> str:
-    """Return an exception in a line, then the end of its traceback, without our own part of it.
-
-    `headline`: the line, if not the exception's type and text.
-    """
-    headline = headline or f"{said(error)}{diagnosis.memory(said(error))}"
+def describe(error: BaseException) -> str:
+    """Return an exception in a line, then the end of its traceback, without our own part of it."""
+    headline = f"{said(error)}{diagnosis.memory(said(error))}"
     trace = error.__traceback__
     lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)
     return in_unicode(f"{headline[:1000]}\n{''.join(lines)[-TRACEBACK_CHARS:].rstrip()}")

@@ -182,15 +182,10 @@ def test_a_function_that_exits_with_0_has_done_its_task(code: Any) -> None:
     assert handlers.call(sys.exit, [code]) == ("complete", None)
 
 
-@pytest.mark.parametrize(
-    ("code", "headline"),
-    [(3, "sys.exit(3)"), (-1, "sys.exit(-1)"), (True, "sys.exit(True)"), ("no input", "sys.exit('no input')"),
-     (0.0, "sys.exit('0.0')"),
-     ("", "sys.exit('')")],
-)  # fmt: skip
-def test_another_code_fails_the_task_and_is_named(code: Any, headline: str) -> None:
+@pytest.mark.parametrize("code", [3, -1, True, "no input", "", 0.0])
+def test_another_code_fails_the_task_and_is_named(code: Any) -> None:
     verb, reason = handlers.call(sys.exit, [code])
-    assert (verb, reason.partition("\n")[0]) == ("fail", headline)
+    assert (verb, reason.partition("\n")[0]) == ("fail", f"SystemExit: {code}")
 
 
 @pytest.mark.parametrize("options", [[], ["--threads", "1"]])
