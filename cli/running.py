@@ -165,7 +165,7 @@ def run(
       {/}  {field/}     its last name
       {//} {field//}    its directory
       {/.} {field/.}    its last name without the extension
-      {field:04d}       a format of Python's: {x:.3f}, {name:>8}; {:04d} for the payload
+      {field:04d}       a format of Python's: {x:.3f}; {:04d} for the payload
       {#}               the task's id
 
     A task that lacks the field, or whose payload does not suit the format, fails. If the first waiting task does not
