@@ -90,7 +90,7 @@ class Function(Generic[P, R]):
         names = _names_of(bound, len(args))
         types: dict[str, str] = {}
         placed = [self._plain(one, f"/args/{at}", names[at], types) for at, one in enumerate(args)]
-        named = {key: self._plain(one, f"/kwargs/{key}", key, types) for key, one in kwargs.items()}
+        named = {key: self._plain(one, call_types.inside("/kwargs", key), key, types) for key, one in kwargs.items()}
         payload: dict[str, Any] = {"call": self.name}
         payload |= {name: value for name, value in (("args", placed), ("kwargs", named), ("types", types)) if value}
         return Task(payload, delay_s=self._delay_s)

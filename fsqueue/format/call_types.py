@@ -80,6 +80,11 @@ def plain(value: Any, pointer: str, types: dict[str, str], where: str = "", dept
     raise Alien(where, f"of the type {kind.__module__}.{kind.__qualname__}", _INSTEAD.get(kind, ""))
 
 
+def inside(pointer: str, key: str) -> str:
+    """Return the pointer to what has this key in the object that `pointer` leads to."""
+    return f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+
+
 def restored(args: list[Any], kwargs: dict[str, Any], types: object) -> None:
     """Give the arguments of a call, in place, the types that they had. ValueError if `types` does not fit them."""
     if not isinstance(types, dict):
@@ -89,11 +94,11 @@ def restored(args: list[Any], kwargs: dict[str, Any], types: object) -> None:
         empty, *tokens = (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/"))
         if empty or len(tokens) < 2:
             raise ValueError(f"{pointer!r} points at no argument")
-        inside: Any = root
+        around: Any = root
         for token in tokens[:-1]:
-            inside = inside[_key(inside, token, pointer)]
-        last = _key(inside, tokens[-1], pointer)
-        inside[last] = _restored(inside[last], types[pointer], pointer)
+            around = around[_key(around, token, pointer)]
+        last = _key(around, tokens[-1], pointer)
+        around[last] = _restored(around[last], types[pointer], pointer)
 
 
 def _plain_dict(value: dict[Any, Any], pointer: str, types: dict[str, str], where: str, depth: int) -> dict[str, Any]:
@@ -109,8 +114,7 @@ def _plain_dict(value: dict[Any, Any], pointer: str, types: dict[str, str], wher
         text = str(plain(key, pointer, types, where)) if type(key) is int else key
         if not _is_unicode(text):
             raise Alien(where, f"a dict with the key {key!r}")
-        token = text.replace("~", "~0").replace("/", "~1")
-        made[text] = plain(one, f"{pointer}/{token}", types, f"{where}[{key!r}]", depth + 1)
+        made[text] = plain(one, inside(pointer, text), types, f"{where}[{key!r}]", depth + 1)
     return made
 
 
@@ -125,11 +129,11 @@ def _plain_number(value: Any, pointer: str, types: dict[str, str], where: str, d
     raise Alien(where, f"of the type {kind.__module__}.{kind.__qualname__}", instead)
 
 
-def _key(inside: object, token: str, pointer: str) -> Any:
+def _key(around: object, token: str, pointer: str) -> Any:
     """Return the index or key that a part of a pointer stands for. ValueError if nothing is there."""
-    if isinstance(inside, list) and token.isdecimal() and int(token) < len(inside):
+    if isinstance(around, list) and token.isascii() and token.isdecimal() and int(token) < len(around):
         return int(token)
-    if isinstance(inside, dict) and token in inside:
+    if isinstance(around, dict) and token in around:
         return token
     raise ValueError(f"{pointer!r} points at nothing")
 

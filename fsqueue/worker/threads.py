@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from fsqueue.clock import Clock
+from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import calling, handlers
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
@@ -115,13 +116,16 @@ class Threads:
         while (job := self._waiting.get()) is not None:
             job.began = self._now()
             task = job.task
-            where = os.path.abspath(task.queue.store.path)
-            at_hand = functools.partial(handlers.TaskAtHand, task.id, task.attempt, where, lambda: self._is_stopping)
+            at_hand = functools.partial(self._at_hand, task)
             began = time.perf_counter()
             verb, value = handlers.execute(self._handler, self._way, task.payload, at_hand)
             seconds = time.perf_counter() - began
             self._answers.append((job, verb, value, seconds))
             self._mailbox.post(self._take_in)
+
+    def _at_hand(self, task: LeasedTask) -> handlers.TaskAtHand:
+        where = os.path.abspath(task.queue.store.path)
+        return handlers.TaskAtHand(task.id, task.attempt, where, lambda: self._is_stopping)
 
     def _take_in(self) -> None:
         while self._answers:
