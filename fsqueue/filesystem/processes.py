@@ -101,7 +101,7 @@ def program_fault(word: str, has_begun: bool = False) -> str:
     if head is None:
         return ""
     if not has_begun and not os.access(path, os.X_OK):
-        return f"it is not executable: chmod +x {word}"
+        return _not_executable(path, word)
     if head.startswith(b"\xef\xbb\xbf#!"):
         return "" if has_begun else f"a byte order mark stands before its #!: sed -i '1s/^\\xef\\xbb\\xbf//' {word}"
     if not head.startswith(b"#!"):
@@ -119,10 +119,22 @@ def program_fault(word: str, has_begun: bool = False) -> str:
         by = " in PATH"
     if not interpreter or shutil.which(interpreter) is not None:
         return ""
+    what = "cannot be executed" if os.path.isfile(interpreter) else f"is not here{by}"
     return (
-        f"its interpreter {interpreter}, named in its first line, is not here{by}: install it (or load its module), or "
-        "name another one there"
+        f"its interpreter {interpreter}, named in its first line, {what}: install it (or load its module), or name "
+        "another one there"
     )
+
+
+def _not_executable(path: str, word: str) -> str:
+    """Say why this process may not execute a file."""
+    try:
+        is_marked = bool(os.stat(path).st_mode & 0o111)
+    except OSError:
+        return ""
+    if is_marked:
+        return "it may not be executed here: the mount has the option noexec, or the file is for other users"
+    return f"it is not executable: chmod +x {word}"
 
 
 def _no_script(word: str, head: bytes) -> str:

@@ -71,8 +71,19 @@ def test_nothing_but_a_file_is_opened(tmp_path: Path) -> None:
     assert program_fault(str(tmp_path / "fifo")) == ""
     assert program_fault(str(tmp_path)) == ""
     assert program_fault("nosuch-program") == ""
+
+
+def test_a_file_that_is_not_executable_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = program(tmp_path / "plain", b"#!/bin/sh\n", 0o644)
-    assert os.access(plain, os.X_OK) or program_fault(plain) == f"it is not executable: chmod +x {plain}"
+    assert program_fault(plain) == f"it is not executable: chmod +x {plain}"
+    marked = program(tmp_path / "marked", b"#!/bin/sh\n")
+    monkeypatch.setattr(os, "access", lambda *arguments, **options: False)  # as on a mount with noexec
+    assert program_fault(marked) == (
+        "it may not be executed here: the mount has the option noexec, or the file is for other users"
+    )
+    script = program(tmp_path / "script", b"#!" + plain.encode() + b"\n")
+    monkeypatch.undo()
+    assert program_fault(script).startswith(f"its interpreter {plain}, named in its first line, cannot be executed")
 
 
 @pytest.mark.parametrize(
