@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import threading
@@ -13,9 +12,9 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.worker import Event, Output, check_program
+from fsqueue.worker import Event, Output, check_command, check_program
 
-from .common import brief, example, json_option, queues_argument, search_working_directory, worker_option
+from .common import example, json_option, queues_argument, search_working_directory, worker_option
 from .options import DURATION, AfterDashes, renamed
 from .printing import complain, is_screen, print_json, unguarded
 from .progress import Progress
@@ -44,7 +43,8 @@ class Processes(click.IntRange):
     cls=AfterDashes,
     epilog=example(
         """fsqueue run Q -- ./process {}
-fsqueue run Q -j 4 --timeout 10m -- convert {input} -resize 50% {output}
+fsqueue run Q -j 4 --timeout 10m -- convert {} -resize 50% small/{/.}.jpg
+fsqueue run Q -- ./render --tile {tile} --out {tile:04d}.png
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q -j 8 --output line --tag -- ./process {}
@@ -83,6 +83,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
     is_flag=True,
     help="Exit code 75 of a command puts its task back, as no failed attempt; 65 makes it a dead letter at once.",
 )
+@click.option("--allow-in-script", is_flag=True,
+              help="Let payloads become part of a script, as in sh -c 'echo {f}': each can be a command.")  # fmt: skip
 @click.option(
     "--stop-after-failures",
     type=number,
@@ -141,12 +143,25 @@ def run(
     workers have leased count, too.
 
     In an argument of COMMAND, '{}' stands for the payload, and '{field}' for a field of it. Strings are inserted as
-    they are, all else as JSON. A field's name may have hyphens and dots: '{tile-id}'. A task that lacks the field
-    fails. If the first waiting task lacks it, the worker ends before it leases anything. '{{field}}' stands for the
-    text '{field}'. Braces around anything but a name stay as they are: '{print $1}', '${name}'.
+    they are, all else as JSON. A field's name may have hyphens and dots: '{tile-id}'. '{{field}}' stands for the text
+    '{field}', and so for all placeholders:
 
-    No shell is involved. In 'sh -c SCRIPT' a placeholder becomes part of the script, so a payload can be a command.
-    Write sh -c 'cmd "$1"' sh {field} instead. A payload may also begin with '-'.
+    \b
+      {}  {field}       the payload; a field of it
+      {.}  {field.}     a path without its extension
+      {/}  {field/}     its last name
+      {//} {field//}    its directory
+      {/.} {field/.}    its last name without the extension
+      {field:04d}       a format of Python's: {x:.3f}; {:04d} for the payload
+      {#}               the task's id
+
+    A task that lacks the field, or whose payload does not suit the format, fails. If the first waiting task does not
+    suit COMMAND, the worker ends before it leases anything. So it does at '{1}', '{field!r}', and a format that is
+    none. Other braces stay as they are: '{print $1}', '{1..3}', '${name}'.
+
+    No shell is involved. In 'sh -c SCRIPT' a placeholder would become part of the script, so a payload could be a
+    command. That is refused, for shells, Python, Perl, awk, ssh and others, unless --allow-in-script is given. Write
+    sh -c 'cmd "$1"' sh {field} instead. Numbers are harmless: sh -c 'cmd {tile:d}'. A payload may also begin with '-'.
 
     The command finds the payload as JSON on standard input. Its environment has FSQUEUE_PAYLOAD (if at most 100 kB),
     FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT. It may write small JSON to the
@@ -156,8 +171,11 @@ def run(
     Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. The queue tries a
     failed task again after a growing pause, up to its number of attempts.
 
-    A function is called as f(payload) or f(payload, task). The value that it returns is the result. An exception fails
-    the task; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead letter. Functions run in separate processes: if
+    A function gets the fields of a payload by name if they are its parameters: f(tile=7, zoom=2) for
+    {"tile": 7, "zoom": 2}. A parameter called 'payload' gets the whole payload, and so does the first one if the fields
+    are others. One called 'task' gets the task. The value that the function returns is the result. An exception fails
+    the task, and so does sys.exit with another code than 0; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead
+    letter. Functions run in separate processes: if
     one dies, only its own task fails. Modules are searched for in the working directory first.
 
     FSQUEUE_SLOT is a number from 0 to JOBS - 1. No two processes at work have the same. With --gpus-per-task, each
@@ -195,13 +213,8 @@ def run(
         raise click.UsageError("Give either a command after '--', or --call, or --load.")
     if command and missing_program(command):
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
-    script = exposed_script(command)
-    if script is not None:
-        text = (
-            f"hint: in the script {brief(script, 40)!r} each payload becomes part of the program, whatever it holds. "
-            "Safer: sh -c 'cmd \"$1\"' sh {field}"
-        )
-        (_log_json if log_json else _say)(Event("hint", text, {}))
+    if command:
+        check_command(command, options["allow_in_script"])
     if not command:
         search_working_directory()
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
@@ -248,10 +261,6 @@ def run(
 
 TELL_S = 3.0
 """How long the summary may take once a signal has ended the work."""
-SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
-"""Programs that take a script as the argument after `-c`."""
-EXPOSED = re.compile(r"(?<!\$)\{(?:[^\W\d]\w*(?:[-.]\w+)*)?\}")
-"""Matches what is most likely a payload or a field of it in a script: `${name}` and `{ …; }` belong to the shell."""
 
 
 def missing_program(command: list[str]) -> bool:
@@ -260,23 +269,6 @@ def missing_program(command: list[str]) -> bool:
         return False
     check_program(command)
     return True
-
-
-def exposed_script(command: list[str]) -> str | None:
-    """Return the script of a shell in `command` that payloads become part of, if there is one."""
-    for at, word in enumerate(command):
-        rest = iter(command[at + 1 :] if os.path.basename(word) in SHELLS else ())
-        for option in rest:
-            if option in ("-o", "+o", "-O", "+O"):
-                next(rest, None)  # its argument
-            elif option.startswith("-") and not option.startswith("--") and "c" in option:
-                script = next(rest, "")
-                if EXPOSED.search(script):
-                    return script
-                break
-            elif not option.startswith(("-", "+")):
-                break
-    return None
 
 
 def _leave_soon(code: int) -> threading.Timer:

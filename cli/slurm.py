@@ -8,14 +8,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import click
 
 import fsqueue
-from fsqueue.worker import names_launcher
+from fsqueue import wording
+from fsqueue.worker import check_command, names_launcher
 
+from . import outer_job
 from .common import example, json_option
 from .options import names_of
 from .printing import complain, print_json, quoted, say
@@ -177,6 +180,9 @@ def slurm(
     put everything back at once, since Slurm sends that signal to the commands, too. No other program has to run
     afterwards.
 
+    Typed in a job (srun --pty, a notebook on a node), the new job gets none of that job's variables: no SLURM_*,
+    SRUN_*, PMI* or GPUs. What you set for sbatch or for all of Slurm stays: SBATCH_ACCOUNT, SLURM_CONF and the like.
+
     A dependent job should wait with 'fsqueue wait', as in the example. Elements of the array may end early, or with
     exit code 9 because they have given up tasks. Slurm counts that as failed, and 'afterok' would wait for ever.
 
@@ -199,6 +205,8 @@ def slurm(
         raise click.UsageError("Give either --log-dir or --output.")
     before = "" if prologue is None else _read_prologue(prologue)
     opened = [fsqueue.Queue(queue) for queue in queues]
+    if ctx.meta["command"]:
+        check_command(ctx.meta["command"], options["allow_in_script"])
     if ctx.meta["command"] and not no_command_check:
         _check_command(ctx.meta["command"], _value(given, "-D", "--chdir"), has_prologue=bool(before))
     if not allow_empty and not options.get("forever") and all(queue.status().remaining == 0 for queue in opened):
@@ -228,15 +236,38 @@ def slurm(
     launcher = _launcher(cpus) if has_tasks and not one_worker else []
     if launcher:
         complain("the job has a worker in each of its tasks; if its commands start tasks themselves: --one-worker")
-    script = _script(before, launcher, [*paths, *for_worker])
-    sbatch = ["sbatch", "--parsable", *defaults, *given]
+    outer = outer_job.variables(os.environ)
+    if outer:
+        complain(
+            f"this is typed in job {outer_job.job_of(os.environ)}: the new job does not get the "
+            f"{wording.counted(len(outer), 'variable')} of that one (SLURM_* and such; what you set as SBATCH_* stays)"
+        )
+    submission = _Submission(
+        sbatch=["sbatch", "--parsable", *defaults, *given],
+        script=_script(before, launcher, [*paths, *for_worker]),
+        logs=logs,
+        outer=outer,
+    )
     if not only_print:
         _make_logs(logs)
-        _submit(sbatch, script, logs, as_json)
+        _submit(submission, as_json)
     elif as_json:
-        print_json(_described(sbatch, script, logs))
+        print_json(_described(submission))
     else:
-        say(*_as_shell(sbatch, script, logs))
+        say(*_as_shell(submission))
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """What is submitted, and how."""
+
+    sbatch: list[str]
+    """The command that submits."""
+    script: str
+    logs: str | None
+    """The directory of the logs; None if the user named a place."""
+    outer: list[str]
+    """The variables that the new job must not get."""
 
 
 def _is_typed(ctx: click.Context, name: str) -> bool:
@@ -372,23 +403,27 @@ def _script(prologue: str, launcher: list[str], arguments: list[str]) -> str:
     return f"#!/bin/bash\n{before}exec {' '.join(map(quoted, worker))}\n"
 
 
-def _as_shell(sbatch: list[str], script: str, logs: str | None) -> list[str]:
+def _as_shell(submission: _Submission) -> list[str]:
     """Return lines that do for bash what would be done here."""
-    made = [] if logs is None else [f"mkdir -p -- {quoted(logs)}"]
-    submit = " ".join(map(quoted, sbatch))
-    lines = script.removesuffix("\n").split("\n")
+    made = [] if submission.logs is None else [f"mkdir -p -- {quoted(submission.logs)}"]
+    if submission.outer:
+        made.append(f"unset {' '.join(map(quoted, submission.outer))}")
+    submit = " ".join(map(quoted, submission.sbatch))
+    script = submission.script.removesuffix("\n")
+    lines = script.split("\n")
     if not all(line.isprintable() for line in lines):
-        return [*made, f"{submit} <<<{quoted(script.removesuffix(chr(10)))}"]
+        return [*made, f"{submit} <<<{quoted(script)}"]
     end = "END"
     while end in lines:
         end += "_"
     return [*made, f"{submit} <<'{end}'", *lines, end]
 
 
-def _submit(sbatch: list[str], script: str, logs: str | None, as_json: bool) -> None:
+def _submit(submission: _Submission, as_json: bool) -> None:
     """Submit, and print the job's id as soon as it is known: with --wait, sbatch stays."""
+    own = {name: value for name, value in os.environ.items() if name not in submission.outer}
     try:
-        process = subprocess.Popen(sbatch, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen(submission.sbatch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=own)
     except OSError as error:
         complain(
             f"Slurm's sbatch cannot be run here ({error.strerror or error}). Do this where jobs are submitted, or see "
@@ -399,13 +434,13 @@ def _submit(sbatch: list[str], script: str, logs: str | None, as_json: bool) -> 
     assert process.stdout is not None
     with process:
         try:
-            process.stdin.write(os.fsencode(script))
+            process.stdin.write(os.fsencode(submission.script))
             process.stdin.close()
         except BrokenPipeError:
             pass  # it has refused already
         job, _, cluster = process.stdout.readline().decode(errors="replace").strip().partition(";")
         if job and as_json:
-            print_json({"job": job, "cluster": cluster or None, **_described(sbatch, script, logs)})
+            print_json({"job": job, "cluster": cluster or None, **_described(submission)})
         elif job:
             say(job)
         sys.stdout.flush()
@@ -417,12 +452,13 @@ def _submit(sbatch: list[str], script: str, logs: str | None, as_json: bool) -> 
         raise click.exceptions.Exit(status if 0 < status < 256 else 1)
 
 
-def _described(sbatch: list[str], script: str, logs: str | None) -> dict[str, Any]:
+def _described(submission: _Submission) -> dict[str, Any]:
     """Return what is submitted, as JSON can hold it: arguments may be any bytes."""
     return {
-        "sbatch": [_text(word) for word in sbatch],
-        "script": _text(script),
-        "log_dir": None if logs is None else _text(logs),
+        "sbatch": [_text(word) for word in submission.sbatch],
+        "script": _text(submission.script),
+        "log_dir": None if submission.logs is None else _text(submission.logs),
+        "unset": [_text(name) for name in submission.outer],
     }
 
 

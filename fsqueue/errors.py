@@ -221,15 +221,20 @@ def said(error: BaseException) -> str:
     """Return an exception in a line: its type and its text, even if asking for the text raises."""
     name = type(error).__name__
     try:
-        return f"{name}: {error}"
+        return in_unicode(f"{name}: {error}")
     except Exception as another:
-        return f"{name}: (its text could not be had: {type(another).__name__})"
+        return in_unicode(f"{name}: (its text could not be had: {type(another).__name__})")
+
+
+def in_unicode(text: str) -> str:
+    """Return a text that UTF-8 can hold: half surrogates, as in names of files that are no UTF-8, are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def text_of(thing: object) -> str:
     """Return what the caller gave as a reason, as text, even if asking for the text raises."""
     try:
-        return str(thing)
+        return in_unicode(str(thing))
     except Exception as error:
         return f"(a {type(thing).__name__}; its text could not be had: {type(error).__name__})"
 

@@ -1,27 +1,28 @@
 """Functions as tasks: `@fsqueue.task` registers one, its calls are queued as JSON, workers run what they have loaded.
 
 A call is a payload like any other: ``{"call": "package.module:function", "args": [...], "kwargs": {...}}``, `args` and
-`kwargs` left out where empty. The name is looked up in a table and nowhere else: nothing in a payload is imported,
-evaluated or followed. A user who can write into a queue may choose the arguments, and a function that is registered by
-the modules that its workers were told to load; nothing more.
+`kwargs` left out where empty; `types` says which arguments had types that JSON lacks (`format.call_types`). The name is
+looked up in a table and nowhere else: nothing in a payload is imported, evaluated or followed. A user who can write
+into a queue may choose the arguments, and a function that is registered by the modules that its workers were told to
+load; nothing more.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
-import math
 import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from fsqueue.clock import duration_ms
 from fsqueue.errors import Bury, InvalidArgument, InvalidTask, said
-from fsqueue.format import nesting
+from fsqueue.format import call_types
 from fsqueue.models import Task, TaskRef
 from fsqueue.queue import Queue
 from fsqueue.storage.paths import queue_path
@@ -33,9 +34,12 @@ Where = Queue | str | os.PathLike[str]
 
 NAME_LENGTH_MAX = 200
 """Characters in a function's name."""
-DEPTH_MAX = nesting.NESTING_MAX - 2
-"""Levels of lists and dicts in an argument: the payload around it has two."""
-_FIELDS = {"call", "args", "kwargs"}
+ARGUMENTS = (
+    "Arguments are None, booleans, numbers, texts, dates, paths, lists, tuples, and dicts whose keys are texts or "
+    "integers."
+)
+DEPTH_MAX = call_types.DEPTH_MAX
+_FIELDS = {"call", "args", "kwargs", "types"}
 _SCRIPTS = ("__main__", "__mp_main__")
 """What the module of the running script is called, and in its processes that `multiprocessing` spawns."""
 
@@ -46,9 +50,9 @@ class Function(Generic[P, R]):
     """A registered function. Calling it runs it here and now, as if it were not decorated.
 
     `call` makes a task of a call, `delay` inserts it, `on` chooses another queue or delay. The arguments are checked at
-    once, against the signature and for what JSON has: what the worker's call gets is equal to what was given, and of
-    the same types. So a tuple is refused (JSON would make it a list), like bytes, NaN, dates, NumPy's numbers and keys
-    that are no strings. Defaults are not stored: the worker's apply.
+    once, against the signature and for what a call can hold: what the worker's call gets is equal to what was given,
+    and of the same types, tuples, dates, paths and integer keys among them. NumPy's numbers come as Python's. What
+    cannot come back so is refused: bytes, NaN, sets, arrays, objects. Defaults are not stored: the worker's apply.
     """
 
     __name__: str
@@ -83,19 +87,21 @@ class Function(Generic[P, R]):
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidTask(f"{self.name} does not take these arguments: {error}.") from None
-        for argument, value in _by_name(bound):
-            if (alien := _alien(value)) is not None:
-                where, what = alien
-                raise InvalidTask(
-                    f"{self.name}: the argument {argument}{where} is {what}. Arguments are what JSON has: "
-                    "None, booleans, numbers, strings, lists, and dicts whose keys are strings."
-                )
+        names = _names_of(bound, len(args))
+        types: dict[str, str] = {}
+        placed = [self._plain(one, f"/args/{at}", names[at], types) for at, one in enumerate(args)]
+        named = {key: self._plain(one, call_types.inside("/kwargs", key), key, types) for key, one in kwargs.items()}
         payload: dict[str, Any] = {"call": self.name}
-        if args:
-            payload["args"] = list(args)
-        if kwargs:
-            payload["kwargs"] = kwargs
+        payload |= {name: value for name, value in (("args", placed), ("kwargs", named), ("types", types)) if value}
         return Task(payload, delay_s=self._delay_s)
+
+    def _plain(self, value: Any, pointer: str, argument: str, types: dict[str, str]) -> Any:
+        try:
+            return call_types.plain(value, pointer, types)
+        except call_types.Alien as error:
+            raise InvalidTask(
+                f"{self.name}: the argument {argument}{error.where} is {error.what}. {error.instead or ARGUMENTS}"
+            ) from None
 
     def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskRef:
         """Insert a call with these arguments into the function's queue; it is durable when this returns. InvalidTask.
@@ -224,6 +230,12 @@ def _parts(payload: Any) -> tuple[str, list[Any], dict[str, Any]]:
     if isinstance(payload, dict) and payload.keys() <= _FIELDS:
         name, args, kwargs = payload.get("call"), payload.get("args", []), payload.get("kwargs", {})
         if isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict):
+            try:
+                if "types" in payload:
+                    args, kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)  # the payload stays as it was leased
+                    call_types.restored(args, kwargs, payload["types"])
+            except ValueError as error:
+                raise Bury(f"the payload is no call of a function: {error}") from None
             return name, args, kwargs
     raise Bury('the payload is no call of a function: {"call": NAME, "args": [...], "kwargs": {...}}, and nothing else')
 
@@ -290,44 +302,12 @@ def _checked_name(name: object) -> str:
     return name
 
 
-def _by_name(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments as the caller knows them: `name`, or `args[0]` for those that have none."""
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            yield from value.items()
-        else:
-            yield name, value
-
-
-def _alien(value: Any, depth: int = 0) -> tuple[str, str] | None:
-    """Return where a value has something that JSON would not give back as it is, and what; None if nowhere."""
-    kind = type(value)
-    if kind is list or kind is dict:
-        if depth == DEPTH_MAX:
-            return "", f"nested more than {DEPTH_MAX} levels deep, or contains itself"
-        for at, one in value.items() if kind is dict else enumerate(value):
-            if kind is dict and (type(at) is not str or _alien(at)):
-                return "", f"a dict with the key {at!r}"
-            if (alien := _alien(one, depth + 1)) is not None:
-                return f"[{at!r}]{alien[0]}", alien[1]
-        return None
-    if kind is str:
-        return None if value.isascii() or _is_unicode(value) else ("", "text with half a surrogate pair")
-    if kind is int:
-        return None if -(2**63) <= value < 2**64 else ("", "an integer of more than 64 bits")
-    if kind is float:
-        return None if math.isfinite(value) else ("", str(value))
-    if kind is tuple:
-        return "", "a tuple, which JSON gives back as a list"
-    return None if value is None or kind is bool else ("", f"of the type {kind.__module__}.{kind.__qualname__}")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _names_of(bound: inspect.BoundArguments, count: int) -> list[str]:
+    """Return what the caller calls the first `count` arguments, given by place: `name`, or `args[0]` for the others."""
+    names: list[str] = []
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{name}[{number}]" for number in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(name)
+    return names

@@ -127,7 +127,7 @@ def idle(place: Path, workers: int, settle_s: float, watch_s: float) -> dict[str
     for _ in range(workers):
         pid = os.fork()
         if not pid:
-            fsqueue.Worker(queue, command=["sh", "-c", "date +%s.%N >> {}"], until="forever").run()
+            fsqueue.Worker(queue, command=["sh", "-c", 'date +%s.%N >> "$1"', "sh", "{}"], until="forever").run()
             os._exit(0)
         pids.append(pid)
     found: dict[str, Any] = {"workers": workers, "longest pause, s": BELL_S[1] * 1.25}

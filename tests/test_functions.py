@@ -9,13 +9,15 @@ import multiprocessing
 import subprocess
 import sys
 import uuid
-from collections import OrderedDict
+import zoneinfo
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from hypothesis import strategies as st
 import fsqueue
 from fsqueue import InvalidArgument, InvalidTask, Queue, QueueNotFound, Task, functions
 from fsqueue.errors import Bury
+from fsqueue.format.task_file import decode_task, encode_task
 from fsqueue.functions import Function
 
 pytestmark = pytest.mark.once
@@ -167,6 +170,9 @@ def test_arguments_that_do_not_fit_are_refused_at_once(tiles: Any, args: Any, kw
         tiles.render.call(*args, **kwargs)
 
 
+Point = namedtuple("Point", "x y")
+
+
 class Colour(IntEnum):
     RED = 1
 
@@ -178,20 +184,36 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ((1, 2), "zoom is a tuple"),
-        ([{"a": (1,)}], r"zoom\[0\]\['a'\] is a tuple"),
-        (b"x", "builtins.bytes"),
+        (b"x", r"zoom is of the type builtins.bytes. Pass text \(base64\)"),
+        ([{"a": (b"",)}], r"zoom\[0\]\['a'\]\[0\] is of the type builtins.bytes"),
+        ({1: 2, "b": 3}, "a dict with the key 1 beside others. Keys are all texts, or all integers"),
+        ({1.5: 2}, "a dict with the key 1.5"),
+        ({True: 2}, "a dict with the key True"),
+        ({None: 2}, "a dict with the key None"),
+        ({2**64: 2}, "more than 64 bits"),
+        (Path("\udcff"), "which text does not give back"),
+        (PurePosixPath("x"), "pathlib.PurePosixPath"),
+        (
+            datetime.datetime(2026, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")),
+            "does not give back. Use datetime.timezone.utc",
+        ),
+        (datetime.datetime(2026, 1, 1, fold=1), "does not give back"),  # noqa: DTZ001
+        (datetime.time(1), "datetime.time"),
+        (Point(1, 2), "Point"),
+        (numpy.array([1]), r"numpy.ndarray. Pass array.tolist\(\), or the path of a file"),
+        (numpy.float64("nan"), "zoom is nan. Pass None, or a text"),
+        (numpy.datetime64("2026-01-01"), "numpy.datetime64"),
+        (numpy.complex64(1), "numpy.complex64"),
+        (numpy.longdouble(1), "numpy.longdouble"),
+        ({numpy.int64(1): 2}, "a dict with the key"),
         ({1}, "builtins.set"),
         (float("nan"), "zoom is nan"),
         ([float("-inf")], r"zoom\[0\] is -inf"),
         (2**64, "more than 64 bits"),
         (-(2**63) - 1, "more than 64 bits"),
-        ({1: 2}, "a dict with the key 1"),
         ({"\ud800": 2}, "a dict with the key"),
         ("\udc00", "surrogate"),
         (object(), "builtins.object"),
-        (Path("x"), "pathlib.PosixPath"),
-        (datetime.date(2026, 1, 1), "datetime.date"),
         (uuid.UUID(int=1), "uuid.UUID"),
         (decimal.Decimal(1), "decimal.Decimal"),
         (Colour.RED, "Colour"),
@@ -209,10 +231,10 @@ def test_what_json_would_not_give_back_is_refused_by_name(tiles: Any, value: Any
 
 
 def test_the_name_that_is_said_is_the_caller_s(tiles: Any) -> None:
-    with pytest.raises(InvalidTask, match=r"argument layers\[1\] is a tuple"):
-        tiles.render.call(1, 2, "a", ())
-    with pytest.raises(InvalidTask, match="argument colour is a tuple"):
-        tiles.render.call(1, colour=())
+    with pytest.raises(InvalidTask, match=r"argument layers\[1\] is of the type builtins.set"):
+        tiles.render.call(1, 2, "a", set())
+    with pytest.raises(InvalidTask, match=r"argument colour is of the type builtins.set"):
+        tiles.render.call(1, colour=set())
 
 
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -228,6 +250,15 @@ def echo(*args: Any, **kwargs: Any) -> Any:
     return [args, kwargs]
 
 
+def arrived(task: Task) -> Any:
+    """What the function of a call gets, after all that happens to a payload on disk."""
+    payload = decode_task(encode_task(task.payload, 2**20))["payload"]
+    kept = json.dumps(payload)
+    got = functions.Handler([], {"tests:echo": echo})(payload)
+    assert json.dumps(payload) == kept, "a payload stays as it was leased"
+    return got
+
+
 def typed(value: Any) -> Any:
     """A value with all types inside spelled out: 1 is True and 1.0 otherwise, and 0.0 is -0.0."""
     if isinstance(value, dict):
@@ -239,15 +270,30 @@ def typed(value: Any) -> Any:
 
 @given(st.lists(json_values, max_size=4), st.dictionaries(st.text(), json_values, max_size=4))
 def test_arguments_arrive_as_they_were_given(args: list[Any], kwargs: dict[str, Any]) -> None:
-    payload = json.loads(json.dumps(echo.call(*args, **kwargs).payload))
-    got = functions.Handler([], {"tests:echo": echo})(payload)
-    assert typed(got) == typed([tuple(args), kwargs])
+    task = echo.call(*args, **kwargs)
+    assert "types" not in task.payload
+    assert typed(arrived(task)) == typed([tuple(args), kwargs])
 
 
 strange = st.recursive(
-    json_values | st.binary() | st.floats() | st.integers() | st.decimals() | st.text(st.characters()),
-    lambda inner: st.tuples(inner) | st.sets(st.integers()) | st.dictionaries(st.integers() | st.text(), inner),
-    max_leaves=6,
+    json_values
+    | st.binary()
+    | st.floats()
+    | st.integers()
+    | st.decimals()
+    | st.text(st.characters())
+    | st.dates()
+    | st.datetimes(timezones=st.none() | st.just(datetime.UTC) | st.timezones())
+    | st.text().map(Path),
+    lambda inner: (
+        st.tuples(inner)
+        | st.lists(inner)
+        | st.sets(st.integers())
+        | st.dictionaries(st.integers(), inner)
+        | st.dictionaries(st.text("/~01a"), inner)
+        | st.dictionaries(st.integers() | st.text(), inner)
+    ),
+    max_leaves=8,
 )
 
 
@@ -257,9 +303,50 @@ def test_anything_is_refused_or_arrives_as_it_was_given(value: Any) -> None:
         task = echo.call(value)
     except InvalidTask:
         return
-    from fsqueue.format.task_file import decode_task, encode_task
+    assert typed(arrived(task)) == typed([(value,), {}])
 
-    assert typed(decode_task(encode_task(task.payload, 2**20))["payload"]["args"]) == typed([value])
+
+@pytest.mark.parametrize(
+    ("value", "plain", "types"),
+    [
+        ((1, (2,)), [1, [2]], {"/args/0": "tuple", "/args/0/1": "tuple"}),
+        ({1: {2: (3,)}, -7: 0}, {"1": {"2": [3]}, "-7": 0},
+         {"/args/0": "integer keys", "/args/0/1": "integer keys", "/args/0/1/2": "tuple"}),
+        ({"a/b~": datetime.date(2026, 1, 2)}, {"a/b~": "2026-01-02"}, {"/args/0/a~1b~0": "date"}),
+        ([datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.UTC)], ["2026-01-02T03:04:05.000006+00:00"],
+         {"/args/0/0": "datetime"}),
+        (Path("a/b.c"), "a/b.c", {"/args/0": "path"}),
+    ],
+)  # fmt: skip
+def test_what_json_lacks_is_named_beside_plain_json(value: Any, plain: Any, types: Any) -> None:
+    task = echo.call(value)
+    assert task.payload == {"call": "tests:echo", "args": [plain], "types": types}
+    assert typed(arrived(task)) == typed([(value,), {}])
+    assert typed(arrived(echo.call(**{"a/b~1": value}))) == typed([(), {"a/b~1": value}])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(numpy.int64(5), 5), (numpy.uint8(5), 5), (numpy.float32(0.1), 0.10000000149011612), (numpy.float64(0.1), 0.1),
+     (numpy.bool_(True), True), (numpy.str_("a"), "a"), ([numpy.int16(-1)], [-1])],
+)  # fmt: skip
+def test_numbers_of_numpy_come_as_those_of_python(value: Any, expected: Any) -> None:
+    task = echo.call(value)
+    assert typed(task.payload["args"]) == typed([expected])
+    assert value == expected
+    assert typed(arrived(task)) == typed([(expected,), {}])
+
+
+@pytest.mark.parametrize(
+    "types",
+    [[], {"/args/1": "tuple"}, {"/args": "tuple"}, {"": "tuple"}, {"x/args/0": "tuple"}, {"/args/0": "set"},
+     {"/args/0": None}, {"/args/0": "date"}, {"/args/0/0": "date"}, {"/args/0/x": "tuple"}, {"/args/0/-1": "tuple"},
+     {"/args/0": "integer keys"}, {"/kwargs/a": "integer keys"}, {"/kwargs/a/b/c": "tuple"}, {"/call/0": "path"}],
+)  # fmt: skip
+def test_types_that_do_not_fit_the_arguments_make_a_dead_letter(types: Any) -> None:
+    payload = {"call": "tests:echo", "args": [["x"]], "kwargs": {"a": {"01": 1, "x": 2}}, "types": types}
+    with pytest.raises(Bury, match="the payload is no call of a function: "):
+        functions.Handler([], {"tests:echo": echo})(payload)
 
 
 def test_an_argument_as_deep_as_is_allowed_can_be_stored(queue: Queue) -> None:

@@ -8,7 +8,7 @@ from fsqueue.filesystem.expected_errors import LOST, NOT_FILES, asking_again
 from fsqueue.filesystem.kept_output import KeptFile, KeptOutput, is_same_file, is_terminal, write_all
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
 from fsqueue.filesystem.operations import Filesystem
-from fsqueue.filesystem.processes import inheritable_descriptors, is_program
+from fsqueue.filesystem.processes import inheritable_descriptors, is_program, program_fault
 from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
 from fsqueue.filesystem.spools import Spool
 from fsqueue.filesystem.trees import OpenTree
@@ -34,5 +34,6 @@ __all__ = [
     "is_same_file",
     "is_terminal",
     "mount_of",
+    "program_fault",
     "write_all",
 ]

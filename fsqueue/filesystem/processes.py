@@ -1,13 +1,18 @@
-"""Tell whether the process that wrote an identity still has its number (Linux: /proc), and what a process inherits."""
+"""Tell whether the process that wrote an identity still has its number (Linux: /proc), what a process inherits, and why
+a program cannot be executed.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 
 from fsqueue.filesystem.holders import boot_id
 
 BOOT_DIGITS = 12
+_HEAD_BYTES = 256
+"""The kernel looks for an interpreter in so many bytes."""
 
 
 def _place() -> str | None:
@@ -83,3 +88,77 @@ def fields_of(pid: int) -> list[str]:
 def is_program(word: str) -> bool:
     """Return whether a program has this name, in a directory or on the search path. A hint: it may come or go."""
     return shutil.which(word) is not None
+
+
+def program_fault(word: str, has_begun: bool = False) -> str:
+    """Return why a program that is there cannot be executed, and what to do; "" if that cannot be told. A hint.
+
+    `has_begun`: the kernel did execute it, so only what its interpreter was to find can be wrong. A script is told by
+    its first line. Nothing but a regular file is opened.
+    """
+    path = shutil.which(word) or (word if os.path.dirname(word) else "")
+    head = _head(path)
+    if head is None:
+        return ""
+    if not has_begun and not os.access(path, os.X_OK):
+        return _not_executable(path, word)
+    if head.startswith(b"\xef\xbb\xbf#!"):
+        return "" if has_begun else f"a byte order mark stands before its #!: sed -i '1s/^\\xef\\xbb\\xbf//' {word}"
+    if not head.startswith(b"#!"):
+        return "" if has_begun else _no_script(word, head)
+    line = head[2:].partition(b"\n")[0]
+    if line.endswith(b"\r"):
+        return (
+            "its lines end as on Windows (CR LF), so the name of its interpreter does, too: remove that by "
+            f"sed -i 's/\\r$//' {word}"
+        )
+    interpreter, *arguments = os.fsdecode(line).split() or [""]
+    by = ""
+    if os.path.basename(interpreter) == "env" and os.path.exists(interpreter):
+        interpreter = next((one for one in arguments if not one.startswith("-") and "=" not in one), "")
+        by = " in PATH"
+    if not interpreter or shutil.which(interpreter) is not None:
+        return ""
+    what = "cannot be executed" if os.path.isfile(interpreter) else f"is not here{by}"
+    return (
+        f"its interpreter {interpreter}, named in its first line, {what}: install it (or load its module), or name "
+        "another one there"
+    )
+
+
+def _not_executable(path: str, word: str) -> str:
+    """Say why this process may not execute a file."""
+    try:
+        is_marked = bool(os.stat(path).st_mode & 0o111)
+    except OSError:
+        return ""
+    if is_marked:
+        return "it may not be executed here: the mount has the option noexec, or the file is for other users"
+    return f"it is not executable: chmod +x {word}"
+
+
+def _no_script(word: str, head: bytes) -> str:
+    """Say why a file without "#!" is not executed."""
+    if not head:
+        return "the file is empty"
+    if head.startswith(b"\x7fELF"):
+        return "it was built for another system, whose loader or processor this host does not have: build it here"
+    if b"\0" in head:
+        return "it is neither a program for this host nor a script"
+    return f"it names no interpreter: begin it with a line such as #!/bin/sh, or write the interpreter before {word}"
+
+
+def _head(path: str) -> bytes | None:
+    """Return the first bytes of a regular file; None if it cannot be read, or is none."""
+    if not path:
+        return None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, _HEAD_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 
-from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound
+from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound, in_unicode
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
 from fsqueue.format.movements import to_ranges
@@ -328,7 +328,7 @@ def backoff_ms(store: Store, attempts: int) -> int:
 
 def shorten(text: str) -> str:
     """Return a text of bounded length that UTF-8 can hold, cut in the middle if need be."""
-    text = text.encode("utf-8", "backslashreplace").decode()
+    text = in_unicode(text)
     if len(text) <= ERROR_CHARS_MAX:
         return text
     half = ERROR_CHARS_MAX // 2

@@ -6,8 +6,8 @@ what commands print. `commands`, `processes` and `threads` do the tasks.
 
 from fsqueue.worker.launchers import names_launcher
 from fsqueue.worker.passing import Output
-from fsqueue.worker.placeholders import check_program
 from fsqueue.worker.report import Event, WorkerReport
+from fsqueue.worker.scripts import check_command, check_program
 from fsqueue.worker.worker import Worker
 
-__all__ = ["Event", "Output", "Worker", "WorkerReport", "check_program", "names_launcher"]
+__all__ = ["Event", "Output", "Worker", "WorkerReport", "check_command", "check_program", "names_launcher"]

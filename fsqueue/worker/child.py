@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import json
 import os
 import signal
@@ -20,8 +21,8 @@ from typing import Any
 
 import orjson
 
-from fsqueue.errors import FsqueueError
-from fsqueue.worker import handlers, wire
+from fsqueue.errors import FsqueueError, in_unicode
+from fsqueue.worker import calling, handlers, wire
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,17 +42,17 @@ def main() -> None:
     handlers.is_loading = True
     try:
         handler = handlers.find(setup["handler"])
-        wants_task = handlers.takes_task(handler)
+        way = calling.way_of(handler)
     except BaseException as error:
         why = str(error) if isinstance(error, FsqueueError) else handlers.describe(error)
-        wire.send(end, 0, "", orjson.dumps(why))
+        wire.send(end, 0, "", orjson.dumps(in_unicode(why)))
         return
     handlers.is_loading = False
     wire.send(end, 0, "", orjson.dumps(""))
-    _serve(end, flag, handler, wants_task, setup["queues"])
+    _serve(end, flag, handler, way, setup["queues"])
 
 
-def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues: list[str]) -> None:
+def _serve(end: socket.socket, flag: int, handler: Any, way: calling.Way, queues: list[str]) -> None:
     clock = time.monotonic
 
     def should_stop() -> bool:
@@ -61,11 +62,9 @@ def _serve(end: socket.socket, flag: int, handler: Any, wants_task: bool, queues
         if message.body is None:  # end: the parent replaces this process by one that has descriptors again
             raise OSError(errno.EMFILE, "the payload could not be received: too many files are open in this process")
         attempt, queue, payload = wire.decode_task(message.body)
-        arguments = [payload]
-        if wants_task:
-            arguments.append(handlers.TaskAtHand(message.task, attempt, queues[queue], should_stop))
+        task = functools.partial(handlers.TaskAtHand, message.task, attempt, queues[queue], should_stop)
         began = clock()
-        verb, value = handlers.call(handler, arguments)
+        verb, value = handlers.execute(handler, way, payload, task)
         seconds = clock() - began
         for stream in (sys.stdout, sys.stderr):
             try:

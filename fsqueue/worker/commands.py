@@ -21,12 +21,13 @@ from fsqueue.filesystem import (
     ResultFile,
     ResultFiles,
     inheritable_descriptors,
+    program_fault,
     write_all,
 )
 from fsqueue.format import task_file
 from fsqueue.format.task_file import RESULT_BYTES_MAX
 from fsqueue.leased_task import LeasedTask
-from fsqueue.worker import output, placeholders, shortages
+from fsqueue.worker import diagnosis, output, placeholders, scripts, shortages
 from fsqueue.worker.background import Died
 from fsqueue.worker.directories import no_results, open_directories
 from fsqueue.worker.events import Mailbox
@@ -47,6 +48,8 @@ EX_DATAERR, EX_TEMPFAIL = 65, 75
 
 FRESH_S = 1.0
 """A path that has lain ready for longer goes through the thread again: a cleaner may have removed its directory."""
+FAULTS_MAX = 100
+"""So often a command that did not find a program is looked at: each time files are read in the loop."""
 UNREAD_S = 0.5
 """When the grace is over: how long the results of commands that have ended are still waited for."""
 _NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ENAMETOOLONG)
@@ -126,6 +129,7 @@ class Commands:
         """Descriptors that commands would inherit from what started this process."""
         self._sysexits, self._result_from_stdout = sysexits, result_from_stdout
         self._is_fixed = placeholders.is_fixed(argv[0])  # else each payload names its own program
+        self._faults_told = 0
         self._environment = {key: value for key, value in os.environb.items() if key != b"FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}
         self._awaited: dict[Job, _Running] = {}
@@ -148,7 +152,7 @@ class Commands:
         The same if the command line was quoted as a whole. A thread makes the directory of results; `refused` is told
         if it cannot. Until it is there no task is leased.
         """
-        placeholders.check_program(self._argv)
+        scripts.check_program(self._argv)
         self.foreign = inheritable_descriptors()
         open_directories(self.keep_output, None)
         self._keeper.start()
@@ -355,7 +359,21 @@ class Commands:
         if self._sysexits and status == EX_TEMPFAIL and not running.job.doomed:
             return "release", None
         verb = "bury" if self._sysexits and status == EX_DATAERR else "fail"
-        return verb, output.reason(running.job.why or describe(status), err.tail, out.tail)
+        return verb, output.reason(running.job.why or self._described(status, err.tail, out.tail), err.tail, out.tail)
+
+    def _described(self, status: int | None, *tails: bytes) -> str:
+        """Return how a command ended, with what else is to blame."""
+        said = b"\n".join(tails).decode(errors="replace")
+        if (
+            self._is_fixed
+            and self._faults_told < FAULTS_MAX
+            and status in (diagnosis.NOT_FOUND, diagnosis.NOT_EXECUTABLE)
+        ):
+            self._faults_told += 1
+            said_by = diagnosis.not_executed(self._argv[0], status, said)
+        else:
+            said_by = ""
+        return f"{describe(status)}{said_by or diagnosis.memory(said, status)}"
 
     def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self._result_from_stdout:
@@ -390,16 +408,19 @@ class Commands:
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
         """Refuse a command that could not be started, for this payload or for all."""
-        if isinstance(error, placeholders.MissingField):
+        if isinstance(error, placeholders.Unfilled):
             why = str(error)
         elif isinstance(error, ValueError):
             why = f"the payload cannot be an argument ({error}): read it from standard input"
         elif error.errno == errno.E2BIG:
             why = "the payload is too large for a command line: read it from standard input"
         elif not self._is_fixed and error.errno in _NO_COMMAND:
-            why = f"the command cannot be executed: {error.strerror}: {os.fsdecode(error.filename or b'')}"
+            name = os.fsdecode(error.filename or b"")
+            fault = program_fault(name)
+            why = f"the command cannot be executed: {error.strerror}: {name}{fault and f' ({fault})'}"
         else:
-            what = f"The command {self._argv[0]!r} could not be executed: {error.strerror or error}."
+            fault = program_fault(self._argv[0]) if error.errno in _NO_COMMAND else ""
+            what = f"The command {self._argv[0]!r} could not be executed: {fault or error.strerror or error}."
             self._cannot(job, InvalidArgument(f"{what} Its task was put back."))
             return
         self._done(job, "fail", why, 0.0)
@@ -410,7 +431,7 @@ class Commands:
         self._done(job, "release", 0, 0.0)
 
     def invocation(self, task: LeasedTask) -> tuple[list[bytes], dict[bytes, bytes], bytes]:
-        """Return the command line, the environment and the standard input for `task`. MissingField."""
+        """Return the command line, the environment and the standard input for `task`. Unfilled."""
         payload = task.payload
         data = placeholders.bytes_of(payload)
         environment = self._environment | {
@@ -422,4 +443,4 @@ class Commands:
         if len(data) <= ENVIRONMENT_BYTES_MAX and b"\0" not in data:
             environment[b"FSQUEUE_PAYLOAD"] = data
         stdin = payload if isinstance(payload, bytes) else orjson.dumps(payload, option=orjson.OPT_APPEND_NEWLINE)
-        return placeholders.fill(self._argv, payload), environment, stdin
+        return placeholders.fill(self._argv, payload, task.id), environment, stdin

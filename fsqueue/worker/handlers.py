@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import orjson
 
 from fsqueue import functions
 from fsqueue.clock import duration_ms
-from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, said
+from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, in_unicode, said
 from fsqueue.format import task_file
+from fsqueue.worker import diagnosis
 from fsqueue.worker.background import end_in_child
+from fsqueue.worker.calling import Mismatch, Way
 
 TRACEBACK_CHARS = 4000
 """How much of a traceback is kept as the reason of a failure."""
@@ -34,7 +35,10 @@ Result = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TaskAtHand:
-    """Tell a handler with a second argument which task it executes, and whether the worker is stopping."""
+    """Tell a handler which task it executes, and whether the worker is stopping.
+
+    For a parameter that is called `task`, or the second one behind a whole payload.
+    """
 
     id: str
     attempt: int
@@ -123,38 +127,30 @@ def _main(named: dict[str, Any]) -> ModuleType:
     return module
 
 
-def takes_task(handler: Callable[..., Any]) -> bool:
-    """Return whether a handler wants the task as a second argument.
-
-    InvalidArgument if it takes no argument, or is an `async` function.
-    """
-    if inspect.iscoroutinefunction(handler):
-        raise InvalidArgument("A handler is a plain function, not an 'async' one: call asyncio.run in it.")
+def execute(handler: Callable[..., Any], way: Way, payload: Any, task: Callable[[], TaskAtHand]) -> Result:
+    """Call a handler with a payload, in its way. See `call`."""
     try:
-        parameters = list(inspect.signature(handler).parameters.values())
-    except (TypeError, ValueError):
-        return False  # built in: it does not say
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    if not positional and not any(one.kind == one.VAR_POSITIONAL for one in parameters):
-        raise InvalidArgument("A handler takes the payload as its argument: def handler(payload), or (payload, task).")
-    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "task")
+        placed, named = way.arguments(payload, task)
+    except Mismatch as error:
+        return "fail", str(error)
+    return call(handler, placed, named)
 
 
-def call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
+def call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str, Any] = MappingProxyType({})) -> Result:
     """Call a handler, and return the verb that its end asks for. Only a MemoryError in here can raise.
 
     If the handler forks, and its child returns from it, or raises, that child ends here. It has no business with the
     task, nor with those that come next.
     """
     process = os.getpid()
-    result = _call(handler, arguments)
+    result = _call(handler, placed, named)
     end_in_child(process)
     return result
 
 
-def _call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
+def _call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str, Any]) -> Result:
     try:
-        result = handler(*arguments)
+        result = handler(*placed, **named)
         if result is None:
             return "complete", None
         data = task_file.encode_json(result, "result")
@@ -173,13 +169,18 @@ def _call(handler: Callable[..., Any], arguments: Sequence[Any]) -> Result:
         return "bury", bury_reason(given_up)
     except InvalidTask as error:
         return "fail", f"it returned what JSON cannot hold: {error}"
+    except SystemExit as error:
+        code = error.code
+        if code is None or (isinstance(code, int) and code == 0):  # how programs end that have done their work
+            return "complete", None
+        return "fail", describe(error)
     except BaseException as error:
         return "fail", describe(error)
 
 
 def describe(error: BaseException) -> str:
     """Return an exception in a line, then the end of its traceback, without our own part of it."""
-    headline = said(error)
+    headline = f"{said(error)}{diagnosis.memory(said(error))}"
     trace = error.__traceback__
     lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)
-    return f"{headline[:1000]}\n{''.join(lines)[-TRACEBACK_CHARS:].rstrip()}"
+    return in_unicode(f"{headline[:1000]}\n{''.join(lines)[-TRACEBACK_CHARS:].rstrip()}")

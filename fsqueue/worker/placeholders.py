@@ -1,86 +1,121 @@
-"""Replace placeholders in a command's arguments by a payload and its fields, and refuse those that cannot be."""
+"""Replace placeholders in a command's arguments by a payload, its fields, parts of them and the task's id.
+
+docs/commands.md has the table of them.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from fsqueue.errors import InvalidArgument
-from fsqueue.filesystem import is_program
 
 _NAME = r"[^\W\d]\w*(?:[-.]\w+)*"
 NAME = re.compile(_NAME)
 """What names a field: an identifier (`tile`), or one that goes on behind hyphens or single dots (`tile-id`, `x.y`)."""
-PLACEHOLDER = re.compile(rf"(?<!\{{)\{{\{{(?P<escaped>(?:{_NAME})?)\}}\}}(?!\}})|\{{(?P<named>[^{{}}]*)\}}")
-"""`{}`: the payload; `{field}`: a field of it; `{{}}` and `{{field}}`: the same, as text with single braces."""
+_PART = r"\.|//?|/\."
+_MEANT = rf"#|(?:{_NAME})?(?:{_PART})?|(?:{_NAME})?:[^{{}}\s]*|(?:{_NAME})[!:][^{{}}]*|\d+(?:{_PART})?"
+"""Matches what stands between the braces of a placeholder, valid or refused."""
+_BRACES = re.compile(rf"(?<!\{{)\{{\{{(?P<escaped>{_MEANT})\}}\}}(?!\}})|\{{(?P<inside>{_MEANT})\}}")
+_FIELD = re.compile(rf"(?P<name>{_NAME})?(?:(?P<part>{_PART})|:(?P<spec>[^{{}}]*))?")
+_SPEC = re.compile(
+    r"(?:[^\s{}]?[<>=^])?[+-]?#?0?(?:[1-9]\d{0,2})?[,_]?(?:\.\d{1,3})?(?P<kind>[bdoxXeEfFgGs%]?)", re.ASCII
+)
+"""Matches Python's format specification, but for what depends on the locale (n), characters by number (c), the sign " "
+and widths from 1,000 on.
+"""
 FIELDS_SHOWN_MAX = 20
 """How many fields of a payload an error about a missing field names, at most."""
+TEXT_SHOWN_CHARS_MAX = 40
 
 
-class MissingField(ValueError):
-    """Say that a payload lacks a field that the command asks for, and which fields it has."""
+class Unfilled(ValueError):
+    """Say why a payload cannot take the place of a placeholder, and what would help."""
 
 
-def fill(argv: Sequence[str], payload: Any) -> list[bytes]:
-    """Return `argv` with the payload and its fields in the place of their placeholders. MissingField.
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """A pair of braces that stands for something of the task."""
+
+    text: str
+    """As it was typed: `{tile:04d}`."""
+    name: str = ""
+    """The field; "" for the whole payload."""
+    part: str = ""
+    """Which part of a path: `.` without its extension, `/` its last name, `//` its directory, `/.` its last name
+    without the extension; "" for all of it.
+    """
+    spec: str = ""
+    """A format specification."""
+    is_id: bool = False
+    """Whether it stands for the task's id."""
+
+    @property
+    def is_number(self) -> bool:
+        """Return whether it stands for nothing but numbers: any other payload fails its task."""
+        found = _SPEC.fullmatch(self.spec)
+        return bool(found and found["kind"] not in ("", "s"))
+
+
+def fill(argv: Sequence[str], payload: Any, task_id: str) -> list[bytes]:
+    """Return `argv` with what its placeholders stand for. Unfilled.
 
     `argv` goes back to the bytes that it came from in this locale. Payloads are UTF-8 in each locale.
 
     Two kinds of braces stay as they are, whatever the payload holds:
-    - around what can be no name: `{print $1}` and `{1..3}` belong to a program;
+    - around what can be no placeholder: `{print $1}` and `{1..3}` belong to a program;
     - behind a dollar: `${name}` belongs to the shell.
     If a field of that name took their place, an inserter could write programs.
     """
-    fields = payload if isinstance(payload, dict) else {}
+    return [
+        b"".join(one if isinstance(one, bytes) else _value_of(one, payload, task_id) for one in parts(argument))
+        for argument in argv
+    ]
 
-    def one(match: re.Match[str]) -> bytes:
-        if match["escaped"] is not None:
-            return system_bytes("{" + match["escaped"] + "}")
-        name = match["named"]
-        if not name:
-            return bytes_of(payload)
-        if not _is_field(match):
-            return system_bytes(match[0])
-        if name not in fields:
-            raise MissingField(_missing(name, payload))
-        return bytes_of(fields[name])
 
-    def filled(argument: str) -> bytes:
-        parts, end = [], 0
-        for match in PLACEHOLDER.finditer(argument):
-            parts += [system_bytes(argument[end : match.start()]), one(match)]
-            end = match.end()
-        return b"".join([*parts, system_bytes(argument[end:])])
+@functools.lru_cache(maxsize=256)
+def parts(argument: str) -> tuple[bytes | Placeholder, ...]:
+    """Return an argument as the bytes and placeholders that it consists of. InvalidArgument: see `check`."""
+    found: list[bytes | Placeholder] = []
+    end = 0
+    for match in _BRACES.finditer(argument):
+        is_escaped = match["escaped"] is not None
+        inside = match["escaped"] if is_escaped else match["inside"]
+        if not is_escaped and argument.startswith("$", max(0, match.start() - 1)):
+            continue
+        if inside.startswith(":") and not _is_valid(inside[1:]):
+            continue
+        found.append(system_bytes(argument[end : match.start()]))
+        end = match.end()
+        found.append(system_bytes(f"{{{inside}}}") if is_escaped else _placeholder(inside))
+    return (*found, system_bytes(argument[end:]))
 
-    return [filled(argument) for argument in argv]
+
+def in_argument(argument: str) -> Iterator[Placeholder]:
+    """Yield the placeholders in an argument."""
+    return (one for one in parts(argument) if isinstance(one, Placeholder))
+
+
+def check(argv: Sequence[str]) -> None:
+    """Refuse a command with a placeholder that means nothing: `{1}`, `{name!r}`, `{name:5q}`. InvalidArgument."""
+    for argument in argv:
+        parts(argument)
 
 
 def asks_for_fields(argv: Sequence[str]) -> bool:
-    """Tell whether a payload may lack what `argv` asks for."""
-    return any(_is_field(match) for argument in argv for match in PLACEHOLDER.finditer(argument))
+    """Tell whether a payload may lack, or be, what `argv` cannot take."""
+    return any(one.name or one.part or one.spec for argument in argv for one in in_argument(argument))
 
 
 def is_fixed(argument: str) -> bool:
-    """Tell whether an argument is the same for every payload."""
-    return all(match["escaped"] is not None for match in PLACEHOLDER.finditer(argument))
-
-
-def check_program(argv: Sequence[str]) -> None:
-    """Refuse a command line that was quoted as a whole, so that its only word is not a program. InvalidArgument."""
-    word = argv[0]
-    if len(argv) > 1 or not re.search(r"\s", word.strip()) or is_program(word):
-        return
-    directory = os.path.dirname(PLACEHOLDER.split(word, maxsplit=1)[0])
-    if re.search(r"\s", directory):
-        return  # "/my programs/{name}"
-    raise InvalidArgument(
-        f"The command {word!r} is one word, and no program has that name. No task was touched. Leave the quotes away, "
-        f"so that each argument is a word of its own: -- {word.strip()}"
-    )
+    """Tell whether an argument is the same for every task."""
+    return not any(in_argument(argument))
 
 
 def bytes_of(value: Any) -> bytes:
@@ -98,23 +133,120 @@ def system_bytes(text: str) -> bytes:
         return text.encode(errors="surrogateescape")
 
 
-def _is_field(match: re.Match[str]) -> bool:
-    """Tell whether a placeholder means a field, whether the payload has one of that name or not."""
-    name = match["named"]
-    return bool(name and NAME.fullmatch(name)) and not match.string.startswith("$", max(0, match.start() - 1))
+def escaped(text: str) -> str:
+    """Return what to type for braces that should stay as they are."""
+    return f"{{{text}}}"
 
 
-def _missing(name: str, payload: Any) -> str:
+def _placeholder(inside: str) -> Placeholder:
+    """Return what stands for the task in braces. InvalidArgument for what means nothing."""
+    text = f"{{{inside}}}"
+    if inside == "#":
+        return Placeholder(text, is_id=True)
+    match = _FIELD.fullmatch(inside)
+    if match is None:
+        what = (
+            "there are no numbered columns: {} is the payload, {name} a field of it"
+            if inside[0].isdecimal()
+            else "conversions (!) are not known: {name} is the field, {name:04d} a format of it"
+        )
+        raise InvalidArgument(f"{text} stands for nothing: {what}. {_unless_text(text)}")
+    spec = match["spec"]
+    if spec is not None and not _is_valid(spec):
+        raise InvalidArgument(
+            f"{text} has no valid format behind the colon. Formats are Python's, such as {{tile:04d}}, {{x:.3f}} or "
+            f"{{name:>8}}. {_unless_text(text)}"
+        )
+    return Placeholder(text, match["name"] or "", match["part"] or "", spec or "")
+
+
+def _unless_text(text: str) -> str:
+    return f"For the text {text} write {escaped(text)}. No task was touched."
+
+
+def _is_valid(spec: str) -> bool:
+    """Tell whether a format specification is one of those that are allowed, and suits some value."""
+    if not spec or not _SPEC.fullmatch(spec):
+        return False
+    for value in (1, 1.5, "text"):
+        try:
+            format(value, spec)
+            return True
+        except ValueError:
+            pass
+    return False
+
+
+def _value_of(one: Placeholder, payload: Any, task_id: str) -> bytes:
+    if one.is_id:
+        return task_id.encode()
+    value, what = payload, "payload"
+    if one.name:
+        if not isinstance(payload, dict) or one.name not in payload:
+            raise Unfilled(_missing(one, payload))
+        value, what = payload[one.name], f"field {one.name!r}"
+    if one.part:
+        if not isinstance(value, (str, bytes)):
+            is_whole = isinstance(value, dict) and not one.name
+            instead = f"name a field of it, as in {{name{one.part}}}" if is_whole else f"write {{{one.name}}}"
+            raise Unfilled(f"{one.text} takes a part of a text, and the {what} is {_shown(value)}: {instead}")
+        return _part_of(bytes_of(value), one.part)
+    return _formatted(one, value, what) if one.spec else bytes_of(value)
+
+
+def _part_of(path: bytes, part: str) -> bytes:
+    """Return a part of a path, as basename(1), dirname(1) and `os.path.splitext` know them."""
+    if part == ".":
+        return os.path.splitext(path)[0]
+    bare = path.rstrip(b"/") or path[:1]
+    if part == "//":
+        return os.path.dirname(bare).rstrip(b"/") or (b"/" if bare.startswith(b"/") else b".")
+    name = os.path.basename(bare) or bare
+    return name if part == "/" else os.path.splitext(name)[0]
+
+
+def _formatted(one: Placeholder, value: Any, what: str) -> bytes:
+    if isinstance(value, bytes):
+        value = value.decode(errors="surrogateescape")
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return format(value, one.spec).encode(errors="surrogateescape")
+        except (ValueError, OverflowError):
+            pass
+    if isinstance(value, float):
+        takes = "texts" if one.spec.endswith("s") else "whole numbers"
+    elif isinstance(value, str) or one.is_number:
+        takes = "numbers"
+    else:
+        takes = "texts" if one.spec.endswith("s") else "texts and numbers"
+    raise Unfilled(
+        f"{one.text} takes {takes}, and the {what} is {_shown(value)}: insert {takes}, or write {{{one.name}}}"
+    )
+
+
+def _missing(one: Placeholder, payload: Any) -> str:
     if isinstance(payload, Mapping):
         names = sorted(map(str, payload))
         more = f" and {len(names) - FIELDS_SHOWN_MAX:,} more" if len(names) > FIELDS_SHOWN_MAX else ""
         there = f"its fields are {', '.join(names[:FIELDS_SHOWN_MAX])}{more}" if names else "it has no fields"
     else:
         there = f"it is {_KINDS.get(type(payload), 'a value')}, and no object with fields"
-    return f"the payload has no field {name!r} for {{{name}}}: {there} (write {{{{{name}}}}} for the text {{{name}}})"
+    return (
+        f"the payload has no field {one.name!r} for {one.text}: {there} "
+        f"(write {escaped(one.text)} for the text {one.text})"
+    )
+
+
+def _shown(value: Any) -> str:
+    """Return a value in words, for an error."""
+    kind = _KINDS.get(type(value), "a value")
+    if isinstance(value, str):
+        cut = value[:TEXT_SHOWN_CHARS_MAX] + ("…" if len(value) > TEXT_SHOWN_CHARS_MAX else "")
+        return f"the text {cut!r}"
+    return f"the number {value}" if type(value) in (int, float) else kind
 
 
 _KINDS = {
     str: "a text", int: "a number", float: "a number", bool: "true or false", list: "a list", bytes: "bytes",
-    type(None): "null",
+    dict: "an object", type(None): "null",
 }  # fmt: skip

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import signal
 import socket
 import sys
@@ -28,7 +27,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import KeptOutput, inheritable_descriptors
 from fsqueue.queue import Queue
 from fsqueue.wording import counted
-from fsqueue.worker import output, shortages, wire
+from fsqueue.worker import descriptors, diagnosis, output, shortages, wire
 from fsqueue.worker.directories import open_directories
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Done, Job, kept_name
@@ -43,10 +42,6 @@ UNREADY_MAX = 3
 """So many children in a row may die before they have found their handler."""
 STARTING_MAX = os.cpu_count() or 1
 """So many children are started at a time: a signal, and the ends of tasks, are noticed between them."""
-FILES_EACH = 5
-"""The descriptors that the worker has open for a child: two of a socket, two pipes, and one that tells of its end."""
-FILES_SPARE = 256
-"""So many descriptors, or a quarter of all if that is less, are left for the files of the queues."""
 _NO_CHILD = "Another process for the handler could not be started"
 CLOSE_S = 5.0
 """How long a child that has nothing to do may take to end."""
@@ -218,7 +213,10 @@ class _Child:
         for job in blamed:
             job.killed = (self.process.status or 0) < 0
             why = why or job.why
-        why = why or f"the handler's process ended: {describe(self.process.status)}"
+        if not why:
+            printed = b"\n".join(tails).decode(errors="replace")
+            blamed_too = diagnosis.memory(printed, self.process.status)
+            why = f"the handler's process ended: {describe(self.process.status)}{blamed_too}"
         self.family.lost(self, blamed, output.reason(why, *tails), left)
 
     def close(self) -> None:
@@ -288,9 +286,9 @@ class Children:
         setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
         self.setup = json.dumps(setup).encode()  # which takes arguments that are no UTF-8
         self._add()
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit != resource.RLIM_INFINITY:
-            self._keep_to(max(1, (limit - min(FILES_SPARE, limit // 4)) // FILES_EACH), "of open files (ulimit -n)")
+        most = descriptors.processes_max()
+        if most is not None:
+            self._keep_to(most, "of open files (ulimit -n)")
 
     def _keep_to(self, most: int, of_what: str) -> None:
         """Start no more than so many children."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from fsqueue.clock import Backoff
 from fsqueue.errors import NO_DESCRIPTORS, FsqueueError, StorageError, from_os_error
+from fsqueue.worker import diagnosis
 
 _NO_MEMORY = (errno.ENOMEM, errno.ENOBUFS)
 SHORT = (*NO_DESCRIPTORS, *_NO_MEMORY, errno.EAGAIN)
@@ -37,7 +38,9 @@ def words(error: OSError, what: str, then: str) -> str:
     if error.errno in NO_DESCRIPTORS:
         advice = "Raise the limit of open files (ulimit -n)"
     elif error.errno in _NO_MEMORY:
-        advice = "Free memory, or give the job more of it"
+        most = diagnosis.address_space()
+        limit = f"raise the limit of each process (ulimit -v, which is {most}), " if most else ""
+        advice = f"Free memory, {limit}give the job more of it"
     else:
         advice = "Raise the limit of processes (ulimit -u, or that of the job or container)"
     return f"{what}: {error.strerror or error}. {then} {advice}, {FEWER}."

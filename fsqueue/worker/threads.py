@@ -7,6 +7,7 @@ task put back.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -17,7 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from fsqueue.clock import Clock
-from fsqueue.worker import handlers
+from fsqueue.leased_task import LeasedTask
+from fsqueue.worker import calling, handlers
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Done, Job
@@ -44,7 +46,7 @@ class Threads:
 
     def __init__(self, handler: Callable[..., Any], slots: int, mailbox: Mailbox, done: Done, died: Died) -> None:
         self.slots, self.due_at, self._died = slots, math.inf, died
-        self._handler, self._wants_task = handler, handlers.takes_task(handler)
+        self._handler, self._way = handler, calling.way_of(handler)
         self._mailbox, self._done = mailbox, done
         self._now = Clock().monotonic
         self._waiting: SimpleQueue[Job | None] = SimpleQueue()
@@ -114,15 +116,16 @@ class Threads:
         while (job := self._waiting.get()) is not None:
             job.began = self._now()
             task = job.task
-            arguments: list[Any] = [task.payload]
-            if self._wants_task:
-                where = os.path.abspath(task.queue.store.path)
-                arguments.append(handlers.TaskAtHand(task.id, task.attempt, where, lambda: self._is_stopping))
+            at_hand = functools.partial(self._at_hand, task)
             began = time.perf_counter()
-            verb, value = handlers.call(self._handler, arguments)
+            verb, value = handlers.execute(self._handler, self._way, task.payload, at_hand)
             seconds = time.perf_counter() - began
             self._answers.append((job, verb, value, seconds))
             self._mailbox.post(self._take_in)
+
+    def _at_hand(self, task: LeasedTask) -> handlers.TaskAtHand:
+        where = os.path.abspath(task.queue.store.path)
+        return handlers.TaskAtHand(task.id, task.attempt, where, lambda: self._is_stopping)
 
     def _take_in(self) -> None:
         while self._answers:

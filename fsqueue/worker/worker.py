@@ -19,7 +19,7 @@ from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
-from fsqueue.worker import devices, handlers, placeholders, shortages
+from fsqueue.worker import calling, descriptors, devices, handlers, placeholders, scripts, shortages
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Executor
@@ -59,12 +59,14 @@ class _How:
 class Worker:
     """Execute the tasks of one or several queues, by a Python function or a command, until they are drained.
 
-    ``Worker(queue, handler).run()``: `handler(payload)` or `handler(payload, task)` returns a JSON value that is kept
-    with the task, or None. An exception fails the task, to be tried again later; `fsqueue.Retry` puts it back without
-    blame, `fsqueue.Bury` gives it up. It is a function at the top of a module, or its name, "package.module:function".
-    Instead of it, `load` names modules with registered functions (`fsqueue.task`), or `command` a program with its
-    arguments, run once a task: `{}` in an argument stands for the payload, `{field}` for a field of it. A task that
-    lacks the field fails. `{{field}}` stands for the text `{field}`; other braces stay as they are.
+    ``Worker(queue, handler).run()``: `handler(payload)`, `handler(payload, task)` or, where the fields of a payload are
+    its parameters, `handler(**payload)` returns a JSON value that is kept with the task, or None. docs/functions.md has
+    the rules. `sys.exit(0)` counts as a return of None. Another exception fails the task, to be tried again later;
+    `fsqueue.Retry` puts it back without blame, `fsqueue.Bury` gives it up. It is a function at the top of a module, or
+    its name, "package.module:function". Instead of it, `load` names modules with registered functions (`fsqueue.task`),
+    or `command` a program with its arguments, run once a task: `{}` in an argument stands for the payload, `{field}`
+    for a field of it. A task that lacks the field fails. `{{field}}` stands for the text `{field}`. docs/commands.md
+    has all placeholders.
 
     processes: how many tasks are executed at a time, each in a process of its own. "auto": one for each processor that
         this process may use, by its Slurm job or the machine. With `gpus_per_task`, no more than there are GPUs for.
@@ -82,6 +84,8 @@ class Worker:
     exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
     on_lease_lost: "kill" the work on a task that another worker has taken over, or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
+    allow_in_script: let payloads become part of a program in the command, as in ["sh", "-c", "echo {f}"]. A user who
+        inserts tasks can then run anything as you. Without it, such a command is refused, with what to write instead.
     keep_output: a directory for all that is printed, a new file for each task and attempt.
     result_dir: where commands find the file FSQUEUE_RESULT, in a private directory. If None: the system's directory
         for temporary files. If commands may run on other nodes, a place in the queue instead: they name srun or mpirun,
@@ -120,6 +124,7 @@ class Worker:
         exclude_after: int | None = None,
         on_lease_lost: Literal["kill", "finish"] = "kill",
         sysexits: bool = False,
+        allow_in_script: bool = False,
         keep_output: str | Path | None = None,
         result_dir: str | Path | None = None,
         result_from_stdout: bool = False,
@@ -137,6 +142,8 @@ class Worker:
         for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):
             if isinstance(words, str) or not all(isinstance(word, str) for word in words):
                 raise InvalidArgument(f"{name} must be a list of texts, such as {like}, not {words!r}.")
+        if command:
+            scripts.check_command(command, allow_in_script)
         if until not in ("drained", "forever"):
             raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
         if on_lease_lost not in ("kill", "finish"):
@@ -168,7 +175,7 @@ class Worker:
                 if callable(handler)
                 else handlers.find({"load": list(load)} if load else handlers.name_of(handler))
             )
-            handlers.takes_task(function)
+            calling.way_of(function)
         self._how = _How(
             command=list(command),
             handler={"load": list(load)} if load else {} if command or function else handlers.name_of(handler),
@@ -232,7 +239,7 @@ class Worker:
             if process != forks.depth:
                 raise ForkedChild("a worker's run")
         try:
-            with _signals(self._loop.stop, self._loop.mailbox):
+            with self._open_files(), _signals(self._loop.stop, self._loop.mailbox):
                 return self._loop.run()
         except OSError as error:  # before anything was leased, or at its very end
             raise shortages.explain(error, "The worker could not go on", "running a worker") from error
@@ -247,8 +254,15 @@ class Worker:
         """Return how many tasks it has completed so far: for certain, and at most. Hints, for any thread."""
         return self._loop.completed_about
 
+    def _open_files(self) -> AbstractContextManager[object]:
+        """Have as many open files as there may be processes. Children say themselves if they are fewer."""
+        if self._how.function is not None:
+            return nullcontext()
+        say = self._tell if self._how.command else lambda event: None
+        return descriptors.room_for(self._how.slots, lambda text: say(Event("warning", text, {})))
+
     def _check_fields(self) -> None:
-        """Refuse a command that asks for a field which a waiting task lacks, before any task is leased."""
+        """Refuse a command that does not suit a task which waits, before any task is leased."""
         if not placeholders.asks_for_fields(self._how.command):
             return
         for queue in self._queues:
@@ -258,8 +272,8 @@ class Worker:
                 continue  # the loop will meet it, say it, and wait for a filesystem that fails
             for task in waiting:
                 try:
-                    placeholders.fill(self._how.command, task.payload)
-                except placeholders.MissingField as error:
+                    placeholders.fill(self._how.command, task.payload, task.id)
+                except placeholders.Unfilled as error:
                     raise InvalidArgument(f"Task {task.id} cannot be run so: {error}. No task was touched.") from None
 
     def _make_doer(self, loop: Loop) -> Executor:

@@ -457,7 +457,7 @@ def test_a_payload_is_one_argument_and_no_script(queue: Queue, tmp_path: Path) -
     assert outputs(queue, tmp_path, "sh", "-c", 'printf "%s\\n" "$1"', "sh", "./{}") == ["./-n"]
     assert not (tmp_path / "planted").exists()
     queue.insert({"f": evil})
-    outputs(queue, tmp_path, "sh", "-c", "echo {f}")
+    outputs(queue, tmp_path, "sh", "-c", 'eval "echo $1"', "sh", "{f}")  # no program can know of this
     assert (tmp_path / "planted").exists()
 
 

@@ -105,6 +105,15 @@ PLANS = {
             "Install": "tests/house/test_packaging.py",
         },
     ),
+    "docs/commands.md": Plan(
+        files={
+            "photos/a b.tif": "",
+            "in/a.txt": "text",
+            "small/.there": "",
+            "bin/convert": '#!/bin/sh\n[ "$2 $3" = "-resize 50%" ] && cp "$1" "$4"\n',
+            "render": '#!/bin/sh\n[ "$1 $3" = "--tile --out" ] && echo "$2" >"$4"\n',
+        },
+    ),
     "docs/functions.md": Plan(instead={"1_000_000": "1_000"}),
     "docs/order.md": Plan(
         instead={"wait_s=60": "wait_s=0.1", "wait_s=30": "wait_s=0.1"},
@@ -125,7 +134,9 @@ PLANS = {
         before_each={"Commands and payloads of others": "fsqueue insert Q task.jsonl"},
     ),
     "docs/doctor.md": Plan(elsewhere={"Two hosts": "below", "$ fsqueue doctor": "below"}),
-    "docs/tutorials/images.md": Plan(instead={"range(300)": "range(40)", "prints 300": "prints 40", "prints 12": "prints 2"}),
+    "docs/tutorials/images.md": Plan(
+        instead={"range(300)": "range(40)", "prints 300": "prints 40", "prints 12": "prints 2"}
+    ),
     "docs/tutorials/sweep.md": Plan(instead={"range(2000)": "range(200)", "prints 2000": "prints 200"}),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below"}),
 }
@@ -167,6 +178,13 @@ def test_a_page_as_it_stands(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         assert results.count({"tile": 7, "pixels": 512}) == 1
         [call] = [block.code for block in blocks(text_of(page)) if block.language == "json"]
         assert _parts(json.loads(call)) == ("tiles:render", [7], {"zoom": 2.0})
+        [resized] = Queue(tmp_path / "scratch/images").tasks("completed")
+        assert resized.result == {"pixels": 640}
+    if page == "docs/commands.md":
+        assert (tmp_path / "small/a b.jpg").exists()
+        assert (tmp_path / "0002.png").read_text() == "2\n"
+        assert (tmp_path / "in/a.count").read_text() == "4 in/a.txt\n"
+        assert Queue(tmp_path / "Q").status().completed == 5
     if page == "docs/sharing.md":
         assert (tmp_path / "out").read_text() == "{}"
         assert Queue(tmp_path / "Q").status().completed == 2

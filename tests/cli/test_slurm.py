@@ -107,7 +107,8 @@ def test_json(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:
     assert said["sbatch"][0] == "sbatch"
     assert said["script"] == (sbatch / "script").read_text()
     shown = json.loads(fsqueue_cli("slurm", busy.path, "--json", "--print", "--array=0-9", "--", "true").output)
-    assert shown == {name: said[name] for name in ("sbatch", "script", "log_dir")}
+    assert shown == {name: said[name] for name in ("sbatch", "script", "log_dir", "unset")}
+    assert said["unset"] == []
     assert said["log_dir"] == str(sbatch.parent / "fsqueue-logs")
 
 
@@ -361,3 +362,85 @@ def test_gpus_for_each_process_are_asked_for(
     fsqueue_cli("slurm", busy.path, "-t", "5", *words, "--", "true")
     assert [word for word in given(sbatch) if word.startswith(("--gres", "-G", "--gpus"))] == asked
     assert ("--gpus-per-task" in " ".join(worker_of(sbatch))) == ("--gpus-per-task" in " ".join(words))
+
+
+# -- inside of another job
+
+OUTER = {
+    "SLURM_JOB_ID": "99", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "1",
+    "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_MEM_PER_CPU": "50", "SLURM_ARRAY_TASK_ID": "7",
+    "SLURM_TRES_PER_TASK": "cpu=1", "SLURM_EXPORT_ENV": "NONE", "SLURMD_NODENAME": "n1", "SRUN_CPUS_PER_TASK": "1",
+    "SBATCH_MEM_BIND": "local", "SBATCH_CPU_BIND_LIST": "0x1", "PMIX_RANK": "0", "PMI_RANK": "0",
+    "OMPI_COMM_WORLD_RANK": "0", "SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": "0",
+}  # fmt: skip
+"""What Slurm and its launchers set in a job and its steps."""
+OWN = {
+    "SLURM_CONF": "/etc/slurm/site.conf", "SLURM_CLUSTERS": "lab", "SLURM_JWT": "token", "SLURM_TIME_FORMAT": "%s",
+    "SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "long", "SBATCH_TIMELIMIT": "5", "SALLOC_ACCOUNT": "mine",
+    "PMIX_MCA_gds": "hash", "OMPI_MCA_btl": "self", "OMP_NUM_THREADS": "2", "FSQUEUE_MARK": "1",
+}  # fmt: skip
+"""What users and sites set."""
+
+
+@pytest.fixture
+def handed(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the false sbatch notes the names of the variables that it is given. Nothing of a real job is there."""
+    for name in os.environ:
+        if name.startswith(("SLURM", "SRUN", "SBATCH", "PMI", "OMPI")):
+            monkeypatch.delenv(name)
+    script(sbatch, f"env | cut -d= -f1 >{sbatch}/env; cat >{sbatch}/script; echo 4711")
+    return sbatch / "env"
+
+
+def test_a_job_hands_none_of_its_own_variables_on(
+    fsqueue_cli: Run, busy: Queue, handed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (OUTER | OWN).items():
+        monkeypatch.setenv(name, value)
+    ran = fsqueue_cli("slurm", busy.path, "-N", "2", "--mem", "200", "--", "true")
+    assert ran.stdout == "4711\n"
+    assert "this is typed in job 99: the new job does not get the 19 variables of that one" in ran.stderr
+    names = handed.read_text().split()
+    assert not OUTER.keys() & set(names)
+    assert OWN.keys() <= set(names)
+    shown = json.loads(fsqueue_cli("slurm", busy.path, "--json", "--print", "--", "true").stdout)
+    assert shown["unset"] == sorted(OUTER)
+    handed.unlink()
+    printed = fsqueue_cli("slurm", busy.path, "--print", "--", "true").stdout
+    subprocess.run(["bash", "-c", printed], check=True, stdout=subprocess.DEVNULL)
+    names = handed.read_text().split()
+    assert not OUTER.keys() & set(names)
+    assert OWN.keys() <= set(names)
+
+
+def test_outside_of_jobs_all_variables_are_the_user_s(
+    fsqueue_cli: Run, busy: Queue, handed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = {name: value for name, value in OUTER.items() if name != "SLURM_JOB_ID"}
+    for name, value in (outer | OWN).items():
+        monkeypatch.setenv(name, value)
+    ran = fsqueue_cli("slurm", busy.path, "--", "true")
+    assert ran.stderr == ""
+    assert (outer | OWN).keys() <= set(handed.read_text().split())
+
+
+def test_devices_that_no_job_has_given_stay(
+    fsqueue_cli: Run, busy: Queue, handed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "99")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    fsqueue_cli("slurm", busy.path, "--", "true")
+    assert "CUDA_VISIBLE_DEVICES" in handed.read_text().split()
+
+
+def test_a_payload_in_a_script_is_refused_before_anything_is_submitted(
+    fsqueue_cli: Run, busy: Queue, sbatch: Path
+) -> None:
+    ran = fsqueue_cli("slurm", busy.path, "--", "sh", "-c", "echo {}", code=2)
+    assert """-- sh -c 'echo "$1"' sh {}""" in ran.stderr
+    assert not (sbatch / "script").exists()
+    fsqueue_cli("slurm", busy.path, "--allow-in-script", "--", "sh", "-c", "echo {}")
+    assert "--allow-in-script" in worker_of(sbatch)
+    (sbatch / "script").unlink()
+    assert "{{1}}" in fsqueue_cli("slurm", busy.path, "--", "echo", "{1}", code=2).stderr
+    assert not (sbatch / "script").exists()

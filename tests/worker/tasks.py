@@ -28,6 +28,18 @@ def nothing(payload: Any) -> None:
     pass
 
 
+def fields(tile: int, zoom: int = 1) -> Any:
+    return [tile, zoom]
+
+
+def no_utf8(payload: Any) -> None:
+    raise ValueError("cannot read " + os.fsdecode(b"scan-\xff.tif"))
+
+
+def no_memory(payload: Any) -> None:
+    bytearray(1 << 60)
+
+
 def double(payload: Any) -> Any:
     return {"double": payload * 2}
 

@@ -552,7 +552,7 @@ def test_a_container_with_processes_of_its_own_keeps_its_result(queue: Queue) ->
     if subprocess.run([*container, "true"], capture_output=True).returncode:
         pytest.skip("no namespaces can be made here")
     queue.insert(7)
-    command = [*container, "sh", "-c", "[ $$ -lt 9 ] && echo {} >$FSQUEUE_RESULT"]
+    command = [*container, "sh", "-c", "[ $$ -lt 9 ] && echo {:d} >$FSQUEUE_RESULT"]
     assert Worker(queue, command=command).run() == drained(completed=1)
     assert [task.result for task in queue.tasks("completed")] == [7]
 
@@ -702,6 +702,6 @@ def test_a_purge_meanwhile_costs_no_result(queue: Queue, launcher: None) -> None
 
     command = f"{sys.executable} -m fsqueue_cli purge --yes $FSQUEUE_QUEUE; echo 2 | {sys.executable} -m fsqueue_cli"
     command += " insert $FSQUEUE_QUEUE; : srun"
-    first = f"if mkdir $FSQUEUE_QUEUE.first; then {command}; else echo {{}} >$FSQUEUE_RESULT; fi"
+    first = f"if mkdir $FSQUEUE_QUEUE.first; then {command}; else echo {{:d}} >$FSQUEUE_RESULT; fi"
     Worker(queue, command=["sh", "-c", first]).run()
     assert [task.result for task in Queue(queue.path).tasks("completed")] == [2]
