@@ -167,7 +167,9 @@ def run(
     standard streams, and no other open file.
 
     Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. The queue tries a
-    failed task again after a growing pause, up to its number of attempts.
+    failed task again after a growing pause, up to its number of attempts. A command that fails, times out or is
+    stopped, or whose worker is killed, ends with all that it has started on this host. What it leaves when it exits
+    with 0 stays.
 
     A function is called as f(payload) or f(payload, task). The value that it returns is the result. An exception fails
     the task; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead letter. Functions run in separate processes: if
