@@ -1,4 +1,4 @@
-"""Show on a terminal how `run` gets on: a bar below the output of commands, and failures as they happen.
+"""Show how `run` gets on: on a terminal a bar below the output of commands, in a log file a line a minute.
 
 One thread draws, another looks at the queues now and then. The work loop has its own thread. So a file server that
 does not answer, or a stopped terminal, delays the display and not the work.
@@ -6,6 +6,7 @@ does not answer, or a stopped terminal, delays the display and not the work.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter
@@ -30,34 +31,42 @@ REPEAT_S = 5.0
 """The first failure of a kind is shown at once. Further ones are counted for this time, and then shown as a number."""
 KINDS_MAX = 8
 """How many kinds of failures are shown at a time; the rest is only counted."""
+LINE_S = 60.0
+"""How often a log file gets a line."""
+LOGGED_KINDS_MAX = 64
+"""How many kinds of failures a log file gets."""
+IN_A_ROW = 10
+"""So many failures in a row are worth a word if other workers complete tasks meanwhile."""
 BAR_COLUMNS = 16
 CLOSE_S = 1.0
 
 Now = Callable[[], float]
 
 
-def line(progress: WorkerProgress, failed: int, columns: int, encoding: str) -> str:
-    """Return the bar and the numbers, cut to the width of the terminal, in characters of its encoding."""
-    from tqdm import tqdm
-
+def in_words(progress: WorkerProgress, failed: int) -> str:
+    """Return how far the queues are, how fast that goes, and how long it may still take."""
     rate, status, done = progress.rate(), progress.status, progress.done
-    bar = ""
-    if status is None:
-        parts = [f"{done:,} done"]
-    else:
-        inserted = max(status.inserted, done)
-        share = done / inserted if inserted else 0.0
-        drawn = tqdm.format_meter(
-            min(share, 1.0), 1.0, 0.0, ncols=BAR_COLUMNS, ascii=not can_show("█▏", encoding), bar_format="{bar}"
-        )
-        bar = f"{int(100 * share):>3}% [{drawn}] "
-        parts = [f"{done:,} of {inserted:,} done"]
+    parts = [f"{done:,} done" if status is None else f"{done:,} of {max(status.inserted, done):,} done"]
     parts += [f"{failed:,} failed"] if failed else []
     parts += [f"{progress.leased_elsewhere:,} leased elsewhere"] if progress.leased_elsewhere else []
     parts += [f"{number(rate)}/s"] if rate else []
     left = progress.remaining
     parts += [f"{duration(left / rate)} left"] if rate and left else []
-    text = bar + ", ".join(parts)
+    return ", ".join(parts)
+
+
+def line(progress: WorkerProgress, failed: int, columns: int, encoding: str) -> str:
+    """Return the bar and the numbers, cut to the width of the terminal, in characters of its encoding."""
+    from tqdm import tqdm
+
+    text = in_words(progress, failed)
+    if progress.status is not None:
+        inserted = max(progress.status.inserted, progress.done)
+        share = progress.done / inserted if inserted else 0.0
+        drawn = tqdm.format_meter(
+            min(share, 1.0), 1.0, 0.0, ncols=BAR_COLUMNS, ascii=not can_show("█▏", encoding), bar_format="{bar}"
+        )
+        text = f"{int(100 * share):>3}% [{drawn}] {text}"
     return text if len(text) <= columns else f"{text[: columns - 1]}{'…' if can_show('…', encoding) else '~'}"
 
 
@@ -71,10 +80,13 @@ class _Kind:
 
 
 class Failures:
-    """Show failures as they happen, each kind in a line. Repeated ones are counted together."""
+    """Show failures as they happen, each kind in a line. Repeated ones are counted together.
 
-    def __init__(self, tell: Callable[[str], object], now: Now = time.monotonic) -> None:
-        self._tell, self._now = tell, now
+    `kinds_max`: how many kinds are shown at a time; the rest is only counted.
+    """
+
+    def __init__(self, tell: Callable[[str], object], now: Now = time.monotonic, kinds_max: int = KINDS_MAX) -> None:
+        self._tell, self._now, self._kinds_max = tell, now, kinds_max
         self._kinds: dict[str, _Kind] = {}
         self._others = 0
 
@@ -84,7 +96,7 @@ class Failures:
         kind = self._kinds.get(key)
         if kind is not None:
             kind.more += 1
-        elif len(self._kinds) >= KINDS_MAX:
+        elif len(self._kinds) >= self._kinds_max:
             self._others += 1
         else:
             self._kinds[key] = _Kind(headline(reason), self._now())
@@ -105,6 +117,128 @@ class Failures:
             self._others = 0
 
 
+class FailingHere:
+    """Notice that all attempts of this worker fail while others complete tasks: it may be the node."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue, self._row, self._others_then = queue, 0, -1
+        self._has_said = False
+
+    def count(self, kind: str) -> None:
+        """Take in an event of the worker."""
+        if kind == "completed":
+            self._row, self._others_then = 0, -1
+        elif kind == "failed":
+            self._row += 1
+
+    def look(self, others: int) -> str:
+        """Take in how many tasks others have completed so far. Return a hint, once, if it is time for one."""
+        if self._row and (self._others_then < 0 or others < self._others_then):
+            self._others_then = others
+        if self._has_said or self._row < IN_A_ROW or others <= self._others_then:
+            return ""
+        self._has_said = True
+        return (
+            f"hint: the last {self._row:,} attempts here, on {socket.gethostname()}, have failed, while other workers "
+            f"completed {others - self._others_then:,} tasks. A worker with --exclude-after N takes no more tasks on a "
+            f"node where N in a row have failed; 'fsqueue workers {self._queue}' shows such nodes"
+        )
+
+
+class Looker:
+    """Look at the queues of a worker from time to time, in a thread of its own and in objects of its own."""
+
+    def __init__(self, paths: list[str], progress: WorkerProgress, say: Callable[[str], object]) -> None:
+        self._paths, self._progress, self._say = paths, progress, say
+        self._held: Callable[[], int] = lambda: 0
+        self._queues: list[fsqueue.Queue] = []
+        self.failing_here = FailingHere(paths[0])
+
+    def start(self, worker: fsqueue.Worker) -> None:
+        """Take in the worker that is shown."""
+        self._held = lambda: worker.held
+        self._progress.completed = lambda: worker.completed
+
+    def look(self) -> None:
+        """Look once. What goes wrong the worker meets, too, and reports."""
+        try:
+            self._queues = self._queues or [fsqueue.Queue(path) for path in self._paths]
+            held = self._held()
+            each = [queue.status() for queue in self._queues]
+            held = max(held, self._held())  # tasks that this worker leased meanwhile are not leased elsewhere
+        except (fsqueue.FsqueueError, OSError):
+            return
+        status = total(each)
+        self._progress.look(status, held)
+        hint = self.failing_here.look(max(0, status.completed - self._progress.completed()[1]))
+        if hint:
+            self._say(hint)
+
+    def close(self) -> None:
+        """Close the queues."""
+        for queue in self._queues:
+            queue.close()
+
+
+class LogProgress:
+    """Tell in a log file how a worker gets on: a line a minute, and the first failure of each kind.
+
+    `tell` is for the worker. `say` writes a line. `now` is the clock that the minute is of.
+    """
+
+    def __init__(self, paths: list[str], say: Callable[[str], object] = complain, now: Now = time.monotonic) -> None:
+        self._say, self._now = say, now
+        self._progress = WorkerProgress(now)
+        self._looker = Looker(paths, self._progress, say)
+        self._counts: Counter[str] = Counter()
+        self._failures = Failures(say, now, LOGGED_KINDS_MAX)
+        self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, the main thread flushes
+        self._line_at = now() + LINE_S
+        self._has_looked = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep_time, name="fsqueue-log", daemon=True)
+
+    def start(self, worker: fsqueue.Worker) -> None:
+        """Begin to look at the queues."""
+        self._looker.start(worker)
+        self._thread.start()
+
+    def tell(self, event: Event) -> None:
+        """Record an event of the worker, and tell it if it has a text. Called in a thread of the worker's."""
+        self._counts[event.kind] += 1
+        self._looker.failing_here.count(event.kind)
+        if event.text:
+            self._say(event.text)
+        elif event.kind == "failed":
+            with self._mutex:
+                self._failures.add(event.fields["task"], event.fields["reason"])
+
+    def close(self) -> None:
+        """Tell how many failures were only counted."""
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_S)
+        with self._mutex:
+            self._failures.flush(0)
+
+    def step(self) -> None:
+        """Write a line if a minute is over. Look some seconds after the begin, too: a rate needs two looks."""
+        began = self._now()
+        is_due = began >= self._line_at
+        if is_due or not self._has_looked:
+            self._has_looked = True
+            self._looker.look()
+            text = in_words(self._progress, self._counts["failed"])
+            if is_due:
+                self._line_at = began + max(LINE_S, (self._now() - began) / LOOK_SHARE)
+                self._say(text)
+
+    def _keep_time(self) -> None:
+        while not self._closed.wait(min(LOOK_S, max(0.1, self._line_at - self._now()))):
+            self.step()
+        self._looker.close()
+
+
 class Progress:
     """Show on the terminal how a worker gets on, from `start` to `close`.
 
@@ -112,27 +246,26 @@ class Progress:
     """
 
     def __init__(self, paths: list[str]) -> None:
-        self._paths = paths
         self._footer = Footer()
         self._progress = WorkerProgress(time.monotonic)
+        self._looker = Looker(paths, self._progress, self._say)
         self._counts: Counter[str] = Counter()  # the events of the worker by kind, such as "failed"
         self._failures = Failures(self._say)
         self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, the drawing thread flushes
         self._closed = threading.Event()
-        self._held: Callable[[], int] = lambda: 0
         self._drawer = threading.Thread(target=self._draw, name="fsqueue-bar", daemon=True)
         self.pass_on = self._footer.pass_on
 
     def start(self, worker: fsqueue.Worker) -> None:
         """Begin to draw, and to look at the queues."""
-        self._held = lambda: worker.held
-        self._progress.completed = lambda: worker.completed
+        self._looker.start(worker)
         self._drawer.start()
         threading.Thread(target=self._look, name="fsqueue-look", daemon=True).start()
 
     def tell(self, event: Event) -> None:
         """Record an event of the worker, and show it if it has a text. Called in a thread of the worker's."""
         self._counts[event.kind] += 1
+        self._looker.failing_here.count(event.kind)
         if event.text:
             self._say(event.text)
         elif event.kind == "failed":
@@ -162,20 +295,9 @@ class Progress:
         return line(self._progress, self._counts["failed"], columns, encoding)
 
     def _look(self) -> None:
-        """Look at the queues from time to time, in objects of this thread's own."""
-        queues: list[fsqueue.Queue] = []
         wait_s = DRAW_S
         while not self._closed.wait(wait_s):
             began = time.monotonic()
-            try:
-                queues = queues or [fsqueue.Queue(path) for path in self._paths]
-                held = self._held()
-                each = [queue.status() for queue in queues]
-                held = max(held, self._held())  # tasks that this worker leased meanwhile are not leased elsewhere
-            except (fsqueue.FsqueueError, OSError):
-                pass  # the worker meets the same error, and reports it
-            else:
-                self._progress.look(total(each), held)
+            self._looker.look()
             wait_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
-        for queue in queues:
-            queue.close()
+        self._looker.close()

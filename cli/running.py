@@ -17,7 +17,7 @@ from fsqueue.worker import Event, Output, check_command, check_program
 from .common import example, json_option, queues_argument, search_working_directory, worker_option
 from .options import DURATION, AfterDashes, renamed
 from .printing import complain, is_screen, print_json, unguarded
-from .progress import Progress
+from .progress import LogProgress, Progress
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -169,7 +169,9 @@ def run(
     standard streams, and no other open file.
 
     Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. The queue tries a
-    failed task again after a growing pause, up to its number of attempts.
+    failed task again after a growing pause, up to its number of attempts. A command that fails, times out or is
+    stopped, or whose worker is killed, ends with all that it has started on this host. What it leaves when it exits
+    with 0 stays.
 
     A function gets the fields of a payload by name if they are its parameters: f(tile=7, zoom=2) for
     {"tile": 7, "zoom": 2}. A parameter called 'payload' gets the whole payload, and so does the first one if the fields
@@ -183,8 +185,9 @@ def run(
     ZE_AFFINITY_MASK name. Without these variables, the GPUs are those that nvidia-smi shows. If they are too few for
     all processes, the worker ends before it leases a task.
 
-    On a terminal, the worker shows a progress bar, and the first failure of each kind as it happens. Failures whose
-    reasons differ only in numbers are of one kind: further ones are counted, and shown as a number. It passes on the
+    On a terminal, the worker shows a progress bar, elsewhere (as in a log file) a line a minute, but none with --json
+    or --log-json. With either it shows the first failure of each kind as it happens. Failures whose reasons differ only
+    in numbers are of one kind: further ones are counted, and shown as a number. The worker passes on the
     output of commands and functions in whole lines. If several commands run at a time, it shows the output of each when
     that command ends.
 
@@ -220,7 +223,9 @@ def run(
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
-    progress = Progress([str(queue.path) for queue in opened]) if shows else None
+    paths = [str(queue.path) for queue in opened]
+    progress = Progress(paths) if shows else None
+    shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
     made = fsqueue.Worker(
         opened,
         call,
@@ -230,19 +235,19 @@ def run(
         until="forever" if forever else "drained",
         result_from_stdout=result_stdout,
         output=output,
-        tell=progress.tell if progress is not None else _log_json if log_json else _say,
+        tell=shown.tell if shown is not None else _log_json if log_json else _say,
         pass_on=progress.pass_on if progress is not None else None,
         **options,
     )
     try:
-        if progress is not None:
-            progress.start(made)
+        if shown is not None:
+            shown.start(made)
         report = made.run()
         if report.signal is not None:
             ctx.call_on_close(_leave_soon(128 + report.signal).cancel)
     finally:
-        if progress is not None:
-            progress.close()
+        if shown is not None:
+            shown.close()
     dead = {str(queue.path): queue.status().dead for queue in opened} if report.signal is None else {}
     summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
     if log_json:

@@ -38,6 +38,7 @@ from fsqueue.worker.output import OutputWriter, Stream
 from fsqueue.worker.passing import Output
 from fsqueue.worker.result_keeper import CLOSE_S, ResultKeeper
 from fsqueue.worker.spawning import Process, describe
+from fsqueue.worker.supervision import NoForkServer, Supervisors
 
 T = TypeVar("T")
 
@@ -74,10 +75,9 @@ class _Running:
             os.lseek(source, 0, os.SEEK_SET)
             for ours in (1, 2):
                 self.streams.append(Stream(mailbox, output_writer, ours, commands.output, commands.has_tags))
-            # A session of its own: Ctrl-C at the terminal reaches the worker only, and a kill all of the command.
             ends = [stream.write_end for stream in self.streams]
             self.process = Process(
-                mailbox, argv, environment, [source, *ends], lambda: commands.ended(self), closed=commands.foreign
+                commands.supervisors, argv, environment, [source, *ends], lambda: commands.ended(self)
             )
         except BaseException:
             for stream in self.streams:
@@ -125,8 +125,7 @@ class Commands:
         self.output, self.has_tags = output, has_tags
         self.mailbox, self.output_writer, self.keep_output = mailbox, output_writer, keep_output
         self._argv, self._done, self._refused, self._results = list(argv), done, refused, results
-        self.foreign: list[int] = []
-        """Descriptors that commands would inherit from what started this process."""
+        self.supervisors = Supervisors(mailbox, output_writer.say)
         self._sysexits, self._result_from_stdout = sysexits, result_from_stdout
         self._is_fixed = placeholders.is_fixed(argv[0])  # else each payload names its own program
         self._faults_told = 0
@@ -153,7 +152,7 @@ class Commands:
         if it cannot. Until it is there no task is leased.
         """
         scripts.check_program(self._argv)
-        self.foreign = inheritable_descriptors()
+        self.supervisors.foreign = inheritable_descriptors()
         open_directories(self.keep_output, None)
         self._keeper.start()
         self._keeper.open(self._opened)
@@ -185,6 +184,10 @@ class Commands:
         job.began = self._now()
         try:
             running = self._having_descriptors(lambda: _Running(self, job, result))
+        except NoForkServer as error:
+            self._paths.appendleft((result, came_at))
+            self._cannot(job, error)
+            return True
         except (OSError, ValueError) as error:
             self._paths.appendleft((result, came_at))  # no command was told of it
             if isinstance(error, OSError) and shortages.is_short(error):
@@ -275,10 +278,8 @@ class Commands:
     def end(self, job: Job, number: int) -> None:
         """Ask a command to end. If it has ended already, nothing happens: its own exit status counts."""
         running = self._running.get(job)
-        if running is not None and not running.process.has_exited():
+        if running is not None:
             running.process.kill(number)
-        elif running is not None:
-            job.doomed = ""
 
     def stopping(self) -> None:
         """Do nothing: commands get SIGTERM when their time is over."""
@@ -290,6 +291,7 @@ class Commands:
         for running in list(self._running.values()):
             running.process.reap(deadline)
             self._finish(running)
+        self.supervisors.close()
         self._left.close()
         # A thread that has not answered for a while does not at the end, either.
         self._keeper.close(CLOSE_S if self._give_up_at == math.inf and not self._awaited else UNREAD_S)
@@ -300,8 +302,8 @@ class Commands:
         """Judge a command that has exited. If its result counts, that follows when the thread has read it."""
         job = running.job
         seconds = running.seconds = self._now() - job.began
-        if job.doomed:
-            running.process.kill(signal.SIGKILL)  # what is left of its process group
+        if not running.process.was_told and running.process.status is not None:
+            job.doomed = ""  # it has ended by itself
         running.process.reap()
         job.killed = (running.process.status or 0) < 0
         for stream in running.streams:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 FILES_EACH = 5
-"""The descriptors that the worker has open for a process: of a socket, or kept output; two pipes; one for its end."""
+"""The descriptors that the worker has open for a process: of a socket, or kept output; two pipes; a supervisor's."""
 FILES_SPARE = 256
 """So many descriptors, or a quarter of all if that is less, are left for the files of the queues."""
 

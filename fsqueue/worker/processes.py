@@ -35,6 +35,7 @@ from fsqueue.worker.limits import KILLED_S, STALL_S
 from fsqueue.worker.output import OutputWriter, Stream
 from fsqueue.worker.passing import Output
 from fsqueue.worker.spawning import Process, describe
+from fsqueue.worker.supervision import Supervisors
 
 SENT_MAX = 128
 """So many tasks lie at most in a child's socket."""
@@ -62,19 +63,16 @@ class _Child:
         self.streams: list[Stream] = []
         self.is_watched = False
         source = -1
-        handed = [self.theirs.fileno(), family.flag]
         try:
             for ours in (1, 2):
                 self.streams.append(Stream(mailbox, output_writer, ours, family.output, family.has_tags))
             source = os.memfd_create("nothing")
             self.process = Process(
-                mailbox,
-                [sys.executable, "-c", family.program, *map(str, handed)],
+                family.supervisors,
+                [sys.executable, "-c", family.program, "3", "4"],
                 {**os.environ, **family.of_slots[self.slot]},
-                [source, *(stream.write_end for stream in self.streams)],
+                [source, *(stream.write_end for stream in self.streams), self.theirs.fileno(), family.flag],
                 self._ended,
-                inherited=handed,
-                closed=family.foreign,
             )
         except BaseException:
             self.close()
@@ -87,7 +85,7 @@ class _Child:
                 stream.started()
             mailbox.watch(self.end.fileno(), self.read)
             self.is_watched = True
-            wire.send(self.end, 0, "", family.setup)
+            wire.send(self.end, 0, "", json.dumps(family.setup | {"parent": self.process.supervisor}).encode())
         except BaseException:  # it was told of no task, and waits to be told
             self.process.kill(signal.SIGKILL)
             self.process.reap(family.now() + KILLED_S)
@@ -202,9 +200,9 @@ class _Child:
         left = self.take_back() if self.is_ready else []
         for stream in self.streams:
             stream.drain()
-        if self.given and self.given[0].doomed:
-            self.process.kill(signal.SIGKILL)  # what is left of its process group
-        self.process.reap()
+        if self.given:
+            self.process.kill(signal.SIGKILL)  # what is left of what it has started: the task is not done
+        self.process.reap(self.family.now() + KILLED_S)
         self.close()
         tails = [stream.tail for stream in reversed(self.streams)]
         blamed = list(self.given)  # one at most, as long as it is trusted
@@ -276,15 +274,13 @@ class Children:
         self.program = f"import sys; sys.path[:] = {path!r}; from fsqueue.worker import child; child.main()"
         self._handler = dict(handler)
         self._queues = [os.path.abspath(queue.store.path) for queue in queues]
-        self.setup = b""
-        self.foreign: list[int] = []
-        """Descriptors that children would inherit from what started this process."""
+        self.setup: dict[str, Any] = {}
+        self.supervisors = Supervisors(mailbox, output_writer.say)
 
     def start(self) -> None:
-        self.foreign = inheritable_descriptors()
+        self.supervisors.foreign = inheritable_descriptors()
         open_directories(self.keep_output, None)
-        setup = {"parent": os.getpid(), "argv": sys.argv, "handler": self._handler, "queues": self._queues}
-        self.setup = json.dumps(setup).encode()  # which takes arguments that are no UTF-8
+        self.setup = {"argv": sys.argv, "handler": self._handler, "queues": self._queues}
         self._add()
         most = descriptors.processes_max()
         if most is not None:
@@ -423,6 +419,7 @@ class Children:
         for child in self._children:
             child.process.reap(deadline)
             child.close()
+        self.supervisors.close()
         os.close(self.flag)
         if self.keep_output is not None:
             self.output_writer.do(self.keep_output.close)

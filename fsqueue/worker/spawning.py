@@ -1,152 +1,106 @@
-"""A process of its own session: started in the cheapest way, watched without a thread, ended, reaped.
-
-posix_spawn costs little more than the kernel's part of it, where subprocess.Popen adds a fifth; and unlike fork
-it is safe in a process with threads. A pidfd tells of the exit. Kernels before 5.3 have none: a thread waits there.
-"""
+"""A process of its own session, as the loop holds it: started by a supervisor, ended with all that it has started."""
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import resource
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from fsqueue.clock import Clock
-from fsqueue.worker.events import Mailbox
-
-KEPT_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""What Python ignores, and what it starts should not."""
-REAP_S = 0.01
-"""How often the end of a process that was killed is looked for."""
+from fsqueue.worker import supervisor
+from fsqueue.worker.limits import KILLED_S
+from fsqueue.worker.supervision import Supervisors
 
 
 class Process:
-    """A running process, the leader of a session and a process group.
+    """A running process, the leader of a session and a process group, under a supervisor of its own.
 
-    Only the loop signals and reaps it, so that its number never means another process. `files`: what it gets as
-    standard input, output and error; `inherited`: descriptors that it gets under the same numbers; `closed`: those
-    that are not to be inherited, although they are inheritable. It gets no others. `ended` is called in the loop when
-    it has exited, before it is reaped. OSError or ValueError if it cannot be started.
+    `files` are its descriptors, from standard input on; it gets no others. `ended` is called in the loop when it has
+    exited, before it is reaped. By then all that it had started has ended, too, unless it has exited with 0 and no
+    signal was sent to it. OSError, ValueError or InvalidArgument if it cannot be started.
     """
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        supervisors: Supervisors,
         argv: Sequence[str | bytes],
         environment: Mapping[str, str] | Mapping[bytes, bytes],
         files: Sequence[int],
         ended: Callable[[], object],
-        inherited: Sequence[int] = (),
-        closed: Sequence[int] = (),
     ) -> None:
-        self._mailbox, self._ended, self._clock = mailbox, ended, Clock()
+        self._supervisors, self._ended, self._clock = supervisors, ended, Clock()
         self.status: int | None = None
         """The exit status; negative: the signal that ended it. None: not known (yet)."""
-        self._gone = False
-        actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(files)]
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        for fd in closed:
-            if fd >= most:  # posix_spawn would fail; from now on only this process has it
-                os.set_inheritable(fd, False)
-            elif fd not in inherited:
-                actions.append((os.POSIX_SPAWN_CLOSE, fd))
-        # Keep a number free for the pidfd: a process that has begun could not be watched without.
-        reserved = os.dup(files[0])
-        try:
-            for fd in inherited:
-                os.set_inheritable(fd, True)  # only the loop starts processes: no other gets it
-            self.pid = os.posix_spawnp(
-                argv[0],
-                list(argv),
-                environment,
-                file_actions=actions,
-                setsid=True,
-                setsigdef=KEPT_IGNORED,
-            )
-        finally:
-            for fd in inherited:
-                os.set_inheritable(fd, False)
-            os.close(reserved)
-        self._handle, self._is_watched = -1, False
-        try:
-            self._watch()
-        except RuntimeError as error:  # no thread, either
-            self.kill(signal.SIGKILL)
-            self.reap()
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+        self.usage: resource.struct_rusage | None = None
+        """What it used, with all that it has waited for, as wait4(2) tells; None: not known (yet)."""
+        self.was_told = False
+        """Whether a signal was sent to it before it had exited. Set when it has exited."""
+        self._has_exited = self._has_left = self._is_over = self._gone = False
+        encoded = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+        self._handle, self.pid = supervisors.begin(self, argv, encoded, files)
 
-    def _watch(self) -> None:
-        """Have the loop told of the exit."""
-        try:
-            self._handle = os.pidfd_open(self.pid)
-            self._mailbox.watch(self._handle, self._exited)
-            self._is_watched = True
-        except (OSError, AttributeError):
-            threading.Thread(target=self._wait_for_it, daemon=True).start()
+    @property
+    def supervisor(self) -> int:
+        """Return the number of its parent."""
+        return self._handle.pid
 
-    def has_exited(self) -> bool:
-        """Return whether it has ended, reaped or not."""
-        if self._gone:
-            return True
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True
+    def exited(self, flags: int, status: int, usage: resource.struct_rusage) -> None:
+        """Take in how it has ended."""
+        self.status, self.usage = status, usage
+        self.was_told, self._has_left = bool(flags & supervisor.TOLD), bool(flags & supervisor.LEFT)
+        self._has_exited = True
+        self._ended()
+
+    def lost(self) -> None:
+        """Take in that its supervisor was killed."""
+        self._has_exited = True
+        self._ended()
 
     def kill(self, number: int) -> None:
-        """Send a signal to it and to all of its process group. After the reaping nothing happens."""
-        if self._gone:
+        """Send a signal to it and to all of its process group, SIGKILL to all that it has started.
+
+        If it has succeeded, what it has left is ended, by SIGKILL, whatever the signal. After the reaping nothing
+        happens.
+        """
+        if self._gone or self._is_over:
             return
-        try:
-            os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass  # they have ended, or run as another user
+        if not self._has_exited:
+            self._handle.ask(supervisor.SIGNAL, number)
+        elif self._has_left:
+            self._is_over = True
+            self._handle.ask(supervisor.END)
 
     def reap(self, deadline: float = math.inf) -> None:
-        """Wait for the exit, learn its status, and let its number go.
+        """Wait for the exit, and let it go.
 
-        At `deadline`, of the monotonic clock, it is left alone: what the kernel holds is not ended even by SIGKILL.
+        At `deadline`, of the monotonic clock, it is left to its supervisor: what the kernel holds is not ended even by
+        SIGKILL.
         """
-        while not self._gone and deadline < math.inf and not self.has_exited():
-            if self._clock.monotonic() > deadline:
-                self._let_go()
-                self._gone = True
-                return
-            self._clock.sleep(REAP_S)
         if self._gone:
             return
-        self._let_go()
-        try:
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:
-            pass  # something else in this process has waited for it
+        self._ended = lambda: None
+        while not self._has_exited and self._clock.monotonic() < deadline:
+            self._supervisors.wait(self._handle, min(1.0, deadline - self._clock.monotonic()))
         self._gone = True
-
-    def _let_go(self) -> None:
-        if self._is_watched:
-            self._mailbox.forget(self._handle)
-        if self._handle >= 0:
-            os.close(self._handle)
-
-    def _exited(self) -> None:
-        if not self._gone:
-            self._ended()
-
-    def _wait_for_it(self) -> None:
-        try:
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        except OSError:
-            pass  # it was waited for elsewhere; whatever it is, the loop must hear of the end
-        self._mailbox.post(self._exited)
+        if self._is_over:
+            until = min(deadline, self._clock.monotonic() + KILLED_S)
+            while self._supervisors.is_open(self._handle) and self._clock.monotonic() < until:
+                self._supervisors.wait(self._handle, until - self._clock.monotonic())
+        elif self._has_left and self.status == 0 and not self.was_told:
+            self._supervisors.retire(self._handle)
+            return
+        elif self._has_exited and not self._has_left:
+            self._supervisors.give_back(self._handle)
+            return
+        self._supervisors.drop(self._handle)
 
 
 def describe(status: int | None) -> str:
     """Return an exit status in words."""
     if status is None:
-        return "its exit status was lost: something else in this process waited for it"
+        return "its exit status was lost: the process that supervises it was killed, and what it had started was ended"
     if status >= 0:
         return f"exit status {status}"
     try:

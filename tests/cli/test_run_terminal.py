@@ -1,9 +1,10 @@
-"""run on a terminal: the bar, failures as they happen, the output of commands above."""
+"""run on a terminal: the bar, failures as they happen, the output of commands above. In a log file: a line a minute."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsqueue_cli.progress import KINDS_MAX, REPEAT_S, Failures
+from fsqueue_cli.progress import IN_A_ROW, KINDS_MAX, LINE_S, REPEAT_S, Failures, LogProgress
 from fsqueue_cli.progress import line as progress_line
 
 from fsqueue import Event, Queue, Status, Worker
@@ -184,7 +185,96 @@ def test_nothing_is_drawn_without_a_terminal(queue_factory: QueueFactory) -> Non
     queue.insert_many(range(2))
     command = [sys.executable, "-c", EAGER, "run", str(queue.path), "--", "sh", "-c", "echo x; exit $1", "sh", "{}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr.splitlines()[0]) == ("x\nx\n", "fsqueue: 1 completed, 1 failed")
+    [letter] = queue.dead()
+    said = [f"fsqueue: task {letter.id} failed: exit status 1: x", "fsqueue: 1 completed, 1 failed"]
+    assert (done.stdout, done.stderr.splitlines()[:2]) == ("x\nx\n", said)
+
+
+# -- in a log file
+
+
+class Busy:
+    """A worker, as far as what shows it asks it."""
+
+    def __init__(self) -> None:
+        self.held, self.completed = 0, (0, 0)
+
+
+@pytest.fixture
+def log(queue: Queue, clock: Clock, told: list[str]) -> LogProgress:
+    """A log whose thread is not started: the test calls `step`."""
+    return LogProgress([str(queue.path)], told.append, clock)
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def failed(task: str, reason: str) -> Event:
+    return Event("failed", "", {"task": task, "reason": reason})
+
+
+def test_a_log_gets_a_line_a_minute(log: LogProgress, queue: Queue, clock: Clock, told: list[str]) -> None:
+    queue.insert_many(range(200))
+    worker = Busy()
+    log._looker.start(worker)  # type: ignore[arg-type]
+    for second in range(180):
+        clock.now = 1000.0 + second
+        if second % 2 == 0 and second < 120:
+            [task] = queue.lease()
+            task.complete()
+            worker.completed = (second // 2 + 1,) * 2
+        log.step()
+    assert told == ["31 of 200 done, 0.5/s, 6 min left", "60 of 200 done, 0.49/s, 5 min left"]
+    log.tell(failed("t", "exit status 1"))
+    clock.now += 1
+    log.step()
+    assert told[2:] == ["task t failed: exit status 1", "60 of 200 done, 1 failed, 0.24/s, 10 min left"]
+
+
+def test_a_log_gets_the_first_failure_of_each_reason_and_counts_at_the_end(log: LogProgress, told: list[str]) -> None:
+    for task in range(40):
+        log.tell(failed(f"t{task}", f"exit status 1: no tile {task}\nin detail"))
+        log.tell(failed(f"u{task}", "exit status 2"))
+    assert told == ["task t0 failed: exit status 1: no tile 0", "task u0 failed: exit status 2"]
+    log.tell(Event("lost", "task v0 was lost", {}))
+    log.close()
+    assert told[2:] == ["task v0 was lost", "39 more failed: exit status 1: no tile 0", "39 more failed: exit status 2"]
+
+
+def test_a_node_on_which_all_fails_while_others_succeed_is_worth_a_word(
+    log: LogProgress, queue: Queue, clock: Clock, told: list[str]
+) -> None:
+    queue.insert_many(range(100))
+    log._looker.start(Busy())  # type: ignore[arg-type]
+
+    def minute() -> list[str]:
+        clock.now += LINE_S
+        log.step()
+        return [text for text in told if text.startswith("hint:")]
+
+    for number in range(IN_A_ROW):
+        log.tell(failed(f"t{number}", "exit status 1"))
+    assert minute() == minute() == [], "nobody else has completed anything"
+    for task in queue.lease(7):
+        task.complete()
+    log.tell(Event("completed", "", {}))
+    log.tell(failed("t", "exit status 1"))
+    assert minute() == minute() == [], "it is not all that fails here"
+    for number in range(IN_A_ROW):
+        log.tell(failed(f"t{number}", "exit status 1"))
+    for task in queue.lease(5):
+        task.complete()
+    [text] = minute()
+    assert text == (
+        f"hint: the last 11 attempts here, on {socket.gethostname()}, have failed, while other workers completed 5 "
+        "tasks. A worker with --exclude-after N takes no more tasks on a node where N in a row have failed; "
+        f"'fsqueue workers {queue.path}' shows such nodes"
+    )
+    for task in queue.lease(5):
+        task.complete()
+    assert len(minute()) == 1, "once"
 
 
 def test_a_bar_on_standard_error_leaves_redirected_output_alone(on_terminal: On, queue: Queue, tmp_path: Path) -> None:

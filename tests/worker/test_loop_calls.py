@@ -9,13 +9,16 @@ from tests.house.source import TOP, parse
 
 IN_THE_LOOP = (
     "commands", "directories", "events", "jobs", "leftovers", "loop", "output", "placeholders", "processes", "spawning",
-    "wire",
+    "supervision", "wire",
 )  # fmt: skip
 """The modules of `fsqueue.worker` with code that runs in the loop."""
-MODULES = {"os", "socket", "signal", "resource", "threading", "select", "selectors", "subprocess", "time", "shutil"}
+MODULES = {
+    "os", "socket", "signal", "resource", "threading", "select", "selectors", "subprocess", "time", "shutil",
+    "supervisor",
+}  # fmt: skip
 NO_CALLS = {
     "os.cpu_count", "os.fsdecode", "os.fsencode", "os.getpid", "os.strerror", "os.waitstatus_to_exitcode",
-    "signal.Signals", "socket.CMSG_SPACE",
+    "signal.Signals", "socket.CMSG_SPACE", "resource.struct_rusage", "supervisor.encode_command",
 }  # fmt: skip
 """They ask the system for nothing, or for what it always knows."""
 

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue, StorageError, Worker
-from fsqueue.worker import commands, processes, shortages
+from fsqueue.worker import commands, processes, shortages, supervision, supervisor
 from tests.support import QueueFactory
 from tests.worker import tasks
 from tests.worker.support import drained
 
 pytestmark = pytest.mark.once
 
-CALLS = [(os, "posix_spawnp"), (os, "pipe"), (os, "memfd_create"), (os, "dup"), (os, "set_blocking")]
+CALLS = [
+    (os, "posix_spawnp"), (socket, "socketpair"), (supervisor, "receive"), (os, "pipe"), (os, "memfd_create"),
+    (os, "set_blocking"),
+]  # fmt: skip
+"""`receive`: as when a supervisor says that the system has refused the command."""
 CODES = [errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM]
 
 
@@ -63,7 +67,7 @@ def test_a_command_that_cannot_be_begun_just_now_is_begun_later(
 
 
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize(("module", "name"), [*CALLS, (socket, "socketpair")])
+@pytest.mark.parametrize(("module", "name"), CALLS)
 def test_a_process_that_cannot_be_started_just_now_is_started_later(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: int
 ) -> None:
@@ -79,16 +83,16 @@ def test_a_child_that_died_is_replaced_when_the_system_allows_it(
 ) -> None:
     monkeypatch.setattr(shortages, "PAUSES_S", (0.001, 0.001))
     queue = queue_factory(max_attempts=1)
-    real, calls = os.posix_spawnp, 0
+    real, calls = supervision.Supervisors.begin, 0
 
-    def spawn(*arguments: Any, **options: Any) -> int:
+    def begin(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return real(*arguments, **options)
+        return real(*arguments)
 
-    monkeypatch.setattr(os, "posix_spawnp", spawn)
+    monkeypatch.setattr(supervision.Supervisors, "begin", begin)
     queue.insert({"do": "kill"})
     queue.insert_many([{"do": "return", "value": 1}] * 3)
     report = Worker(queue, tasks.obey, stop_after_failures=100).run()

@@ -1,0 +1,438 @@
+"""The program that starts commands and ends all that they have started (docs/decisions/0039-supervisors.md).
+
+A worker runs this file once, as a fork server. For each slot the fork server forks a supervisor, which starts one
+command at a time and is the subreaper of whatever that starts: a process whose parent has died becomes a child of the
+supervisor, whatever sessions and groups it has made. So a supervisor ends all of it by ending its own children, until
+it has none. It does so if the command fails, if the worker asks for it, and if the worker is gone.
+
+*Proof before each signal:* only the supervisor waits for its own children. The number of a child that it has not waited
+for means no other process, and `waitid` tells whether a number is that of a child. A process group of that number can
+only hold processes of the child's own session, which the command or a process that it started has made.
+
+The file imports nothing of fsqueue: it starts soon and stays small. The worker's side is `supervision`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import NoReturn
+
+HEADER = struct.Struct("!cI")
+"""Before each message: its kind, and how many bytes follow."""
+NUMBER = struct.Struct("!i")
+NUMBERS = struct.Struct("!ii")
+EXIT = struct.Struct("!ii2d14q")
+"""How a command has ended: flags, its exit status as `os.waitstatus_to_exitcode` gives it, and its rusage."""
+FORK, RETIRE, START, SIGNAL, END = b"F", b"R", b"S", b"K", b"D"
+"""What the worker asks for: a supervisor on the socket that comes along; the end of one, by its number; a command; a
+signal for the command; the end of what a command has left."""
+HELLO, STARTED, REFUSED, EXITED, LOST = b"H", b"P", b"E", b"X", b"L"
+"""What it is told: a supervisor's number; a command's number; an errno; how a command has ended; that a supervisor was
+killed, and how many of its processes are left."""
+TOLD, LEFT = 1, 2
+"""Flags of an exit: the worker had sent a signal before; processes that the command started are left."""
+
+KILLED_S = 3.0
+"""How long after SIGKILL processes are waited for before the worker is told that some are left."""
+LOOK_MS = (20, 500)
+"""How long to wait before children are looked for again while they are ended: twice as long each time, up to this."""
+REFUSED_MAX, UNSEEN_MAX = 3, 50
+"""So many looks in a row at children that another user owns, or that /proc does not show, are enough."""
+FIRST_FD = 10
+"""What a process receives has numbers from here on: those below are the standard streams and what a command gets."""
+DEFAULT = (signal.SIGPIPE, signal.SIGXFSZ)
+"""What Python ignores, and what it starts should not."""
+FDS_MAX = 8
+"""So many descriptors come with a message at most."""
+_ROOM = socket.CMSG_LEN(FDS_MAX * 4)
+_PR_SET_CHILD_SUBREAPER = 36
+_UNTOUCHED = {
+    signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
+}  # fmt: skip
+
+
+# -- messages
+
+
+def send(end: socket.socket, kind: bytes, body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+    """Send a message, with copies of descriptors. OSError if the other end is gone."""
+    head = HEADER.pack(kind, len(body))
+    if fds:
+        beside = struct.pack(f"{len(fds)}i", *fds)
+        end.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, beside)], socket.MSG_NOSIGNAL)
+        end.sendall(body, socket.MSG_NOSIGNAL)
+    else:
+        end.sendall(head + body, socket.MSG_NOSIGNAL)
+
+
+def receive(end: socket.socket) -> tuple[bytes, bytes, list[int]]:
+    """Wait for a message; kind b"" if the other end is closed. The descriptors are the caller's; all or none come."""
+    try:
+        flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC  # which `socket.recv_fds` does not pass on
+        head, beside, got, _ = end.recvmsg(HEADER.size, _ROOM, flags)
+        fds = [fd for _, _, data in beside for (fd,) in struct.iter_unpack("i", data)]
+        while fds and got & socket.MSG_CTRUNC:  # not all of them: there was no descriptor free
+            os.close(fds.pop())
+        if len(head) < HEADER.size:
+            return b"", b"", []
+        kind, size = HEADER.unpack(head)
+        body = b""
+        while len(body) < size:
+            more = end.recv(size - len(body), socket.MSG_WAITALL)
+            if not more:
+                return b"", b"", []
+            body += more
+    except ConnectionError:
+        return b"", b"", []
+    return kind, body, fds
+
+
+def encode_command(argv: list[bytes], environment: dict[bytes, bytes], without: list[bytes]) -> bytes:
+    """Encode a command line, what its environment has more, and what it has not. No part may hold a NUL."""
+    items = [b"%s=%s" % item for item in environment.items()]
+    return b"\0".join((b"%d" % len(argv), *argv, *items, *without))
+
+
+def decode_command(body: bytes) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Return the command line and its whole environment."""
+    count, *parts = body.split(b"\0")
+    environment = dict(os.environb)
+    for item in parts[int(count) :]:
+        name, is_set, value = item.partition(b"=")
+        if is_set:
+            environment[name] = value
+        else:
+            environment.pop(name, None)
+    return parts[: int(count)], environment
+
+
+# -- processes
+
+
+def become_subreaper(is_one: bool = True) -> None:
+    """Have orphaned descendants become children of this process, or no longer. Without effect where it cannot be had.
+
+    Source: prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
+
+
+def listed_children() -> list[int]:
+    """Return what /proc says are the children of this process: a hint. Nothing where there is no /proc."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children", "rb") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        pass  # a kernel without CONFIG_PROC_CHILDREN, or another namespace's /proc
+    try:
+        numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    found = []
+    for number in numbers:
+        try:
+            with open(f"/proc/{number}/stat", "rb") as file:
+                if int(file.read().rpartition(b")")[2].split()[1]) == me:
+                    found.append(number)
+        except (OSError, IndexError):
+            pass  # it has ended, or is hidden
+    return found
+
+
+def is_child(number: int) -> bool:
+    """Return whether a number is that of a child which has not been waited for. The truth, and it stays true."""
+    try:
+        os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (ChildProcessError, OverflowError):
+        return False
+    return True
+
+
+def kill(number: int) -> bool:
+    """Send SIGKILL to a child and the process group that it leads. Return False if it is another user's process."""
+    try:
+        os.killpg(number, signal.SIGKILL)  # all at once: none of it can fork any more
+    except (ProcessLookupError, PermissionError):
+        pass  # it leads none
+    try:
+        os.kill(number, signal.SIGKILL)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        pass
+    return True
+
+
+class Reaper:
+    """The parent of processes, until `end` is closed or its worker is gone. One thread, which alone waits for them."""
+
+    def __init__(self, end: socket.socket, worker: int) -> None:
+        self.end, self.worker = end, worker
+        """`worker`: a pidfd, which also tells of a death if another process has a copy of the socket. -1: none."""
+        self.spared: set[int] = set()
+        """Children that are not to be ended: the supervisors of a fork server."""
+        self._wakes, wake = os.pipe()
+        for fd in (self._wakes, wake):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._poll, self._wake = select.poll(), select.poll()
+        self._wake.register(self._wakes, select.POLLIN)
+        for fd in (end.fileno(), self._wakes, worker):
+            if fd >= 0:
+                self._poll.register(fd, select.POLLIN)
+        become_subreaper()
+
+    def wait(self, longest_ms: int | None = None) -> set[int]:
+        """Wait until a child has exited, a message is there or the worker is gone. Return which descriptors tell."""
+        ready = {fd for fd, _ in self._poll.poll(longest_ms)}
+        if self._wakes in ready:
+            self._hear()
+        return ready
+
+    def _hear(self) -> None:
+        """Take in that signals have come."""
+        try:
+            os.read(self._wakes, 65_536)  # all that such a pipe holds
+        except BlockingIOError:
+            pass
+
+    def has_children(self) -> bool:
+        """Return whether there are any, after those that have exited are waited for."""
+        try:
+            while True:
+                number, status = os.waitpid(-1, os.WNOHANG)
+                if not number:
+                    return True
+                self.reaped(number, status)
+        except ChildProcessError:
+            return False
+
+    def reaped(self, number: int, status: int) -> None:
+        """Take in that a child has been waited for."""
+        self.spared.discard(number)
+
+    def end_children(self, within_s: float | None = None) -> int:
+        """End all children and what they have started. Return how many are left: others' users, or held by the kernel.
+
+        None of what it can end is missed: a child that dies leaves its own children to this process, before its death
+        is seen. With `within_s` None what the kernel holds is waited for.
+        """
+        deadline = time.monotonic() + (within_s or 0.0)
+        idle, pause_ms = 0, LOOK_MS[0]
+        while self.has_children() and (found := self._found()) is not None:
+            idle = 0 if sum([kill(number) for number in found]) else idle + 1
+            is_late = within_s is not None and time.monotonic() > deadline
+            if is_late or idle > (REFUSED_MAX if found else UNSEEN_MAX):
+                return max(1, len(found))
+            if self._wake.poll(pause_ms):
+                self._hear()
+            pause_ms = min(2 * pause_ms, LOOK_MS[1])
+        return 0
+
+    def _found(self) -> list[int] | None:
+        """Return the children that are to be ended, as far as they can be seen; None if there is none besides others.
+
+        The numbers of /proc are a hint; that they are children of this process is certain.
+        """
+        found = [number for number in listed_children() if number not in self.spared and is_child(number)]
+        return None if self.spared and not found else found
+
+
+class Supervisor(Reaper):
+    """Starts one command at a time, and ends what it has started unless it succeeds."""
+
+    mask: frozenset[signal.Signals | int] = frozenset()
+    """The signals that a command starts with blocked: those that the worker's loop has."""
+
+    def serve(self) -> None:
+        """Serve the worker until it is gone, or wants no more."""
+        send(self.end, HELLO, NUMBER.pack(os.getpid()))
+        while True:
+            ready = self.wait()
+            if self.end.fileno() in ready:
+                kind, body, fds = receive(self.end)
+                if kind == START:
+                    self._start(body, fds)
+                elif kind == END:
+                    self.end_children()
+                    return
+                elif not kind:
+                    return  # what commands that succeeded have left stays
+            elif self.worker in ready:
+                return
+
+    def _start(self, body: bytes, fds: list[int]) -> None:
+        if not fds:
+            send(self.end, REFUSED, NUMBER.pack(errno.EMFILE))
+            return
+        argv, environment = decode_command(body)
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+        try:
+            # A session of its own: Ctrl-C at the terminal reaches the worker only, and a signal all of the command.
+            number = os.posix_spawnp(
+                argv[0], argv, environment, file_actions=actions, setsid=True, setsigdef=DEFAULT, setsigmask=self.mask
+            )
+        except OSError as error:
+            send(self.end, REFUSED, NUMBER.pack(error.errno))
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        try:
+            send(self.end, STARTED, NUMBER.pack(number))
+            self._watch(number)
+        except ConnectionError:
+            self._give_up()
+
+    def _watch(self, command: int) -> None:
+        """Tell how a command has ended, and end what it has started, unless it has succeeded."""
+        is_told = False
+        while (succeeded := self._has_succeeded(command)) is None:
+            ready = self.wait()
+            if self.end.fileno() in ready:
+                kind, body, _ = receive(self.end)
+                if kind != SIGNAL:
+                    self._give_up()
+                if self._has_succeeded(command) is None:  # else it has ended by itself, and that counts
+                    is_told = True
+                    self._signal(command, NUMBER.unpack(body)[0])
+            elif self.worker in ready:
+                self._give_up()
+        is_over = not succeeded or is_told
+        if is_over:
+            kill(command)  # its number is still its own
+        _, status, usage = os.wait4(command, 0)
+        left = self.end_children(KILLED_S) if is_over else int(self.has_children())
+        flags = (TOLD if is_told else 0) | (LEFT if left else 0)
+        send(self.end, EXITED, EXIT.pack(flags, os.waitstatus_to_exitcode(status), *usage))
+        if is_over and left:
+            self._give_up()
+
+    def _has_succeeded(self, command: int) -> bool | None:
+        """Return whether a command has exited with 0; None if it has not exited. Wait for other children that have."""
+        while exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if exited.si_pid == command:
+                return exited.si_code == os.CLD_EXITED and exited.si_status == 0
+            os.waitpid(exited.si_pid, 0)
+        return None
+
+    def _signal(self, command: int, number: int) -> None:
+        """Send a signal to the process group of a command that has not been waited for; SIGKILL to all there is."""
+        try:
+            os.killpg(command, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # another user's
+        if number == signal.SIGKILL:
+            for child in listed_children():
+                if is_child(child):
+                    kill(child)
+
+    def _give_up(self) -> NoReturn:
+        """End all that there is, however long that takes, and this process."""
+        self.end_children()
+        os._exit(0)
+
+
+class ForkServer(Reaper):
+    """Forks supervisors, and ends what one that was killed has left: it is the subreaper above them."""
+
+    def serve(self) -> None:
+        """Serve the worker until it is gone, or wants no more; then see to it that nothing is left."""
+        while True:
+            ready = self.wait()
+            self.has_children()
+            if self.end.fileno() in ready:
+                kind, body, fds = receive(self.end)
+                if kind == FORK and fds:
+                    self._fork(fds[0])
+                elif kind == RETIRE:
+                    self._retire(NUMBER.unpack(body)[0])
+                elif not kind:
+                    break
+            elif self.worker in ready:
+                break
+        while self.spared:  # they see it themselves
+            self.wait(LOOK_MS[1])
+            self.has_children()
+        self.end_children()
+
+    def _fork(self, fd: int) -> None:
+        end = socket.socket(fileno=fd)
+        try:
+            number = os.fork()
+        except OSError as error:
+            send(end, REFUSED, NUMBER.pack(error.errno))
+            end.close()
+            return
+        if number:
+            self.spared.add(number)
+            end.close()
+            return
+        status = 1
+        try:
+            self.end.close()
+            Supervisor(end, self.worker).serve()
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _retire(self, number: int) -> None:
+        """End a supervisor, and leave what is below it to the next subreaper above this process, usually init."""
+        if number not in self.spared:
+            return
+        self.spared.discard(number)
+        become_subreaper(False)
+        try:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
+        finally:
+            become_subreaper()
+
+    def reaped(self, number: int, status: int) -> None:
+        if number not in self.spared:
+            return
+        self.spared.discard(number)
+        if status:
+            left = self.end_children(KILLED_S)
+            try:
+                send(self.end, LOST, NUMBERS.pack(number, left))
+            except OSError:
+                pass  # the worker is gone, too
+
+
+def main() -> None:
+    """Be a fork server. The arguments: the number of the worker's process, and of the socket to it."""
+    worker, given = map(int, sys.argv[1:])
+    while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_FD:
+        pass  # keep the low numbers taken
+    end = socket.socket(fileno=os.dup(given))
+    os.dup2(null, given, inheritable=False)
+    for number in signal.valid_signals() - _UNTOUCHED:
+        # Slurm's signals reach all processes of a job. A command gets what is caught here as default, and what the
+        # worker was started to ignore (nohup) ignored.
+        if number == signal.SIGCHLD or signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, lambda *_: None)
+    Supervisor.mask = frozenset(signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD]))
+    try:
+        watched = os.pidfd_open(worker)
+    except (OSError, AttributeError):
+        watched = -1  # an old kernel: the end of the messages tells
+    if os.getppid() == worker:
+        ForkServer(end, watched).serve()
+
+
+if __name__ == "__main__":
+    main()

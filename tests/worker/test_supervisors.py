@@ -1,0 +1,481 @@
+"""A process ends with all that it has started: whatever its descendants do, whichever process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Queue, Worker
+from fsqueue.worker import spawning, supervision, supervisor
+from fsqueue.worker.events import Mailbox
+from tests.support import QueueFactory
+from tests.waiting import until
+from tests.worker.support import drained, in_background, python, time_out, until_there
+
+pytestmark = pytest.mark.once
+
+NOTE = "import os, sys, time\ndef note(): os.write(os.open(sys.argv[1], 1025 | 64), b'%d\\n' % os.getpid())\n"
+"""1025 | 64: O_WRONLY | O_APPEND | O_CREAT."""
+DAEMON = f"{NOTE}if not os.fork():\n  os.setsid()\n  if not os.fork(): note(); time.sleep(9000)\n  os._exit(0)\n"
+"""A process in a session of its own, whose parents are gone."""
+HYDRA = NOTE + (
+    "for _ in range(12):\n"
+    "  if not os.fork():\n"
+    "    note()\n"
+    "    for _ in range(100_000):\n"  # some minutes, if nothing ends it
+    "      os.setsid() if os.getpid() != os.getsid(0) else None\n"
+    "      if os.fork(): os._exit(0)\n"
+    "    os._exit(0)\n"
+)
+"""A dozen processes, each of which lives for as long as it takes to start the next one, in a session of its own."""
+
+
+def quoted(code: str) -> str:
+    return f"{sys.executable} -c '{code.replace(chr(39), chr(34))}'"
+
+
+ESCAPES = {
+    "in the group of the command": 'sh -c "echo \\$\\$ >>$0; exec sleep 9000" &',
+    "in a group of its own": 'timeout 9000 sh -c "echo \\$\\$ >>$0; exec sleep 9000" &',
+    "in a session of its own": 'setsid sh -c "echo \\$\\$ >>$0; trap : TERM HUP INT; while :; do sleep 600; done" &',
+    "a daemon": f'{quoted(DAEMON)} "$0"',
+}
+"""What a script starts; each writes its number into the file `$0`."""
+
+
+def numbers(path: Path) -> list[int]:
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def is_any_alive(path: Path) -> bool:
+    return any(map(is_alive, numbers(path)))
+
+
+def children_of(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")  # each thread has its own
+    return [int(word) for path in lists for word in path.read_text().split()]
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Iterator[Path]:
+    """The file into which what a test starts writes its numbers. At the end they are killed."""
+    path = tmp_path / "pids"
+    yield path
+    for pid in numbers(path):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def script(escape: str, then: str) -> list[str]:
+    return ["sh", "-c", f"{escape}\n{until_there('$0')}\n{then}"]
+
+
+@pytest.fixture
+def once(queue_factory: QueueFactory) -> Queue:
+    queue = queue_factory(max_attempts=1, lease_s=600)
+    queue.insert(1)
+    return queue
+
+
+# -- the worker ends a task
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_what_a_failing_command_has_started_ends_before_the_failure_is_told(
+    once: Queue, pids: Path, escape: str
+) -> None:
+    seen: list[bool] = []
+    worker = Worker(
+        once,
+        command=[*script(ESCAPES[escape], "exit 3"), str(pids)],
+        tell=lambda event: event.kind == "failed" and seen.append(is_any_alive(pids)),
+    )
+    assert worker.run() == drained(failed=1)
+    assert (len(numbers(pids)), seen) == (1, [False])
+
+
+@pytest.mark.parametrize("how", ["timeout", "stopped"])
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_what_a_command_has_started_ends_with_it(once: Queue, pids: Path, escape: str, how: str) -> None:
+    command = [*script(ESCAPES[escape], "echo $$ >>$0; exec sleep 9000"), str(pids)]
+    worker = Worker(once, command=command, timeout_s=1000, grace_s=0)
+    thread, reports = in_background(worker)
+    until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+    time_out(worker) if how == "timeout" else worker.stop()
+    thread.join(60)
+    assert (reports[0].failed, reports[0].released) == ((1, 0) if how == "timeout" else (0, 1))
+    assert not is_any_alive(pids)
+
+
+def test_a_command_that_ignores_sigterm_is_killed_with_all_it_has_started(once: Queue, pids: Path) -> None:
+    command = ["sh", "-c", f"trap '' TERM; {ESCAPES['a daemon']}; echo $$ >>$0; while :; do sleep 600; done", str(pids)]
+    worker = Worker(once, command=command, timeout_s=1000, grace_s=0.1)
+    thread, reports = in_background(worker)
+    until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+    time_out(worker)
+    thread.join(60)
+    assert (reports, is_any_alive(pids)) == ([drained(failed=1)], False)
+
+
+def test_processes_that_start_others_while_they_are_killed_end(once: Queue, pids: Path, tmp_path: Path) -> None:
+    command = ["sh", "-c", f"{quoted(HYDRA)} $0; {until_there(tmp_path / 'go')}; exit 1", str(pids)]
+    worker = Worker(once, command=command)
+    thread, reports = in_background(worker)
+    until(lambda: len(numbers(pids)) == 12, "the processes")
+    [server] = [pid for pid in children_of(os.getpid()) if is_fork_server(pid)]
+    [one] = children_of(server)
+    assert len(children_of(one)) > 1, "they are there when the command fails"
+    (tmp_path / "go").touch()
+    thread.join(60)
+    assert reports == [drained(failed=1)]
+    assert not Path(f"/proc/{one}").exists(), "it has waited for all of them"
+
+
+def test_a_signal_reaches_the_group_of_the_command_and_no_other(once: Queue, pids: Path, tmp_path: Path) -> None:
+    """A launcher passes it on to what it has started, which would else get it twice."""
+    told = tmp_path / "told"
+
+    def waits(name: str) -> str:
+        trap = f'trap \\"echo {name} >>{told}; exit\\" TERM'
+        return f'sh -c "{trap}; echo \\$\\$ >>$0; sleep 600 & wait" &'
+
+    begins = f"setsid {waits('other')}\n{waits('inner')}\ntrap '{until_there(told)}; exit 1' TERM; echo $$ >>$0; wait"
+    worker = Worker(once, command=["sh", "-c", begins, str(pids)], timeout_s=1000, grace_s=1000)
+    thread, reports = in_background(worker)
+    until(lambda: len(numbers(pids)) == 3, "all that the command starts")
+    time_out(worker)
+    thread.join(60)
+    assert reports == [drained(failed=1)]
+    assert (told.read_text(), is_any_alive(pids)) == ("inner\n", False)
+
+
+# -- what succeeds
+
+
+def test_what_a_command_that_succeeds_leaves_stays(queue: Queue, pids: Path) -> None:
+    queue.insert_many(range(3))
+    command = [*script(ESCAPES["a daemon"] + "\n" + ESCAPES["in the group of the command"], "exit 0"), str(pids)]
+    assert Worker(queue, command=command).run() == drained(completed=3)
+    until(lambda: len(numbers(pids)) == 6, "all that the commands start")
+    assert all(map(is_alive, numbers(pids))), "also after the worker's end"
+
+
+def test_a_command_that_leaves_nothing_leaves_its_supervisor_to_the_next(queue: Queue, tmp_path: Path) -> None:
+    queue.insert_many(range(20))
+    command = ["sh", "-c", f'echo $PPID >>"{tmp_path}/parents"']
+    assert Worker(queue, command=command, processes=2).run() == drained(completed=20)
+    assert 1 <= len(set(numbers(tmp_path / "parents"))) <= 2
+
+
+# -- the worker is killed
+
+
+CODE = (
+    "import sys; from fsqueue import Queue, Worker; Worker(Queue(sys.argv[1]), command=sys.argv[2:], prefetch=1).run()"
+)
+
+
+@contextmanager
+def worker_process(queue: Queue, command: list[str], code: str = CODE) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", code, str(queue.path), *command]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_with_a_killed_worker_its_command_ends_and_all_it_has_started(once: Queue, pids: Path, escape: str) -> None:
+    with worker_process(once, [*script(ESCAPES[escape], "echo $$ >>$0; exec sleep 9000"), str(pids)]) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+        assert all(map(is_alive, numbers(pids)))
+        process.kill()
+    until(lambda: not is_any_alive(pids), "the end of all of it")
+
+
+def test_of_a_worker_killed_in_the_grace_nothing_is_left(once: Queue, pids: Path) -> None:
+    begins = f"trap 'echo $$ >>$0' TERM; {ESCAPES['a daemon']}; echo $$ >>$0; while :; do sleep 600 & wait; done"
+    code = CODE.replace("prefetch=1", "grace_s=0.5")
+    with worker_process(once, ["sh", "-c", begins, str(pids)], code) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+        process.send_signal(signal.SIGTERM)
+        until(lambda: len(numbers(pids)) == 3, "the signal")
+        process.kill()
+    until(lambda: not is_any_alive(pids), "the end of all of it")
+
+
+def test_of_a_killed_worker_what_completed_tasks_have_left_stays(queue: Queue, pids: Path, tmp_path: Path) -> None:
+    queue.insert_many(range(2))
+    left, then = tmp_path / "left", f'[ -e {pids} ] && exec sleep 9000; cp "$0" {pids}; mv "$0" {tmp_path}/left; exit 0'
+    begins = f"{ESCAPES['a daemon']}\n{until_there('$0')}\n{then}"
+    try:
+        with worker_process(queue, ["sh", "-c", begins, str(tmp_path / "first")]) as process:
+            until(lambda: queue.status().completed == 1 and numbers(tmp_path / "first"), "the second command")
+            process.kill()
+        until(lambda: not is_any_alive(tmp_path / "first"), "the end of what the second has started")
+        assert all(map(is_alive, numbers(left)))
+        assert len(numbers(left)) == 1
+    finally:
+        for pid in [*numbers(left), *numbers(tmp_path / "first")]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_what_the_workers_process_has_forked_keeps_no_command_going(once: Queue, pids: Path) -> None:
+    """Its copy of a socket must not hide the death of the worker."""
+    code = (
+        "import os, sys, threading, time; from fsqueue import Queue, Worker\n"
+        "def fork():\n"
+        "  open(sys.argv[-1] + '.begun').read()\n"
+        "  if not os.fork(): open(sys.argv[-1], 'a').write(f'{os.getpid()}\\n'); time.sleep(9000)\n"
+        "threading.Thread(target=fork, daemon=True).start()\n"
+        "Worker(Queue(sys.argv[1]), command=sys.argv[2:]).run()\n"
+    )
+    os.mkfifo(f"{pids}.begun")
+    command = ["sh", "-c", "echo $$ >$0; echo >$0.begun; exec sleep 9000", str(pids)]
+    with worker_process(once, command, code) as process:
+        until(lambda: len(numbers(pids)) == 2, "the command and the forked process")
+        process.kill()
+    command, forked = numbers(pids)
+    until(lambda: not is_alive(command), "the end of the command")
+    assert is_alive(forked)
+
+
+def test_with_a_killed_worker_a_function_ends_and_all_it_has_started(once: Queue, pids: Path, tmp_path: Path) -> None:
+    scripts = [ESCAPES["a daemon"], "echo $$ >>$0; exec sleep 9000"]
+    (tmp_path / "daemons.py").write_text(
+        "import subprocess\n"
+        "def start(payload):\n"
+        f"  for script in {scripts!r}: subprocess.run(['sh', '-c', script, {str(pids)!r}])\n"
+    )
+    code = "import sys; from fsqueue import Queue, Worker; sys.path.insert(0, sys.argv[2]); "
+    code += "Worker(Queue(sys.argv[1]), 'daemons:start').run()"
+    with worker_process(once, [str(tmp_path)], code) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the function starts")
+        process.kill()
+    until(lambda: not is_any_alive(pids), "the end of all of it")
+
+
+# -- a supervisor is killed, or the fork server
+
+
+def is_fork_server(pid: int) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return supervisor.__file__ in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return False
+
+
+def killed_supervisor(process: subprocess.Popen[bytes]) -> None:
+    [server] = children_of(process.pid)
+    [one] = children_of(server)
+    os.kill(one, signal.SIGKILL)
+
+
+def killed_fork_server(process: subprocess.Popen[bytes]) -> None:
+    [server] = children_of(process.pid)
+    os.kill(server, signal.SIGKILL)
+
+
+def test_what_a_killed_supervisor_was_at_ends_and_fails_and_the_worker_goes_on(
+    queue_factory: QueueFactory, pids: Path
+) -> None:
+    queue = queue_factory(max_attempts=1)
+    queue.insert_many(["sleep 9000", "exit 0"])
+    command = ["sh", "-c", f'{ESCAPES["a daemon"]}\necho $$ >>$0; eval "$1"', str(pids), "{}"]
+    with worker_process(queue, command) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the first command starts")
+        first = numbers(pids)
+        killed_supervisor(process)
+        assert process.wait(60) == 0
+    assert not any(map(is_alive, first))
+    [letter] = queue.dead()
+    assert letter.reason.startswith("its exit status was lost: the process that supervises it was killed")
+    assert queue.status().completed == 1
+
+
+def test_without_its_fork_server_a_worker_goes_on_with_another(queue: Queue, pids: Path, tmp_path: Path) -> None:
+    queue.insert_many(range(3))
+    command = ["sh", "-c", f"echo $$ >>$0; {until_there(tmp_path / 'go')}; {ESCAPES['a daemon']}", str(pids)]
+    with worker_process(queue, command) as process:
+        until(lambda: numbers(pids), "the first command")
+        killed_fork_server(process)
+        until(lambda: not children_of(process.pid), "its end")
+        (tmp_path / "go").touch()
+        assert process.wait(60) == 0
+    assert queue.status().completed == 3
+    until(lambda: len(numbers(pids)) == 6, "all that the commands start")
+    assert sum(map(is_alive, numbers(pids))) == 3, "what they have left stays"
+
+
+def test_with_a_worker_killed_after_its_fork_server_the_command_ends(once: Queue, pids: Path) -> None:
+    with worker_process(once, [*script(ESCAPES["a daemon"], "echo $$ >>$0; exec sleep 9000"), str(pids)]) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+        killed_fork_server(process)
+        process.kill()
+    until(lambda: not is_any_alive(pids), "the end of all of it")
+
+
+def test_of_a_worker_and_a_supervisor_that_are_killed_at_once_nothing_is_left(once: Queue, pids: Path) -> None:
+    with worker_process(once, [*script(ESCAPES["a daemon"], "echo $$ >>$0; exec sleep 9000"), str(pids)]) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+        process.send_signal(signal.SIGSTOP)  # it must not hear of the other death
+        killed_supervisor(process)
+        process.kill()
+    until(lambda: not is_any_alive(pids), "the end of all of it")
+
+
+def test_a_fork_server_that_cannot_run_is_said_and_the_task_put_back(
+    once: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(Exception, match=r"by a process of Python's own.*/none"):
+        Worker(once, command=["true"]).run()
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(Exception, match="The process that starts commands and functions has failed with exit status 1"):
+        Worker(once, command=["true"]).run()
+    assert (once.status().waiting, once.peek(1)[0].attempt) == (1, 0)
+
+
+# -- what a command gets
+
+
+STATUS = (
+    "import json; print(json.dumps([line for line in open('/proc/self/status') if line[:6] in ('SigBlk', 'SigIgn')]))"
+)
+
+
+def test_a_command_has_the_signals_blocked_and_ignored_that_its_worker_has(once: Queue, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, subprocess, sys; from fsqueue import Queue, Worker\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, signal.SIGUSR2])\n"
+        "command = ['sh', '-c', 'exec \"$@\" >plain', 'sh', *sys.argv[2:]]\n"
+        "spawn = dict(setsid=True, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])\n"  # glibc's makes others ignored, too
+        "os.waitpid(os.posix_spawnp('sh', command, os.environ, **spawn), 0)\n"
+        "Worker(Queue(sys.argv[1]), command=['sh', '-c', 'exec \"$@\" >by-worker', 'sh', *sys.argv[2:]]).run()\n"
+    )
+    command = [sys.executable, "-c", code, str(once.path), *python(STATUS)]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    plain, mine = (json.loads((tmp_path / name).read_text()) for name in ("plain", "by-worker"))
+    assert plain == mine
+    assert int(plain[0].split()[1], 16) == 1 << (signal.SIGCHLD - 1) | 1 << (signal.SIGUSR2 - 1)
+
+
+class Run:
+    """A process as the loop has it."""
+
+    def __init__(self, *argv: str, environment: dict[str, str] | None = None) -> None:
+        self.mailbox, self.said, self.has_ended = Mailbox(), list[str](), False
+        self.supervisors = supervision.Supervisors(self.mailbox, self.said.append)
+        null = os.open(os.devnull, os.O_RDWR)
+        self.process = spawning.Process(
+            self.supervisors, argv, dict(os.environ) if environment is None else environment, [null] * 3, self.ended
+        )
+        os.close(null)
+
+    def ended(self) -> None:
+        self.has_ended = True
+
+    def until_ended(self) -> spawning.Process:
+        while not self.has_ended:
+            self.mailbox.wait(60)
+        self.process.reap()
+        self.supervisors.close()
+        self.mailbox.close()
+        return self.process
+
+
+def test_what_a_process_has_used_is_known_with_its_exit() -> None:
+    process = Run(*python("b = bytearray(50_000_000); sum(range(1_000_000))")).until_ended()
+    assert process.status == 0
+    assert process.usage is not None
+    assert 48_000 < process.usage.ru_maxrss < 200_000, "KiB: its own, and none of this process"
+    assert process.usage.ru_utime > 0
+
+
+def test_the_environment_is_exactly_what_was_asked_for(tmp_path: Path) -> None:
+    asked = {"PATH": os.environ["PATH"], "EMPTY": "", "LINES": "a\nb=c", "BYTES": os.fsdecode(b"\xff")}
+    assert Run("sh", "-c", f"env -0 >{tmp_path}/env", environment=asked).until_ended().status == 0
+    found = dict(item.split(b"=", 1) for item in (tmp_path / "env").read_bytes().split(b"\0") if item)
+    assert {name: found.get(name) for name in map(os.fsencode, asked)} == {
+        os.fsencode(name): os.fsencode(value) for name, value in asked.items()
+    }
+    assert found.keys() - set(map(os.fsencode, asked)) <= {b"PWD", b"_", b"SHLVL"}, "what the shell sets"
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_a_message_arrives_whole(length: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.devnull) as file:
+        command = [b"x" * length, b"", b"\xff"]
+        supervisor.send(
+            ours, supervisor.START, supervisor.encode_command(command, {b"A": b"="}, [b"HOME"]), (file.fileno(),)
+        )
+        kind, body, fds = supervisor.receive(theirs)
+        assert (kind, len(fds)) == (supervisor.START, 1)
+        assert not os.get_inheritable(fds[0])
+        os.close(fds[0])
+        argv, environment = supervisor.decode_command(body)
+        assert argv == command
+        assert environment[b"A"] == b"="
+        assert b"HOME" not in environment
+        ours.close()
+        assert supervisor.receive(theirs)[0] == b""
+
+
+# -- what cannot be ended, or seen
+
+
+REAPING = """
+import builtins, os, socket, sys, time
+sys.path.insert(0, sys.argv[1])
+import supervisor
+ours, theirs = socket.socketpair()
+reaper = supervisor.Reaper(theirs, -1)
+if not os.fork():
+    if not os.fork(): os.setsid(); time.sleep(9000)
+    time.sleep(9000)
+real = os.kill, os.killpg, open, supervisor.listed_children
+def refuse(*_): raise PermissionError
+def no_list(path, *rest):
+    if "/task/" in path: raise FileNotFoundError(path)
+    return real[2](path, *rest)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "answer"),
+    [
+        ("print(reaper.end_children(None))", "0"),
+        ("builtins.open = no_list; print(reaper.end_children(None))", "0"),
+        ("os.kill = os.killpg = refuse; print(reaper.end_children(None))", "1"),
+        ("os.kill = os.killpg = lambda *_: None; print(reaper.end_children(0.05))", "1"),
+        ("supervisor.listed_children = lambda: [1, 2**40, os.getppid()]; print(reaper.end_children(0.05))", "1"),
+    ],
+    ids=["all", "without a list of children", "another user's", "held by the kernel", "another namespace's numbers"],
+)
+def test_ending_children_ends(then: str, answer: str) -> None:
+    """The last lists numbers that are no children: none of them gets a signal, or this process would end."""
+    where = str(Path(supervisor.__file__).parent)
+    finish = "\nos.kill, os.killpg, builtins.open, supervisor.listed_children = real\nreaper.end_children()"
+    run = subprocess.run(
+        [sys.executable, "-u", "-c", REAPING + then + finish, where],
+        capture_output=True, text=True, timeout=60, check=False, start_new_session=True,
+    )  # fmt: skip
+    assert (run.stdout.strip(), run.stderr) == (answer, "")
