@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn
+from tests.cli.test_insert_commit import is_read
 from tests.conftest import QueueFactory
 from tests.waiting import until
 
@@ -312,6 +313,20 @@ def test_after_the_first_rows_a_slow_producer_does_not_keep_its_tasks_from_the_q
 
 @pytest.mark.once
 def test_interrupted_before_the_types_are_decided_nothing_is_inserted(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(table("n,x", "1,a", "2,b"))
+    process.stdin.flush()
+    until(lambda: is_read(process.stdin), "the rows to be read")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "0\n")
+    assert "interrupted: 0 tasks were inserted, up to standard input\nfsqueue: repeat the command\n" in err
+    assert queue.status().inserted == 0
+
+
+@pytest.mark.once
+def test_interrupted_after_the_first_rows_what_was_read_is_inserted_and_counted(spawn: Spawn, queue: Queue) -> None:
     process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(table("n,x", *(f"{n},a" for n in range(20_000))))  # more than a pipe holds
