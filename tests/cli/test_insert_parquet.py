@@ -127,6 +127,17 @@ def test_it_goes_with_keys_priorities_commits_and_other_files(fsqueue_cli: Run, 
         assert fsqueue_cli("insert", queue.path, *given, "--commit", "c").stdout == f"{count}\n"
 
 
+def test_a_directory_of_parts_says_what_to_type(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    whole = tmp_path / "my table.parquet"
+    whole.mkdir()
+    (whole / "_SUCCESS").touch()
+    for n in range(2):
+        write(whole / f"part-{n}.parquet", n=[n])
+    result = fsqueue_cli("insert", queue.path, whole, code=2)
+    assert f"{whole}: it is a directory (its files: '{whole}'/*.parquet). Nothing was inserted." in result.stderr
+    assert fsqueue_cli("insert", queue.path, *whole.glob("*.parquet")).stdout == "2\n"
+
+
 def test_a_large_file_comes_in_batches(
     fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
