@@ -19,6 +19,8 @@ from tests.cli.test_insert_commit import payloads, staged
 from tests.support import base_of
 from tests.waiting import until
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(params=[False, True], ids=["terminal", "none"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from fsqueue import Queue
 from tests.cli.conftest import Run
 from tests.conftest import QueueFactory
 
+pytestmark = pytest.mark.once
+
 
 def payloads(queue: Queue) -> list[Any]:
     return sorted((task.payload for task in queue.tasks()), key=str)

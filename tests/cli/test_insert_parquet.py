@@ -16,6 +16,8 @@ from pyarrow import parquet
 from fsqueue import Queue
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.once
+
 NOON = dt.datetime(2026, 11, 30, 12)  # noqa: DTZ001 (a column without a zone)
 COLUMNS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "i": (pa.int64(), [-(2**63), None], [-(2**63), None]),
