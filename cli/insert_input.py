@@ -6,6 +6,7 @@ import io
 import math
 import os
 import select
+import shlex
 import signal
 import stat
 import sys
@@ -156,7 +157,7 @@ def why_unreadable(name: str) -> str | None:
     """Return why a file cannot be read, in a few words; None if it seems that it can."""
     try:
         if stat.S_ISDIR(os.stat(name).st_mode):
-            return "it is a directory"
+            return f"it is a directory{_of_parts(name)}"
     except FileNotFoundError:
         return "no such file"
     except OSError as error:
@@ -169,3 +170,14 @@ def _is_ready(file: IO[bytes], until: float) -> bool:
     waiting = select.poll()
     waiting.register(file.fileno(), select.POLLIN)
     return bool(waiting.poll(max(0.0, until - time.monotonic()) * 1000))
+
+
+def _of_parts(name: str) -> str:
+    """Return what to type for a directory in which a program has written the parts of a table; else ""."""
+    for suffix in (".parquet", ".csv", ".json", ".jsonl"):
+        try:
+            if any(entry.endswith(suffix) and not entry.startswith((".", "_")) for entry in os.listdir(name)):
+                return f" (its files: {shlex.quote(name.rstrip('/'))}/*{suffix})"
+        except OSError:
+            break
+    return ""

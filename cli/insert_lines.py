@@ -14,6 +14,7 @@ Row = tuple[int, int, int, Any]
 """The number of a file, the first and the last line of a task in it, and the payload, or a BadLine."""
 
 
+USE_NULL = ": use -0 for items that end with NUL, as 'find -print0' writes them"
 QUOTED = " (a shell needs JSON in single quotes: --task '{\"tile\": 7}'; for plain text add --lines)"
 
 
@@ -73,6 +74,8 @@ class LineFormat:
             try:
                 if len(line) > self._input.line_bytes_max:
                     raise too_long(self._input.line_bytes_max)
+                if is_first and not self._is_json and self._end == b"\n" and b"\0" in self._input.head:
+                    raise Foreign("or one soon after has the character NUL", USE_NULL, may_skip=False)
                 yield number, count, count, self._decode(text)
             except BadLine as error:
                 yield number, count, count, self._explained(error, text, name) if is_first else error
@@ -90,7 +93,7 @@ class LineFormat:
         kind = insert_kinds.kind_of(self._input.head, name, self._is_json)
         if kind is None:
             return error
-        return BadLine(f"{error.why} ({kind})") if isinstance(error, Foreign) else error
+        return BadLine(f"{error.why} ({kind})", error.may_skip) if isinstance(error, Foreign) else error
 
     def waiting(self) -> Iterator[Row]:
         """Yield nothing: no row waits."""
@@ -153,8 +156,8 @@ class GivenFormat:
 class Foreign(BadLine):
     """A line is not JSON, or not text: the file may be something else. `why` is without the guess at what it is."""
 
-    def __init__(self, why: str, guess: str = "") -> None:
-        super().__init__(why + guess)
+    def __init__(self, why: str, guess: str = "", may_skip: bool = True) -> None:
+        super().__init__(why + guess, may_skip)
         self.why = why
 
 
@@ -189,7 +192,7 @@ def decode_text(line: bytes) -> str:
 def decode_plain(line: bytes) -> str:
     """Return a line as text. Foreign if it is none, or has the character NUL, which ends names in some lists."""
     if b"\0" in line:
-        raise Foreign("has the character NUL", ": use -0 for items that end with NUL, as 'find -print0' writes them")
+        raise Foreign("has the character NUL", USE_NULL)
     return decode_text(line)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import subprocess
+import time
 from typing import IO
 
 import click
@@ -15,6 +15,8 @@ import fsqueue
 
 GRACE_S = 5.0
 """How long the command may take to end after a signal. Then it is killed."""
+LOOK_S = 0.02
+"""Between two looks whether it has."""
 SIGNAL_BASE = 128
 """Added to the number of a signal, as shells do, it is the exit code of a command that the signal has killed."""
 
@@ -67,13 +69,9 @@ class Producer:
         self._process.stdout.close()  # what goes on to write ends by SIGPIPE
         try:
             self._send(number)
-            ended = os.pidfd_open(self._process.pid)
-            try:
-                waiting = select.poll()
-                waiting.register(ended, select.POLLIN)
-                waiting.poll(GRACE_S * 1000)
-            finally:
-                os.close(ended)
+            until = time.monotonic() + GRACE_S
+            while not self._has_ended() and time.monotonic() < until:
+                time.sleep(LOOK_S)
         finally:  # also after a second signal to this process
             self._send(signal.SIGKILL)
             self._process.wait()
@@ -87,6 +85,11 @@ class Producer:
             except ValueError:  # a real-time signal
                 return f"{self.name} was killed by signal {code - SIGNAL_BASE}"
         return f"{self.name} ended with exit code {code}"
+
+    def _has_ended(self) -> bool:
+        """Tell whether the command has ended. Its id stays its own."""
+        assert self._process is not None
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _send(self, number: int) -> None:
         """Send a signal to the command, and to its group if that is its own.

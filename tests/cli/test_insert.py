@@ -427,16 +427,22 @@ def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
 
 
 @pytest.mark.once
-def test_on_a_terminal_progress_is_shown_when_it_takes_long(spawn: Spawn, queue: Queue) -> None:
+@pytest.mark.parametrize(
+    ("options", "first", "more"), [((), "1\n" * 300, 300), (("--csv",), "n\n" + "1\n" * 10_000, 300)]
+)
+def test_on_a_terminal_progress_is_shown_when_it_takes_long(
+    spawn: Spawn, queue: Queue, options: tuple[str, ...], first: str, more: int
+) -> None:
     terminal, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    process = spawn("insert", queue.path, stdin=subprocess.PIPE, stderr=side)
+    process = spawn("insert", queue.path, *options, stdin=subprocess.PIPE, stderr=side)
     os.close(side)
     assert process.stdin is not None
-    process.stdin.write("1\n" * 300)
+    process.stdin.write(first)
     process.stdin.flush()
-    until(lambda: queue.status().waiting == 300, "three hundred tasks")
-    assert process.communicate("1\n" * 300, timeout=60)[0] == "600\n"
+    tasks = first.count("1\n")
+    until(lambda: queue.status().waiting == tasks, "the first tasks, which a pause publishes")
+    assert process.communicate("1\n" * more, timeout=60)[0] == f"{tasks + more}\n"
     shown = os.read(terminal, 100_000).decode()
     os.close(terminal)
     assert "insert: " in shown

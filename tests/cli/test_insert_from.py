@@ -19,6 +19,8 @@ from tests.cli.test_insert_commit import payloads, staged
 from tests.support import base_of
 from tests.waiting import until
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(params=[False, True], ids=["terminal", "none"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +150,26 @@ def test_a_signal_ends_the_command_with_all_that_it_started(
     assert (queue.status().inserted, staged(queue)) == (0, [])
     for pid in map(int, pids.read_text().split()):
         until(lambda pid=pid: not Path(f"/proc/{pid}").exists() or is_zombie(pid), "the end of all its processes")  # type: ignore[misc]
+
+
+def test_on_a_terminal_a_signal_ends_the_command_itself(queue: Queue, tmp_path: Path) -> None:
+    """It is in the group of its caller, which gets no signal from fsqueue."""
+    program = "from fsqueue_cli import insert_producer as p, main; p._has_terminal = lambda: True"
+    arguments = ["insert", str(queue.path), "--commit", "a", "--from", "--", "sh", "-c"]
+    pid = tmp_path / "pid"
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{program}; main.main()", *arguments, f"seq 2; echo $$ >'{pid}'; exec sleep 1000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until(lambda: child.poll() is not None or (pid.exists() and pid.read_text().endswith("\n")), "the command")
+    number = int(pid.read_text())
+    assert os.getpgid(number) == child.pid
+    until(lambda: child.poll() is not None or (base_of(queue) / "staging").exists(), "the staging directory")
+    child.send_signal(signal.SIGTERM)
+    assert child.communicate(timeout=60)[0] == "0\n"
+    assert child.returncode == 128 + signal.SIGTERM
+    until(lambda: not Path(f"/proc/{number}").exists() or is_zombie(number), "the end of the command")
+    assert (queue.status().inserted, staged(queue)) == (0, [])
 
 
 def is_zombie(pid: int) -> bool:

@@ -16,6 +16,8 @@ from fsqueue import Queue
 from tests.cli.conftest import Run
 from tests.conftest import QueueFactory
 
+pytestmark = pytest.mark.once
+
 
 def payloads(queue: Queue) -> list[Any]:
     return sorted((task.payload for task in queue.tasks()), key=str)
@@ -57,12 +59,16 @@ def test_an_item_that_is_no_text_is_named_as_a_line_would_be(fsqueue_cli: Run, q
 
 
 def test_lines_with_nul_are_refused_and_the_option_for_them_is_named(fsqueue_cli: Run, queue: Queue) -> None:
-    for option in (["--lines"], []):
+    for option in (["--lines"], [], ["--lines", "--skip-bad"]):
         result = fsqueue_cli("insert", queue.path, *option, input="a\0b\nc\0", code=2)
         assert "has the character NUL: use -0" in result.stderr
+    for option in (["--lines"], ["--lines", "--skip-bad"]):  # the first name has a line end
+        result = fsqueue_cli("insert", queue.path, *option, input="a\nb\0c\n", code=2)
+        assert "line 1 or one soon after has the character NUL: use -0" in result.stderr
     assert queue.status().inserted == 0
-    result = fsqueue_cli("insert", queue.path, "--lines", input="a\nb\0c\n", code=2)
-    assert "line 2 has the character NUL: use -0" in result.stderr
+    late = "a\n" * 10_000 + "b\0c\n"
+    result = fsqueue_cli("insert", queue.path, "--lines", input=late, code=2)
+    assert "line 10,001 has the character NUL: use -0" in result.stderr
 
 
 def test_items_have_no_fields(fsqueue_cli: Run, queue: Queue) -> None:

@@ -16,6 +16,8 @@ from pyarrow import parquet
 from fsqueue import Queue
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.once
+
 NOON = dt.datetime(2026, 11, 30, 12)  # noqa: DTZ001 (a column without a zone)
 COLUMNS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "i": (pa.int64(), [-(2**63), None], [-(2**63), None]),
@@ -125,6 +127,17 @@ def test_it_goes_with_keys_priorities_commits_and_other_files(fsqueue_cli: Run, 
     assert {task.key: task.priority for task in queue.tasks()} == {"1": "b", "2": None, "3": None, "4": None}
     for count in (4, 0):
         assert fsqueue_cli("insert", queue.path, *given, "--commit", "c").stdout == f"{count}\n"
+
+
+def test_a_directory_of_parts_says_what_to_type(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    whole = tmp_path / "my table.parquet"
+    whole.mkdir()
+    (whole / "_SUCCESS").touch()
+    for n in range(2):
+        write(whole / f"part-{n}.parquet", n=[n])
+    result = fsqueue_cli("insert", queue.path, whole, code=2)
+    assert f"{whole}: it is a directory (its files: '{whole}'/*.parquet). Nothing was inserted." in result.stderr
+    assert fsqueue_cli("insert", queue.path, *whole.glob("*.parquet")).stdout == "2\n"
 
 
 def test_a_large_file_comes_in_batches(

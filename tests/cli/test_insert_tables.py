@@ -20,8 +20,11 @@ from hypothesis import strategies as st
 
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn
+from tests.cli.test_insert_commit import is_read
 from tests.conftest import QueueFactory
 from tests.waiting import until
+
+pytestmark = pytest.mark.once
 
 NUMBERS = {
     "0": 0, "7": 7, "-7": -7, "1.5": 1.5, "-0.25": -0.25, "1e5": 100000.0, "1E-3": 0.001, ".5": 0.5, "5.": 5.0,
@@ -294,7 +297,6 @@ def test_what_does_not_go_with_tables_is_refused(fsqueue_cli: Run, queue: Queue,
     assert queue.status().inserted == 0
 
 
-@pytest.mark.once
 def test_after_the_first_rows_a_slow_producer_does_not_keep_its_tasks_from_the_queue(
     spawn: Spawn, queue: Queue
 ) -> None:
@@ -310,8 +312,20 @@ def test_after_the_first_rows_a_slow_producer_does_not_keep_its_tasks_from_the_q
     assert payloads(queue)[-3:] == [{"n": 10_000, "x": "a\nb\nc"}, {"n": 10_001, "x": "d"}, {"n": 10_002, "x": "e"}]
 
 
-@pytest.mark.once
 def test_interrupted_before_the_types_are_decided_nothing_is_inserted(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(table("n,x", "1,a", "2,b"))
+    process.stdin.flush()
+    until(lambda: is_read(process.stdin), "the rows to be read")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "0\n")
+    assert "interrupted: 0 tasks were inserted, up to standard input\nfsqueue: repeat the command\n" in err
+    assert queue.status().inserted == 0
+
+
+def test_interrupted_after_the_first_rows_what_was_read_is_inserted_and_counted(spawn: Spawn, queue: Queue) -> None:
     process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(table("n,x", *(f"{n},a" for n in range(20_000))))  # more than a pipe holds
@@ -326,7 +340,6 @@ def test_interrupted_before_the_types_are_decided_nothing_is_inserted(spawn: Spa
 
 
 @pytest.mark.slow
-@pytest.mark.once
 def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
     process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
     assert process.stdin is not None
