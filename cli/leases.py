@@ -229,7 +229,7 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
         settling.together(lambda q, tasks: q.complete(tasks))
     else:
         try:
-            value = user_json.decode(result)
+            value = user_json.decode_with_constants(result)
         except user_json.NotExact as error:
             raise click.UsageError(f"--result {error}.") from None
         settling.singly(lambda task: task.complete(value))

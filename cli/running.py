@@ -170,7 +170,8 @@ def run(
     failed task again after a growing pause, up to its number of attempts.
 
     A function is called as f(payload) or f(payload, task). The value that it returns is the result. An exception fails
-    the task; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead letter. Functions run in separate processes: if
+    the task; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead letter. So does a result that cannot be kept, at
+    once: the work would end so each time. Functions run in separate processes: if
     one dies, only its own task fails. Modules are searched for in the working directory first.
 
     FSQUEUE_SLOT is a number from 0 to JOBS - 1. No two processes at work have the same. With --gpus-per-task, each

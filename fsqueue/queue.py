@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from fsqueue.views.stuck_locks import StuckLock
     from fsqueue.views.usage import Usage
 
-RESULT_BYTES_MAX = task_file.RESULT_BYTES_MAX
 Order = Literal["priority", "random"]
 ORDERS: tuple[Order, ...] = ("priority", "random")
 
@@ -436,8 +435,8 @@ class Queue(Maintenance):
     def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
         """Report tasks as done, one or many, one write a batch. LeaseLost.tokens names those lost; the rest is done.
 
-        `results`: small JSON values to keep, by task id. InvalidResult.tasks names those whose results cannot be
-        kept: they stay leased, and the rest is done.
+        `results`: small values to keep, by task id; docs/functions.md has the rules ("What a function may return").
+        InvalidResult.tasks names those whose results cannot be kept: they stay leased, and the rest is done.
         """
         encoded, refused = results_of(results) if results else ({}, {})
         sound = [task for task in leased(tasks) if task.id not in refused] if refused else tasks
