@@ -78,7 +78,8 @@ def lease(
             _put_back(q, tasks)
             raise click.exceptions.Exit(128 + noted[0])
         if not tasks:
-            complain("nothing is available")
+            pause = q.paused
+            complain("nothing is available" if pause is None else f"{q.path} is paused {pause}")
             raise click.exceptions.Exit(3)
         for position, task in enumerate(tasks):
             try:

@@ -31,6 +31,7 @@ class Look:
     status: fsqueue.Status
     activity: fsqueue.Activity | None = None
     error: fsqueue.FsqueueError | None = None
+    paused: fsqueue.Pause | None = None
     parts: Sequence[Look] = ()
     """What this is the sum of."""
 
@@ -74,6 +75,9 @@ def parts_of(look: Look) -> list[str]:
         f"leased {status.leased:,}",
     ]
     parts += [f"dead {status.dead:,}"] if status.dead else []
+    parts += [f"paused {look.paused}"] if look.paused is not None else []
+    held_up = sum(part.paused is not None for part in look.parts)
+    parts += [f"{held_up:,} of {len(look.parts):,} queues paused"] if held_up else []
     parts += [f"{number(found.finished.per_s)}/s"] if found is not None and is_above_zero(found.finished) else []
     parts += [time_left(look.left)] if look.left is not None and status.remaining else []
     return parts
@@ -83,6 +87,15 @@ def progress_line(look: Look, named: bool = False) -> str:
     """Return a queue on one line."""
     line = str(look.error) if look.error is not None else ", ".join(parts_of(look))
     return f"{look.name}: {line}" if named else line
+
+
+def paused(look: Look) -> list[str]:
+    """Return a line for each queue that is paused."""
+    return [
+        f"paused      {f'{one.name} ' if len(look.parts) > 1 else ''}{one.paused}"
+        for one in look.parts or [look]
+        if one.paused is not None
+    ]
 
 
 def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
@@ -145,11 +158,12 @@ def oldest(look: Look, rows: int) -> list[str]:
 
 
 def details(look: Look, rows: int, plus_minus: str = "±") -> list[str]:
-    """Return rates, failures and the slowest leased tasks, in at most `rows` lines."""
+    """Return pauses, rates, failures and the slowest leased tasks, in at most `rows` lines."""
     found = look.activity
+    lines = paused(look)[:rows]
     if found is None:
-        return []
-    lines = rates(look, found, plus_minus)[:rows]
+        return lines
+    lines += rates(look, found, plus_minus)[: rows - len(lines)]
     room = rows - len(lines)
     reasons, slowest = failures(found, room), oldest(look, min(room, OLDEST + 1))
     share = max(room // 2, room - len(slowest))

@@ -20,7 +20,7 @@ from fsqueue.views.rates import StatusRates, better_rates
 from .common import brief, example, json_option, moment, queues_argument
 from .options import DURATION
 from .printing import Bar, Canvas, can_show, complain, is_screen, plain, print_json, print_table, say
-from .status_text import STATES, Look, details, progress_line, total
+from .status_text import STATES, Look, details, paused, progress_line, total
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock
@@ -56,8 +56,9 @@ class Watched:
         status = self.queue.status(exact=not self.fast)
         counted = self.rates.add(status)
         if self.fast:
-            return Look(self.name, self.path, status, counted)
-        return Look(self.name, self.path, status, better_rates(self.queue.activity(self.window_s), counted))
+            return Look(self.name, self.path, status, counted, paused=self.queue.paused)
+        found = better_rates(self.queue.activity(self.window_s), counted)
+        return Look(self.name, self.path, status, found, paused=self.queue.paused)
 
     def stuck(self) -> list[StuckLock]:
         """Return the locks that stay taken; of a queue that was just deleted none matters any more."""
@@ -151,6 +152,7 @@ def as_json(look: Look) -> dict[str, object]:
         "left_least_s": left.least_s if left is not None else None,
         "left_most_s": left.most_s if left is not None else None,
         "activity": found.as_dict() if found is not None else None,
+        "paused": look.paused.as_dict() if look.paused is not None else None,
     }
 
 
@@ -232,7 +234,8 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
     else:
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))
     plus_minus = "±" if can_show("±", getattr(sys.stdout, "encoding", None)) else "+-"
-    for line in details(total(sound), 1 << 16, plus_minus) if not fast else ():
+    whole = sound[0] if len(looks) == 1 else total(sound)
+    for line in details(whole, 1 << 16, plus_minus) if not fast else paused(whole):
         say(line)
     if usage:
         for look in sound:
@@ -330,7 +333,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
             from .status_screen import line
 
             looks = [
-                Look(one.name, one.path, status, one.rates.add(status))
+                Look(one.name, one.path, status, one.rates.add(status), paused=one.queue.paused)
                 for one, status in zip(watched, found, strict=True)
             ]
             if canvas is not None:
@@ -345,7 +348,8 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
         if as_json:
             print_json(status.as_dict() | {"queue": one.path})
         else:
-            say(progress_line(Look(one.name, one.path, status), named=len(watched) + len(errors) > 1))
+            look = Look(one.name, one.path, status, paused=one.queue.paused)
+            say(progress_line(look, named=len(watched) + len(errors) > 1))
     for path, error in errors.items():
         if as_json:
             print_json({"queue": path, "error": str(error)})

@@ -18,6 +18,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import BELL_S, tell_of_end
 from fsqueue.queue import Queue
+from fsqueue.storage import pauses
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views.inspection import DrainCheck
@@ -44,6 +45,10 @@ class Fed:
     error: FsqueueError | None = None
 
 
+Say = Callable[[str, str], object]
+"""Tells an event: its kind, and a sentence."""
+
+
 class Feeder(BackgroundThread):
     """Waits for tasks on behalf of the loop, one request at a time; each is answered with one `Fed`.
 
@@ -62,8 +67,10 @@ class Feeder(BackgroundThread):
         report: Callable[[Fed], object],
         trouble: Callable[[FsqueueError], object],
         died: Died,
+        say: Say,
     ) -> None:
         super().__init__("feeder", died)
+        self._say = say
         self.is_busy = False
         """Whether an answer is to come. The loop's."""
         self._untaken: list[LeasedTask] = []
@@ -180,6 +187,8 @@ class Feeder(BackgroundThread):
                     self._has_fed, self._untaken = True, got
                     self._report(Fed(got))
                     return None
+            for text in pauses.news(queue.store for queue in self._queues):
+                self._say("pause", text)
             if self._is_closed:
                 return Fed()
             now = self._now()
