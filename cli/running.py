@@ -104,6 +104,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 )
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when N attempts in a row have failed on it.")  # fmt: skip
+@click.option("--retries", type=click.IntRange(min=0), metavar="N",
+              help="Give a task up when it has failed and was retried N times [as the queue says].")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after so many tasks.")
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
@@ -167,7 +169,9 @@ def run(
     standard streams, and no other open file.
 
     Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. The queue tries a
-    failed task again after a growing pause, up to its number of attempts.
+    failed task again after a growing pause, up to its number of attempts. --retries 0 gives a task up at its first
+    failure. It counts where an attempt fails in this worker; for workers that die, and where it is smaller, the queue's
+    number of attempts decides, which 'fsqueue set' changes.
 
     A function is called as f(payload) or f(payload, task). The value that it returns is the result. An exception fails
     the task; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead letter. So does a result that cannot be kept, at
@@ -219,6 +223,8 @@ def run(
     if not command:
         search_working_directory()
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
+    for text in _too_many(opened, options["retries"]):
+        (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
     progress = Progress([str(queue.path) for queue in opened]) if shows else None
@@ -258,6 +264,16 @@ def run(
     code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _too_many(queues: list[fsqueue.Queue], retries: int | None) -> list[str]:
+    """Return a hint for each queue that gives tasks up before so many retries."""
+    return [
+        f"hint: {q.path} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
+        f"allow them: fsqueue set {q.path} max_attempts={retries + 1}"
+        for q in queues
+        if retries is not None and (most := q.settings.max_attempts) is not None and most <= retries
+    ]
 
 
 TELL_S = 3.0
@@ -320,8 +336,14 @@ def _log_json(event: Event) -> None:
 
 
 def _summarise(report: fsqueue.WorkerReport, dead: dict[str, int]) -> None:
-    counts = {name: getattr(report, name) for name in ("completed", "failed", "released", "lost")}
-    parts = [f"{value:,} {name}" for name, value in counts.items() if value]
+    parts = [f"{report.completed:,} completed"] if report.completed else []
+    if report.buried:
+        attempts = wording.counted(report.buried_attempts, "failed attempt")
+        parts.append(f"{report.buried:,} given up after {attempts}")
+    if (others := report.failed - report.buried_attempts) > 0:
+        more = "other " if report.buried else ""
+        parts.append(wording.counted(others, f"{more}failed attempt"))
+    parts += [f"{value:,} {name}" for name in ("released", "lost") if (value := getattr(report, name))]
     if report.unkept:
         parts.append(f"the output of {report.unkept:,} not kept, or not all of it")
     if report.unwritten:

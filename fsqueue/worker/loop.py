@@ -361,6 +361,8 @@ class Loop:
             self._failed(job, "bury" if verb == "bury" else "fail", value, seconds)
 
     def _failed(self, job: Job, verb: Literal["fail", "bury"], reason: str, seconds: float) -> None:
+        if job.begun_under.attempt > self._limits.retries:
+            verb = "bury"
         outcome, others = failure(job, verb, reason)
         self._outbox += others
         self._pending.add(outcome, self._now())
@@ -387,7 +389,7 @@ class Loop:
     def _settled(self, settled: Settled) -> None:
         for outcome, kind, said in settled.counted:
             if outcome.begun:
-                self._report.count(kind)
+                self._report.count(kind, outcome.task.attempt)
                 if said:
                     self._say("lost", said, task=outcome.task.id)
             self._untold.pop(id(outcome), None)  # last, for `completed_about`

@@ -184,7 +184,10 @@ def test_nothing_is_drawn_without_a_terminal(queue_factory: QueueFactory) -> Non
     queue.insert_many(range(2))
     command = [sys.executable, "-c", EAGER, "run", str(queue.path), "--", "sh", "-c", "echo x; exit $1", "sh", "{}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr.splitlines()[0]) == ("x\nx\n", "fsqueue: 1 completed, 1 failed")
+    assert (done.stdout, done.stderr.splitlines()[0]) == (
+        "x\nx\n",
+        "fsqueue: 1 completed, 1 given up after 1 failed attempt",
+    )
 
 
 def test_a_bar_on_standard_error_leaves_redirected_output_alone(on_terminal: On, queue: Queue, tmp_path: Path) -> None:
