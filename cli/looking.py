@@ -112,6 +112,9 @@ def show(queue: str, task: str, as_json: bool) -> None:
         say(f"{done + ' as' if new_id else done:<13} {new_id or 'it is a dead letter no longer'}")
     say("history")
     for move in movements:
+        if move.op == "renew" and move.until is not None and move.until < move.at:  # see `revoking.expire`
+            say(f"  {moment(move.at)}  released, its worker was proven dead (lease {move.lease})")
+            continue
         rest = {name: value for name, value in move.as_dict().items() if name not in ("op", "at")}
         shown = [
             f"{name} {moment(value) if name in ('until', 'available_at') else _text(value)}"

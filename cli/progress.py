@@ -6,6 +6,7 @@ does not answer, or a stopped terminal, delays the display and not the work.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from fsqueue.worker import Event
 
 from .common import duration
 from .printing import Footer, can_show, complain
-from .status_text import number
+from .status_text import is_all_delayed, number
 
 DRAW_S = 0.5
 LOOK_S = 5.0
@@ -36,8 +37,11 @@ CLOSE_S = 1.0
 Now = Callable[[], float]
 
 
-def line(progress: WorkerProgress, failed: int, columns: int, encoding: str) -> str:
-    """Return the bar and the numbers, cut to the width of the terminal, in characters of its encoding."""
+def line(progress: WorkerProgress, failed: int, columns: int, encoding: str, next_due_s: float = math.inf) -> str:
+    """Return the bar and the numbers, cut to the width of the terminal, in characters of its encoding.
+
+    `next_due_s`: in how many seconds a delayed task is available, if the worker knows one.
+    """
     from tqdm import tqdm
 
     rate, status, done = progress.rate(), progress.status, progress.done
@@ -56,7 +60,12 @@ def line(progress: WorkerProgress, failed: int, columns: int, encoding: str) -> 
     parts += [f"{progress.leased_elsewhere:,} leased elsewhere"] if progress.leased_elsewhere else []
     parts += [f"{number(rate)}/s"] if rate else []
     left = progress.remaining
-    parts += [f"{duration(left / rate)} left"] if rate and left else []
+    if status is not None and is_all_delayed(status) and left:
+        what = ("waits" if left == 1 else "wait") + " for a retry" if failed else "delayed"
+        soon = f", the next in {duration(max(0.0, next_due_s))}" if next_due_s < math.inf else ""
+        parts.append(f"{left:,} {what}{soon}")
+    else:
+        parts += [f"{duration(left / rate)} left"] if rate and left else []
     text = bar + ", ".join(parts)
     return text if len(text) <= columns else f"{text[: columns - 1]}{'…' if can_show('…', encoding) else '~'}"
 
@@ -120,12 +129,14 @@ class Progress:
         self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, the drawing thread flushes
         self._closed = threading.Event()
         self._held: Callable[[], int] = lambda: 0
+        self._next_due_s: Callable[[], float] = lambda: math.inf
         self._drawer = threading.Thread(target=self._draw, name="fsqueue-bar", daemon=True)
         self.pass_on = self._footer.pass_on
 
     def start(self, worker: fsqueue.Worker) -> None:
         """Begin to draw, and to look at the queues."""
         self._held = lambda: worker.held
+        self._next_due_s = lambda: worker.next_due_s
         self._progress.completed = lambda: worker.completed
         self._drawer.start()
         threading.Thread(target=self._look, name="fsqueue-look", daemon=True).start()
@@ -159,7 +170,7 @@ class Progress:
             self._footer.draw(self._line)
 
     def _line(self, columns: int, encoding: str) -> str:
-        return line(self._progress, self._counts["failed"], columns, encoding)
+        return line(self._progress, self._counts["failed"], columns, encoding, self._next_due_s())
 
     def _look(self) -> None:
         """Look at the queues from time to time, in objects of this thread's own."""

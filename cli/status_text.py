@@ -22,6 +22,11 @@ LEASED_AHEAD = 0.9
 """If work takes less than this part of the leases, both times are shown."""
 
 
+def is_all_delayed(status: fsqueue.Status) -> bool:
+    """Return whether all that is left waits for its time: for a retry, or as it was inserted."""
+    return 0 < status.delayed == status.remaining
+
+
 @dataclass(frozen=True)
 class Look:
     """What was seen of one queue; `activity` as far as it is known. `error`: why it could not be looked at."""
@@ -38,6 +43,8 @@ class Look:
     @property
     def left(self) -> fsqueue.TimeLeft | None:
         """Return the time until the queue is drained. Of several queues, each with workers, the last one counts."""
+        if is_all_delayed(self.status):
+            return None  # what is left waits for its time, and not for a worker
         last = last_left([part.left for part in self.parts if part.status.remaining])
         if last is not None:
             return last
@@ -71,7 +78,7 @@ def parts_of(look: Look) -> list[str]:
     share = f" ({status.completed / status.inserted:.1%})" if status.inserted else ""
     parts = [
         f"completed {status.completed:,} of {status.inserted:,}{share}",
-        f"waiting {status.waiting + status.delayed:,}",
+        f"waiting {status.waiting + status.delayed:,}" + (" (all delayed)" if is_all_delayed(status) else ""),
         f"leased {status.leased:,}",
     ]
     parts += [f"dead {status.dead:,}"] if status.dead else []

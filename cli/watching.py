@@ -15,6 +15,7 @@ import click
 
 import fsqueue
 from fsqueue import wording
+from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import brief, example, json_option, moment, queues_argument
@@ -206,6 +207,19 @@ def status(
     end_with(watching.errors.values())
 
 
+def held_by_dead(q: fsqueue.Queue, status: fsqueue.Status) -> str | None:
+    """Return what to type if only leased tasks are left to be taken, and workers that are proven dead hold some.
+
+    That reads the logs of the batches at work, and asks Slurm once. What cannot be read is passed by: it is a hint.
+    """
+    if status.waiting or not status.leased:
+        return None
+    try:
+        return lease_holders.held_by_dead(q.store)
+    except (OSError, fsqueue.FsqueueError):
+        return None
+
+
 def end_with(errors: Iterable[fsqueue.FsqueueError]) -> None:
     """Say all errors, and end with the exit code of the first, if there is one."""
     said = [*errors]
@@ -243,6 +257,9 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
     if priorities:
         for look in sound:
             print_table(_priorities_table(look.name, watching.priorities(look.path)), (20, 20, 20, 12))
+    for look in sound if not fast else ():
+        if (text := held_by_dead(watching.watched[look.path].queue, look.status)) is not None:
+            say(text)
     for locks in stuck.values():
         for lock in locks:
             say(f"stuck lock, last written to {moment(lock.written)}: {lock}")
@@ -328,6 +345,8 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
             complain(str(error))
         for one in watched:
             closing.enter_context(one.queue)
+            if (text := held_by_dead(one.queue, one.queue.status())) is not None:
+                complain(text)
 
         def show(found: list[fsqueue.Status]) -> None:
             from .status_screen import line

@@ -111,6 +111,11 @@ class Loop:
         return max(0, self._taken - report.completed - report.failed - report.released - report.lost)
 
     @property
+    def next_due_s(self) -> float:
+        """Return in how many seconds a delayed task will be available, as far as is known. A hint, for any thread."""
+        return self._feeder.due_at - self._now()
+
+    @property
     def completed_about(self) -> tuple[int, int]:
         """Return how many tasks were completed for certain, and at most. Hints, for any thread.
 

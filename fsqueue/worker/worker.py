@@ -249,6 +249,14 @@ class Worker:
         return self._loop.held_about
 
     @property
+    def next_due_s(self) -> float:
+        """Return in how many seconds a delayed task will be available that it has seen. A hint, for any thread.
+
+        Infinite if it knows none.
+        """
+        return self._loop.next_due_s
+
+    @property
     def completed(self) -> tuple[int, int]:
         """Return how many tasks it has completed so far: for certain, and at most. Hints, for any thread."""
         return self._loop.completed_about

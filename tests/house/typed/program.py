@@ -154,6 +154,8 @@ def tell(event: fsqueue.Event) -> None:
 def run(queue: Queue) -> fsqueue.WorkerReport:
     print(double(4))
     worker = fsqueue.Worker([queue], handle, processes=2, until="drained", tell=tell)
+    due_s: float = worker.next_due_s
+    print(due_s)
     try:
         return worker.run()
     finally:
