@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import click
 import fsqueue
 from fsqueue import wording
 from fsqueue.views import outcomes
-from fsqueue.views.activity import alike, headline
+from fsqueue.views.activity import alike
 
 from .common import (
     brief,
@@ -25,10 +26,12 @@ from .common import (
     yes_option,
 )
 from .counts import print_count
-from .printing import plain, print_json, print_table, say
+from .printing import hint, plain, print_json, print_table, say
 
 EXAMPLES_MAX = 3
-"""Show at most so many ids of a group."""
+"""Show at most so many tasks of a group."""
+PAYLOAD_CHARS = 60
+"""How much of a payload is shown."""
 
 _CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
 _FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
@@ -110,7 +113,9 @@ class _Group:
     headline: str
     count: int
     last: float
-    examples: list[str]
+    examples: list[fsqueue.DeadLetter]
+    is_one: bool = True
+    """Whether all their reasons have the same first line."""
 
 
 @dead.command("list", epilog=example("fsqueue dead list Q\nfsqueue dead list Q --where worker.host=node17 --all"))
@@ -119,7 +124,11 @@ class _Group:
 @click.option("--all", "each", is_flag=True, help="Each on a line of its own, not grouped.")
 @json_option
 def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bool) -> None:
-    """List the dead letters of Q, grouped by the first line of their reason; with --json, each."""
+    """List the dead letters of Q, grouped by the first line of their reason; with --json, each.
+
+    Reasons that differ in numbers only are one group. Of each group some tasks are shown with their payload, and with
+    their own reason where the reasons differ. 'fsqueue show Q TASK' shows the whole reason, with the output's end.
+    """
     with fsqueue.Queue(queue) as q:
         letters = q.dead(where=_all_of(conditions))
         if as_json:
@@ -127,24 +136,39 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
                 print_json(letter.as_dict())
         elif each:
             print_table(
-                ((letter.id, moment(letter.at), brief(letter.payload, 40), _headline(letter)) for letter in letters),
+                ((letter.id, moment(letter.at), brief(letter.payload, 40), _first_line(letter)) for letter in letters),
                 (36, 19, 40),
             )
         else:
             groups: dict[str, _Group] = {}
             for letter in letters:
-                first = _headline(letter)
+                first = _first_line(letter)
                 group = groups.setdefault(alike(first), _Group(first, 0, 0.0, []))
                 group.count += 1
                 group.last = max(group.last, letter.at)
-                group.examples += [letter.id] if len(group.examples) < EXAMPLES_MAX else []
+                group.is_one = group.is_one and first == group.headline
+                group.examples += [letter] if len(group.examples) < EXAMPLES_MAX else []
             for group in sorted(groups.values(), key=lambda group: -group.count):
                 say(f"{group.count:>9,}  {group.headline}  (last {moment(group.last)})")
-                say(f"{'':>11}{' '.join(group.examples)}{' …' if group.count > len(group.examples) else ''}")
+                for letter in group.examples:
+                    own = "" if group.is_one else f"  {_first_line(letter)}"
+                    say(f"{'':>11}{letter.id}  {brief(letter.payload, PAYLOAD_CHARS)}{own}")
+                if group.count > len(group.examples):
+                    say(f"{'':>11}and {group.count - len(group.examples):,} more")
+            if groups:
+                _say_what_next(str(q.path), next(iter(groups.values())).examples[0].id)
 
 
-def _headline(letter: fsqueue.DeadLetter) -> str:
-    return plain(headline(letter.reason))
+def _say_what_next(path: str, task_id: str) -> None:
+    queue = shlex.quote(path)
+    hint(
+        f"The whole of one: fsqueue show {queue} {task_id}. Each on a line: fsqueue dead list {queue} --all",
+        f"When the cause is mended: fsqueue dead retry {queue}. To drop them for good: fsqueue dead purge {queue}",
+    )
+
+
+def _first_line(letter: fsqueue.DeadLetter) -> str:
+    return plain(letter.reason.partition("\n")[0])
 
 
 @dead.command(epilog=example("fsqueue dead retry Q --where reason~timeout"))

@@ -78,7 +78,8 @@ def lease(
             _put_back(q, tasks)
             raise click.exceptions.Exit(128 + noted[0])
         if not tasks:
-            complain("nothing is available")
+            pause = q.paused
+            complain("nothing is available" if pause is None else f"{q.path} is paused {pause}")
             raise click.exceptions.Exit(3)
         for position, task in enumerate(tasks):
             try:
@@ -229,7 +230,7 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
         settling.together(lambda q, tasks: q.complete(tasks))
     else:
         try:
-            value = user_json.decode(result)
+            value = user_json.decode_with_constants(result)
         except user_json.NotExact as error:
             raise click.UsageError(f"--result {error}.") from None
         settling.singly(lambda task: task.complete(value))

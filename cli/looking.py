@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -16,6 +16,8 @@ from .common import brief, example, json_option, moment, queue_argument
 from .printing import print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
+FAILED = "failed"
+"""Dead letters, and tasks whose last attempt has failed and that wait to be tried again. No state of its own."""
 
 
 @click.command(
@@ -25,17 +27,18 @@ fsqueue ls Q --json | jq -r 'select(.attempt > 1) | .id'"""
     )
 )
 @queue_argument
-@click.option("--state", type=click.Choice(STATES), help="Only tasks in this state [all that are unfinished].")
+@click.option("--state", type=click.Choice([*STATES, FAILED]),
+              help="Only tasks in this state; failed: dead, or waiting for a retry [all unfinished].")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N tasks.")
 @json_option
-def ls(queue: str, state: fsqueue.State | None, limit: int | None, as_json: bool) -> None:
+def ls(queue: str, state: str | None, limit: int | None, as_json: bool) -> None:
     """List the tasks of Q, in no particular order.
 
     Finished tasks are listed while the history keeps them, without payload. A task that changes its state while the
     command reads the queue may appear in either state.
     """
     with fsqueue.Queue(queue) as q:
-        tasks = islice(q.tasks(state), limit)
+        tasks = islice(_failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state)), limit)
         if as_json:
             for task in tasks:
                 print_json(task.as_dict())
@@ -50,6 +53,14 @@ def ls(queue: str, state: fsqueue.State | None, limit: int | None, as_json: bool
                 _after([(*heading, "PAYLOAD")], ((*begin, brief(task.payload)) for task, begin in known)),
                 (36, 9, 7, 19),
             )
+
+
+def _failed(q: fsqueue.Queue) -> Iterator[fsqueue.TaskInfo]:
+    """Yield the tasks that wait for a retry, then the dead letters."""
+    for task in q.tasks():
+        if task.error is not None and task.state != "leased":
+            yield task
+    yield from q.tasks("dead")
 
 
 def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
@@ -101,6 +112,9 @@ def show(queue: str, task: str, as_json: bool) -> None:
         say(f"{done + ' as' if new_id else done:<13} {new_id or 'it is a dead letter no longer'}")
     say("history")
     for move in movements:
+        if move.op == "renew" and move.until is not None and move.until < move.at:  # see `revoking.expire`
+            say(f"  {moment(move.at)}  released, its worker was proven dead (lease {move.lease})")
+            continue
         rest = {name: value for name, value in move.as_dict().items() if name not in ("op", "at")}
         shown = [
             f"{name} {moment(value) if name in ('until', 'available_at') else _text(value)}"

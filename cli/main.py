@@ -6,6 +6,7 @@ this module, and handles Ctrl-C meanwhile.)
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import os
 import sys
@@ -45,6 +46,9 @@ GROUPS = {
     },
     "Upkeep": {
         "cancel": ("leases", "Cancel waiting tasks."),
+        "pause": ("settings", "Have no task leased, until resume."),
+        "resume": ("settings", "End a pause."),
+        "set": ("settings", "Change settings of a queue in use, or show them."),
         "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),
         "purge": ("queues", "Drop all tasks, keep the settings."),
         "delete": ("queues", "Delete a queue."),
@@ -103,7 +107,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module("." + COMMANDS[cmd_name][0], __package__)
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, f"{name}_" if name in vars(builtins) else name)
         if sys.flags.optimize > 1:
             _restore_help(command)
         entry.raise_interrupts()  # all that may be long in loading is loaded

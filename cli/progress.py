@@ -6,6 +6,7 @@ does not answer, or a stopped terminal, delays the display and not the work.
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from fsqueue.worker import Event
 
 from .common import duration
 from .printing import Footer, can_show, complain
-from .status_text import number
+from .status_text import is_all_delayed, number
 
 DRAW_S = 0.5
 LOOK_S = 5.0
@@ -43,23 +44,31 @@ CLOSE_S = 1.0
 Now = Callable[[], float]
 
 
-def in_words(progress: WorkerProgress, failed: int) -> str:
-    """Return how far the queues are, how fast that goes, and how long it may still take."""
+def in_words(progress: WorkerProgress, failed: int, next_due_s: float = math.inf) -> str:
+    """Return how far the queues are, how fast that goes, and how long it may still take.
+
+    `next_due_s`: in how many seconds a delayed task is available, if the worker knows one.
+    """
     rate, status, done = progress.rate(), progress.status, progress.done
     parts = [f"{done:,} done" if status is None else f"{done:,} of {max(status.inserted, done):,} done"]
     parts += [f"{failed:,} failed"] if failed else []
     parts += [f"{progress.leased_elsewhere:,} leased elsewhere"] if progress.leased_elsewhere else []
     parts += [f"{number(rate)}/s"] if rate else []
     left = progress.remaining
-    parts += [f"{duration(left / rate)} left"] if rate and left else []
+    if status is not None and is_all_delayed(status) and left:
+        what = ("waits" if left == 1 else "wait") + " for a retry" if failed else "delayed"
+        soon = f", the next in {duration(max(0.0, next_due_s))}" if next_due_s < math.inf else ""
+        parts.append(f"{left:,} {what}{soon}")
+    else:
+        parts += [f"{duration(left / rate)} left"] if rate and left else []
     return ", ".join(parts)
 
 
-def line(progress: WorkerProgress, failed: int, columns: int, encoding: str) -> str:
+def line(progress: WorkerProgress, failed: int, columns: int, encoding: str, next_due_s: float = math.inf) -> str:
     """Return the bar and the numbers, cut to the width of the terminal, in characters of its encoding."""
     from tqdm import tqdm
 
-    text = in_words(progress, failed)
+    text = in_words(progress, failed, next_due_s)
     if progress.status is not None:
         inserted = max(progress.status.inserted, progress.done)
         share = progress.done / inserted if inserted else 0.0
@@ -151,12 +160,14 @@ class Looker:
     def __init__(self, paths: list[str], progress: WorkerProgress, say: Callable[[str], object]) -> None:
         self._paths, self._progress, self._say = paths, progress, say
         self._held: Callable[[], int] = lambda: 0
+        self.next_due_s: Callable[[], float] = lambda: math.inf
         self._queues: list[fsqueue.Queue] = []
         self.failing_here = FailingHere(paths[0])
 
     def start(self, worker: fsqueue.Worker) -> None:
         """Take in the worker that is shown."""
         self._held = lambda: worker.held
+        self.next_due_s = lambda: worker.next_due_s
         self._progress.completed = lambda: worker.completed
 
     def look(self) -> None:
@@ -228,7 +239,7 @@ class LogProgress:
         if is_due or not self._has_looked:
             self._has_looked = True
             self._looker.look()
-            text = in_words(self._progress, self._counts["failed"])
+            text = in_words(self._progress, self._counts["failed"], self._looker.next_due_s())
             if is_due:
                 self._line_at = began + max(LINE_S, (self._now() - began) / LOOK_SHARE)
                 self._say(text)
@@ -292,7 +303,7 @@ class Progress:
             self._footer.draw(self._line)
 
     def _line(self, columns: int, encoding: str) -> str:
-        return line(self._progress, self._counts["failed"], columns, encoding)
+        return line(self._progress, self._counts["failed"], columns, encoding, self._looker.next_due_s())
 
     def _look(self) -> None:
         wait_s = DRAW_S

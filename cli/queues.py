@@ -77,7 +77,10 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
 @click.option("--allow-unsafe", is_flag=True, help="Use it even on mounts that can't keep the promises.")
 @json_option
 def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_json: bool, **settings: Any) -> None:
-    """Create the queue Q, a directory. Its settings cannot be changed later."""
+    """Create the queue Q, a directory.
+
+    'fsqueue set' changes --max-attempts, --lease and --backoff later. All else is fixed.
+    """
     given = {name: value for name, value in settings.items() if value is not None}
     if settings["max_attempts"] == "none":
         given["max_attempts"] = None

@@ -93,6 +93,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 )
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when N attempts in a row have failed on it.")  # fmt: skip
+@click.option("--retries", type=click.IntRange(min=0), metavar="N",
+              help="Give a task up when it has failed and was retried N times [as the queue says].")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after so many tasks.")
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
@@ -169,15 +171,17 @@ def run(
     standard streams, and no other open file.
 
     Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. The queue tries a
-    failed task again after a growing pause, up to its number of attempts. A command that fails, times out or is
-    stopped, or whose worker is killed, ends with all that it has started on this host. What it leaves when it exits
-    with 0 stays.
+    failed task again after a growing pause, up to its number of attempts. --retries 0 gives a task up at its first
+    failure. It counts where an attempt fails in this worker; for workers that die, and where it is smaller, the queue's
+    number of attempts decides, which 'fsqueue set' changes. A command that fails, times out or is stopped, or whose
+    worker is killed, ends with all that it has started on this host. What it leaves when it exits with 0 stays.
 
     A function gets the fields of a payload by name if they are its parameters: f(tile=7, zoom=2) for
     {"tile": 7, "zoom": 2}. A parameter called 'payload' gets the whole payload, and so does the first one if the fields
     are others. One called 'task' gets the task. The value that the function returns is the result. An exception fails
     the task, and so does sys.exit with another code than 0; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead
-    letter. Functions run in separate processes: if
+    letter. So does a result that cannot be kept, at once: the work would end so each time. Functions run in separate
+    processes: if
     one dies, only its own task fails. Modules are searched for in the working directory first.
 
     FSQUEUE_SLOT is a number from 0 to JOBS - 1. No two processes at work have the same. With --gpus-per-task, each
@@ -221,6 +225,8 @@ def run(
     if not command:
         search_working_directory()
     opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
+    for text in _too_many(opened, options["retries"]):
+        (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
     paths = [str(queue.path) for queue in opened]
@@ -264,6 +270,16 @@ def run(
         raise click.exceptions.Exit(code)
 
 
+def _too_many(queues: list[fsqueue.Queue], retries: int | None) -> list[str]:
+    """Return a hint for each queue that gives tasks up before so many retries."""
+    return [
+        f"hint: {q.path} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
+        f"allow them: fsqueue set {q.path} max_attempts={retries + 1}"
+        for q in queues
+        if retries is not None and (most := q.settings.max_attempts) is not None and most <= retries
+    ]
+
+
 TELL_S = 3.0
 """How long the summary may take once a signal has ended the work."""
 
@@ -303,8 +319,14 @@ def _log_json(event: Event) -> None:
 
 
 def _summarise(report: fsqueue.WorkerReport, dead: dict[str, int]) -> None:
-    counts = {name: getattr(report, name) for name in ("completed", "failed", "released", "lost")}
-    parts = [f"{value:,} {name}" for name, value in counts.items() if value]
+    parts = [f"{report.completed:,} completed"] if report.completed else []
+    if report.buried:
+        attempts = wording.counted(report.buried_attempts, "failed attempt")
+        parts.append(f"{report.buried:,} given up after {attempts}")
+    if (others := report.failed - report.buried_attempts) > 0:
+        more = "other " if report.buried else ""
+        parts.append(wording.counted(others, f"{more}failed attempt"))
+    parts += [f"{value:,} {name}" for name in ("released", "lost") if (value := getattr(report, name))]
     if report.unkept:
         parts.append(f"the output of {report.unkept:,} not kept, or not all of it")
     if report.unwritten:

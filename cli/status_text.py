@@ -22,6 +22,11 @@ LEASED_AHEAD = 0.9
 """If work takes less than this part of the leases, both times are shown."""
 
 
+def is_all_delayed(status: fsqueue.Status) -> bool:
+    """Return whether all that is left waits for its time: for a retry, or as it was inserted."""
+    return 0 < status.delayed == status.remaining
+
+
 @dataclass(frozen=True)
 class Look:
     """What was seen of one queue; `activity` as far as it is known. `error`: why it could not be looked at."""
@@ -31,12 +36,15 @@ class Look:
     status: fsqueue.Status
     activity: fsqueue.Activity | None = None
     error: fsqueue.FsqueueError | None = None
+    paused: fsqueue.Pause | None = None
     parts: Sequence[Look] = ()
     """What this is the sum of."""
 
     @property
     def left(self) -> fsqueue.TimeLeft | None:
         """Return the time until the queue is drained. Of several queues, each with workers, the last one counts."""
+        if is_all_delayed(self.status):
+            return None  # what is left waits for its time, and not for a worker
         last = last_left([part.left for part in self.parts if part.status.remaining])
         if last is not None:
             return last
@@ -70,10 +78,13 @@ def parts_of(look: Look) -> list[str]:
     share = f" ({status.completed / status.inserted:.1%})" if status.inserted else ""
     parts = [
         f"completed {status.completed:,} of {status.inserted:,}{share}",
-        f"waiting {status.waiting + status.delayed:,}",
+        f"waiting {status.waiting + status.delayed:,}" + (" (all delayed)" if is_all_delayed(status) else ""),
         f"leased {status.leased:,}",
     ]
     parts += [f"dead {status.dead:,}"] if status.dead else []
+    parts += [f"paused {look.paused}"] if look.paused is not None else []
+    held_up = sum(part.paused is not None for part in look.parts)
+    parts += [f"{held_up:,} of {len(look.parts):,} queues paused"] if held_up else []
     parts += [f"{number(found.finished.per_s)}/s"] if found is not None and is_above_zero(found.finished) else []
     parts += [time_left(look.left)] if look.left is not None and status.remaining else []
     return parts
@@ -83,6 +94,15 @@ def progress_line(look: Look, named: bool = False) -> str:
     """Return a queue on one line."""
     line = str(look.error) if look.error is not None else ", ".join(parts_of(look))
     return f"{look.name}: {line}" if named else line
+
+
+def paused(look: Look) -> list[str]:
+    """Return a line for each queue that is paused."""
+    return [
+        f"paused      {f'{one.name} ' if len(look.parts) > 1 else ''}{one.paused}"
+        for one in look.parts or [look]
+        if one.paused is not None
+    ]
 
 
 def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
@@ -145,11 +165,12 @@ def oldest(look: Look, rows: int) -> list[str]:
 
 
 def details(look: Look, rows: int, plus_minus: str = "±") -> list[str]:
-    """Return rates, failures and the slowest leased tasks, in at most `rows` lines."""
+    """Return pauses, rates, failures and the slowest leased tasks, in at most `rows` lines."""
     found = look.activity
+    lines = paused(look)[:rows]
     if found is None:
-        return []
-    lines = rates(look, found, plus_minus)[:rows]
+        return lines
+    lines += rates(look, found, plus_minus)[: rows - len(lines)]
     room = rows - len(lines)
     reasons, slowest = failures(found, room), oldest(look, min(room, OLDEST + 1))
     share = max(room // 2, room - len(slowest))

@@ -15,6 +15,7 @@ import click
 
 import fsqueue
 from fsqueue import wording
+from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import brief, example, json_option, moment, queues_argument
@@ -33,7 +34,7 @@ from .printing import (
     say,
     say_in_colours,
 )
-from .status_text import STATES, Look, details, progress_line, total
+from .status_text import STATES, Look, details, paused, progress_line, total
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock
@@ -69,8 +70,9 @@ class Watched:
         status = self.queue.status(exact=not self.fast)
         counted = self.rates.add(status)
         if self.fast:
-            return Look(self.name, self.path, status, counted)
-        return Look(self.name, self.path, status, better_rates(self.queue.activity(self.window_s), counted))
+            return Look(self.name, self.path, status, counted, paused=self.queue.paused)
+        found = better_rates(self.queue.activity(self.window_s), counted)
+        return Look(self.name, self.path, status, found, paused=self.queue.paused)
 
     def stuck(self) -> list[StuckLock]:
         """Return the locks that stay taken; of a queue that was just deleted none matters any more."""
@@ -164,6 +166,7 @@ def as_json(look: Look) -> dict[str, object]:
         "left_least_s": left.least_s if left is not None else None,
         "left_most_s": left.most_s if left is not None else None,
         "activity": found.as_dict() if found is not None else None,
+        "paused": look.paused.as_dict() if look.paused is not None else None,
     }
 
 
@@ -217,6 +220,19 @@ def status(
     end_with(watching.errors.values())
 
 
+def held_by_dead(q: fsqueue.Queue, status: fsqueue.Status) -> str | None:
+    """Return what to type if only leased tasks are left to be taken, and workers that are proven dead hold some.
+
+    That reads the logs of the batches at work, and asks Slurm once. What cannot be read is passed by: it is a hint.
+    """
+    if status.waiting or not status.leased:
+        return None
+    try:
+        return lease_holders.held_by_dead(q.store)
+    except (OSError, fsqueue.FsqueueError):
+        return None
+
+
 def end_with(errors: Iterable[fsqueue.FsqueueError]) -> None:
     """Say all errors, and end with the exit code of the first, if there is one."""
     said = [*errors]
@@ -246,7 +262,8 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
     else:
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))
     plus_minus = "±" if can_show("±", getattr(sys.stdout, "encoding", None)) else "+-"
-    for line in details(total(sound), 1 << 16, plus_minus) if not fast else ():
+    whole = sound[0] if len(looks) == 1 else total(sound)
+    for line in details(whole, 1 << 16, plus_minus) if not fast else paused(whole):
         say(line)
     if usage:
         for look in sound:
@@ -254,6 +271,9 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
     if priorities:
         for look in sound:
             print_table(_priorities_table(look.name, watching.priorities(look.path)), (20, 20, 20, 12))
+    for look in sound if not fast else ():
+        if (text := held_by_dead(watching.watched[look.path].queue, look.status)) is not None:
+            say(text)
     for locks in stuck.values():
         for lock in locks:
             say(f"stuck lock, last written to {moment(lock.written)}: {lock}")
@@ -339,12 +359,14 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
             complain(str(error))
         for one in watched:
             closing.enter_context(one.queue)
+            if (text := held_by_dead(one.queue, one.queue.status())) is not None:
+                complain(text)
 
         def show(found: list[fsqueue.Status]) -> None:
             from .status_screen import line
 
             looks = [
-                Look(one.name, one.path, status, one.rates.add(status))
+                Look(one.name, one.path, status, one.rates.add(status), paused=one.queue.paused)
                 for one, status in zip(watched, found, strict=True)
             ]
             if canvas is not None:
@@ -359,7 +381,8 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
         if as_json:
             print_json(status.as_dict() | {"queue": one.path})
         else:
-            say(progress_line(Look(one.name, one.path, status), named=len(watched) + len(errors) > 1))
+            look = Look(one.name, one.path, status, paused=one.queue.paused)
+            say(progress_line(look, named=len(watched) + len(errors) > 1))
     for path, error in errors.items():
         if as_json:
             print_json({"queue": path, "error": str(error)})

@@ -32,7 +32,7 @@ from fsqueue.errors import (
     TaskTooLarge,
     UnsafeFilesystem,
 )
-from fsqueue.format.layout import Durability, Settings
+from fsqueue.format.layout import Durability, Pause, Settings
 from fsqueue.fsck import Finding
 from fsqueue.functions import task
 from fsqueue.leased_task import LeasedTask
@@ -119,6 +119,7 @@ __all__ = [
     "LockTimeout",
     "Movement",
     "NotAQueue",
+    "Pause",
     "Poll",
     "PriorityRange",
     "Queue",

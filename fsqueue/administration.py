@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
@@ -31,6 +32,7 @@ from fsqueue.format.names import QueueId
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.protocol import overwriting, revoking
 from fsqueue.storage import jsonl, listing, nested
+from fsqueue.storage.queue_changes import changing
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 from fsqueue.wording import counted
@@ -248,17 +250,62 @@ def upgrade(store: Store) -> bool:
     take it back, and leave an older fsqueue to open what it does not understand.
     """
     store.refresh(now=True)
-    fs, path = store.fs, store.path
-    with _settings(fs, path, store.clock, store.entropy) as (fd, queue_state):
-        if queue_state.closed or queue_state.id != store.queue_state.id or not fs.is_in_place():
-            raise QueueNotFound(f"The queue {path} was deleted just now. Nothing was changed.")
-        is_older = queue_state.format < layout.FORMAT
+    with changing(store) as queue_file:
+        is_older = queue_file.state.format < layout.FORMAT
         if is_older:
-            jsonl.append(fs, fd, layout.format_record(store.clock.now_ms()), True)
+            queue_file.append(layout.format_record(store.clock.now_ms()))
         else:
-            fs.fsync(fd)
-    store.refresh(now=True)
+            store.fs.fsync(queue_file.fd)
     return is_older
+
+
+def change_settings(store: Store, given: dict[str, Any]) -> Settings:
+    """Append the settings that are not as given to `queue.jsonl`, in one line. Return the settings from then on.
+
+    InvalidArgument, with nothing changed, for a name or a value that cannot be.
+    """
+    for name in given:
+        if name not in Settings.__dataclass_fields__:
+            known = ", ".join(layout.CHANGEABLE)
+            raise InvalidArgument(f"There is no setting {name!r}. These can be changed: {known}. Nothing was changed.")
+        if name not in layout.CHANGEABLE:
+            raise InvalidArgument(
+                f"{name} is fixed when a queue is created: what is in the queue already was laid out by it. Nothing "
+                f"was changed. These can be changed: {', '.join(layout.CHANGEABLE)}. For another {name}, create "
+                "another queue."
+            )
+    with changing(store) as queue_file:
+        before = queue_file.state.settings
+        after = layout.changed(before, given)
+        changes = {name: getattr(after, name) for name in given if getattr(after, name) != getattr(before, name)}
+        if changes:
+            queue_file.append(layout.settings_record(changes, store.clock.now_ms()))
+        else:
+            store.fs.fsync(queue_file.fd)  # another process may have died before it did
+    return after
+
+
+def pause(store: Store, reason: str | None, by: dict[str, Any]) -> bool:
+    """Have no task leased from now on. Return False, with nothing changed, if the queue is paused already."""
+    with changing(store) as queue_file:
+        is_new = queue_file.state.paused is None
+        if is_new:
+            queue_file.append(layout.pause_record(reason, by, store.clock.now_ms()))
+        else:
+            store.fs.fsync(queue_file.fd)
+    return is_new
+
+
+def resume(store: Store) -> bool:
+    """Have tasks leased again, and notify idle workers. Return False if the queue was not paused."""
+    with changing(store) as queue_file:
+        is_paused = queue_file.state.paused is not None
+        if is_paused:
+            queue_file.append(layout.resume_record(store.clock.now_ms()))
+        else:
+            store.fs.fsync(queue_file.fd)
+    store.doorbell.ring()
+    return is_paused
 
 
 _PERHAPS_PURGED = (

@@ -12,6 +12,7 @@ from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLos
 from fsqueue.filesystem import resources
 from fsqueue.format import names, priority, task_file
 from fsqueue.format.names import Batch
+from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
 from fsqueue.models import Task
 from fsqueue.storage.store import Store
@@ -224,7 +225,7 @@ def results_of(results: object) -> tuple[dict[tuple[Batch, int], bytes], dict[st
     for task_id, value in user_items(results.items()):
         place = names.parse_task_id(task_id)
         try:
-            encoded[place] = task_file.encode_result(value)
+            encoded[place] = encode_result(value)
         except InvalidTask as error:
             refused[task_id] = str(error)
     return encoded, refused

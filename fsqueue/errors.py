@@ -101,7 +101,10 @@ class TaskTooLarge(InvalidTask):
 
 
 class InvalidResult(InvalidTask):
-    """A result cannot be kept: it is not JSON, or too large, or nests too deep. Its task was not completed.
+    """A result cannot be kept: it has a value that JSON does not have, is too large, or nests too deep.
+
+    docs/functions.md has the rules, "What a function may return". Its task was not completed. If this error leaves the
+    task's `with` block, the block buries the task: the work is done, and would end so each time.
 
     `tasks` are the ids concerned, `reasons` says of each why: their leases still hold. Of tasks handed in together, the
     others were dealt with; if leases among those were lost, `__cause__` is the LeaseLost that names them.
@@ -210,6 +213,10 @@ class Bury(Exception):
 
     It becomes a dead letter at once, with this reason.
     """
+
+
+UNKEPT = "its result cannot be kept, and its work is not repeated"
+"""The reason of a dead letter begins so if the work on the task succeeded, and only its result could not be kept."""
 
 
 def bury_reason(error: Bury) -> str:

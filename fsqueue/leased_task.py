@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fsqueue import forks
 from fsqueue.clock import duration_ms, pause_s
-from fsqueue.errors import Bury, InvalidArgument, LeaseLost, Retry, bury_reason
+from fsqueue.errors import UNKEPT, Bury, InvalidArgument, InvalidResult, LeaseLost, Retry, bury_reason
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
 from fsqueue.format.names import Batch
@@ -165,7 +165,10 @@ class LeasedTask:
         return self.until_ms / 1000
 
     def complete(self, result: Any = None) -> None:
-        """Report the task as done, with a small JSON `result` to keep. LeaseLost: drop the work."""
+        """Report the task as done, with a small `result` to keep. LeaseLost: drop the work.
+
+        docs/functions.md says what a result may be. InvalidResult: it cannot be kept, and the lease goes on.
+        """
         self.queue._complete_one(self, result)
 
     def renew(self, lease_s: float | None = None) -> None:
@@ -227,7 +230,9 @@ class LeasedTask:
         if isinstance(error, Bury):
             self.bury(bury_reason(error))
             return True
-        if not isinstance(error, LeaseLost):
+        if isinstance(error, InvalidResult) and self.id in error.reasons:  # the work is done, and would end so again
+            self.bury(f"{UNKEPT}: {error.reasons[self.id]}")
+        elif not isinstance(error, LeaseLost):
             self.fail(error)
         return False
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from fsqueue import administration
 from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
-from fsqueue.format.layout import FORMAT
+from fsqueue.cluster.identity import user_of_this_process
+from fsqueue.errors import InvalidArgument
+from fsqueue.format.layout import FORMAT, REASON_CHARS_MAX, Settings
 from fsqueue.fsck import Finding, fsck
 from fsqueue.models import DeadLetter, GcReport
 from fsqueue.storage import deadletters
@@ -99,6 +102,35 @@ class Maintenance:
         stay as they are.
         """
         return administration.upgrade(self.store)
+
+    @verb("changing settings")
+    def change_settings(self, /, **settings: Any) -> Settings:
+        """Change settings of the queue in use: `max_attempts`, `lease_s`, `backoff_s`. Return all settings.
+
+        It is durable when this returns. Other processes use the new ones from their next look at the queue on: two
+        seconds later at most. Leases that are held keep their length until they are renewed. InvalidArgument, with
+        nothing changed, for a value out of range, for a setting that is fixed, and for a name that is none.
+        """
+        return administration.change_settings(self.store, settings)
+
+    @verb("pausing")
+    def pause(self, reason: str | None = None) -> bool:
+        """Have no process lease tasks of this queue until `resume`. Return False if it is paused already.
+
+        Workers that are at work lease nothing two seconds later at the latest. What they hold they finish; they wait,
+        and do not end. `lease` returns []. All other verbs go on as ever. It is durable when this returns.
+        """
+        if reason is not None and (not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX):
+            raise InvalidArgument(f"reason must be text of at most {REASON_CHARS_MAX:,} characters. Nothing was done.")
+        return administration.pause(self.store, reason, user_of_this_process())
+
+    @verb("resuming")
+    def resume(self) -> bool:
+        """Have tasks leased again, and wake idle workers. Return False if the queue was not paused.
+
+        Workers of this host go on at once, those of other hosts within eight seconds.
+        """
+        return administration.resume(self.store)
 
     @verb("purging")
     def purge(self) -> None:

@@ -29,7 +29,7 @@ from fsqueue.filesystem import resources
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.models import Status
 from fsqueue.protocol.leasing import Leaser
-from fsqueue.protocol.waiting import IdlePoller, tell_of_end
+from fsqueue.protocol.waiting import IdlePoller, tell_of_end, tell_pauses
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import Store
 from fsqueue.user_code import ForkedInCall, UserCodeError, user_function
@@ -119,6 +119,8 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
                 )
         if poll is not None:
             poll(found)
+        else:
+            tell_pauses(stores)
         now = clock.monotonic()
         left = begin + timeout_s - now
         if drained and all(status.drained for status in found):  # else something was inserted since
@@ -137,7 +139,7 @@ class Lessor(Verbs, Protocol):
     def _leaser(self) -> Leaser:
         """Return this thread's lessee."""
 
-    def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
+    def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
         """Lease up to `n` tasks; wait for the first until `stop` says True."""
 
     def _look(self, idle_poller: IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
@@ -151,7 +153,7 @@ class Prefetched:
     """
 
     def __init__(
-        self, queue: Lessor, lease_ms: int, exchange: bool, errors: Errors, stop_after_failures: int | None
+        self, queue: Lessor, lease_ms: int | None, exchange: bool, errors: Errors, stop_after_failures: int | None
     ) -> None:
         self.queue = queue
         self.records = errors == "record"

@@ -31,7 +31,7 @@ from fsqueue.commit import Commit, insert_once
 from fsqueue.errors import FsqueueError, InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
-from fsqueue.format.layout import DEFAULTS, OPEN_BATCHES, Durability, Settings
+from fsqueue.format.layout import DEFAULTS, OPEN_BATCHES, Durability, Pause, Settings
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from fsqueue.views.stuck_locks import StuckLock
     from fsqueue.views.usage import Usage
 
-RESULT_BYTES_MAX = task_file.RESULT_BYTES_MAX
 Order = Literal["priority", "random"]
 ORDERS: tuple[Order, ...] = ("priority", "random")
 
@@ -89,7 +88,6 @@ class Queue(Maintenance):
         self._local = threading.local()
         self._inserter = SingleInserter(self.store)
         self._keyed = KeyedInserter(self.store, self._inserter)
-        self._default_lease_ms = duration_ms(self.store.settings.lease_s, "lease_s")
 
     @classmethod
     def create(
@@ -142,7 +140,7 @@ class Queue(Maintenance):
 
     @property
     def settings(self) -> Settings:
-        """Return what was decided when it was created."""
+        """Return its settings, as last read: those given when it was created, with what `change_settings` changed."""
         settings: Settings = self.store.settings
         return settings
 
@@ -160,6 +158,11 @@ class Queue(Maintenance):
     def has_priorities(self) -> bool:
         """Return whether tasks with priorities were ever inserted, as last read."""
         return self.store.queue_state.is_ordered
+
+    @property
+    def paused(self) -> Pause | None:
+        """Return since when, by whom and why no task is leased, as last read; None if the queue is not paused."""
+        return self.store.queue_state.paused
 
     @property
     def _leaser(self) -> Leaser:
@@ -315,13 +318,14 @@ class Queue(Maintenance):
 
         Those without a priority come after all that have one, about in insertion order. `up_to`: only tasks with a
         priority that is not greater. `order="random"`: any of the tasks, each call others.
-        Return [] only after a full look: no such task was available. With `wait_s`, wait so long for one.
+        Return [] only after a full look: no such task was available; or if the queue is `paused`. With `wait_s`, wait
+        so long for one.
         `strict` looks at all shards for the best instead of remembering some, and waits for a batch that is locked at
         the moment, 2 s at most: so it is exact as long as no other process leases.
         """
         if type(n) is not int or n < 1:
             whole("n", n)
-        lease_ms = self._default_lease_ms if lease_s is None else self._lease_ms(lease_s)
+        lease_ms = None if lease_s is None else self._lease_ms(lease_s)
         leaser, bound = self._leaser, None
         if up_to is not None or order != "priority":
             leaser, bound = self._leaser_for(order), None if up_to is None else bound_of(up_to)
@@ -392,11 +396,12 @@ class Queue(Maintenance):
         ahead = Prefetched(self, self._lease_ms(lease_s), exchange and prefetch == 1, errors, stop_after_failures)
         return Poll(self, ahead, prefetch, until)
 
-    def _lease_ms(self, lease_s: float | None) -> int:
-        return self._default_lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
+    def _lease_ms(self, lease_s: float | None) -> int | None:
+        """Return milliseconds; None for the queue's setting, which is looked up at each lease."""
+        return None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
 
     @verb("leasing")
-    def _lease_waiting(self, n: int, lease_ms: int, stop: Callable[[], bool]) -> list[LeasedTask]:
+    def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
         put_back(self)
         return waiting.wait(waiting.IdlePoller(self._leaser, lease_ms), [self.store], n, math.inf, stop)
 
@@ -404,6 +409,7 @@ class Queue(Maintenance):
     def _look(self, idle_poller: waiting.IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
         put_back(self)
         got = idle_poller.look(n)
+        waiting.tell_pauses([self.store])
         return got, not got and stop()
 
     @verb("attaching to a lease")
@@ -436,8 +442,8 @@ class Queue(Maintenance):
     def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
         """Report tasks as done, one or many, one write a batch. LeaseLost.tokens names those lost; the rest is done.
 
-        `results`: small JSON values to keep, by task id. InvalidResult.tasks names those whose results cannot be
-        kept: they stay leased, and the rest is done.
+        `results`: small values to keep, by task id; docs/functions.md has the rules ("What a function may return").
+        InvalidResult.tasks names those whose results cannot be kept: they stay leased, and the rest is done.
         """
         encoded, refused = results_of(results) if results else ({}, {})
         sound = [task for task in leased(tasks) if task.id not in refused] if refused else tasks
@@ -451,7 +457,7 @@ class Queue(Maintenance):
     @verb("renewing")
     def renew(self, tasks: LeasedTask | Iterable[LeasedTask], lease_s: float | None = None) -> None:
         """Extend leases to `lease_s` seconds from now. LeaseLost (LeaseExpired) names those that held no longer."""
-        transitions.renew(self.store, leased(tasks), self._lease_ms(lease_s))
+        transitions.renew(self.store, leased(tasks), self._lease_ms(lease_s) or self.store.lease_ms)
 
     @verb("releasing")
     def release(self, tasks: LeasedTask | Iterable[LeasedTask], delay_s: float = 0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from typing import Any
 
@@ -35,6 +36,16 @@ def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
     elif (other := schedulers.here()) is not None:
         worker |= other.record()
     return worker
+
+
+def user_of_this_process() -> dict[str, Any]:
+    """Return which user, host and process this is, for people to read."""
+    user = os.geteuid()
+    try:
+        name = pwd.getpwuid(user).pw_name
+    except (KeyError, OSError):  # a container may know no names
+        name = str(user)
+    return {"host": socket.gethostname(), "pid": os.getpid(), "user": name}
 
 
 def _told(variable: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -33,9 +34,26 @@ DOCTOR = ".fsqueue-doctor"
 """Name the directory in which two `fsqueue doctor --join` meet. A doctor by itself adds `-` and 16 digits."""
 
 
+CHANGEABLE = ("max_attempts", "lease_s", "backoff_s")
+"""The settings that may be changed while a queue is in use. All others are fixed when it is created."""
+REQUIRED = (
+    "shards",
+    "batch_tasks_max",
+    "task_bytes_max",
+    "max_attempts",
+    "lease_s",
+    "backoff_s",
+    "durability",
+    "keep_history",
+)
+"""The settings that a queue must have: a default in place of `shards` would hide tasks. Later ones have a default."""
+REASON_CHARS_MAX = 1000
+"""The reason of a pause is not longer than this."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Hold the choices made when the queue was created. Units are in the names.
+    """Hold the settings of a queue. Units are in the names. Those in CHANGEABLE may change while it is in use.
 
     `shards`: hashed subdirectories, 1 to 4,096. `batch_tasks_max`: tasks a file, 1 to 1,024.
     `max_attempts`: a task becomes a dead letter after this many; None: never. `lease_s`: how long a lease lasts
@@ -100,10 +118,35 @@ class KeyEpochs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueState:
-    """Hold the content of `queue.jsonl`: settings, the queue's id, the current generation, and whether it is closed."""
+class Pause:
+    """A pause of a queue: no task is leased. `since`: Unix seconds. `by`: the host, process and user that began it."""
 
-    settings: Settings
+    since: float
+    reason: str | None = None
+    by: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return since when the queue is paused, in the host's local time, by whom and why."""
+        try:
+            since = f"{datetime.datetime.fromtimestamp(self.since, datetime.UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+        except (OverflowError, ValueError, OSError):
+            since = f"{self.since:g}"
+        by = f" by {self.by.get('user', '?')} on {self.by.get('host', '?')}" if self.by else ""
+        return f"since {since}{by}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Hold the content of `queue.jsonl`: settings, the queue's id, the current generation, and whether it is closed.
+
+    Two states are equal if the queue is the same, and was neither purged nor deleted in between.
+    """
+
+    settings: Settings = field(compare=False)
     id: names.QueueId
     generation: int = 1
     closed: bool = False
@@ -117,6 +160,8 @@ class QueueState:
     """Whether a task with a priority was ever inserted. If so, workers compare priorities."""
     key_epochs: KeyEpochs = field(default=KeyEpochs(), compare=False)
     """Those of the current generation."""
+    paused: Pause | None = field(default=None, compare=False)
+    """Why no task is leased, if the queue is paused."""
 
     @property
     def directory(self) -> names.Generation:
@@ -127,12 +172,20 @@ class QueueState:
 def settings_of(given: dict[str, Any]) -> Settings:
     """Return the settings in a `create` record. InvalidArgument if one is missing, or of the wrong type or range.
 
-    Settings that this version does not know are ignored.
+    Settings that this version does not know are ignored; those that came later than the queue have their defaults.
     """
-    missing = [key for key in Settings.__dataclass_fields__ if key not in given]
+    missing = [key for key in REQUIRED if key not in given]
     if missing:
         raise InvalidArgument(f"it lacks the setting{'s' * (len(missing) > 1)} {', '.join(missing)}")
-    return Settings(**{key: given[key] for key in Settings.__dataclass_fields__})
+    return Settings(**{key: given[key] for key in Settings.__dataclass_fields__ if key in given})
+
+
+def changed(settings: Settings, given: dict[str, Any]) -> Settings:
+    """Return settings after a `settings` record. InvalidArgument if a value is wrong; names not CHANGEABLE are ignored.
+
+    Then the whole line is void.
+    """
+    return replace(settings, **{name: given[name] for name in CHANGEABLE if name in given})
 
 
 def _brief(value: object) -> str:
@@ -166,6 +219,21 @@ def ordered_record(at: int) -> bytes:
 def key_epochs_record(generation: int, earlier: int, present: int, at: int) -> bytes:
     """Return the line that says whose files of keys count: it begins an epoch, or ends the earlier one."""
     return _line({"op": "keys", "at": at, "generation": generation, "earlier": earlier, "present": present})
+
+
+def settings_record(changes: dict[str, Any], at: int) -> bytes:
+    """Return the line that changes settings: those named, to these values."""
+    return _line({"op": "settings", "at": at, "settings": changes})
+
+
+def pause_record(reason: str | None, by: dict[str, Any], at: int) -> bytes:
+    """Return the line from which on no task is leased. `by`: tells people who has written it."""
+    return _line({"op": "pause", "at": at, "by": by} | ({} if reason is None else {"reason": reason}))
+
+
+def resume_record(at: int) -> bytes:
+    """Return the line that ends a pause."""
+    return _line({"op": "resume", "at": at})
 
 
 def closed_record(at: int) -> bytes:
@@ -223,6 +291,12 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                 case {"op": "keys", "generation": int(number)} if queue_state is not None:
                     if queue_state.generation == number:
                         queue_state = replace(queue_state, key_epochs=_later(queue_state.key_epochs, record))
+                case {"op": "settings", "settings": dict(given)} if queue_state is not None:
+                    queue_state = replace(queue_state, settings=changed(queue_state.settings, given))
+                case {"op": "pause", "at": int(at)} if queue_state is not None:
+                    queue_state = replace(queue_state, paused=_pause(at, record))
+                case {"op": "resume"} if queue_state is not None:
+                    queue_state = replace(queue_state, paused=None)
                 case {"op": "closed"} if queue_state is not None:
                     queue_state = replace(queue_state, closed=True)
         except (orjson.JSONDecodeError, InvalidArgument, TypeError, RecursionError):
@@ -238,6 +312,13 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
             f"{path} holds a queue.jsonl that is empty or damaged. Restore it from a backup, or use another path."
         )
     return queue_state
+
+
+def _pause(at: int, record: dict[str, Any]) -> Pause:
+    """Return what a `pause` line says. What is missing in it, or of the wrong kind, counts as not there."""
+    reason, by = record.get("reason"), record.get("by")
+    text = reason[:REASON_CHARS_MAX] if isinstance(reason, str) else None
+    return Pause(at / 1000, text, by if isinstance(by, dict) else {})
 
 
 def _later(epochs: KeyEpochs, record: dict[str, object]) -> KeyEpochs:

@@ -16,8 +16,6 @@ from fsqueue.format.priority import Priority
 _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _U = ord("u")
 """Looked for before `null` is, as that takes ten times as long."""
-RESULT_BYTES_MAX = 64 * 1024
-"""A result kept with a completed task is not larger than this: it lives in the log and the history."""
 _INSTEAD = {
     "payload": "Use only what JSON has, or make the whole payload bytes.",
     "result": "Use only what JSON has. Store bytes in a file and give its path, or give them as text (base64).",
@@ -60,13 +58,10 @@ def too_deep(what: str, index: int | None) -> InvalidTask:
     )
 
 
-def encode_json(value: Any, what: str, index: int | None = None, options: int = _OPTIONS) -> bytes:
-    """Return strict JSON (no NaN, no silent conversions of dates and dataclasses), or raise InvalidTask.
-
-    `options`: those of orjson, for the values of other libraries.
-    """
+def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
+    """Return strict JSON (no NaN, no silent conversions of dates and dataclasses), or raise InvalidTask."""
     try:
-        data = orjson.dumps(value, option=options)
+        data = orjson.dumps(value, option=_OPTIONS)
     except (orjson.JSONEncodeError, RecursionError) as error:
         if isinstance(error, RecursionError) or user_json.is_about_depth(error):
             raise too_deep(what, index) from None
@@ -118,29 +113,6 @@ def check_unchanged(payload: Any, index: int | None = None) -> None:
         )
 
 
-def encode_result(value: Any) -> bytes:
-    """Return a result as JSON; InvalidTask says why it cannot be kept with its task."""
-    data = encode_json(value, "result")
-    if len(data) > RESULT_BYTES_MAX:
-        raise InvalidTask(
-            f"The result takes {len(data):,} bytes; {RESULT_BYTES_MAX:,} are kept with a task. "
-            "Store it in a file and give its path."
-        )
-    return data
-
-
-def decode_result(data: bytes) -> Any:
-    """Return the result that a command has written: JSON, or else text. InvalidTask says why it cannot be kept."""
-    try:
-        value = user_json.decode(data)
-    except user_json.NotExact as error:
-        if error.is_json:
-            raise InvalidTask(f"The result {error}.") from None
-        value = data.decode(errors="replace").rstrip("\n")
-    encode_result(value)
-    return value
-
-
 def _where(index: int | None) -> str:
     return "The task" if index is None else f"Task number {index + 1}"
 
@@ -157,8 +129,6 @@ def _not_finite(value: Any) -> float | None:
             pending.extend(item.values())
         elif isinstance(item, (list, tuple)):
             pending.extend(item)
-        elif hasattr(item, "tolist"):  # of NumPy
-            pending.append(item.tolist())
     return None
 
 

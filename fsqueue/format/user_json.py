@@ -18,6 +18,7 @@ from fsqueue.format.nesting import NESTING_MAX
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}(?![0-9.eE])")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_CONSTANT = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
 SHOWN_CHARS = 40
 """How much of a number or name an error shows."""
 
@@ -54,6 +55,20 @@ def decode(text: bytes | str) -> Any:
     if type(value) in (dict, list) and b"{" in data and _has_names_twice(data, value):
         raise NotExact(f"has a name twice in an object{_name_twice(data)}: the values but for the last would be lost")
     return value
+
+
+def decode_with_constants(text: bytes | str) -> Any:
+    """Return the value of JSON text in which NaN, Infinity and -Infinity may stand, as Python writes them.
+
+    They become strings with these names. NotExact as by `decode`.
+    """
+    try:
+        return decode(text)
+    except NotExact as error:
+        data = text.encode(errors="replace") if isinstance(text, str) else text
+        if error.is_json or not (b"NaN" in data or b"Infinity" in data):
+            raise
+    return decode(_CONSTANT.sub(lambda match: match[0] if match[0][:1] == b'"' else b'"%b"' % match[0], data))
 
 
 def is_about_depth(error: Exception) -> bool:

@@ -96,6 +96,8 @@ class Leaser:
         """The batch that was looked into last, and the rank of the next task that it has."""
         self.selection, self._ranked = self._new_selection()
         self._damaged: list[LeasedTask] = []
+        self.is_held_up = False
+        """Whether the last look has given nothing because the queue is paused."""
         self._passed_over: dict[int, OSError] = {}
         """The first error of each number for which batches were skipped, until a warning is logged."""
         self._warned: dict[int, float] = {}
@@ -119,6 +121,17 @@ class Leaser:
         self.generation = self.store.queue_state.generation
         return True
 
+    def pause(self) -> bool:
+        """Return whether the queue is paused, and note it.
+
+        While it seems so, `queue.jsonl` is read at each look. Otherwise a worker that was just notified of the end of
+        the pause could use up the notification, and go on waiting.
+        """
+        if self.store.queue_state.paused is not None:
+            self.begin(now=True)
+        self.is_held_up = self.store.queue_state.paused is not None
+        return self.is_held_up
+
     def _new_selection(self) -> tuple[Selection, RankedSelection | None]:
         """Return a selection that has seen nothing; twice, if it knows ranks."""
         self._limit = self._next_head = None
@@ -129,10 +142,11 @@ class Leaser:
 
     # -- the verb -------------------------------------------------------------------------------
 
-    def lease(self, n: int, lease_ms: int, strict: bool = False, up_to: Rank | None = None) -> list[LeasedTask]:
-        """Return up to `n` tasks, over as many batches as it takes. [] only after a full look.
+    def lease(self, n: int, lease_ms: int | None, strict: bool = False, up_to: Rank | None = None) -> list[LeasedTask]:
+        """Return up to `n` tasks, over as many batches as it takes. [] only after a full look, or in a paused queue.
 
-        In a queue with priorities the most urgent ones that were seen; with `up_to` none that is less urgent.
+        `lease_ms`: how long the leases last; None for the queue's setting. In a queue with priorities the most urgent
+        ones that were seen; with `up_to` none that is less urgent.
 
         Raise an error of the system only if no task is held by then. To put held tasks back might need just what lacks
         (descriptors, space), and no process would know of those leases. The next look begins anew, and meets the error
@@ -142,6 +156,10 @@ class Leaser:
         state = queue_file.state
         if not queue_file.is_fresh() or self.generation != state.generation or self.is_ordered != state.is_ordered:
             self.begin()
+        if (queue_file.state.paused is not None or self.is_held_up) and self.pause():
+            return []
+        if lease_ms is None:
+            lease_ms = self.store.lease_ms
         held: list[LeasedTask] = []
         self._bound = LAST
         if up_to is not None:
@@ -189,6 +207,8 @@ class Leaser:
         Unless `is_anew` nothing is listed again: what is known of batches counts, and not what their names promise.
         """
         self.begin()
+        if self.pause():
+            return None
         if self._ranked is None and self.current is not None and up_to is None:
             return LAST
         bound = LAST if up_to is None else up_to
@@ -204,12 +224,14 @@ class Leaser:
             self._ranked.keep_up(now, every=True)
         return self.selection.glance(now, bound)
 
-    def lease_seen(self, n: int, lease_ms: int, bound: Rank) -> list[LeasedTask]:
+    def lease_seen(self, n: int, lease_ms: int | None, bound: Rank) -> list[LeasedTask]:
         """Return up to `n` tasks of what the selection has seen, none less urgent than `bound`. [] proves nothing."""
         self.begin()
         held: list[LeasedTask] = []
-        if self._ranked is None and bound < LAST:
+        if self.pause() or (self._ranked is None and bound < LAST):
             return held
+        if lease_ms is None:
+            lease_ms = self.store.lease_ms
         self._bound = bound
         try:
             if self._ranked is None and self.current is not None:
@@ -580,10 +602,11 @@ class Leaser:
                 task.solo = True
         return tasks
 
-    def exchange(self, task: LeasedTask, lease_ms: int) -> list[LeasedTask] | None:
+    def exchange(self, task: LeasedTask, lease_ms: int | None) -> list[LeasedTask] | None:
         """Complete a task and lease the next of its batch in one append; None if nothing was done."""
         store, queue_file, selection = self.store, self.store.queue_file, self._ranked
-        if not queue_file.is_unchanged(task.generation) or self.is_ordered != queue_file.state.is_ordered:
+        state = queue_file.state
+        if not queue_file.is_unchanged(task.generation) or self.is_ordered != state.is_ordered or state.paused:
             return None  # `complete` tells what became of it
         if selection is not None:
             limit = selection.limit_in_hand(task.batch)
@@ -605,7 +628,7 @@ class Leaser:
                 else:
                     tasks, spent, alone = self._choose_next(locked, selection, at)
                 if tasks and not spent and published.read(locked) is not None:
-                    return self._take(locked, tasks, at, at + lease_ms, False, record, alone)
+                    return self._take(locked, tasks, at, at + (lease_ms or store.lease_ms), False, record, alone)
                 locked.log.append(record)
                 if tasks or spent:
                     locked.drop()  # what was chosen is not taken after all: replay anew next time
@@ -676,17 +699,21 @@ class Leaser:
         elif due + store.clock.margin_ms() > at:  # a lease that has just run out: its holder's clock may differ
             self.selection.expect(log.batch, due + store.clock.margin_ms())
 
-    def from_shards(self, shards: list[str], n: int, lease_ms: int, up_to: Rank | None = None) -> list[LeasedTask]:
+    def from_shards(
+        self, shards: list[str], n: int, lease_ms: int | None, up_to: Rank | None = None
+    ) -> list[LeasedTask]:
         """Look once into shards in which a task has come due. [] says nothing about the other shards.
 
         An error makes the next look begin anew, since the known times are forgotten.
         """
         self.begin()
+        if self.pause():
+            return []
         self._bound, self._overpromised, self._corrected = LAST if up_to is None else up_to, 0, None
         self.selection.sweep(shards)
         try:
             while (name := self.selection.next(self.store.clock.now_ms(), True, self._bound)) is not None:
-                got = self._from_head(name, n, n, lease_ms)
+                got = self._from_head(name, n, n, lease_ms or self.store.lease_ms)
                 if isinstance(got, list) and got:
                     self.current = name.batch
                     return got

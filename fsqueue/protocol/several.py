@@ -20,9 +20,12 @@ T = TypeVar("T")
 
 
 class Watch:
-    """Poll one of several queues. Errors are fsqueue's own. Use it in the thread that made it."""
+    """Poll one of several queues. Errors are fsqueue's own. Use it in the thread that made it.
 
-    def __init__(self, leaser: Leaser, lease_ms: int, up_to: Rank | None = None) -> None:
+    `lease_ms`: None for the queue's setting.
+    """
+
+    def __init__(self, leaser: Leaser, lease_ms: int | None, up_to: Rank | None = None) -> None:
         self.store = leaser.store
         self._idle_poller = IdlePoller(leaser, lease_ms, up_to=up_to)
         self.due_s = self._idle_poller.due_s

@@ -5,6 +5,7 @@ docs/design.md, section 4.6.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -13,9 +14,11 @@ from fsqueue.clock import Backoff
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
-from fsqueue.storage import listening
+from fsqueue.storage import listening, pauses
 from fsqueue.storage.doorbell import QUIET_S
 from fsqueue.storage.store import Store
+
+logger = logging.getLogger("fsqueue")
 
 BELL_S = (0.1, 6.0)
 """Shortest and longest pause between two readings of the doorbell."""
@@ -28,7 +31,7 @@ SWEEP_S = 600.0
 class IdlePoller:
     """A lessee's looks at one queue, again and again: they cost little as long as nothing has changed. One thread's."""
 
-    def __init__(self, leaser: Leaser, lease_ms: int, strict: bool = False, up_to: Rank | None = None) -> None:
+    def __init__(self, leaser: Leaser, lease_ms: int | None, strict: bool = False, up_to: Rank | None = None) -> None:
         self._leaser, self._lease_ms, self._strict, self._up_to = leaser, lease_ms, strict, up_to
         self._idle = False
         """Whether the last look found nothing, and did not fail."""
@@ -51,10 +54,13 @@ class IdlePoller:
         notification is used up only by a look that has acted on it, and so is a time at which something comes due.
         """
         leaser, store = self._leaser, self._leaser.store
-        idle, self._idle = self._idle, False  # and stays False if this look fails
+        idle, self._idle = self._idle, False  # and stays False if this look fails, or the queue is paused
         if not idle:
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             if got:
+                return got
+            if leaser.is_held_up:
+                self.is_deaf = False
                 return got
         notification = store.doorbell.read()
         now = store.clock.monotonic()  # after it: what was inserted without a notification is there by `_again_at`
@@ -72,7 +78,7 @@ class IdlePoller:
         else:  # if not idle, for what came between the look above and the reading of the bell
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             self._acted_on, self._swept = told, now
-        self._idle = not got
+        self._idle = not got and not leaser.is_held_up
         self.is_deaf = is_notified and not got
         return got
 
@@ -111,6 +117,12 @@ class IdlePoller:
         clock = self._leaser.store.clock
         due_s = (self._leaser.selection.earliest() - clock.now_ms()) / 1000 + 0.002
         return min(due_s, self._again_at - clock.monotonic())
+
+
+def tell_pauses(stores: Iterable[Store]) -> None:
+    """Log a warning, once, for each queue that turns out to be paused, or not to be any more."""
+    for text in pauses.news(stores):
+        logger.warning("%s", text)
 
 
 def tell_of_end(stores: Iterable[Store]) -> None:
@@ -152,6 +164,7 @@ def wait(
     with listening.over([store.doorbell for store in stores], clock) as listener:
         while not got and clock.monotonic() < deadline and not stop():
             pause_s = max(0.001, min(backoff.next_s(), looks.due_s(), deadline - clock.monotonic()))
+            tell_pauses(stores)
             listener.sleep(pause_s, looks.is_deaf)
             got = looks.look(n)
     return got

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import orjson
 
 from fsqueue import forks
-from fsqueue.clock import Clock, Entropy
+from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of, mountadvice, resources
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.format import sparse, task_file
-from fsqueue.format.layout import COUNTERS, Layout, QueueState, read_queue_state
+from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState, read_queue_state
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.storage import jsonl, listening
 from fsqueue.storage.doorbell import Doorbell
@@ -65,9 +65,12 @@ class Store:
         self.queue_file.read()
         if not self.queue_state.allows_unsafe:
             mountadvice.refuse_unfit(mount, path)
-        self.settings = settings = self.queue_state.settings
-        self.sync_inserts = settings.durability != "none" or self.fs.shared
-        self.sync_movements = settings.durability == "strict" or self.fs.shared
+        self._take_settings()
+        self.noted_pause: Pause | None = None
+        """The pause that the user was told of: see `pauses.news`."""
+        durability = self.settings.durability
+        self.sync_inserts = durability != "none" or self.fs.shared
+        self.sync_movements = durability == "strict" or self.fs.shared
         self.names = DurableNames(self.fs, path)
         self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements)
         self.doorbell = Doorbell(self.fs, self.layout.doorbell, self.entropy)
@@ -123,6 +126,11 @@ class Store:
         """Read `queue.jsonl` again if it has changed. True, and errors, as `refresh`."""
         return not self.queue_file.is_unchanged() and self.refresh(now=True)
 
+    def _take_settings(self) -> None:
+        """Take over the settings as last read. Those that are read at each lease are plain attributes."""
+        self.settings = settings = self.queue_state.settings
+        self.lease_ms = duration_ms(settings.lease_s, "lease_s")
+
     def refresh(self, now: bool = False) -> bool:
         """Read `queue.jsonl` unless it was read within the last second. `verify` asks whether it has changed.
 
@@ -134,6 +142,7 @@ class Store:
             before = self.queue_state.generation
             self.queue_file.read()
             moved = self.queue_state.generation != before
+            self._take_settings()
         if self.fs.shared:
             self.compare_clock()
         generation = self.queue_state.generation

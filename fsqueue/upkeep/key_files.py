@@ -16,13 +16,14 @@ from typing import ParamSpec
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import LOST, NOT_FILES
-from fsqueue.format import names, sparse
-from fsqueue.format.layout import key_epochs_record, read_queue_state
+from fsqueue.format import names
+from fsqueue.format.layout import key_epochs_record
 from fsqueue.models import GcReport
 from fsqueue.protocol import finishing
 from fsqueue.protocol.keyed_inserts import Claims
-from fsqueue.storage import jsonl, keys
+from fsqueue.storage import keys
 from fsqueue.storage.keys import KeyFile
+from fsqueue.storage.queue_changes import changing
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
@@ -165,13 +166,11 @@ class KeyCollector:
     def _append(self, earlier: int, present: int) -> bool:
         """Append to `queue.jsonl` which epochs count now, unless another process was faster. Return whether it did."""
         store, known = self.store, self.store.queue_state
-        with jsonl.held(store.fs, store.clock, store.entropy, self.layout.settings_file, flags=os.O_APPEND) as fd:
-            state = read_queue_state(sparse.joined(store.fs.all_pieces(fd)), store.path)
+        with changing(store) as queue_file:
+            state = queue_file.state
             is_as_before = state == known and state.key_epochs == self.epochs
             if is_as_before:
-                record = key_epochs_record(state.generation, earlier, present, store.clock.now_ms())
-                jsonl.append(store.fs, fd, record, True)
-        store.refresh(now=True)
+                queue_file.append(key_epochs_record(state.generation, earlier, present, store.clock.now_ms()))
         return is_as_before
 
     # -- each file -------------------------------------------------------------------------------------

@@ -63,18 +63,34 @@ class LeaseHolder:
         return own | {"node": self.node, "job": self.job}
 
 
-def workers(store: Store) -> list[LeaseHolder]:
+def workers(store: Store, asks_slurm: bool = True) -> list[LeaseHolder]:
     """Return every worker that holds tasks, the oldest lease first.
 
-    Read the logs of the batches at work, and ask Slurm once.
+    Read the logs of the batches at work, and ask Slurm once, unless told otherwise.
     """
     store.refresh(now=True)
     found: dict[bytes, LeaseHolder] = {}
     for batch in listing.with_logs(store):
         _add(store, batch, found)
     known = sorted(found.values(), key=lambda worker: worker.since)
-    _judge(known)
+    _judge(known, asks_slurm)
     return known
+
+
+def held_by_dead(store: Store, asks_slurm: bool = True) -> str | None:
+    """Return what to type if workers hold tasks that are proven dead; None if none is. OSError, QueueNotFound.
+
+    Nothing is released: a process that leased tasks may have handed their tokens on before it ended, and a command may
+    outlive its worker. Only a person knows that their work is over.
+    """
+    dead = [worker for worker in workers(store, asks_slurm) if worker.life == DEAD and worker.tasks]
+    if not dead:
+        return None
+    tasks = counted(sum(len(worker.tasks) for worker in dead), "task")
+    return (
+        f"{tasks} of {store.path} leased to {counted(len(dead), 'worker')} proven dead. To have them done before the "
+        f"leases run out: fsqueue workers {store.path} --release-dead"
+    )
 
 
 def release_dead(store: Store) -> tuple[list[LeaseHolder], int]:
@@ -141,7 +157,7 @@ def _held(replay_state: ReplayState) -> Iterator[tuple[int, Lease]]:
 # -- life ------------------------------------------------------------------------------------------------
 
 
-def _judge(found: list[LeaseHolder]) -> None:
+def _judge(found: list[LeaseHolder], asks_slurm: bool) -> None:
     """Tell the living from the dead, as far as that can be told: first by this host's processes, then by Slurm."""
     undecided = []
     for worker in found:
@@ -155,7 +171,7 @@ def _judge(found: list[LeaseHolder]) -> None:
             worker.life = ALIVE if lives else DEAD
             worker.evidence = f"process {pid} of this host {'runs' if lives else 'is gone'}"
     # A shell may have outlived its allocation: only what a node's daemon has started ends with its job.
-    in_jobs = [worker for worker in undecided if worker.worker.get("slurm_node") is not None]
+    in_jobs = [worker for worker in undecided if asks_slurm and worker.worker.get("slurm_node") is not None]
     for worker, lives in zip(in_jobs, slurm.alive([worker.worker for worker in in_jobs]), strict=True):
         if lives is not None:
             worker.life = ALIVE if lives else DEAD

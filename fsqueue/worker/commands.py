@@ -14,7 +14,7 @@ import orjson
 
 from fsqueue import errors
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask
+from fsqueue.errors import UNKEPT, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.filesystem import (
     NO_RESULT_FILES,
     KeptOutput,
@@ -24,8 +24,7 @@ from fsqueue.filesystem import (
     program_fault,
     write_all,
 )
-from fsqueue.format import task_file
-from fsqueue.format.task_file import RESULT_BYTES_MAX
+from fsqueue.format.results import RESULT_BYTES_MAX, decode_result
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import diagnosis, output, placeholders, scripts, shortages
 from fsqueue.worker.background import Died
@@ -383,20 +382,20 @@ class Commands:
         elif isinstance(written, OSError) and written.errno not in NO_RESULT_FILES:
             return self._unread(running.job, written)
         elif isinstance(written, OSError):
-            return "fail", f"its result (FSQUEUE_RESULT) cannot be read as a file: {written.strerror}"
+            return "bury", f"{UNKEPT} (FSQUEUE_RESULT): it cannot be read as a file, {written.strerror}"
         else:
             data, where = written, "FSQUEUE_RESULT"
         if len(data) > RESULT_BYTES_MAX:
             return (
-                "fail",
-                f"its result ({where}) takes more than {RESULT_BYTES_MAX:,} bytes: store it and give its path",
+                "bury",
+                f"{UNKEPT} ({where}): it takes more than {RESULT_BYTES_MAX:,} bytes. Store it and give its path.",
             )
         if not data.strip():
             return "complete", None
         try:
-            return "complete", task_file.decode_result(data)
+            return "complete", decode_result(data)
         except InvalidTask as error:
-            return "fail", f"its result ({where}) cannot be kept: {error}"
+            return "bury", f"{UNKEPT} ({where}): {error}"
 
     def _unread(self, job: Job, error: OSError) -> tuple[str, Any]:
         """Put back a task whose command succeeded, and whose result this worker could not read: it is not to blame."""

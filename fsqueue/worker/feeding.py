@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -18,16 +19,23 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import BELL_S, tell_of_end
 from fsqueue.queue import Queue
+from fsqueue.storage import pauses
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
+from fsqueue.views import lease_holders
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.limits import Limits
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
 
+logger = logging.getLogger("fsqueue")
+
 DRAIN_CHECK_S = 30.0
 """How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log.
 Besides it asks when there is a reason to: see `CHECKS`."""
+DEATH_CHECK_S = (1.0, 600.0)
+"""When a worker has found nothing to lease for so long, it looks whether holders of tasks have died on this host; again
+after as long as it has waited by then, after the second number at most. That reads the logs of all batches at work."""
 CHECKS = 2
 """So often a worker asks whether all is done when it was notified and found no task, or when its own last outcome was
 told: after that look and after the next one. While others still count their last batches, a check may say "no"."""
@@ -42,6 +50,10 @@ class Fed:
     excluded: str = ""
     """Why this node takes no more tasks, if it does not."""
     error: FsqueueError | None = None
+
+
+Say = Callable[[str, str], object]
+"""Tells an event: its kind, and a sentence."""
 
 
 class Feeder(BackgroundThread):
@@ -62,12 +74,18 @@ class Feeder(BackgroundThread):
         report: Callable[[Fed], object],
         trouble: Callable[[FsqueueError], object],
         died: Died,
+        say: Say,
     ) -> None:
         super().__init__("feeder", died)
+        self._say = say
+        self.due_at = math.inf
+        """When a task that was seen, and is delayed, becomes available: on the monotonic clock. A hint."""
         self.is_busy = False
         """Whether an answer is to come. The loop's."""
         self._untaken: list[LeasedTask] = []
         """What was reported, and the loop has not taken in."""
+        self._told_of_dead: dict[int, str | None] = {}
+        """What was said last of dead workers, by the place of the queue."""
         self._has_fed = False
         """Whether tasks were ever leased."""
         self._queues, self._lease_s, self._ends = list(queues), lease_s, not limits.forever
@@ -170,6 +188,8 @@ class Feeder(BackgroundThread):
     def _wait(self, n: int) -> Fed | None:
         """Look, in turn, until something is there and reported, or nothing more can come, or `close`."""
         backoff, checked, checks, is_told = Backoff(BELL_S, self._random), -math.inf, 0, False
+        began = self._now()
+        judge_at = began + DEATH_CHECK_S[0]
         while True:
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
                 return Fed(excluded=excluded)
@@ -180,6 +200,8 @@ class Feeder(BackgroundThread):
                     self._has_fed, self._untaken = True, got
                     self._report(Fed(got))
                     return None
+            for text in pauses.news(queue.store for queue in self._queues):
+                self._say("pause", text)
             if self._is_closed:
                 return Fed()
             now = self._now()
@@ -192,8 +214,26 @@ class Feeder(BackgroundThread):
                         tell_of_end(queue.store for queue in self._queues)
                     return Fed(drained=True)
             checks = max(0, checks - 1)
-            pause_s = max(0.001, min(backoff.next_s(), self._watches.due_s()))
+            if now >= judge_at:
+                judge_at = now + min(max(now - began, DEATH_CHECK_S[0]), DEATH_CHECK_S[1])
+                self._tell_of_dead()
+            due_s = self._watches.due_s()
+            self.due_at = now + due_s
+            pause_s = max(0.001, min(backoff.next_s(), due_s))
             self._sleep(pause_s, self._watches.is_deaf)
+
+    def _tell_of_dead(self) -> None:
+        """Say, once for each state of things, what to type if processes that are gone from this host hold tasks."""
+        for place, queue in enumerate(self._queues):
+            try:
+                with resources.Scope():
+                    text = lease_holders.held_by_dead(queue.store, asks_slurm=False)
+            except (OSError, FsqueueError) as error:  # the leases run out by themselves; the next look meets the error
+                logger.debug("dead workers of %s could not be looked for: %s", queue.store.path, error)
+                continue
+            if text is not None and self._told_of_dead.get(place) != text:
+                self._say("dead-workers", text)
+            self._told_of_dead[place] = text
 
     def _is_drained(self) -> bool:
         """Return whether all queues were at one instant."""

@@ -15,8 +15,8 @@ import orjson
 
 from fsqueue import functions
 from fsqueue.clock import duration_ms
-from fsqueue.errors import Bury, InvalidArgument, InvalidTask, Retry, bury_reason, in_unicode, said
-from fsqueue.format import task_file
+from fsqueue.errors import UNKEPT, Bury, InvalidArgument, InvalidTask, Retry, bury_reason, in_unicode, said
+from fsqueue.format.results import encode_result
 from fsqueue.worker import diagnosis
 from fsqueue.worker.background import end_in_child
 from fsqueue.worker.calling import Mismatch, Way
@@ -151,15 +151,6 @@ def call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str,
 def _call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str, Any]) -> Result:
     try:
         result = handler(*placed, **named)
-        if result is None:
-            return "complete", None
-        data = task_file.encode_json(result, "result")
-        if len(data) > task_file.RESULT_BYTES_MAX:
-            return "fail", (
-                f"the result takes {len(data):,} bytes; {task_file.RESULT_BYTES_MAX:,} are kept with a task: "
-                "store it in a file and return its path"
-            )
-        return "complete", orjson.loads(data)  # what was judged: the handler's threads may go on changing `result`
     except Retry as retry:
         try:
             return "release", None if retry.delay_s is None else duration_ms(retry.delay_s, "delay_s") / 1000
@@ -167,15 +158,19 @@ def _call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str
             return "fail", f"fsqueue.Retry: {error}"
     except Bury as given_up:
         return "bury", bury_reason(given_up)
-    except InvalidTask as error:
-        return "fail", f"it returned what JSON cannot hold: {error}"
     except SystemExit as error:
-        code = error.code
-        if code is None or (isinstance(code, int) and code == 0):  # how programs end that have done their work
+        if error.code is None or (isinstance(error.code, int) and error.code == 0):  # as programs end that are done
             return "complete", None
         return "fail", describe(error)
     except BaseException as error:
         return "fail", describe(error)
+    if result is None:
+        return "complete", None
+    try:
+        # Decoded again: the handler's threads may go on changing `result`.
+        return "complete", orjson.loads(encode_result(result))
+    except InvalidTask as error:  # the work is done, and would end so each time
+        return "bury", f"{UNKEPT}: {error}"
 
 
 def describe(error: BaseException) -> str:

@@ -65,7 +65,8 @@ class Loop:
         untold, unfed = map(self._trouble, ("outcomes cannot be told", "tasks cannot be leased"))
         self._reporter = OutcomeReporter(limits, taking, posted(self._settled), posted(untold), died)
         self._renewer = LeaseRenewer(lease_s, taking, posted(self._renewed), died)
-        self._feeder = Feeder(queues, lease_s, limits, taking, posted(self._fed), posted(unfed), died)
+        self._feeder = Feeder(queues, lease_s, limits, taking, posted(self._fed), posted(unfed), died, self._say_later)
+        self._queues, self._has_own_lease = queues, lease_s is not None
         self._executor = make_executor(self)
         self._pace = Pace(limits.lease_s, limits.prefetch)
         self._ahead: deque[Job] = deque()  # leased, and not given to the executor
@@ -108,6 +109,11 @@ class Loop:
         """Return how many tasks are held, or are not settled yet. A hint, for any thread."""
         report = self._report
         return max(0, self._taken - report.completed - report.failed - report.released - report.lost)
+
+    @property
+    def next_due_s(self) -> float:
+        """Return in how many seconds a delayed task will be available, as far as is known. A hint, for any thread."""
+        return self._feeder.due_at - self._now()
 
     @property
     def completed_about(self) -> tuple[int, int]:
@@ -295,7 +301,7 @@ class Loop:
             self._ahead.extend(map(Job, new))
             self._ahead_since = now
             self._look_at = min(self._look_at, now + STALL_S)
-            self._renew_at = min(self._renew_at, now + self._limits.lease_s / 3)
+            self._renew_at = min(self._renew_at, now + self._renewal_s())
 
     def returned(self, jobs: list[Job], why: str) -> None:
         """Take back tasks that the executor has not begun; `why` it cannot do them, if that is worth a word."""
@@ -360,6 +366,8 @@ class Loop:
             self._failed(job, "bury" if verb == "bury" else "fail", value, seconds)
 
     def _failed(self, job: Job, verb: Literal["fail", "bury"], reason: str, seconds: float) -> None:
+        if job.begun_under.attempt > self._limits.retries:
+            verb = "bury"
         outcome, others = failure(job, verb, reason)
         self._outbox += others
         self._pending.add(outcome, self._now())
@@ -386,7 +394,7 @@ class Loop:
     def _settled(self, settled: Settled) -> None:
         for outcome, kind, said in settled.counted:
             if outcome.begun:
-                self._report.count(kind)
+                self._report.count(kind, outcome.task.attempt)
                 if said:
                     self._say("lost", said, task=outcome.task.id)
             self._untold.pop(id(outcome), None)  # last, for `completed_about`
@@ -401,7 +409,7 @@ class Loop:
         """Renew all leases that are held, in one call."""
         held = [job.task for job in (*self._ahead, *self._executor.held()) if job.doomed != "lost" and not job.settled]
         held += [outcome.task for outcome in (*self._untold.values(), *self._outbox)]
-        self._renew_at = self._now() + self._limits.lease_s / 3 if held else math.inf
+        self._renew_at = self._now() + self._renewal_s() if held else math.inf
         if self._is_renewing:
             self._renew_at = math.inf  # it is late: the next follows at once
         elif held:
@@ -412,8 +420,10 @@ class Loop:
         self._is_renewing = False
         if self._renew_at == math.inf:
             self._renew_at = self._now()
+        # `lease_s` may have been lowered meanwhile: what was renewed just now may be due earlier than was thought.
+        self._renew_at = min(self._renew_at, self._now() + self._renewal_s())
         if renewed.error is not None:
-            self._renew_at = min(self._renew_at, self._now() + min(RETRY_S[0], self._limits.lease_s / 3))
+            self._renew_at = min(self._renew_at, self._now() + min(RETRY_S[0], self._renewal_s()))
             if not self._renewal_failed:
                 self._trouble("leases could not be renewed")(renewed.error)
         self._renewal_failed = renewed.error is not None
@@ -524,6 +534,16 @@ class Loop:
             self.output_writer.close(lambda: self._heard > 0)
             self._report.unkept, self._report.unwritten = self.output_writer.unkept, self.output_writer.is_full_disk
             self.mailbox.close()
+
+    def _renewal_s(self) -> float:
+        """Return how long after a lease or a renewal the next renewal is due. The queues' settings may change."""
+        if self._has_own_lease:
+            return self._limits.lease_s / 3
+        return min(queue.settings.lease_s for queue in self._queues) / 3
+
+    def _say_later(self, kind: str, text: str) -> None:
+        """Tell an event from another thread."""
+        self.mailbox.post(lambda: self._say(kind, text))
 
     def _trouble(self, what: str) -> Callable[[FsqueueError], object]:
         return lambda error: self._say("storage", f"{what}: {error} Trying again.")

@@ -23,6 +23,8 @@ class WorkerReport:
     """Attempts that failed, timed out, or were buried; a task retried here counts each time."""
     buried: int = field(default=0, compare=False)
     """How many of `failed` made a dead letter. A part of it, so two reports are not compared by this, too."""
+    buried_attempts: int = field(default=0, compare=False)
+    """How often those tasks had been attempted, all together, by this worker and others."""
     released: int = 0
     """Put back after they were begun: the run was told to stop, or the task asked for it."""
     lost: int = 0
@@ -36,10 +38,14 @@ class WorkerReport:
     ended: str = ""
     """Why it ended: drained, signal, max-tasks, max-runtime, job-end, idle, failures, excluded."""
 
-    def count(self, what: str) -> None:
-        """Count one more that is completed, failed, buried (which is failed, too), released or lost."""
+    def count(self, what: str, attempt: int = 0) -> None:
+        """Count one more that is completed, failed, buried (which is failed, too), released or lost.
+
+        `attempt`: the number of the attempt that ended so.
+        """
         if what == "buried":
             self.failed += 1
+            self.buried_attempts += attempt
         setattr(self, what, getattr(self, what) + 1)
 
     def as_dict(self) -> dict[str, Any]:

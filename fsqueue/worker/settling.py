@@ -179,7 +179,7 @@ class OutcomeReporter(BackgroundThread):
             if lost:
                 _let_pass(self._taking)
             for outcome in mine:
-                counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a failure
+                counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a dead letter
                 if counted == "failed" and _is_last(outcome.task):
                     counted = "buried"
                 if outcome.task.token in lost:
@@ -245,21 +245,22 @@ def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
     except errors.InvalidResult as error:  # the others are completed
         cause = error.__cause__
         lost = dict.fromkeys(cause.tokens, cause) if isinstance(cause, errors.LeaseLost) else {}
-        return lost | _fail_refused(queue, mine, error.reasons)
+        return lost | _bury_refused(queue, mine, error.reasons)
     return {}
 
 
-def _fail_refused(queue: Verbs, mine: list[Outcome], reasons: Mapping[str, str]) -> dict[str, FsqueueError]:
-    """Fail those of `mine` whose results cannot be kept, each for its own reason; the leases that were lost.
+def _bury_refused(queue: Verbs, mine: list[Outcome], reasons: Mapping[str, str]) -> dict[str, FsqueueError]:
+    """Give up those of `mine` whose results cannot be kept, each for its own reason; the leases that were lost.
 
-    First all of them become failures: if the filesystem fails on the way, those are what is told again.
+    First all of them become dead letters to be told: if the filesystem fails on the way, those are what is told again.
     """
     refused = [outcome for outcome in mine if outcome.task.id in reasons]
     for outcome in refused:
-        outcome.verb, outcome.reason, outcome.result = "fail", reasons[outcome.task.id], None
+        why = f"{errors.UNKEPT}: {reasons[outcome.task.id]}"
+        outcome.verb, outcome.reason, outcome.result = "bury", why, None
     lost: dict[str, FsqueueError] = {}
     for outcome in refused:
-        lost |= _tell(queue, "fail", None, [outcome])
+        lost |= _tell(queue, "bury", None, [outcome])
     return lost
 
 

@@ -82,6 +82,8 @@ class Worker:
     stop_after_failures: end when so many attempts in a row have failed. If neither this nor `exclude_after` is given:
         when the first ten have failed, and no other attempt has been at work for longer.
     exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
+    retries: give a task up when an attempt fails here and it was tried again so often before. The queue's
+        `max_attempts` still counts: it is for leases that run out, and where it is smaller, it comes first.
     on_lease_lost: "kill" the work on a task that another worker has taken over, or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
     allow_in_script: let payloads become part of a program in the command, as in ["sh", "-c", "echo {f}"]. A user who
@@ -129,6 +131,7 @@ class Worker:
         result_dir: str | Path | None = None,
         result_from_stdout: bool = False,
         patience_s: float = 600.0,
+        retries: int | None = None,
         output: Output | None = None,
         tag: bool = False,
         pass_on: PassOn | None = None,
@@ -157,6 +160,8 @@ class Worker:
         if processes == "auto":
             processes = _processes(gpus_per_task)
         whole("processes", processes)
+        if retries is not None:
+            whole("retries", retries, 0)
         if output not in (None, *OUTPUTS):
             raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
         if tag and output == "none":
@@ -204,6 +209,7 @@ class Worker:
             exclude_after=exclude_after,
             kills_lost=on_lease_lost == "kill",
             patience_s=duration_ms(patience_s, "patience_s") / 1000,
+            retries=math.inf if retries is None else retries,
         )
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False
@@ -248,6 +254,14 @@ class Worker:
     def held(self) -> int:
         """Return how many tasks it holds just now. A hint, for any thread."""
         return self._loop.held_about
+
+    @property
+    def next_due_s(self) -> float:
+        """Return in how many seconds a delayed task will be available that it has seen. A hint, for any thread.
+
+        Infinite if it knows none.
+        """
+        return self._loop.next_due_s
 
     @property
     def completed(self) -> tuple[int, int]:

@@ -33,11 +33,31 @@ def buried(queue_factory: QueueFactory) -> Queue:
 
 def test_list_groups_by_reason(fsqueue_cli: Run, buried: Queue) -> None:
     lines = fsqueue_cli("dead", "list", buried.path).stdout.splitlines()
-    assert len(lines) == 6
+    assert len(lines) == 8
     assert lines[0].split()[:4] == ["3", "timed", "out", "after"]
-    assert len(lines[1].split()) == 3
+    for line in lines[1:4]:  # numbers tell the cases apart
+        assert re.fullmatch(r' {11}[0-9a-f]+\.\d+  {"n":(\d)}  timed out after \1 s', line), line
+    assert re.search(r'  {"n":[34]}$', lines[5]), lines[5]
     assert "\x1b" not in "".join(lines)
     assert fsqueue_cli("dead", "list", buried.path, "--where", "reason~nothing").output == ""
+
+
+def test_a_list_ends_with_what_to_type_next(fsqueue_cli: Run, buried: Queue) -> None:
+    said = fsqueue_cli("dead", "list", buried.path).stderr
+    for command in re.findall(r"fsqueue (show|dead list|dead retry) (\S+)((?: [0-9a-f]+\.\d+| --all)?)", said):
+        verb, path, more = command
+        fsqueue_cli(*verb.split(), path.rstrip("."), *more.split())
+    assert (buried.status().waiting, buried.status().dead) == (5, 0)
+
+
+def test_a_long_message_is_whole_and_many_tasks_are_counted(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(5))
+    long = f"the file is damaged: /scratch/{'x' * 500}.jpg"
+    for task in queue.lease(5):
+        task.bury(long)
+    lines = fsqueue_cli("dead", "list", queue.path).stdout.splitlines()
+    assert long in lines[0]
+    assert (len(lines), lines[-1].strip()) == (5, "and 2 more")
 
 
 def test_exit_statuses_are_no_mere_numbers(fsqueue_cli: Run, queue: Queue) -> None:
@@ -46,7 +66,7 @@ def test_exit_statuses_are_no_mere_numbers(fsqueue_cli: Run, queue: Queue) -> No
         queue.lease(4), ("status 1: at 5", "status 1: at 66", "status 12: at 5", "status 2"), strict=True
     ):
         task.bury(f"exit {reason}")
-    assert len(fsqueue_cli("dead", "list", queue.path).stdout.splitlines()) == 6
+    assert len(fsqueue_cli("dead", "list", queue.path).stdout.splitlines()) == 7
 
 
 def test_list_each_and_as_json(fsqueue_cli: Run, buried: Queue) -> None:

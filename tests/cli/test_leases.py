@@ -132,8 +132,8 @@ def test_a_result_is_kept(fsqueue_cli: Run, queue: Queue) -> None:
         refused = fsqueue_cli("complete", queue.path, task["token"], "--result", bad, code=2)
         assert "--result " in refused.stderr
         assert why in refused.stderr
-    fsqueue_cli("complete", queue.path, task["token"], "--result", '{"mean": 0.5}')
-    assert queue.task(task["id"]).result == {"mean": 0.5}
+    fsqueue_cli("complete", queue.path, task["token"], "--result", '{"mean": 0.5, "loss": NaN}')
+    assert queue.task(task["id"]).result == {"mean": 0.5, "loss": "NaN"}
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,16 @@ def test_a_priority_is_shown_as_up_to_takes_it(fsqueue_cli: Run, queue: Queue, g
         line for line in fsqueue_cli("show", queue.path, task.id).stdout.splitlines() if line.startswith("priority")
     )
     assert PRIORITY.convert(shown[14:], None, None) == given
+
+
+def test_failed_tasks_are_dead_ones_and_those_that_wait_for_a_retry(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(4))
+    first, second, third, _ = queue.lease(4)
+    first.fail("later", delay_s=1000)
+    second.bury("never")
+    third.complete()
+    found = [
+        json.loads(line) for line in fsqueue_cli("ls", queue.path, "--state", "failed", "--json").stdout.splitlines()
+    ]
+    assert {(task["id"], task["state"]) for task in found} == {(first.id, "delayed"), (second.id, "dead")}
+    assert len(fsqueue_cli("ls", queue.path, "--state", "failed", "--limit", "1").stdout.splitlines()) == 2

@@ -52,7 +52,7 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     out, err = process.communicate(timeout=60)
     assert process.returncode == 9
     counts = {"completed": 1, "failed": 2, "buried": 1, "released": 0, "lost": 0, "unkept": 0, "unwritten": False}
-    assert json.loads(out) == counts | {"signal": None, "ended": "drained", "dead": 1}
+    assert json.loads(out) == counts | {"buried_attempts": 2, "signal": None, "ended": "drained", "dead": 1}
     assert err == "trouble\n" * 3  # forwarded as it came
     assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]
 
@@ -617,3 +617,27 @@ def test_a_pipe_in_the_place_of_kept_output_hangs_nothing(spawn: Spawn, queue: Q
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "fsqueue: 3 completed\n")
     assert sorted(path.stat().st_size for path in kept.iterdir() if path.is_file()) == [3_000_002] * 3
+
+
+# -- what the end of a run says ---------------------------------------------------------------------------------------
+
+
+def test_the_end_counts_tasks_and_not_attempts(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(backoff_s=(0, 0))
+    queue.insert_many(["true"] * 28 + ["false"] * 2)
+    done = fsqueue_cli("run", queue.path, "--retries", "4", "--", "sh", "-c", '"$1"', "sh", "{}", code=9)
+    assert "fsqueue: 28 completed, 2 given up after 10 failed attempts" in done.stderr.splitlines()
+
+
+def test_attempts_that_failed_before_a_success_are_told_as_such(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    queue.change_settings(backoff_s=(0, 0))
+    queue.insert_many(range(2))
+    script = f'[ "$1" = 0 ] || {{ [ -e {tmp_path}/tried ] && exit 0; touch {tmp_path}/tried; exit 1; }}'
+    done = fsqueue_cli("run", queue.path, "--", "sh", "-c", script, "sh", "{}")
+    assert done.stderr.splitlines()[-1] == "fsqueue: 2 completed, 1 failed attempt"
+
+
+def test_more_retries_than_the_queue_allows_are_a_hint(fsqueue_cli: Run, queue: Queue) -> None:
+    said = fsqueue_cli("run", queue.path, "--retries", "7", "--", "true").stderr
+    assert f"after 5 attempts, before 7 retries. To allow them: fsqueue set {queue.path} max_attempts=8" in said
+    assert "hint" not in fsqueue_cli("run", queue.path, "--retries", "4", "--", "true").stderr

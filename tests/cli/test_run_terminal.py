@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -186,7 +187,10 @@ def test_nothing_is_drawn_without_a_terminal(queue_factory: QueueFactory) -> Non
     command = [sys.executable, "-c", EAGER, "run", str(queue.path), "--", "sh", "-c", "echo x; exit $1", "sh", "{}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     [letter] = queue.dead()
-    said = [f"fsqueue: task {letter.id} failed: exit status 1: x", "fsqueue: 1 completed, 1 failed"]
+    said = [
+        f"fsqueue: task {letter.id} failed: exit status 1: x",
+        "fsqueue: 1 completed, 1 given up after 1 failed attempt",
+    ]
     assert (done.stdout, done.stderr.splitlines()[:2]) == ("x\nx\n", said)
 
 
@@ -198,6 +202,7 @@ class Busy:
 
     def __init__(self) -> None:
         self.held, self.completed = 0, (0, 0)
+        self.next_due_s = math.inf
 
 
 @pytest.fixture
@@ -431,3 +436,16 @@ def test_many_kinds_of_failures_are_no_flood(clock: Clock) -> None:
     assert len(told) == KINDS_MAX
     failures.flush(0)
     assert sum(int(text.split()[0].replace(",", "")) for text in told[KINDS_MAX:]) == 1000 - KINDS_MAX
+
+
+def test_while_only_retries_are_left_the_next_one_is_told_and_no_time_left(clock: Clock) -> None:
+    numbers = WorkerProgress(clock)
+    numbers.look(Status(waiting=20, completed=80), held=0)
+    line(numbers)
+    clock.now += 10
+    numbers.look(Status(delayed=2, completed=98), held=0)
+    said = progress_line(numbers, 2, 100, "ascii", next_due_s=7)
+    assert said.endswith("98 of 100 done, 2 failed, 1.8/s, 2 wait for a retry, the next in 7.0 s")
+    assert progress_line(numbers, 0, 100, "ascii", next_due_s=7).endswith("1.8/s, 2 delayed, the next in 7.0 s")
+    numbers.look(Status(delayed=1, completed=99), held=0)
+    assert progress_line(numbers, 2, 100, "ascii").endswith(", 1 waits for a retry")

@@ -11,6 +11,7 @@ import pytest
 from fsqueue import Queue
 from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
+from tests.waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -73,3 +74,37 @@ def test_an_excluded_node_is_shown_and_admitted(fsqueue_cli: Run, queue: Queue) 
     assert fsqueue_cli("workers", queue.path, "--admit", streak.node).output == f"{streak.node}: takes tasks again\n"
     assert streak.excluded() is None
     assert "no failures" in fsqueue_cli("workers", queue.path, "--admit", streak.node).output
+
+
+def test_where_only_leased_tasks_are_left_it_is_said_that_their_worker_is_dead(
+    fsqueue_cli: Run, queue: Queue, spawn: Spawn
+) -> None:
+    queue.insert("x")
+    killed = spawn("run", queue.path, "--", "sleep", "600")
+    until(lambda: queue.status().leased, "the worker to lease")
+    assert "proven dead" not in fsqueue_cli("status", queue.path).stdout
+    idle = spawn("run", queue.path, "--log-json", "--", "true")
+    killed.kill()
+    killed.wait()
+    to_type = f"fsqueue workers {queue.path} --release-dead"
+    said = f"1 task of {queue.path} leased to 1 worker proven dead. To have them done before the leases run out: "
+    assert f"{said}{to_type}\n" in fsqueue_cli("status", queue.path).stdout
+    assert said in fsqueue_cli("wait", queue.path, "--timeout", "0.1", code=124).stderr
+    assert idle.stderr is not None
+    event = json.loads(idle.stderr.readline())
+    assert (event["event"], event["text"]) == ("dead-workers", said + to_type)
+    fsqueue_cli("workers", queue.path, "--release-dead")
+    assert idle.wait(60) == 0
+    assert queue.status().completed == 1
+
+
+def test_a_lease_that_was_ended_for_a_dead_worker_is_no_renewal(fsqueue_cli: Run, queue: Queue, spawn: Spawn) -> None:
+    task_id = queue.insert("x").id
+    killed = spawn("run", queue.path, "--", "sleep", "600")
+    until(lambda: queue.status().leased, "the worker to lease")
+    killed.kill()
+    killed.wait()
+    fsqueue_cli("workers", queue.path, "--release-dead")
+    shown = fsqueue_cli("show", queue.path, task_id).stdout
+    assert "  released, its worker was proven dead (lease " in shown
+    assert "renew" not in shown

@@ -91,3 +91,50 @@ def test_an_inserter_killed_at_every_step(queue_factory: QueueFactory) -> None:
             assert there == ["a", "b", "c"]
             break
     assert step > 10
+
+
+def pauses(queue: Queue) -> None:
+    queue.pause("killed")
+
+
+def resumes(queue: Queue) -> None:
+    queue.resume()
+
+
+def sets(queue: Queue) -> None:
+    queue.change_settings(max_attempts=7, lease_s=70)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("change", [pauses, resumes, sets])
+def test_a_change_of_the_queue_killed_at_every_step(
+    queue_factory: QueueFactory, change: Callable[[Queue], None]
+) -> None:
+    """It is made, or not; to repeat it makes it, and the queue goes on."""
+    step = 0
+    while True:
+        step += 1
+        queue = queue_factory(f"q{step}", shards=2)
+        queue.insert_many(["a", "b"])
+        if change is resumes:
+            queue.pause()
+
+        def live(queue: Queue = queue, step: int = step) -> None:
+            trap = DieAt(step)
+            mine = trapped(queue, trap)
+            trap.armed = True
+            change(mine)
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        found = Queue(queue.path)
+        assert found.settings.lease_s in ((600, 70) if change is sets else (600,)), f"step {step}"
+        change(queue)
+        found = Queue(queue.path)
+        assert (found.paused is not None, found.settings.max_attempts) == (change is pauses, 7 if change is sets else 5)
+        queue.resume()
+        assert sorted(drain(queue)) == ["a", "b"]
+        check_drained(queue)
+        if status == 0:
+            break
+    assert step > 5

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsqueue import InvalidTask
-from fsqueue.format import task_file, user_json
+from fsqueue.format import user_json
+from fsqueue.format.results import decode_result
 from fsqueue.format.user_json import NotExact
 
 pytestmark = pytest.mark.once
@@ -96,8 +97,8 @@ def test_any_name_that_is_there_twice_is_found(members: list[tuple[str, Any]]) -
 @pytest.mark.parametrize("text", [text for text in CHANGED if len(text) < 100])
 def test_a_result_is_not_kept_changed(text: str) -> None:
     with pytest.raises(InvalidTask, match=r"The result (has|nests)"):
-        task_file.decode_result(text.encode())
+        decode_result(text.encode())
 
 
 def test_a_result_that_is_no_json_is_text() -> None:
-    assert task_file.decode_result(b"18446744073709551616 bytes\n") == "18446744073709551616 bytes"
+    assert decode_result(b"18446744073709551616 bytes\n") == "18446744073709551616 bytes"

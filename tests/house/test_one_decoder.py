@@ -75,7 +75,8 @@ def test_payloads_and_results_are_encoded_in_one_place() -> None:
         str(path.relative_to(TOP))
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(parse(path))
-        if isinstance(node, ast.Attribute) and node.attr in ("encode_json", "encode_task", "encode_result")
+        if (node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else "")
+        in ("encode_json", "encode_task", "encode_result")
     }
     assert callers >= {
         "fsqueue/queue.py",

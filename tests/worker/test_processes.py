@@ -80,8 +80,8 @@ def test_a_handler_may_know_its_task(queue: Queue) -> None:
     [
         ({"do": "raise", "text": "bad value"}, "ValueError: bad value\n"),
         ({"do": "exit"}, "SystemExit: 3"),
-        ({"do": "unprintable"}, "it returned what JSON cannot hold"),
-        ({"do": "large"}, "the result takes 100,002 bytes"),
+        ({"do": "unprintable"}, "its result cannot be kept, and its work is not repeated: The result is of the type"),
+        ({"do": "large"}, "its result cannot be kept, and its work is not repeated: The result takes 100,002 bytes"),
         ({"do": "bury", "why": "hopeless"}, "hopeless"),
         ({"do": "bury"}, "given up by its handler"),
         ({"do": "vanish"}, "the handler's process ended: exit status 5: going\ngoing"),

@@ -1,4 +1,4 @@
-"""Results that cannot be kept: each fails its own task alone, and all others are completed."""
+"""Results that cannot be kept: each makes its own task a dead letter, at once, and all others are completed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def reporter_of(queue: Queue) -> OutcomeReporter:
 
 
 @pytest.mark.parametrize("how", ["standard output", "file", "function", "threads"])
-def test_a_result_that_is_too_large_as_json_fails_its_own_task_alone(queue_factory: QueueFactory, how: str) -> None:
-    queue = queue_factory(max_attempts=1)
+def test_a_result_that_is_too_large_as_json_buries_its_own_task_alone(queue_factory: QueueFactory, how: str) -> None:
+    queue = queue_factory()
     queue.insert_many(["good"] * 6 + ["bad"] + ["good"] * 5)
     script = f'if [ "$0" = bad ]; then {BIG}; else echo 1; fi'
     if how == "standard output":
@@ -38,16 +38,17 @@ def test_a_result_that_is_too_large_as_json_fails_its_own_task_alone(queue_facto
         worker = Worker(queue, tasks.large_if_bad, processes=2, threads=4 if how == "threads" else None)
     assert worker.run() == drained(completed=11, failed=1)
     [letter] = queue.dead()
-    assert letter.payload == "bad"
+    assert (letter.payload, letter.attempt) == ("bad", 1)
+    assert letter.reason.startswith("its result cannot be kept, and its work is not repeated")
     assert re.search(TOO_LARGE, letter.reason), letter.reason
     assert [task.result for task in queue.tasks("completed")] == [1] * 11
 
 
 def test_completions_are_told_whatever_results_are_among_them(queue_factory: QueueFactory) -> None:
-    """Results that only the queue refuses become failures of their own tasks, each with its own reason."""
-    queue = queue_factory(max_attempts=1)
+    """Results that only the queue refuses make dead letters of their own tasks, each with its own reason."""
+    queue = queue_factory()
     queue.insert_many(range(6))
-    results = [1, "\x01" * 30_000, None, [float("nan")], {"a": 2}, 3]
+    results = [1, "\x01" * 30_000, None, [{1}], {"a": 2}, 3]
     leased = sorted(queue.lease(6), key=lambda task: int(task.payload))
     queue.release([queue.attach(leased[5].token)])  # as a command may, with its token
     outcomes = [Outcome(task, "complete", result=results[task.payload]) for task in leased]
@@ -58,7 +59,7 @@ def test_completions_are_told_whatever_results_are_among_them(queue_factory: Que
     assert counted == {0: "completed", 1: "buried", 2: "completed", 3: "buried", 4: "completed", 5: "released"}
     letters = {letter.payload: letter.reason for letter in queue.dead()}
     assert re.search(TOO_LARGE, letters[1])
-    assert "nan" in letters[3]
+    assert "The result[0] is of the type builtins.set" in letters[3]
     assert queue.status().completed == 3
 
 
@@ -79,11 +80,11 @@ def test_the_result_of_a_lost_lease_is_not_kept_for_a_later_lease_of_the_task(qu
 def test_a_disk_that_fails_among_refused_results_loses_none_of_them(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = queue_factory(max_attempts=1)
+    queue = queue_factory()
     queue.insert_many(range(4))
     outcomes = [Outcome(task, "complete", result="\x01" * 30_000 if task.payload else 1) for task in queue.lease(4)]
     reporter = reporter_of(queue)
-    Failing(monkeypatch, Queue, "_fail", [StorageError("The filesystem is away.")])
+    Failing(monkeypatch, Queue, "_bury", [StorageError("The filesystem is away.")])
     settled, again = reporter._round(outcomes)
     assert settled.counted == []
     assert len(again) == 4

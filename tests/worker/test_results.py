@@ -130,14 +130,15 @@ def test_however_a_result_gets_there_it_is_kept(
         (f"echo '{'[' * 1100}{']' * 1100}' >$FSQUEUE_RESULT", "nests too deep"),
     ],
 )
-def test_what_is_no_small_file_fails_the_task(
+def test_what_is_no_small_file_buries_the_task_at_once(
     queue_factory: QueueFactory, run: Make, place: Path, tmp_path: Path, script: str, why: str
 ) -> None:
-    queue = queue_factory(max_attempts=1)
+    queue = queue_factory()
     queue.insert(1)
     (tmp_path / "secret").write_text("'a secret'")
     assert run(queue, script.replace("{secret}", str(tmp_path / "secret"))).run() == drained(failed=1)
     [letter] = queue.dead()
+    assert letter.attempt == 1
     assert why in letter.reason
     assert (tmp_path / "secret").read_text() == "'a secret'"
     assert list(place.iterdir()) == []

@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import orjson
-
 from fsqueue import administration
 from fsqueue.errors import InvalidArgument, LeaseLost, said
-from fsqueue.format import names, task_file
+from fsqueue.format import names
 from fsqueue.format.replay import ReplayState
+from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
@@ -233,7 +232,7 @@ def _apply(function: Function, value: Any) -> tuple[str | None, str | None, floa
     """Return the result as JSON, or the error; and the seconds that it took."""
     began = time.perf_counter()
     try:
-        result = task_file.encode_json(function(value), "result", options=orjson.OPT_SERIALIZE_NUMPY)
+        result = encode_result(function(value), None)
         return result.decode(), None, time.perf_counter() - began
     except Exception as error:
         return None, said(error), time.perf_counter() - began

@@ -133,6 +133,10 @@ def keep(queue: Queue) -> None:
     print(queue.retry_dead([letter.id for letter in letters]), queue.retry_dead(letters[0].id))
     print(queue.purge_dead(where=lambda letter: "typo" in letter.reason))
     is_raised: bool = queue.can_upgrade and queue.upgrade()
+    settings: fsqueue.Settings = queue.change_settings(max_attempts=3)
+    was_running: bool = queue.pause("why")
+    pause: fsqueue.Pause | None = queue.paused
+    print(settings, was_running, pause, queue.resume())
     print(is_raised)
     report: fsqueue.GcReport = queue.gc(touch=True, history_days=30)
     findings: list[fsqueue.Finding] = list(queue.fsck(repair=False, progress=lambda done, steps: None))
@@ -150,6 +154,8 @@ def tell(event: fsqueue.Event) -> None:
 def run(queue: Queue) -> fsqueue.WorkerReport:
     print(double(4))
     worker = fsqueue.Worker([queue], handle, processes=2, until="drained", tell=tell)
+    due_s: float = worker.next_due_s
+    print(due_s)
     try:
         return worker.run()
     finally:

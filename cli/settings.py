@@ -1,0 +1,125 @@
+"""set, pause, resume: settings of a queue in use, and whether its tasks are leased."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+import fsqueue
+
+from .common import example, json_option, queue_argument
+from .options import DURATION
+from .printing import complain, print_json, say
+
+
+def _attempts(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdecimal():
+        raise click.UsageError(f"max_attempts={text}: write a whole number from 1, or 'none'.")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    return DURATION.convert(text, None, None)
+
+
+def _pair(text: str) -> tuple[float, ...]:
+    return tuple(_duration(part) for part in text.split(","))
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {"max_attempts": _attempts, "lease_s": _duration, "backoff_s": _pair}
+"""How the value of each setting that can be changed is written."""
+SHORT = {"lease": "lease_s", "backoff": "backoff_s"}
+"""Names of settings as `fsqueue create` has them."""
+
+
+def _given(assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings in NAME=VALUE. Names that are none are left to the queue to refuse."""
+    given: dict[str, Any] = {}
+    for assignment in assignments:
+        name, is_there, text = assignment.partition("=")
+        if not is_there:
+            raise click.UsageError(f"{assignment!r} is no setting. Write NAME=VALUE, as max_attempts=3.")
+        name = name.replace("-", "_")
+        name = SHORT.get(name, name)
+        if name in given:
+            raise click.UsageError(f"{name} is given twice.")
+        given[name] = PARSERS[name](text) if name in PARSERS else text
+    return given
+
+
+def _text(value: Any) -> str:
+    """Return a value as `set` takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value))
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@click.command(
+    epilog=example(
+        """fsqueue set /scratch/me/tiles
+fsqueue set /scratch/me/tiles max_attempts=3 lease_s=1h backoff=10s,30m"""
+    )
+)
+@queue_argument
+@click.argument("assignments", metavar="[NAME=VALUE]...", nargs=-1)
+@json_option
+def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Change settings of the queue Q in use, and show all of them. Without NAME=VALUE, only show them.
+
+    max_attempts=N or none: attempts before a task becomes a dead letter. lease_s=DURATION (or lease=): how long a lease
+    holds unless renewed. backoff=FIRST,MOST: the pauses after failed attempts. All other settings are fixed when the
+    queue is created.
+
+    Workers use the new settings two seconds later at the latest. Leases that are held keep their length until they are
+    renewed. A task that has used up its attempts by the new number becomes a dead letter when it is next to be leased.
+    Dead letters stay dead: 'fsqueue dead retry' puts them back.
+    """
+    given = _given(assignments)
+    with fsqueue.Queue(queue) as q:
+        settings = asdict(q.change_settings(**given) if given else q.settings)
+        if as_json:
+            print_json({"queue": str(q.path), "settings": settings})
+            return
+        for name, value in settings.items():
+            say(f"{name:<16} {_text(value)}{'' if name in PARSERS else '  (fixed)'}")
+
+
+@click.command(epilog=example('fsqueue pause /scratch/me/tiles --reason "the licence server is down"'))
+@queue_argument
+@click.option("--reason", metavar="TEXT", help="Why. Workers, status and wait show it.")
+@json_option
+def pause(queue: str, reason: str | None, as_json: bool) -> None:
+    """Have no worker lease tasks of Q until 'fsqueue resume Q'.
+
+    Workers lease nothing two seconds later at the latest, and say so. What they hold they finish. They wait, and do not
+    end. Inserting, completing and all else goes on as ever. A purge does not end a pause.
+    """
+    with fsqueue.Queue(queue) as q:
+        is_new = q.pause(reason)
+        _report(q, as_json, "is paused" if is_new else "is paused already", is_new)
+
+
+@click.command(epilog=example("fsqueue resume /scratch/me/tiles"))
+@queue_argument
+@json_option
+def resume(queue: str, as_json: bool) -> None:
+    """Have tasks of the paused queue Q leased again.
+
+    Idle workers of this host go on at once, those of other hosts within eight seconds.
+    """
+    with fsqueue.Queue(queue) as q:
+        is_new = q.resume()
+        _report(q, as_json, "is resumed" if is_new else "was not paused", is_new)
+
+
+def _report(q: fsqueue.Queue, as_json: bool, what: str, is_new: bool) -> None:
+    found = q.paused
+    if as_json:
+        print_json({"queue": str(q.path), "changed": is_new, "paused": found.as_dict() if found is not None else None})
+    else:
+        (say if is_new else complain)(f"{q.path} {what}" + (f" {found}" if found is not None else ""))

@@ -1,0 +1,79 @@
+"""set, pause, resume, and what other commands say of a paused queue."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from fsqueue import Queue
+from tests.cli.conftest import Run, Spawn
+from tests.waiting import until
+
+pytestmark = pytest.mark.once
+
+
+def test_set_changes_settings_and_shows_them(fsqueue_cli: Run, queue: Queue) -> None:
+    said = fsqueue_cli("set", queue.path, "max_attempts=3", "lease_s=1h", "backoff=10s,30m").stdout
+    assert "max_attempts     3\nlease_s          3600\nbackoff_s        10,1800\n" in said
+    assert "shards           64  (fixed)\n" in said
+    settings = Queue(queue.path).settings
+    assert (settings.max_attempts, settings.lease_s, settings.backoff_s) == (3, 3600, (10, 1800))
+    assert fsqueue_cli("set", queue.path).stdout == said
+    fsqueue_cli("set", queue.path, "max-attempts=none", "lease=90")
+    assert json.loads(fsqueue_cli("set", queue.path, "--json").stdout)["settings"]["max_attempts"] is None
+
+
+@pytest.mark.parametrize(
+    ("assignment", "why"),
+    [
+        ("shards=2", "shards is fixed when a queue is created"),
+        ("colour=red", "no setting 'colour'"),
+        ("max_attempts", "Write NAME=VALUE"),
+        ("max_attempts=0", "from 1"),
+        ("max_attempts=many", "or 'none'"),
+        ("lease_s=soon", "no duration"),
+        ("backoff=5", "a pair"),
+        ("backoff=5,1", "backoff_s must be"),
+    ],
+)
+def test_what_cannot_be_set_is_said(fsqueue_cli: Run, queue: Queue, assignment: str, why: str) -> None:
+    before = (queue.path / "queue.jsonl").read_bytes()
+    assert why in fsqueue_cli("set", queue.path, assignment, code=2).stderr
+    assert (queue.path / "queue.jsonl").read_bytes() == before
+
+
+def test_a_pause_is_shown_wherever_one_looks(fsqueue_cli: Run, queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    queue.insert(1)
+    since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d by \S+ on \S+: the server is down"
+    assert re.fullmatch(
+        rf"{queue.path} is paused {since}\n", fsqueue_cli("pause", queue.path, "--reason", "the server is down").stdout
+    )
+    assert re.search(rf"is paused already {since}", fsqueue_cli("pause", queue.path, "--reason", "other").stderr)
+    assert re.search(rf"^paused      {since}$", fsqueue_cli("status", queue.path).stdout, re.MULTILINE)
+    assert re.search(rf"^paused      {since}$", fsqueue_cli("status", queue.path, "--fast").stdout, re.MULTILINE)
+    shown = json.loads(fsqueue_cli("status", queue.path, "--json").stdout)["paused"]
+    assert shown["reason"] == "the server is down"
+    waited = fsqueue_cli("wait", queue.path, "--timeout", "0.1", code=124)
+    assert re.search(rf"is paused {since}", caplog.text)  # to standard error, where no handler of pytest is in the way
+    assert re.search(rf", paused {since}", waited.stdout)
+    assert re.search(rf"is paused {since}", fsqueue_cli("lease", queue.path, code=3).stderr)
+    assert fsqueue_cli("resume", queue.path).stdout == f"{queue.path} is resumed\n"
+    assert "was not paused" in fsqueue_cli("resume", queue.path).stderr
+    assert json.loads(fsqueue_cli("status", queue.path, "--json").stdout)["paused"] is None
+
+
+def test_a_worker_waits_while_its_queue_is_paused_and_goes_on(spawn: Spawn, fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert_many(range(3))
+    queue.pause("maintenance")
+    process = spawn("run", queue.path, "--log-json", "--", "true")
+    assert process.stderr is not None
+    paused = json.loads(process.stderr.readline())
+    assert (paused["event"], "is paused since" in paused["text"]) == ("pause", True)
+    assert queue.status().waiting == 3
+    fsqueue_cli("resume", queue.path)
+    until(lambda: queue.status().drained, "the worker to go on")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [json.loads(line)["event"] for line in err.splitlines()].count("pause") == 1  # that it goes on
