@@ -503,7 +503,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
 
 
-KEEP = "echo {} >$FSQUEUE_RESULT; echo $FSQUEUE_RESULT >>$FSQUEUE_QUEUE.paths"
+KEEP = "echo {:d} >$FSQUEUE_RESULT; echo $FSQUEUE_RESULT >>$FSQUEUE_QUEUE.paths"
 BATCH = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_END_TIME": "x"}
 
 
