@@ -31,6 +31,7 @@ COMMANDS = {
     "slurm": ("slurm", "Submit an array job of workers to Slurm."),
     "ls": ("looking", "List tasks."),
     "show": ("looking", "Show all about one task, with its history."),
+    "results": ("results", "Print results beside their inputs, or write them as CSV, JSON Lines or Parquet."),
     "dead": ("dead", "List, retry or purge dead letters."),
     "lease": ("leases", "Lease tasks, for scripts; prints their tokens."),
     "complete": ("leases", "Complete leased tasks."),

@@ -40,6 +40,7 @@ class Settings:
     `shards`: hashed subdirectories, 1 to 4,096. `batch_tasks_max`: tasks a file, 1 to 1,024.
     `max_attempts`: a task becomes a dead letter after this many; None: never. `lease_s`: how long a lease lasts
     unless the worker asks for another time. `backoff_s`: the shortest and the longest pause after a failure.
+    `keep_payloads`: the history keeps payloads of up to so many bytes; 0: none; None: all. Without a history, none.
     """
 
     shards: int = 64
@@ -50,6 +51,7 @@ class Settings:
     backoff_s: tuple[float, float] = (1, 3600)
     durability: Durability = "default"
     keep_history: bool = True
+    keep_payloads: int | None = 1024
 
     def __post_init__(self) -> None:
         def whole(name: str, least: int, most: int) -> None:
@@ -75,6 +77,8 @@ class Settings:
             raise InvalidArgument(f"durability must be one of {', '.join(DURABILITIES)}, not {self.durability!r}.")
         if not isinstance(self.keep_history, bool):
             raise InvalidArgument(f"keep_history must be True or False, not {self.keep_history!r}.")
+        if self.keep_payloads is not None:
+            whole("keep_payloads", 0, 2**30)
 
 
 def _seconds(name: str, value: object, least: float) -> None:
@@ -124,15 +128,19 @@ class QueueState:
         return names.generation(self.generation, self.id)
 
 
+LATER = frozenset({"keep_payloads"})
+"""Settings that came after the first release: queues that an older version created lack them."""
+
+
 def settings_of(given: dict[str, Any]) -> Settings:
     """Return the settings in a `create` record. InvalidArgument if one is missing, or of the wrong type or range.
 
-    Settings that this version does not know are ignored.
+    Settings that this version does not know are ignored. LATER ones have their defaults in queues that lack them.
     """
-    missing = [key for key in Settings.__dataclass_fields__ if key not in given]
+    missing = [key for key in Settings.__dataclass_fields__ if key not in given and key not in LATER]
     if missing:
         raise InvalidArgument(f"it lacks the setting{'s' * (len(missing) > 1)} {', '.join(missing)}")
-    return Settings(**{key: given[key] for key in Settings.__dataclass_fields__})
+    return Settings(**{key: given[key] for key in Settings.__dataclass_fields__ if key in given})
 
 
 def _brief(value: object) -> str:
@@ -266,6 +274,7 @@ class Layout:
         "history_days",
         "logs",
         "nodes",
+        "payload_days",
         "pending",
         "quarantine",
         "queue",
@@ -297,6 +306,7 @@ class Layout:
         self.completions = f"{base}/completions"
         self.dead_letters = f"{base}/dead"
         self.history_days = f"{base}/history"
+        self.payload_days = f"{base}/payloads"
 
     def shard(self, batch: str) -> names.Shard:
         """Return the name of a batch's shard."""
@@ -345,6 +355,10 @@ class Layout:
     def history(self, day: names.Day, shard: names.Shard) -> str:
         """Return the path of a day's history of a shard."""
         return f"{self.history_days}/{day}/{shard}.jsonl"
+
+    def payloads(self, day: names.Day) -> str:
+        """Return the directory of the task files of batches that finished on a day."""
+        return f"{self.payload_days}/{day}"
 
     def attempt(self, attempt: names.Uuid, commit: names.CommitName) -> str:
         """Return the directory in which an attempt stages what it has for a commit."""

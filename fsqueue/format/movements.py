@@ -82,14 +82,24 @@ INSERT = b'{"op":"insert",'
 _HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+(?:,"available_at":\d+)?(?=,)')
 
 
-def cut(line: bytes) -> bytes:
-    """Return an `insert` record as the history keeps it: without its payload. It tells how many bytes that spares.
+LINE_BYTES = 16
+"""What stands around a payload in the line of a task that has neither key nor priority, about."""
+
+
+def cut(line: bytes, payload_bytes_max: int | None) -> bytes:
+    """Return an `insert` record as the history keeps it: without its payload, if that is longer than asked for (None:
+    never). It tells how many bytes that spares.
 
     It is padded with blanks, so that the offsets of the records behind it can be told. A line that another program
     wrote in another form is returned as it is.
     """
+    if payload_bytes_max is None:
+        return line
+    least = payload_bytes_max + LINE_BYTES if payload_bytes_max else 0
+    if len(line) <= least:
+        return line
     head = _HEAD.match(line)
-    if head is None:
+    if head is None or len(line) - head.end() <= least:
         return line
     spared = len(line) - head.end() - len(b',"cut":0}')
     spared = max(0, spared - len(str(spared)) + 1)

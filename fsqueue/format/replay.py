@@ -17,7 +17,7 @@ from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LE
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "ReplayState"]
 
 PAYLOAD = ("payload", "b64", "cut")
-"""An `insert` has one of these; `cut` in the history, which keeps no payloads."""
+"""An `insert` has one of these; `cut` in the history, which keeps no long payloads."""
 AT_MAX = MS_MAX
 """A record with a later time than this does not apply."""
 SUMMED_AT_ONCE = 64

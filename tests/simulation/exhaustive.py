@@ -32,7 +32,7 @@ from tests.simulation.history import Actor
 from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import CALL_S, Process
 from tests.simulation.keyed_scenarios import LARGE
-from tests.simulation.scenarios import MANY, OPEN
+from tests.simulation.scenarios import KEPT, MANY, MOVED, OPEN
 from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
 from tests.simulation.wiring import collect, simulated_machine, undisturbed
@@ -50,6 +50,8 @@ KINDS = {
         Scenario("lossy", shared=False, hosts=1, lossy=True, limits=AT_ONCE),
         Scenario("strict", shared=False, hosts=1, lossy=True, settings={"durability": "strict"}, limits=AT_ONCE),
         Scenario("lossy-nfs", lossy=True, limits=AT_ONCE),
+        Scenario("moved", shared=False, hosts=1, limits=(*AT_ONCE, *MOVED), settings=KEPT),
+        Scenario("moved-nfs", stale=1.0, limits=(*AT_ONCE, *MOVED), settings=KEPT),
         Scenario("open", shared=False, hosts=1, limits=OPEN, settings=MANY),
         Scenario("open-nfs", stale=1.0, limits=OPEN, settings=MANY),
         Scenario("open-lossy", shared=False, hosts=1, lossy=True, limits=OPEN, settings=MANY),
@@ -160,7 +162,14 @@ class Play(Story):
         """Each of them, if somebody wants to know."""
 
     def _settings(self) -> Settings:
-        given = {"shards": 1, "batch_tasks_max": 2, "max_attempts": 2, "lease_s": LEASE_S, "backoff_s": (0, 2)}
+        given = {
+            "shards": 1,
+            "batch_tasks_max": 2,
+            "max_attempts": 2,
+            "lease_s": LEASE_S,
+            "backoff_s": (0, 2),
+            "keep_payloads": 0,
+        }
         return Settings(**{**given, **self.scenario.settings})
 
     def _begins_with_upkeep(self) -> bool:
