@@ -17,7 +17,18 @@ import orjson
 import fsqueue
 
 BEFORE = ("id", "state", "attempts")
-AFTER = ("error", "worker", "host", "inserted_at", "started_at", "finished_at", "took_s", "key")
+AFTER = (
+    "error",
+    "worker",
+    "host",
+    "inserted_at",
+    "started_at",
+    "finished_at",
+    "took_s",
+    "cpu_s",
+    "peak_memory_bytes",
+    "key",
+)
 """The columns that every table has, before and after those of payloads and results."""
 COLUMNS_MAX = 2000
 """If objects have more fields than this together, each stays whole, as JSON in one column."""
@@ -144,20 +155,39 @@ def _text(value: Any) -> Any:
 
 
 def write_csv(path: str, table: Table) -> None:
-    """Write a header and a line for each row: UTF-8, cells quoted where they have to be; null is an empty cell."""
-    import csv
-
-    as_json = frozenset((bool, dict, list))
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table.columns())
+    """Write a header and a line for each row: UTF-8, texts quoted, null an empty cell."""
+    with open(path, "wb") as file:
+        file.write(_csv_line(table.columns()))
         for rows in table.read():
-            for row in rows:
-                if MISSING in row or not as_json.isdisjoint(map(type, row)):
-                    row[:] = [
-                        None if value is MISSING else _text(value) if type(value) in as_json else value for value in row
-                    ]
-            writer.writerows(rows)
+            file.writelines(map(_csv_line, rows))
+
+
+def _csv_line(row: Row) -> bytes:
+    """Return a row as a line of CSV.
+
+    The elements of a JSON array are cells of CSV as they are, as long as no text is escaped and none is an object or an
+    array: that is four times as fast as the library `csv`, which does the others.
+    """
+    if MISSING in row:
+        row = [None if value is MISSING else value for value in row]
+    line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+    if (
+        b"\\" not in line
+        and b"{" not in line
+        and line.find(b"[", 1) < 0
+        and line.count(b"null") == row.count(None)  # else it is part of a text
+    ):
+        return line[1:-2].replace(b"null", b"") + b"\n"
+    import csv
+    import io
+
+    text = io.StringIO(newline="")
+    cells = [_text(value) if type(value) in _AS_JSON else value for value in row]
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+_AS_JSON = frozenset((bool, dict, list))
 
 
 def write_jsonl(path: str, table: Table) -> None:
@@ -202,8 +232,8 @@ CHUNKS_AT_ONCE = 20
 """Lines of the spool in a row group."""
 OF_FIXED = {
     **dict.fromkeys(("id", "state", "error", "worker", "host", "key"), "string"),
-    **dict.fromkeys(("inserted_at", "started_at", "finished_at", "took_s"), "float64"),
-    "attempts": "int64",
+    **dict.fromkeys(("inserted_at", "started_at", "finished_at", "took_s", "cpu_s"), "float64"),
+    **dict.fromkeys(("attempts", "peak_memory_bytes"), "int64"),
 }
 
 

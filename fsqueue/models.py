@@ -83,6 +83,15 @@ class TaskInfo(AsDict):
     priority: str | int | None = None
 
 
+class Used(NamedTuple):
+    """What an attempt at a task used: of a command, and of all processes that it has waited for."""
+
+    cpu_ms: int
+    """Processor time, user and system."""
+    peak_kib: int
+    """The largest resident set of one of those processes."""
+
+
 class Result(NamedTuple):
     """A task that has ended, completed or dead: what was put in beside what came out. Times are Unix seconds."""
 
@@ -104,6 +113,10 @@ class Result(NamedTuple):
     finished_at: float | None = None
     took_s: float | None = None
     """How long the work of the last attempt took."""
+    cpu_s: float | None = None
+    """Processor time of the last attempt, if the worker measured it."""
+    peak_memory_bytes: int | None = None
+    """The largest resident set of a process of the last attempt, if the worker measured it."""
     key: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,6 +142,10 @@ class Movement(AsDict):
     result: Any = None
     took_s: float | None = None
     """How long the work took that this ended, where it differs from how long the task was leased."""
+    cpu_s: float | None = None
+    """Processor time that the work used, where it was measured."""
+    peak_memory_bytes: int | None = None
+    """The largest resident set of one of its processes, where it was measured."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -593,7 +594,7 @@ class Queue(Maintenance):
         if where is not None:
             user_function(where)  # raises InvalidArgument if it is no function
         self._write_letters()
-        found = translated(self.store, results.results(self.store, failed), "reading results")
+        found = chain.from_iterable(translated(self.store, results.results(self.store, failed), "reading results"))
         return found if where is None else filter(where, found)
 
     @verb("reading the history")

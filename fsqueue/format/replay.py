@@ -260,6 +260,8 @@ def _complete(replay_state: ReplayState, record: dict[str, Any], at: int, offset
     done = replay_state.complete(at, _text(record["lease"]), replay_state._tasks(record), offset, record.get("result"))
     if "took" in record:
         replay_state.took.update({index: ms for index in done if (ms := movements.took_ms(record, index)) is not None})
+    if "used" in record:
+        replay_state.used.update({index: it for index in done if (it := movements.used(record, index)) is not None})
     return bool(done)
 
 

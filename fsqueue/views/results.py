@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from fsqueue.format import names
 from fsqueue.format.names import Batch
@@ -15,9 +16,11 @@ from fsqueue.storage.store import Store
 from fsqueue.views import finished, inspection
 from fsqueue.views.finished import FinishedBatch
 
+LETTERS_AT_ONCE = 100
 
-def results(store: Store, failed: bool = False) -> Iterator[Result]:
-    """Yield the tasks that were completed and those that are dead letters; with `failed` the latter alone.
+
+def results(store: Store, failed: bool = False) -> Iterator[list[Result]]:
+    """Yield the tasks that were completed and those that are dead letters, many at a time; `failed`: the latter alone.
 
     A hint while others work: a task that ends meanwhile may be missing. None comes twice, unless it is retried. Logs
     are read before the history, so that a batch which finishes in between is in one of them. Memory is bounded by a
@@ -28,12 +31,13 @@ def results(store: Store, failed: bool = False) -> Iterator[Result]:
         seen: set[Batch] = set()
         for at_work in inspection.partly_done(store):
             seen.add(at_work.batch)
-            yield from _completed(at_work)
+            yield [*_completed(at_work)]
         for found in finished.batches(store, offsets=False):
             if found.batch not in seen:
-                yield from _completed(found)
-    for letter in deadletters.letters(store):
-        yield _of_letter(letter)
+                yield [*_completed(found)]
+    letters = map(_of_letter, deadletters.letters(store))
+    while some := [*islice(letters, LETTERS_AT_ONCE)]:
+        yield some
 
 
 def _completed(found: FinishedBatch) -> Iterator[Result]:
@@ -41,6 +45,7 @@ def _completed(found: FinishedBatch) -> Iterator[Result]:
     batch, replay_state, task_of = found.batch, found.replay_state, found.task
     since, holders, took_ms = replay_state.since, replay_state.holder, replay_state.took
     attempts, outcomes, errors = replay_state.attempts, replay_state.results, replay_state.errors
+    usage = replay_state.used
     birth, is_in_file = names.birth_ms(batch) / 1000, replay_state.inserts is None
     for index, state in enumerate(replay_state.state):
         if state != COMPLETED:
@@ -51,6 +56,7 @@ def _completed(found: FinishedBatch) -> Iterator[Result]:
         if took is None:
             took = max(0, ended_at - holder.at)
         payload, key, _ = task_of(index)
+        used = usage.get(index) if usage else None
         inserted_at = None if is_in_file else found.inserted_at(index)
         yield Result(
             f"{batch}.{index}",
@@ -65,6 +71,8 @@ def _completed(found: FinishedBatch) -> Iterator[Result]:
             (ended_at - took) / 1000,
             ended_at / 1000,
             took / 1000,
+            used[0] / 1000 if used is not None else None,
+            used[1] * 1024 if used is not None else None,
             key,
         )
 

@@ -299,7 +299,7 @@ class Commands:
         if job.doomed:
             running.process.kill(signal.SIGKILL)  # what is left of its process group
         running.process.reap()
-        job.killed = (running.process.status or 0) < 0
+        job.killed, job.used = (running.process.status or 0) < 0, running.process.used
         for stream in running.streams:
             stream.drain()
         status = running.process.status

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from fsqueue.clock import Clock
+from fsqueue.models import Used
 from fsqueue.worker.events import Mailbox
 
 KEPT_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -45,6 +46,8 @@ class Process:
         self._mailbox, self._ended, self._clock = mailbox, ended, Clock()
         self.status: int | None = None
         """The exit status; negative: the signal that ended it. None: not known (yet)."""
+        self.used: Used | None = None
+        """What it used, with all processes that it has waited for. None: not known (yet)."""
         self._gone = False
         actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in enumerate(files)]
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -120,7 +123,9 @@ class Process:
             return
         self._let_go()
         try:
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            _, status, used = os.wait4(self.pid, 0)
+            self.status = os.waitstatus_to_exitcode(status)
+            self.used = Used(round((used.ru_utime + used.ru_stime) * 1000), used.ru_maxrss)  # Linux: in KiB
         except ChildProcessError:
             pass  # something else in this process has waited for it
         self._gone = True

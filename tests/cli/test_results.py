@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 import json
 import os
 from pathlib import Path
@@ -122,6 +123,25 @@ def test_what_is_no_object_is_one_column(fsqueue_cli: Run, queue_factory: QueueF
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "null", "a null, and a comma", 'say "hi"', "two\nlines", "tab\t", "\\", "[1]", "{", "[", "", "ü\u2028", "\x7f",
+        "-1", "true", 1e300, 0.1, -5, True, [None, "null"], {"null": None}, {"b": [1, "x,y"]},
+    ],
+)  # fmt: skip
+def test_every_value_comes_back_from_a_csv(value: Any) -> None:
+    """What goes the fast way is read like what the library `csv` writes."""
+    line = result_files._csv_line(["first", None, value, None, "null", 5]).decode()
+    [cells] = csv.reader(io.StringIO(line, newline=""))
+    wanted = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    assert cells[:2] + cells[3:] == ["first", "", "", "null", "5"]
+    if isinstance(value, float):
+        assert float(cells[2]) == value
+    else:
+        assert cells[2] == wanted
+
+
 def test_objects_with_too_many_fields_stay_whole(
     fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +182,7 @@ def test_some_are_chosen(fsqueue_cli: Run, sweep: Queue, options: list[str], fou
 
 def test_an_empty_table_has_a_header(fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path) -> None:
     fsqueue_cli("results", queue_factory().path, tmp_path / "out.csv")
-    assert (tmp_path / "out.csv").read_text() == ",".join([*HEAD, *TAIL]) + "\n"
+    assert (tmp_path / "out.csv").read_text() == ",".join(f'"{name}"' for name in [*HEAD, *TAIL]) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ HARMLESS_PATHS = {
 CHILDREN = {
     # to start processes and to end them
     "posix_spawnp", "POSIX_SPAWN_DUP2", "POSIX_SPAWN_CLOSE", "set_inheritable", "pidfd_open", "killpg", "waitid",
-    "waitpid", "waitstatus_to_exitcode", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "_exit",
+    "waitpid", "wait4", "waitstatus_to_exitcode", "P_PID", "WEXITED", "WNOHANG", "WNOWAIT", "_exit",
     # to talk with them: through pipes, and files in memory
     "pipe", "dup", "set_blocking", "read", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
     "pwrite", "eventfd", "eventfd_read", "eventfd_write", "EFD_CLOEXEC", "EFD_NONBLOCK",
