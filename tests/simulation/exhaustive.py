@@ -52,6 +52,7 @@ KINDS = {
         Scenario("lossy-nfs", lossy=True, limits=AT_ONCE),
         Scenario("moved", shared=False, hosts=1, limits=(*AT_ONCE, *MOVED), settings=KEPT),
         Scenario("moved-nfs", stale=1.0, limits=(*AT_ONCE, *MOVED), settings=KEPT),
+        Scenario("moved-lossy", shared=False, hosts=1, lossy=True, limits=(*AT_ONCE, *MOVED), settings=KEPT),
         Scenario("open", shared=False, hosts=1, limits=OPEN, settings=MANY),
         Scenario("open-nfs", stale=1.0, limits=OPEN, settings=MANY),
         Scenario("open-lossy", shared=False, hosts=1, lossy=True, limits=OPEN, settings=MANY),
@@ -113,6 +114,10 @@ ALONE = {
     "order-nfs": ("killed", "late", "locks-lost", "host-lost", "reply-lost", "estale"),
     "order-large": ("killed", "cut-short", "eio-after", "eio", "full-halfway"),
     "order-lossy": ("power", "power-names", "power-data"),
+    "moved": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway", "interrupted",
+              "interrupted-after"),
+    "moved-nfs": ("killed", "cut-short", "late", "locks-lost", "host-lost", "reply-lost", "eio-after", "estale"),
+    "moved-lossy": ("power", "power-names", "power-data", "power-all", "power-both-names"),
 }  # fmt: skip
 """The faults of one verb."""
 IN_THE_LOG = frozenset((
@@ -122,7 +127,9 @@ IN_THE_LOG = frozenset((
 """The verbs that are tried in open batches, too: those to which it makes a difference where a task stands."""
 WITH_PRIORITIES = frozenset(("insert-keyed", "commit-anew", "publish-staged", "overwrite-anew", "overwrite-staged"))
 """The verbs that are tried with priorities, too."""
-ONLY = {"open": IN_THE_LOG, "order": WITH_PRIORITIES}
+ENDING = frozenset(("complete", "bury", "cancel", "poll", "gc"))
+"""The verbs that end batches, and are tried where task files are kept, too."""
+ONLY = {"open": IN_THE_LOG, "order": WITH_PRIORITIES, "moved": ENDING}
 """The verbs that are tried on the filesystems whose names begin so."""
 ALONE_ON = [
     (verb, kind)
