@@ -8,6 +8,7 @@ inserted singly is in the batch's log, and with it in the history.
 from __future__ import annotations
 
 import logging
+import math
 import stat
 
 from fsqueue.errors import StorageError
@@ -106,6 +107,15 @@ def bytes_of(store: Store, day: Day) -> int:
         except FileNotFoundError:
             continue
     return size
+
+
+def most_bytes_of(store: Store, day: Day) -> float:
+    """Return how many bytes the task files of a day may have at most, as their names and the settings tell."""
+    longest = store.settings.keep_payloads
+    if longest is None:
+        return math.inf
+    found = map(names.parse_task_file, store.fs.names(store.layout.payloads(day)))
+    return sum(name.count for name in found if name is not None) * (longest + LINE_BYTES)
 
 
 def lines_at(store: Store, path: str) -> list[bytes]:

@@ -474,15 +474,22 @@ def _day_before(store: Store, days: int) -> str:
 
 
 def _payloads(store: Store, keep: Keep, report: GcReport) -> None:
-    """Remove the task files of days that are too old, or that are too many bytes together with the later ones."""
+    """Remove the task files of days that are too old, or that are too many bytes together with the later ones.
+
+    Files are asked for their sizes only if they may be too many bytes by what their names tell.
+    """
     today = _day_before(store, 0)
     days = keep.payload_days if keep.history_days is None else min(keep.payload_days, keep.history_days)
-    oldest, left = _day_before(store, days), keep.payload_bytes
-    for day in reversed(payloads.days(store)):
-        if day >= oldest:
-            left -= payloads.bytes_of(store, day)
-        if (day < oldest or (left < 0 and day < today)) and trash.discard(store, store.layout.payload_days, day):
-            report.payload_days_removed += 1
+    oldest, size, there = _day_before(store, days), 0, payloads.days(store)
+    going = [day for day in there if day < oldest]
+    staying = [day for day in reversed(there) if day >= oldest]
+    if sum(payloads.most_bytes_of(store, day) for day in staying) > keep.payload_bytes:
+        for day in staying:
+            size += payloads.bytes_of(store, day)
+            if size > keep.payload_bytes and day < today:
+                going.append(day)
+    for day in going:
+        report.payload_days_removed += trash.discard(store, store.layout.payload_days, day)
 
 
 def _history(store: Store, keep_days: int, report: GcReport) -> None:
