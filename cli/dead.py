@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
@@ -25,6 +22,8 @@ from .common import (
     words,
     yes_option,
 )
+from .conditions import Condition, all_of
+from .conditions import where_option as conditions_option
 from .counts import print_count
 from .printing import hint, plain, print_json, print_table, say
 
@@ -33,72 +32,10 @@ EXAMPLES_MAX = 3
 PAYLOAD_CHARS = 60
 """How much of a payload is shown."""
 
-_CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
-_FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
-
-Condition = Callable[[fsqueue.DeadLetter], bool]
-
-
-def condition(value: str) -> Condition:
-    """Parse FIELD=VALUE and the like. Return a function that tells whether a dead letter meets it."""
-    match = _CONDITION.fullmatch(value)
-    path = match[1].split(".") if match else []
-    if match is None or path[0] not in _FIELDS:
-        raise click.BadParameter(
-            f"{value!r} is not a condition. Write FIELD=VALUE (or != < <= > >=; ~ and !~ search a regular expression) "
-            f"with a FIELD of {', '.join(_FIELDS)}, or one inside, such as payload.name or worker.host."
-        )
-    operator, wanted = match[2], match[3].strip()
-    if "~" in operator:
-        try:
-            pattern = re.compile(wanted)
-        except re.error as error:
-            raise click.BadParameter(f"{wanted!r} is not a regular expression: {error}.") from None
-        return lambda letter: (pattern.search(_shown(_field(letter, path))) is not None) == (operator == "~")
-    if operator in ("=", "!="):
-        return lambda letter: (_shown(_field(letter, path)) == wanted) == (operator == "=")
-    try:
-        limit = float(wanted)
-    except ValueError:
-        raise click.BadParameter(f"{operator} compares numbers, and {wanted!r} is not a number.") from None
-    return lambda letter: _compare(_field(letter, path), operator, limit)
-
-
-def _field(letter: fsqueue.DeadLetter, path: list[str]) -> Any:
-    value = getattr(letter, path[0])
-    for name in path[1:]:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _shown(value: Any) -> str:
-    """Return a value as a user types it: strings as they are, all else as JSON."""
-    if isinstance(value, str):
-        return value
-    import orjson
-
-    return "" if value is None else orjson.dumps(value, default=str).decode()
-
-
-def _compare(value: Any, operator: str, limit: float) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    below, equal = value < limit, value == limit
-    return (equal and "=" in operator) or (below if "<" in operator else not below and not equal)
-
-
-where_option = click.option(
-    "--where",
-    "conditions",
-    type=condition,
-    multiple=True,
-    help="Only those with, for instance, reason~timeout, worker.host=node17, payload.size>100. May be repeated.",
-)
+FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
+"""What conditions may be about."""
+where_option = conditions_option(FIELDS, "reason~timeout, worker.host=node17, payload.size>100")
 ids_argument = click.argument("ids", metavar="[TASK]...", nargs=-1)
-
-
-def _all_of(conditions: tuple[Condition, ...]) -> Condition | None:
-    return (lambda letter: all(holds(letter) for holds in conditions)) if conditions else None
 
 
 @click.group()
@@ -130,7 +67,7 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
     their own reason where the reasons differ. 'fsqueue show Q TASK' shows the whole reason, with the output's end.
     """
     with fsqueue.Queue(queue) as q:
-        letters = q.dead(where=_all_of(conditions))
+        letters = q.dead(where=all_of(conditions))
         if as_json:
             for letter in letters:
                 print_json(letter.as_dict())
@@ -185,7 +122,7 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
-        where = _all_of(conditions)
+        where = all_of(conditions)
         count = q.retry_dead(chosen, where=where) if ids else q.retry_dead(where=where)
         unknown = outcomes.unknown(q.store, chosen)
     print_count("retried", count, as_json, unknown)
@@ -212,7 +149,7 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
             which = f"the {wording.counted(len(chosen), 'named dead letter')} of {q.path}"
             which = f"those of {which} that meet the conditions" if conditions else which
         confirm(f"Drop {which} for good?", yes)
-        where = _all_of(conditions)
+        where = all_of(conditions)
         count = q.purge_dead(chosen, where=where) if ids else q.purge_dead(where=where)
         unknown = outcomes.unknown(q.store, chosen)
     print_count("purged", count, as_json, unknown)

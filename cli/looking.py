@@ -34,7 +34,8 @@ fsqueue ls Q --json | jq -r 'select(.attempt > 1) | .id'"""
 def ls(queue: str, state: str | None, limit: int | None, as_json: bool) -> None:
     """List the tasks of Q, in no particular order.
 
-    Finished tasks are listed while the history keeps them, without payload. A task that changes its state while the
+    Finished tasks are listed while the history keeps them, with their payloads if it keeps those; completed ones with
+    their results. 'fsqueue results' makes tables of them. A task that changes its state while the
     command reads the queue may appear in either state.
     """
     with fsqueue.Queue(queue) as q:
@@ -45,7 +46,10 @@ def ls(queue: str, state: str | None, limit: int | None, as_json: bool) -> None:
             return
         heading = ["TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE"]
         known = ((task, [task.id, task.state, str(task.attempt), _time_of(task, state)]) for task in tasks)
-        if q.has_priorities:
+        if state == "completed":
+            rows = ((*begin, f"{brief(task.payload, 60)} -> {brief(task.result, 60)}") for task, begin in known)
+            print_table(_after([(*heading, "PAYLOAD -> RESULT")], rows), (36, 9, 7, 19))
+        elif q.has_priorities:
             rows = ((*begin, _priority(task), brief(task.payload)) for task, begin in known)
             print_table(_after([(*heading, "PRIORITY", "PAYLOAD")], rows), (36, 9, 7, 19, 8))
         else:

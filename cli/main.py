@@ -32,6 +32,7 @@ GROUPS = {
         "wait": ("watching", "Wait until the queue is drained."),
         "ls": ("looking", "List tasks."),
         "show": ("looking", "Show all about one task, with its history."),
+        "results": ("results", "Print results beside their inputs, or write them as CSV, JSON Lines or Parquet."),
         "dead": ("dead", "List, retry or purge dead letters."),
         "workers": ("workers", "List workers: what each holds, whether it is alive; --release-dead."),
         "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),

@@ -391,10 +391,10 @@ class _Guarded:
 
 
 class Bar:
-    """Show on a terminal how many shards were read, if that takes long."""
+    """Show on a terminal how far a command has come, if it takes long."""
 
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
+    def __init__(self, doing: str, unit: str = "shards") -> None:
+        self._doing, self._unit = doing, unit
         self._bar: Any = None
 
     def __enter__(self) -> Bar:
@@ -411,7 +411,7 @@ class Bar:
         if not is_screen(sys.stderr):
             return
         if self._bar is None:
-            self._bar = bar(total=steps, unit=" shards", desc=self._doing, leave=False, delay=0.5)
+            self._bar = bar(total=steps, unit=f" {self._unit}", desc=self._doing, leave=False, delay=0.5)
         self._bar.update(done - self._bar.n)
 
 

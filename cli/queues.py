@@ -15,7 +15,7 @@ import click
 import fsqueue
 from fsqueue import wording
 from fsqueue.filesystem import mountadvice
-from fsqueue.upkeep.collect import Reaping, reap
+from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS, Reaping, reap
 
 from .common import (
     confirm,
@@ -32,6 +32,14 @@ from .printing import complain, hint, print_json, say
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
 DAY_S = 86_400
 DEFAULTS = fsqueue.Settings()
+
+
+def _payload_bytes(value: str) -> int | str:
+    if value == "all":
+        return value
+    if not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a whole number of bytes nor 'all'.")
+    return int(value)
 
 
 def _attempts(value: str) -> int | str:
@@ -73,17 +81,25 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
     "--durability", type=click.Choice(["none", "default", "strict"]), help="What is synced to disk [default: inserts]."
 )
 @click.option("--no-history", is_flag=True, help="Forget finished tasks at once.")
+@click.option(
+    "--keep-payloads",
+    type=_payload_bytes,
+    metavar="BYTES",
+    help=f"Keep payloads of finished tasks up to this size, or 'all'; 0: none [{DEFAULTS.keep_payloads}].",
+)
 @click.option("--exist-ok", is_flag=True, help="Leave an existing queue as it is, and succeed.")
 @click.option("--allow-unsafe", is_flag=True, help="Use it even on mounts that can't keep the promises.")
 @json_option
 def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_json: bool, **settings: Any) -> None:
     """Create the queue Q, a directory.
 
-    'fsqueue set' changes --max-attempts, --lease and --backoff later. All else is fixed.
+    'fsqueue set' changes --max-attempts, --lease, --backoff and --keep-payloads later. All else is fixed.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     if settings["max_attempts"] == "none":
         given["max_attempts"] = None
+    if settings["keep_payloads"] == "all":
+        given["keep_payloads"] = None
     if no_history:
         given["keep_history"] = False
     is_new = True
@@ -177,6 +193,18 @@ fsqueue gc --trash /scratch/me"""
 @optional_queue_argument
 @click.option("--touch", is_flag=True, help="Refresh its files, so that a scratch system does not purge them.")
 @click.option("--keep-history", "history_s", type=DURATION, help="Drop history that is older; whole days, as 30d.")
+@click.option(
+    "--keep-payloads",
+    "payload_s",
+    type=DURATION,
+    help=f"Drop files of payloads that are older; whole days [{PAYLOAD_DAYS}d].",
+)
+@click.option(
+    "--payload-bytes",
+    type=click.IntRange(min=0),
+    metavar="BYTES",
+    help=f"Keep no more of those than this, the latest days first; today's stay [{PAYLOAD_BYTES >> 30} GiB].",
+)
 @click.option("--history-days", type=click.IntRange(min=0), hidden=True)
 @click.option("--trash", type=click.Path(path_type=Path), metavar="DIR", help="Only remove what was deleted from DIR.")
 @json_option
@@ -184,6 +212,8 @@ def gc(
     queue: str | None,
     touch: bool,
     history_s: float | None,
+    payload_s: float | None,
+    payload_bytes: int | None,
     history_days: int | None,
     trash: Path | None,
     as_json: bool,
@@ -198,8 +228,12 @@ def gc(
         if history_s % DAY_S:  # a plain 30 means seconds: gc would drop all but today's history
             raise click.UsageError("History is kept by whole days: write, for instance, --keep-history 30d.")
         history_days = int(history_s // DAY_S)
-    if queue is None and (touch or history_days is not None):
-        raise click.UsageError("--touch and --keep-history need a queue.")
+    if payload_s is not None and payload_s % DAY_S:
+        raise click.UsageError("Payloads are kept by whole days: write, for instance, --keep-payloads 30d.")
+    kept: dict[str, int] = {} if payload_s is None else {"payload_days": int(payload_s // DAY_S)}
+    kept |= {} if payload_bytes is None else {"payload_bytes": payload_bytes}
+    if queue is None and (touch or kept or history_days is not None):
+        raise click.UsageError("--touch, --keep-history, --keep-payloads and --payload-bytes need a queue.")
     if queue is None:
         assert trash is not None
         done = _reap(trash)
@@ -210,7 +244,7 @@ def gc(
             say(f"{path} was left alone: {why}.")
     else:
         with fsqueue.Queue(queue) as q:
-            report = q.gc(touch=touch, history_days=history_days).as_dict()
+            report = q.gc(touch=touch, history_days=history_days, **kept).as_dict()
     if as_json:
         print_json(report)
     elif not any(report.values()):
@@ -232,6 +266,7 @@ GC_LINES = {
         "attempts_reaped": ("commit that was given up", "commits that were given up"),
         "keys_removed": ("file of a free key", "files of free keys"),
         "history_days_removed": ("day of history", "days of history"),
+        "payload_days_removed": ("day of payloads", "days of payloads"),
         "generations_trashed": ("purged generation", ""),
         "trash_reaped": ("directory of the trash", "directories of the trash"),
         "reaped": ("deleted queue", ""),

@@ -23,6 +23,14 @@ def _attempts(text: str) -> int | None:
     return int(text)
 
 
+def _payload_bytes(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdecimal():
+        raise click.UsageError(f"keep_payloads={text}: write a whole number of bytes, or 'all'.")
+    return int(text)
+
+
 def _duration(text: str) -> float:
     return DURATION.convert(text, None, None)
 
@@ -31,7 +39,12 @@ def _pair(text: str) -> tuple[float, ...]:
     return tuple(_duration(part) for part in text.split(","))
 
 
-PARSERS: dict[str, Callable[[str], Any]] = {"max_attempts": _attempts, "lease_s": _duration, "backoff_s": _pair}
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "max_attempts": _attempts,
+    "lease_s": _duration,
+    "backoff_s": _pair,
+    "keep_payloads": _payload_bytes,
+}
 """How the value of each setting that can be changed is written."""
 SHORT = {"lease": "lease_s", "backoff": "backoff_s"}
 """Names of settings as `fsqueue create` has them."""
@@ -52,11 +65,13 @@ def _given(assignments: tuple[str, ...]) -> dict[str, Any]:
     return given
 
 
-def _text(value: Any) -> str:
-    """Return a value as `set` takes it."""
+def _text(name: str, value: Any) -> str:
+    """Return the value of a setting as `set` takes it."""
     if isinstance(value, tuple):
-        return ",".join(map(_text, value))
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        return ",".join(_text(name, each) for each in value)
+    if value is None:
+        return "all" if name == "keep_payloads" else "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @click.command(
@@ -72,8 +87,8 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
     """Change settings of the queue Q in use, and show all of them. Without NAME=VALUE, only show them.
 
     max_attempts=N or none: attempts before a task becomes a dead letter. lease_s=DURATION (or lease=): how long a lease
-    holds unless renewed. backoff=FIRST,MOST: the pauses after failed attempts. All other settings are fixed when the
-    queue is created.
+    holds unless renewed. backoff=FIRST,MOST: the pauses after failed attempts. keep_payloads=BYTES or all: how long
+    payloads of finished tasks may be to be kept. All other settings are fixed when the queue is created.
 
     Workers use the new settings two seconds later at the latest. Leases that are held keep their length until they are
     renewed. A task that has used up its attempts by the new number becomes a dead letter when it is next to be leased.
@@ -86,7 +101,7 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
             print_json({"queue": str(q.path), "settings": settings})
             return
         for name, value in settings.items():
-            say(f"{name:<16} {_text(value)}{'' if name in PARSERS else '  (fixed)'}")
+            say(f"{name:<16} {_text(name, value)}{'' if name in PARSERS else '  (fixed)'}")
 
 
 @click.command(epilog=example('fsqueue pause /scratch/me/tiles --reason "the licence server is down"'))

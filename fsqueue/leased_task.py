@@ -14,7 +14,7 @@ from fsqueue.errors import UNKEPT, Bury, InvalidArgument, InvalidResult, LeaseLo
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
 from fsqueue.format.names import Batch
-from fsqueue.models import Movement, Status, TaskRef
+from fsqueue.models import Movement, Status, TaskRef, Used
 from fsqueue.storage.store import Store
 
 
@@ -148,6 +148,8 @@ class LeasedTask:
         unknown."""
         self.took_s: float | None = None
         """How long the work on it took, if that was measured."""
+        self.used: Used | None = None
+        """What the work used, if that was measured."""
 
     @property
     def id(self) -> str:

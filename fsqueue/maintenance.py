@@ -143,15 +143,24 @@ class Maintenance:
         administration.delete(self.store, wait)
 
     @verb("collecting garbage")
-    def gc(self, *, touch: bool = False, history_days: int | None = None) -> GcReport:
+    def gc(
+        self,
+        *,
+        touch: bool = False,
+        history_days: int | None = None,
+        payload_days: int = collect.PAYLOAD_DAYS,
+        payload_bytes: int = collect.PAYLOAD_BYTES,
+    ) -> GcReport:
         """Finish what crashes left half done; remove trash and old staged files. Safe at any time.
 
         `touch` refreshes the times of all files that the queue needs, for scratch systems that delete idle files.
-        `history_days`: remove history that is older than this.
+        `history_days`: remove history that is older than this. `payload_days`, `payload_bytes`: remove files with
+        payloads of finished tasks that are older, or that exceed so many bytes, by whole days; today's stay.
         """
         if history_days is not None:
             whole("history_days", history_days, 0)
-        return collect.gc(self.store, touch, history_days)
+        kept = (whole("payload_days", payload_days, 0), whole("payload_bytes", payload_bytes, 0))
+        return collect.gc(self.store, touch, collect.Keep(history_days, *kept))
 
     def fsck(self, *, repair: bool = False, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
         """Yield what is wrong on disk, as it is found. Safe at any time. A sound queue has no findings.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from fsqueue.format.task_file import payload_fields
 
@@ -66,7 +66,7 @@ class TaskRef:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo(AsDict):
-    """Facts about a task. Times are Unix seconds; a payload is None once the task has finished."""
+    """Facts about a task. Times are Unix seconds. A finished task has its payload if that is kept."""
 
     id: str
     state: State
@@ -81,6 +81,50 @@ class TaskInfo(AsDict):
     version: int = 0
     key: str | None = None
     priority: str | int | None = None
+
+
+class Used(NamedTuple):
+    """What an attempt at a task used: of a command, and of all processes that it has waited for."""
+
+    cpu_ms: int
+    """Processor time, user and system."""
+    peak_kib: int
+    """The largest resident set of one of those processes."""
+
+
+class Result(NamedTuple):
+    """A task that has ended, completed or dead: what was put in beside what came out. Times are Unix seconds."""
+
+    id: str
+    state: State
+    attempts: int
+    """How many attempts it took, the last one included."""
+    payload: Any = None
+    """None if the history does not keep it (`keep_payloads`)."""
+    result: Any = None
+    error: str | None = None
+    """Why the task was given up; of a completed task, why its last failed attempt failed."""
+    worker: str | None = None
+    """The worker's name, where it has one."""
+    host: str | None = None
+    inserted_at: float | None = None
+    started_at: float | None = None
+    """When the last attempt began; None for a dead letter."""
+    finished_at: float | None = None
+    took_s: float | None = None
+    """How long the work of the last attempt took."""
+    cpu_s: float | None = None
+    """Processor time of the last attempt, if the worker measured it."""
+    peak_memory_bytes: int | None = None
+    """The largest resident set of a process of the last attempt, if the worker measured it."""
+    key: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, ready for JSON. A payload of bytes is in `b64`, as base64 text."""
+        found = self._asdict()
+        if type(self.payload) is bytes:
+            found |= payload_fields(found.pop("payload"))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +142,10 @@ class Movement(AsDict):
     result: Any = None
     took_s: float | None = None
     """How long the work took that this ended, where it differs from how long the task was leased."""
+    cpu_s: float | None = None
+    """Processor time that the work used, where it was measured."""
+    peak_memory_bytes: int | None = None
+    """The largest resident set of one of its processes, where it was measured."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""
@@ -195,6 +243,7 @@ class GcReport(AsDict):
     attempts_reaped: int = 0
     generations_trashed: int = 0
     history_days_removed: int = 0
+    payload_days_removed: int = 0
     keys_removed: int = 0
     letters_added: int = 0
     renamed: int = 0

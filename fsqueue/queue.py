@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +36,7 @@ from fsqueue.format.layout import DEFAULTS, OPEN_BATCHES, Durability, Pause, Set
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.models import STATES, Movement, State, Status, Task, TaskInfo, TaskRef
+from fsqueue.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
 from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
@@ -44,7 +45,7 @@ from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import QueueClosed, Store
 from fsqueue.user_code import user_function
-from fsqueue.views import inspection, task_history
+from fsqueue.views import inspection, results, task_history
 from fsqueue.views.activity import LEAST_S, Activity, activity
 
 if TYPE_CHECKING:
@@ -102,12 +103,14 @@ class Queue(Maintenance):
         backoff_s: Sequence[float] = DEFAULTS.backoff_s,
         durability: Durability = DEFAULTS.durability,
         keep_history: bool = DEFAULTS.keep_history,
+        keep_payloads: int | None = DEFAULTS.keep_payloads,
         exist_ok: bool = False,
         allow_unsafe: bool = False,
     ) -> Queue:
         """Make a queue, whole or not at all, and open it. Parents of `path` are made as needed.
 
-        `backoff_s`: the least and the greatest pause after a failure.
+        `backoff_s`: the least and the greatest pause after a failure. `keep_payloads`: the history keeps payloads of
+        up to so many bytes (None: all; 0: none), on average over those that were inserted together.
 
         QueueExists if there is one (with `exist_ok` it is opened as it is); NotAQueue if the path
         is a file, a symbolic link or a directory with something else in it; UnsafeFilesystem if the mount cannot
@@ -122,6 +125,7 @@ class Queue(Maintenance):
             backoff_s,  # type: ignore[arg-type]  # a sequence of another length or type is refused there
             durability,
             keep_history,
+            keep_payloads,
         )
         where = queue_path(path)
         try:
@@ -585,6 +589,19 @@ class Queue(Maintenance):
         if state is not None:
             one_of("state", state, STATES)
         return translated(self.store, inspection.tasks(self.store, state), "listing tasks")
+
+    def results(self, where: Callable[[Result], bool] | None = None, failed: bool = False) -> Iterator[Result]:
+        """Yield the tasks that were completed, then the dead letters; with `failed` the latter alone.
+
+        Each has its payload, its result or error, and who worked on it, when and for how long. They go back as far as
+        the queue keeps its history. `where`: a function that tells which to yield. For DataFrames:
+        `pandas.DataFrame(result.as_dict() for result in queue.results())`.
+        """
+        if where is not None:
+            user_function(where)  # raises InvalidArgument if it is no function
+        self._write_letters()
+        found = chain.from_iterable(translated(self.store, results.results(self.store, failed), "reading results"))
+        return found if where is None else filter(where, found)
 
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:

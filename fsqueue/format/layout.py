@@ -34,7 +34,7 @@ DOCTOR = ".fsqueue-doctor"
 """Name the directory in which two `fsqueue doctor --join` meet. A doctor by itself adds `-` and 16 digits."""
 
 
-CHANGEABLE = ("max_attempts", "lease_s", "backoff_s")
+CHANGEABLE = ("max_attempts", "lease_s", "backoff_s", "keep_payloads")
 """The settings that may be changed while a queue is in use. All others are fixed when it is created."""
 REQUIRED = (
     "shards",
@@ -58,6 +58,7 @@ class Settings:
     `shards`: hashed subdirectories, 1 to 4,096. `batch_tasks_max`: tasks a file, 1 to 1,024.
     `max_attempts`: a task becomes a dead letter after this many; None: never. `lease_s`: how long a lease lasts
     unless the worker asks for another time. `backoff_s`: the shortest and the longest pause after a failure.
+    `keep_payloads`: the history keeps payloads of up to so many bytes; 0: none; None: all. Without a history, none.
     """
 
     shards: int = 64
@@ -68,6 +69,7 @@ class Settings:
     backoff_s: tuple[float, float] = (1, 3600)
     durability: Durability = "default"
     keep_history: bool = True
+    keep_payloads: int | None = 1024
 
     def __post_init__(self) -> None:
         def whole(name: str, least: int, most: int) -> None:
@@ -93,6 +95,8 @@ class Settings:
             raise InvalidArgument(f"durability must be one of {', '.join(DURABILITIES)}, not {self.durability!r}.")
         if not isinstance(self.keep_history, bool):
             raise InvalidArgument(f"keep_history must be True or False, not {self.keep_history!r}.")
+        if self.keep_payloads is not None:
+            whole("keep_payloads", 0, 2**30)
 
 
 def _seconds(name: str, value: object, least: float) -> None:
@@ -347,6 +351,7 @@ class Layout:
         "history_days",
         "logs",
         "nodes",
+        "payload_days",
         "pending",
         "quarantine",
         "queue",
@@ -378,6 +383,7 @@ class Layout:
         self.completions = f"{base}/completions"
         self.dead_letters = f"{base}/dead"
         self.history_days = f"{base}/history"
+        self.payload_days = f"{base}/payloads"
 
     def shard(self, batch: str) -> names.Shard:
         """Return the name of a batch's shard."""
@@ -426,6 +432,10 @@ class Layout:
     def history(self, day: names.Day, shard: names.Shard) -> str:
         """Return the path of a day's history of a shard."""
         return f"{self.history_days}/{day}/{shard}.jsonl"
+
+    def payloads(self, day: names.Day) -> str:
+        """Return the directory of the task files of batches that finished on a day."""
+        return f"{self.payload_days}/{day}"
 
     def attempt(self, attempt: names.Uuid, commit: names.CommitName) -> str:
         """Return the directory in which an attempt stages what it has for a commit."""

@@ -59,13 +59,20 @@ def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, se
 
 
 def complete(
-    at: int, lease: str, tasks: Sequence[int], result: bytes | None = None, took: int | list[int] | None = None
+    at: int,
+    lease: str,
+    tasks: Sequence[int],
+    result: bytes | None = None,
+    took: int | list[int] | None = None,
+    used: Sequence[Sequence[int] | None] | None = None,
 ) -> bytes:
-    """Return a `complete` record. `result` is JSON; `took` comes from `worktimes`."""
+    """Return a `complete` record. `result` is JSON; `took` and `used` come from `worktimes`."""
     ranges = f"[{tasks[0]},{tasks[0] + 1}]" if len(tasks) == 1 else _ranges(tasks)
     more = "" if result is None else f',"result":{result.decode()}'
     if took is not None:
         more += f',"took":{str(took).replace(" ", "")}'
+    if used is not None:
+        more += f',"used":{orjson.dumps(used).decode()}'
     return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{ranges}]{more}}}\n'.encode()
 
 
@@ -82,14 +89,24 @@ INSERT = b'{"op":"insert",'
 _HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+(?:,"available_at":\d+)?(?=,)')
 
 
-def cut(line: bytes) -> bytes:
-    """Return an `insert` record as the history keeps it: without its payload. It tells how many bytes that spares.
+LINE_BYTES = 16
+"""What stands around a payload in the line of a task that has neither key nor priority, about."""
+
+
+def cut(line: bytes, payload_bytes_max: int | None) -> bytes:
+    """Return an `insert` record as the history keeps it: without its payload, if that is longer than asked for (None:
+    never). It tells how many bytes that spares.
 
     It is padded with blanks, so that the offsets of the records behind it can be told. A line that another program
     wrote in another form is returned as it is.
     """
+    if payload_bytes_max is None:
+        return line
+    least = payload_bytes_max + LINE_BYTES if payload_bytes_max else 0
+    if len(line) <= least:
+        return line
     head = _HEAD.match(line)
-    if head is None:
+    if head is None or len(line) - head.end() <= least:
         return line
     spared = len(line) - head.end() - len(b',"cut":0}')
     spared = max(0, spared - len(str(spared)) + 1)
@@ -114,6 +131,15 @@ def took_ms(record: dict[str, Any], index: int) -> int | None:
     if type(took) is list:
         took = _at_place_of(index, took, record.get("tasks"))
     return took if type(took) is int and 0 <= took <= TIME_MAX else None
+
+
+def used(record: dict[str, Any], index: int) -> tuple[int, int] | None:
+    """Return the processor time (ms) and the peak memory (KiB) of the work on a task, if the record tells them."""
+    given = record.get("used")
+    found = _at_place_of(index, given, record.get("tasks")) if type(given) is list else None
+    if type(found) is list and len(found) == 2 and all(type(each) is int and 0 <= each <= TIME_MAX for each in found):
+        return found[0], found[1]
+    return None
 
 
 def _at_place_of(index: int, values: list[Any], ranges: Any) -> Any:

@@ -17,7 +17,7 @@ from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LE
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "ReplayState"]
 
 PAYLOAD = ("payload", "b64", "cut")
-"""An `insert` has one of these; `cut` in the history, which keeps no payloads."""
+"""An `insert` has one of these; `cut` in the history, which keeps no long payloads."""
 AT_MAX = MS_MAX
 """A record with a later time than this does not apply."""
 SUMMED_AT_ONCE = 64
@@ -260,6 +260,8 @@ def _complete(replay_state: ReplayState, record: dict[str, Any], at: int, offset
     done = replay_state.complete(at, _text(record["lease"]), replay_state._tasks(record), offset, record.get("result"))
     if "took" in record:
         replay_state.took.update({index: ms for index in done if (ms := movements.took_ms(record, index)) is not None})
+    if "used" in record:
+        replay_state.used.update({index: it for index in done if (it := movements.used(record, index)) is not None})
     return bool(done)
 
 

@@ -166,6 +166,29 @@ def decode_task(line: bytes) -> dict[str, Any]:
     return record
 
 
+def decode_tasks(lines: list[bytes]) -> list[dict[str, Any] | None]:
+    """Return what `decode_task` does of each line, without decoding `b64`; None for a line that is damaged.
+
+    All at once, if all are sound: that is twice as fast.
+    """
+    try:
+        joined = b"[%s]" % b",".join(lines)
+        check_depth(joined)
+        found = orjson.loads(joined)
+        if len(found) == len(lines) and all(type(record) is dict for record in found):
+            return list(found)
+    except ValueError:
+        pass
+    return [_decoded(line) for line in lines]
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    try:
+        return decode_task(line)
+    except ValueError:
+        return None
+
+
 def check_depth(line: bytes) -> None:
     """Raise ValueError for a line that nests too deep to be a task: no worker could write a dead letter of it."""
     if len(line) > SHALLOW_BYTES and nesting.is_deeper(line, nesting.LINE_NESTING_MAX):

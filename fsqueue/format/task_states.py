@@ -76,6 +76,7 @@ class States:
         "state",
         "took",
         "touched",
+        "used",
         "version",
     )
 
@@ -117,6 +118,8 @@ class States:
         self.ended: set[tuple[int, str]] = set()
         """Tasks that were released, failed or buried by a lease, each with that lease."""
         self.results: dict[int, Any] = {}
+        self.used: dict[int, tuple[int, int]] = {}
+        """Processor time (ms) and peak memory (KiB) of completed tasks, where they were measured."""
         self.took: dict[int, int] = {}
         """How long the work on completed tasks took (ms), where a record tells."""
         self.leases: dict[str, Lease] = {}

@@ -15,7 +15,7 @@ from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
 from fsqueue.models import GcReport
-from fsqueue.storage import counters, deadletters, nested, staging
+from fsqueue.storage import counters, deadletters, nested, payloads, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
@@ -23,7 +23,7 @@ SETTLE_S = 2.0
 """How long a file that no process has locked gets to settle before it counts as left behind."""
 TREE_LEVELS = 3
 """A generation, its parts, their shards."""
-PARTS = ("queue", "movements", "completions", "dead", "history", "commits", "staging", "nodes")
+PARTS = ("queue", "movements", "completions", "dead", "history", "payloads", "commits", "staging", "nodes")
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -56,6 +56,7 @@ class _Places:
             f"{layout.base}/completions": self._walk(f"{layout.base}/completions", _number),
             layout.dead_letters: self._letters(),
             layout.history_days: self._history(),
+            layout.payload_days: self._payloads(),
             layout.staging: self._staging(),
             layout.nodes: self._walk(layout.nodes, lambda name: "file" if names.is_node_file(name) else None),
             f"{layout.base}/keys": self._keys(),
@@ -87,6 +88,14 @@ class _Places:
     def _history_file(self, name: str) -> str | None:
         is_settled = names.parse_settled_file(name, self.layout.shards) is not None
         return "file" if is_settled else self._shard_file(name)
+
+    def _payloads(self) -> Iterator[Suspect]:
+        days = self.layout.payload_days
+        yield from self._walk(days, lambda name: "directory" if names.parse_day(name) else None)
+        for day in payloads.days(self.store):
+            yield from self._walk(
+                self.layout.payloads(day), lambda name: "file" if names.parse_task_file(name) is not None else None
+            )
 
     def _letters(self) -> Iterator[Suspect]:
         directory = self.layout.dead_letters

@@ -4,7 +4,7 @@ Under the log's lock, in this order (invariants 1 and 6 fix it):
 
 1. `finish` in the log, synced: from here on the task file is not needed to know any outcome.
 2. Missing dead letters, synced: from here on it is not needed for any payload.
-3. The task file is unlinked, under whichever name it has.
+3. The task file is unlinked, under whichever name it has; or renamed into the payloads of the day.
 4. Under the counter's lock: `count` in the log, then the bytes.
 5. The records go to the history, where it is kept.
 6. `gone` in the log; the log is unlinked.
@@ -21,7 +21,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.format import movements
 from fsqueue.format.replay import COMPLETED, DEAD
 from fsqueue.protocol import sealing
-from fsqueue.storage import commits, counters, deadletters, history, published, record_times, staging
+from fsqueue.storage import commits, counters, deadletters, history, payloads, published, record_times, staging
 from fsqueue.storage.locked_batch import LockedBatch
 
 logger = logging.getLogger("fsqueue")
@@ -51,14 +51,16 @@ def finish(locked: LockedBatch) -> bool:
         store.fs.fsync(log.fd)  # else a power loss might keep the unlinking and lose the outcomes
     if replay_state.done[DEAD]:
         missing_letters(locked)
-    published.remove(locked)
+    lines = payloads.keep(locked, at)
+    if lines is not None:
+        published.remove(locked)
     if log.sync and not store.fs.shared:
         with suppress(FileNotFoundError):  # the directory went, too
             store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
     if replay_state.done[COMPLETED]:
         counters.add(locked, replay_state.done[COMPLETED], at, WAIT_S)
     if store.settings.keep_history and replay_state.count:
-        history.keep(locked, at, WAIT_S)
+        history.keep(locked, at, WAIT_S, lines or b"")
     retire(locked)
     return True
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound, in_unicode
 from fsqueue.filesystem import LOST
@@ -181,17 +182,19 @@ def complete(
 
     LeaseLost names those that did not hold. `uncertain`: the error that left it open whether they are recorded.
     """
-    losses, times = Losses(), worktimes.worked(tasks)
+    losses, work = Losses(), worktimes.worked(tasks)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         if not results:
-            locked.log.append(completions(locked, lease, held, at, worktimes.took(times, locked, held, at)))
+            locked.log.append(completions(locked, lease, held, at, worktimes.fields(work, locked, held, at)))
             return
         own = {index: data for index in held if (data := results.get((locked.batch, index))) is not None}
         rest = [index for index in held if index not in own] if own else held
-        records = [movements.complete(at, lease, rest, None, worktimes.took(times, locked, rest, at))] if rest else []
+        records = (
+            [movements.complete(at, lease, rest, None, **worktimes.fields(work, locked, rest, at))] if rest else []
+        )
         for index, data in own.items():
-            records.append(movements.complete(at, lease, [index], data, worktimes.took(times, locked, [index], at)))
+            records.append(movements.complete(at, lease, [index], data, **worktimes.fields(work, locked, [index], at)))
         locked.write(b"".join(records))
 
     each(store, tasks, losses, act, completed_by, uncertain=uncertain)
@@ -225,17 +228,18 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int) -> bytes:
     This spares the hot path the replay of what it has just written. If the appending fails, the state is dropped.
     """
     replay_state, log, index = locked.replay_state, locked.log, task.index
-    took = None if task.began is None else worktimes.took(worktimes.worked([task]), locked, [index], at)
+    is_measured = task.began is not None or task.used is not None
+    more = worktimes.fields(worktimes.worked([task]), locked, [index], at) if is_measured else {}
     replay_state.decide(index, COMPLETED, at, log.next_offset() if log.torn else log.end)
     replay_state.at = at
-    return movements.complete(at, task.lease, [index], None, took)
+    return movements.complete(at, task.lease, [index], None, **more)
 
 
-def completions(locked: LockedBatch, lease: str, held: list[int], at: int, took: int | list[int] | None) -> bytes:
-    """Complete tasks that a lease holds, as `completion` does one. `took` comes from `worktimes`."""
+def completions(locked: LockedBatch, lease: str, held: list[int], at: int, more: dict[str, Any]) -> bytes:
+    """Complete tasks that a lease holds, as `completion` does one. `more` comes from `worktimes.fields`."""
     locked.replay_state.complete_held(at, held, locked.log.next_offset())
     locked.replay_state.at = at
-    return movements.complete(at, lease, held, None, took)
+    return movements.complete(at, lease, held, None, **more)
 
 
 def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
@@ -265,13 +269,13 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
 
 def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
     """Put tasks back, uncharged."""
-    losses, times = Losses(), worktimes.worked(tasks)
+    losses, work = Losses(), worktimes.worked(tasks)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
         available_at = at + delay_ms
         name_earlier(locked, at, available_at)
-        took = worktimes.took(times, locked, held, at)
-        locked.append_record("release", at, lease=lease, tasks=to_ranges(held), took=took, available_at=available_at)
+        more = worktimes.fields(work, locked, held, at)
+        locked.append_record("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at, **more)
 
     try:
         each(store, tasks, losses, act, after_loss=ended_by)
@@ -282,20 +286,20 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
 
 def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> None:
     """Charge an attempt: the task comes back later, or is buried when that was the last one."""
-    losses, settings, times = Losses(), store.settings, worktimes.worked([task])
+    losses, settings, work = Losses(), store.settings, worktimes.worked([task])
     error = shorten(error)
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
-        took = worktimes.took(times, locked, held, at)
+        more = worktimes.fields(work, locked, held, at)
         attempts = locked.replay_state.attempts[task.index] + 1
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
-            locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), took=took, reason=error)
+            locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), reason=error, **more)
             finishing.bury(locked, held)
             return
         pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
         name_earlier(locked, at, at + pause)
         locked.append_record(
-            "fail", at, lease=lease, tasks=to_ranges(held), took=took, available_at=at + pause, error=error
+            "fail", at, lease=lease, tasks=to_ranges(held), **more, available_at=at + pause, error=error
         )
 
     each(store, [task], losses, act, after_loss=ended_by)
@@ -305,11 +309,11 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
 
 def bury(store: Store, task: LeasedTask, reason: str) -> None:
     """Give a task up at once."""
-    losses, times = Losses(), worktimes.worked([task])
+    losses, work = Losses(), worktimes.worked([task])
 
     def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
-        took = worktimes.took(times, locked, held, at)
-        locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), took=took, reason=shorten(reason))
+        more = worktimes.fields(work, locked, held, at)
+        locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), reason=shorten(reason), **more)
         finishing.bury(locked, held)
 
     each(store, [task], losses, act, after_loss=ended_by)

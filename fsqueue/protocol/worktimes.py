@@ -1,15 +1,18 @@
-"""Record how long the work on tasks took, where that differs from their leases (docs/format.md, `took`).
+"""Record how long the work on tasks took, and what it used (docs/format.md, `took` and `used`).
 
 A worker leases several tasks ahead, so a lease is longer than the work. Only the loop that hands tasks out knows when
-work began. Nothing in the protocol depends on these times: they are for people.
+work began. Nothing in the protocol depends on these: they are for people.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fsqueue.format.names import Batch
 from fsqueue.leased_task import LeasedTask
+from fsqueue.models import Used
 from fsqueue.storage.locked_batch import LockedBatch
 
 LEAST_MS = 1
@@ -19,14 +22,23 @@ LEAST_SHARE = 8
 LONGEST_S = 10**10
 """Ignore longer times: they are errors of measurement."""
 
-Worked = Mapping[tuple[Batch, int], int]
-"""Milliseconds of work, by batch and index."""
+
+@dataclass(slots=True)
+class Worked:
+    """What is known of the work on tasks, by batch and index."""
+
+    ms: dict[tuple[Batch, int], int]
+    """How long it took."""
+    used: dict[tuple[Batch, int], Used]
 
 
 def worked(tasks: Iterable[LeasedTask]) -> Worked:
-    """Return how long the work on tasks took, as far as their loops know it."""
+    """Return what is known of the work on tasks, as far as their loops know it."""
     found: dict[tuple[Batch, int], int] = {}
+    usages: dict[tuple[Batch, int], Used] = {}
     for task in tasks:
+        if task.used is not None:
+            usages[task.batch, task.index] = task.used
         seconds = task.took_s
         if seconds is None:
             if task.began is None:
@@ -34,10 +46,24 @@ def worked(tasks: Iterable[LeasedTask]) -> Worked:
             seconds = task.queue.store.clock.monotonic() - task.began
         if 0 <= seconds < LONGEST_S:
             found[task.batch, task.index] = round(seconds * 1000)
+    return Worked(found, usages)
+
+
+def fields(work: Worked, locked: LockedBatch, tasks: Sequence[int], at: int) -> dict[str, Any]:
+    """Return the fields `took` and `used` of a record that ends the leases of `tasks` at `at`: those that it needs."""
+    found: dict[str, Any] = {}
+    if (ms := took(work.ms, locked, tasks, at)) is not None:
+        found["took"] = ms
+    if work.used:
+        used = [work.used.get((locked.batch, index)) for index in tasks]
+        if any(used):
+            found["used"] = [None if each is None else [*each] for each in used]
     return found
 
 
-def took(times: Worked, locked: LockedBatch, tasks: Sequence[int], at: int) -> int | list[int] | None:
+def took(
+    times: Mapping[tuple[Batch, int], int], locked: LockedBatch, tasks: Sequence[int], at: int
+) -> int | list[int] | None:
     """Return the field `took` of a record that ends the leases of `tasks` at `at`; None if the leases tell as much.
 
     Return one number if it is the same for all. A task without a measured time counts as worked on since its lease.

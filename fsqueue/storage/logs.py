@@ -107,8 +107,8 @@ def _without_checkpoints(text: bytes) -> bytes:
     return b"".join([*parts, text[done:]])
 
 
-def _without_payload(line: bytes) -> bytes:
-    return movements.cut(line) if line.startswith(movements.INSERT) else line
+def _cut(line: bytes, payload_bytes_max: int | None) -> bytes:
+    return movements.cut(line, payload_bytes_max) if line.startswith(movements.INSERT) else line
 
 
 def _is_movement(line: bytes) -> bool:
@@ -378,22 +378,23 @@ class Log:
             self._insert_ids = InsertIds()
         return self._insert_ids.find(self.fs, self.fd, self.end, self.replay_state, identity)
 
-    def records(self) -> bytes:
+    def records(self, payload_bytes_max: int | None = 0) -> bytes:
         """Return all records as the elements of a JSON array, each at its offset.
 
-        Void lines are blanks, and so are checkpoints, which say nothing new. Payloads are left out. A long run of zeros
-        in a void line is left out, too: then the records behind it stand nearer than in the log.
+        Void lines are blanks, and so are checkpoints, which say nothing new. Longer payloads than asked for are left
+        out (None: none is). A long run of zeros in a void line is left out, too: then the records behind it stand
+        nearer than in the log.
         """
         pieces = self.fs.all_pieces(self.fd)
         if not self.replay_state.damaged:
             text = _without_checkpoints(b"".join(piece for _, piece in pieces)[: self.end]).rstrip(b" ")
             if self.replay_state.inserts is not None:
-                return b",".join(_without_payload(line) for line in text[:-1].split(b"\n"))
+                return b",".join(_cut(line, payload_bytes_max) for line in text[:-1].split(b"\n"))
             return text[:-1].replace(b"\n", b",")
         lines = [line for offset, line, _ in sparse.lines(pieces, 0) if offset < self.end]
         kept = [number for number, line in enumerate(lines) if _is_movement(line)]
         last = kept[-1] if kept else -1
         elements = [b" " * (len(line) + 1) for line in lines]
         for number in kept:
-            elements[number] = _without_payload(lines[number]) + (b"," if number < last else b" ")
+            elements[number] = _cut(lines[number], payload_bytes_max) + (b"," if number < last else b" ")
         return b"".join(elements)

@@ -180,6 +180,12 @@ def move(locked: LockedBatch, at: int, name: TaskFileName, target: TaskFileName)
     return rename(locked, target)
 
 
+def move_away(locked: LockedBatch, name: TaskFileName, path: str, target: str) -> bool:
+    """Rename the task file `name` from `path` to `target`; False if it, or the directory of `target`, is not there."""
+    _make_single(locked, name)
+    return locked.store.fs.rename(path, target)
+
+
 def remove(locked: LockedBatch) -> None:
     """Unlink the task file, under all names that it has. If it is not found, the shard is listed."""
     store, log = locked.store, locked.log

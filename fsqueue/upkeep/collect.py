@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
@@ -29,6 +30,7 @@ from fsqueue.storage import (
     letter_files,
     listing,
     nodes,
+    payloads,
     published,
     record_times,
     staging,
@@ -51,7 +53,22 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
 
 
-def gc(store: Store, touch: bool = False, history_days: int | None = None) -> GcReport:
+PAYLOAD_DAYS = 30
+"""Task files of finished batches are kept so many days, unless a user asks for another time."""
+PAYLOAD_BYTES = 10 << 30
+"""... and the latest of so many bytes; those of the present day in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What upkeep leaves. `history_days` None: all of the history. Days are whole, and of UTC."""
+
+    history_days: int | None = None
+    payload_days: int = PAYLOAD_DAYS
+    payload_bytes: int = PAYLOAD_BYTES
+
+
+def gc(store: Store, touch: bool = False, keep: Keep = Keep()) -> GcReport:
     """Go through a queue and mend what can be mended. Locked batches are left for the next time.
 
     The steps that make room come first. A step for which a full disk has no room is tried again at the end.
@@ -59,7 +76,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     store.refresh(now=True)
     report = GcReport()
     with freed.counted() as removed:
-        full = _collect_present(store, report, history_days)
+        full = _collect_present(store, report, keep)
     report.inodes_given_back += removed.inodes
     report.bytes_given_back += removed.bytes
     if touch:
@@ -69,7 +86,7 @@ def gc(store: Store, touch: bool = False, history_days: int | None = None) -> Gc
     return report
 
 
-def _collect_present(store: Store, report: GcReport, history_days: int | None) -> list[OSError]:
+def _collect_present(store: Store, report: GcReport, keep: Keep) -> list[OSError]:
     """Mend what can be mended, as `_collect` does; begin anew if the queue is purged meanwhile.
 
     Of files that another host has purged a network mount says ESTALE, where a local disk says that they are missing.
@@ -77,7 +94,7 @@ def _collect_present(store: Store, report: GcReport, history_days: int | None) -
     for is_last in (False,) * PURGES_MAX + (True,):
         generation = store.queue_state.generation
         try:
-            return _collect(store, report, history_days)
+            return _collect(store, report, keep)
         except OSError as error:
             if error.errno != errno.ESTALE or is_last:
                 raise
@@ -87,11 +104,12 @@ def _collect_present(store: Store, report: GcReport, history_days: int | None) -
     raise AssertionError("unreachable")
 
 
-def _collect(store: Store, report: GcReport, history_days: int | None) -> list[OSError]:
+def _collect(store: Store, report: GcReport, keep: Keep) -> list[OSError]:
     """Mend what can be mended; return the errors of the steps for which there was no room."""
     generations(store, report)
-    if history_days is not None:
-        _history(store, history_days, report)
+    if keep.history_days is not None:
+        _history(store, keep.history_days, report)
+    _payloads(store, keep, report)
     report.trash_reaped = trash.reap_own(store.fs, store.path, store.queue_state.id)
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
     report.trash_reaped += reap_results(store)
@@ -450,8 +468,32 @@ def reap_results(store: Store) -> int:
         return 0
 
 
+def _day_before(store: Store, days: int) -> str:
+    """Return the day that was so many days ago."""
+    return time.strftime("%Y-%m-%d", time.gmtime(max(0, store.clock.now_ms() / 1000 - days * 86_400)))
+
+
+def _payloads(store: Store, keep: Keep, report: GcReport) -> None:
+    """Remove the task files of days that are too old, or that are too many bytes together with the later ones.
+
+    Files are asked for their sizes only if they may be too many bytes by what their names tell.
+    """
+    today = _day_before(store, 0)
+    days = keep.payload_days if keep.history_days is None else min(keep.payload_days, keep.history_days)
+    oldest, size, there = _day_before(store, days), 0, payloads.days(store)
+    going = [day for day in there if day < oldest]
+    staying = [day for day in reversed(there) if day >= oldest]
+    if sum(payloads.most_bytes_of(store, day) for day in staying) > keep.payload_bytes:
+        for day in staying:
+            size += payloads.bytes_of(store, day)
+            if size > keep.payload_bytes and day < today:
+                going.append(day)
+    for day in going:
+        report.payload_days_removed += trash.discard(store, store.layout.payload_days, day)
+
+
 def _history(store: Store, keep_days: int, report: GcReport) -> None:
-    oldest = time.strftime("%Y-%m-%d", time.gmtime(store.clock.now_ms() / 1000 - keep_days * 86_400))
+    oldest = _day_before(store, keep_days)
     for day in history.days(store):
         if day < oldest and trash.discard(store, store.layout.history_days, day):
             report.history_days_removed += 1

@@ -28,8 +28,9 @@ from fsqueue.models import DELAYED as IS_DELAYED
 from fsqueue.models import LEASED as IS_LEASED
 from fsqueue.models import WAITING as IS_WAITING
 from fsqueue.models import DeadLetter, State, Status, TaskInfo
-from fsqueue.storage import commits, counters, deadletters, history, listing, published, staging
+from fsqueue.storage import commits, counters, deadletters, listing, payloads, published, staging
 from fsqueue.storage.store import Store
+from fsqueue.views import finished, task_history
 
 ROUNDS = 2
 """How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
@@ -397,16 +398,12 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
             yield _of_letter(letter)
     else:
         seen: set[str] = set()
-        for batch, replay_state in listing.at_work(store):
-            seen.add(batch)
-            yield from (info for info in _of_replay_state(store, batch, replay_state, None) if info.state == state)
-        for batch, records in history.batches(store):
-            if batch not in seen:
-                yield from (
-                    info
-                    for info in _of_replay_state(store, batch, history.replay(records), None)
-                    if info.state == state
-                )
+        for found in partly_done(store):
+            seen.add(found.batch)
+            yield from (info for info in _of_finished(store, found) if info.state == state)
+        for found in finished.batches(store):
+            if found.batch not in seen:
+                yield from (info for info in _of_finished(store, found) if info.state == state)
 
 
 def _where_it_can_be(store: Store, state: str) -> Iterator[tuple[Batch, TaskFileName]]:
@@ -515,6 +512,31 @@ def _of_replay_state(
             yield _info(batch, replay_state, index, lines, now)
 
 
+def partly_done(store: Store) -> Iterator[finished.FinishedBatch]:
+    """Yield the batches at work in which tasks were completed, cancelled or buried, each with its whole log."""
+    for batch in listing.with_logs(store):
+        found = _read_whole(store, batch)
+        if any(found.replay_state.done):
+            yield found
+
+
+def _read_whole(store: Store, batch: Batch) -> finished.FinishedBatch:
+    """Return a batch at work, with all its records and its tasks' lines."""
+    found = finished.FinishedBatch(batch, task_history.records_of(store, batch), [])
+    if found.replay_state.opened and found.replay_state.inserts is None and any(found.replay_state.done):
+        found.lines = lines_anywhere(store, batch, found.replay_state) or payloads.of_batch(store, batch)
+    return found
+
+
+def _of_finished(store: Store, found: finished.FinishedBatch) -> Iterator[TaskInfo]:
+    """Yield the tasks of a finished batch, with what is kept of their payloads."""
+    for info in _of_replay_state(store, found.batch, found.replay_state, None):
+        if info.state != IS_DEAD:
+            payload, key, priority = found.task(names.parse_task_id(info.id)[1])
+            info = replace(info, payload=payload, key=key, priority=priority)
+        yield info
+
+
 def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] | None, now: int) -> TaskInfo:
     state, since, holder = replay_state.state[index], replay_state.since[index], replay_state.holder[index]
     known = _NAMES.get(state)
@@ -568,13 +590,16 @@ def task(store: Store, task_id: str) -> TaskInfo:
     store.verify()
     name = listing.task_files(store, store.layout.shard(batch)).get(batch)
     found: Iterator[TaskInfo] = iter(())
+    in_history = False
     if name is not None:
         found = of_batch(store, batch, name)
     elif (replay_state := listing.read_replay_state(store, batch)) is not None:
         found = _of_replay_state(store, batch, replay_state, None)
-    elif (records := history.find(store, batch)) is not None:
-        found = _of_replay_state(store, batch, history.replay(records), None)
+    elif (known_batch := finished.find(store, batch)) is not None:
+        found, in_history = _of_finished(store, known_batch), True
     known = next((info for info in found if info.id == task_id), None)
+    if known is not None and known.state in (IS_COMPLETED, IS_CANCELLED) and known.payload is None and not in_history:
+        known = next((info for info in _of_finished(store, _read_whole(store, batch)) if info.id == task_id), known)
     if known is not None and known.state != IS_DEAD:
         return known
     letter = deadletters.letter_of(store, task_id)  # which has the payload, too

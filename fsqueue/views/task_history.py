@@ -56,7 +56,7 @@ def _applied(records: history.Records, index: int) -> list[dict[str, Any]]:
 
 
 def _movement(record: dict[str, Any], index: int) -> Movement:
-    took = movements.took_ms(record, index)
+    took, used = movements.took_ms(record, index), movements.used(record, index)
 
     def seconds(field: str) -> float | None:
         value = record.get(field)
@@ -73,4 +73,6 @@ def _movement(record: dict[str, Any], index: int) -> Movement:
         reason=record.get("reason"),
         result=record.get("result"),
         took_s=None if took is None else took / 1000,
+        cpu_s=None if used is None else used[0] / 1000,
+        peak_memory_bytes=None if used is None else used[1] * 1024,
     )

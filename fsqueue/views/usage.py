@@ -17,6 +17,7 @@ PARTS = {
     "completions": "counters",
     "dead": "dead",
     "history": "history",
+    "payloads": "payloads",
     "nodes": "nodes",
     "commits": "commits",
     "staging": "staging",

@@ -13,6 +13,7 @@ import errno
 import functools
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import FsqueueError, in_unicode
+from fsqueue.models import Used
 from fsqueue.worker import calling, handlers, wire
 
 _PR_SET_PDEATHSIG = 1
@@ -63,15 +65,21 @@ def _serve(end: socket.socket, flag: int, handler: Any, way: calling.Way, queues
             raise OSError(errno.EMFILE, "the payload could not be received: too many files are open in this process")
         attempt, queue, payload = wire.decode_task(message.body)
         task = functools.partial(handlers.TaskAtHand, message.task, attempt, queues[queue], should_stop)
-        began = clock()
+        began, cpu_ms = clock(), _cpu_ms()
         verb, value = handlers.execute(handler, way, payload, task)
-        seconds = clock() - began
+        seconds, used = clock() - began, Used(_cpu_ms() - cpu_ms, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 pass  # closed, or replaced by the handler
-        wire.send(end, message.number, message.task, wire.encode_answer(verb, value, seconds))
+        wire.send(end, message.number, message.task, wire.encode_answer(verb, value, seconds, used))
+
+
+def _cpu_ms() -> int:
+    """Return the processor time of this process, and of those that it has waited for, in milliseconds."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return round(sum(each.ru_utime + each.ru_stime for each in used) * 1000)
 
 
 def _die_with(parent: int) -> None:

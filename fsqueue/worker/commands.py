@@ -304,7 +304,7 @@ class Commands:
         if not running.process.was_told and running.process.status is not None:
             job.doomed = ""  # it has ended by itself
         running.process.reap()
-        job.killed = (running.process.status or 0) < 0
+        job.killed, job.used = (running.process.status or 0) < 0, running.process.used
         for stream in running.streams:
             stream.drain()
         status = running.process.status

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from fsqueue.leased_task import LeasedTask
+from fsqueue.models import Used
 from fsqueue.worker.limits import STALL_S
 
 
 class Job:
     """A task that this worker holds. Times are of the monotonic clock."""
 
-    __slots__ = ("began", "begun_under", "doomed", "kill_at", "killed", "number", "settled", "task", "why")
+    __slots__ = ("began", "begun_under", "doomed", "kill_at", "killed", "number", "settled", "task", "used", "why")
 
     def __init__(self, task: LeasedTask) -> None:
         self.task = task
@@ -35,6 +36,9 @@ class Job:
         """When SIGKILL is due."""
         self.killed = False
         """Whether a signal ended its process, whatever sent it."""
+
+        self.used: Used | None = None
+        """What the work used, once it has ended and if that was measured."""
 
     @property
     def gone(self) -> str:

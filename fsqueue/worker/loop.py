@@ -340,6 +340,7 @@ class Loop:
         """Decide what the queue is told of a task that the executor is done with."""
         task = job.task
         task.took_s = job.begun_under.took_s = seconds
+        task.used = job.begun_under.used = job.used
         if job.doomed in ("", "timeout") and verb in ("complete", "fail", "bury"):
             self._pace.took(seconds)
         if job.gone:

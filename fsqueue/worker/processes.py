@@ -155,7 +155,7 @@ class _Child:
             verb, value, seconds = "fail", why, max(0.0, self.family.now() - job.began)
         else:
             try:
-                verb, value, seconds = wire.decode_answer(message.body)
+                verb, value, seconds, job.used = wire.decode_answer(message.body)
             except wire.Garbled as error:
                 self._distrust(f"it sent what is no answer ({error})")
                 return

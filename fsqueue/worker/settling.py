@@ -283,7 +283,8 @@ def adopt(
         elif job is not None:
             job.task = task
         elif task.id in on_its_way:
-            task.took_s = on_its_way[task.id].task.took_s
+            told_of = on_its_way[task.id].task
+            task.took_s, task.used = told_of.took_s, told_of.used
             outcomes.append(replace(on_its_way[task.id], task=task))
             on_its_way[task.id].begun = False  # under the lease before it is lost, which is no loss
         else:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from fsqueue.clock import Clock
+from fsqueue.models import Used
 from fsqueue.worker import supervisor
 from fsqueue.worker.limits import KILLED_S
 from fsqueue.worker.supervision import Supervisors
@@ -33,8 +34,8 @@ class Process:
         self._supervisors, self._ended, self._clock = supervisors, ended, Clock()
         self.status: int | None = None
         """The exit status; negative: the signal that ended it. None: not known (yet)."""
-        self.usage: resource.struct_rusage | None = None
-        """What it used, with all that it has waited for, as wait4(2) tells; None: not known (yet)."""
+        self.used: Used | None = None
+        """What it used, with all that it has waited for; None: not known (yet)."""
         self.was_told = False
         """Whether a signal was sent to it before it had exited. Set when it has exited."""
         self._has_exited = self._has_left = self._is_over = self._gone = False
@@ -48,7 +49,8 @@ class Process:
 
     def exited(self, flags: int, status: int, usage: resource.struct_rusage) -> None:
         """Take in how it has ended."""
-        self.status, self.usage = status, usage
+        self.status = status
+        self.used = Used(round((usage.ru_utime + usage.ru_stime) * 1000), usage.ru_maxrss)  # Linux: in KiB
         self.was_told, self._has_left = bool(flags & supervisor.TOLD), bool(flags & supervisor.LEFT)
         self._has_exited = True
         self._ended()

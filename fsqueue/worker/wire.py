@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from fsqueue.format.task_file import decode_fields, payload_fields
+from fsqueue.models import Used
 
 MESSAGE_BYTES_MAX = 32_768
 """A larger body travels beside the message, in a memory file."""
@@ -58,20 +59,22 @@ def decode_task(body: bytes) -> tuple[int, int, Any]:
     return attempt, queue, decode_fields(fields)
 
 
-def encode_answer(verb: str, value: Any, seconds: float) -> bytes:
-    """Encode what became of a task: a verb, its result, reason or delay, and the seconds that the handler took."""
-    return orjson.dumps([verb, value, seconds])
+def encode_answer(verb: str, value: Any, seconds: float, used: Used) -> bytes:
+    """Encode what became of a task: a verb; its result, reason or delay; the seconds that the handler took, and what
+    it used.
+    """
+    return orjson.dumps([verb, value, seconds, *used])
 
 
-def decode_answer(body: bytes) -> tuple[str, Any, float]:
+def decode_answer(body: bytes) -> tuple[str, Any, float, Used]:
     """Return what `encode_answer` was given. Raises Garbled."""
     try:
-        verb, value, seconds = orjson.loads(body)
+        verb, value, seconds, cpu_ms, peak_kib = orjson.loads(body)
     except (ValueError, TypeError) as error:
         raise Garbled(f"no answer: {error}") from error
-    if verb not in VERBS or not isinstance(seconds, float):
+    if verb not in VERBS or not isinstance(seconds, float) or not type(cpu_ms) is type(peak_kib) is int:
         raise Garbled("no answer: neither verb nor time")
-    return verb, value, seconds
+    return verb, value, seconds, Used(cpu_ms, peak_kib)
 
 
 def send(end: socket.socket, number: int, task: str, body: bytes, flags: int = 0) -> None:

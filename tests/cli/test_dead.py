@@ -8,7 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from fsqueue_cli.dead import condition
+from fsqueue_cli import dead
+from fsqueue_cli.conditions import condition
 
 from fsqueue import Bury, DeadLetter, Queue
 from fsqueue.functions import handler
@@ -142,7 +143,7 @@ def test_a_condition_that_is_none_is_a_usage_error(fsqueue_cli: Run, buried: Que
 def test_conditions(text: str, holds: bool) -> None:
     payload = {"name": "x y", "n": 3, "deep": {"er": True}}
     letter = DeadLetter("a.0", payload, "KeyError: 'x'\nmore", 99.5, 5, {"host": "node1", "pid": 7})
-    assert condition(text)(letter) is holds
+    assert condition(text, dead.FIELDS)(letter) is holds
 
 
 def test_after_a_wrong_deployment_the_page_s_command_brings_calls_back(

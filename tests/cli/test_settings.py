@@ -22,6 +22,8 @@ def test_set_changes_settings_and_shows_them(fsqueue_cli: Run, queue: Queue) -> 
     assert (settings.max_attempts, settings.lease_s, settings.backoff_s) == (3, 3600, (10, 1800))
     assert fsqueue_cli("set", queue.path).stdout == said
     fsqueue_cli("set", queue.path, "max-attempts=none", "lease=90")
+    assert "keep_payloads    all\n" in fsqueue_cli("set", queue.path, "keep_payloads=all").stdout
+    assert "keep_payloads    100\n" in fsqueue_cli("set", queue.path, "keep-payloads=100").stdout
     assert json.loads(fsqueue_cli("set", queue.path, "--json").stdout)["settings"]["max_attempts"] is None
 
 
@@ -35,6 +37,8 @@ def test_set_changes_settings_and_shows_them(fsqueue_cli: Run, queue: Queue) -> 
         ("max_attempts=many", "or 'none'"),
         ("lease_s=soon", "no duration"),
         ("backoff=5", "a pair"),
+        ("keep_payloads=some", "or 'all'"),
+        ("keep_payloads=9999999999", "keep_payloads must be"),
         ("backoff=5,1", "backoff_s must be"),
     ],
 )

@@ -7,7 +7,7 @@ import re
 import pytest
 from fsqueue_cli import doctor as cli_doctor
 from fsqueue_cli import main as cli_main
-from fsqueue_cli import running
+from fsqueue_cli import result_files, running
 from fsqueue_cli import watching as cli_watching
 
 from fsqueue import errors, poll, simulation_figures
@@ -16,7 +16,7 @@ from fsqueue.doctor import contests, messages, rendezvous, twohosts
 from fsqueue.format import keys, layout, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
-from fsqueue.storage import doorbell, queue_file, staging
+from fsqueue.storage import doorbell, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
 from fsqueue.views import activity, stuck_locks
 from fsqueue.worker import feeding
@@ -71,6 +71,21 @@ NUMBERS = [
     ("docs/growth.md", "some 140 bytes and the key", all(abs(size - 140) < 15 for size in CLAIM_SIZES)),
     ("docs/fsck.md", "over a day old", collect.STAGED_AGE_S == DAY_S),
     ("docs/fsck.md", "over a week ago and never published", collect.ATTEMPT_AGE_S == 7 * DAY_S),
+    ("docs/results.md", "Payloads of up to 1 KiB are kept", DEFAULT.keep_payloads == 1024),
+    (
+        "docs/results.md",
+        "after 30 days, or the oldest days beyond 10 GiB",
+        (collect.PAYLOAD_DAYS, collect.PAYLOAD_BYTES) == (30, 10 << 30),
+    ),
+    ("docs/results.md", "more than 2,000 fields", result_files.COLUMNS_MAX == 2000),
+    (
+        "docs/growth.md",
+        "more than 30 days ago, and the oldest days beyond 10 GiB",
+        (collect.PAYLOAD_DAYS, collect.PAYLOAD_BYTES) == (30, 10 << 30),
+    ),
+    ("docs/growth.md", "of 16 KiB or more each", payloads.WHOLE_BYTES == 16 << 10),
+    ("docs/format.md", "one of less than 16 KiB", payloads.WHOLE_BYTES == 16 << 10),
+    ("docs/format.md", "is 1024 where it is missing", DEFAULT.keep_payloads == 1024),
     ("docs/pei.md", "10 runs of 10,000 pops", (simulation_figures.RUNS, simulation_figures.POPS) == (10, 10_000)),
     ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
     ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
@@ -111,6 +126,7 @@ RANGES: list[tuple[str, float, float]] = [
     ("task_bytes_max", 1, 2**30),
     ("max_attempts", 1, 10**6),
     ("lease_s", 0.001, 10**9),
+    ("keep_payloads", 0, 2**30),
 ]
 
 

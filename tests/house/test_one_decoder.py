@@ -36,6 +36,7 @@ DECODERS = {
     "fsqueue/worker/processes.py": "the same",
     "fsqueue/worker/wire.py": "the same",
     "fsqueue/worker/handlers.py": "what it has encoded itself a line before",
+    "cli/result_files.py": "rows that it has written itself into a temporary file",
     "fsqueue/wording.py": "a text in quotes, and nothing else",
     "fsqueue/spark/columnar.py": "lines of task files",
     "fsqueue/spark/jobs/report.py": "a column that the data source made",

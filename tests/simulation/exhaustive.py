@@ -32,7 +32,7 @@ from tests.simulation.history import Actor
 from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import CALL_S, Process
 from tests.simulation.keyed_scenarios import LARGE
-from tests.simulation.scenarios import MANY, OPEN
+from tests.simulation.scenarios import KEPT, MANY, MOVED, OPEN
 from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
 from tests.simulation.wiring import collect, simulated_machine, undisturbed
@@ -50,6 +50,9 @@ KINDS = {
         Scenario("lossy", shared=False, hosts=1, lossy=True, limits=AT_ONCE),
         Scenario("strict", shared=False, hosts=1, lossy=True, settings={"durability": "strict"}, limits=AT_ONCE),
         Scenario("lossy-nfs", lossy=True, limits=AT_ONCE),
+        Scenario("moved", shared=False, hosts=1, limits=(*AT_ONCE, *MOVED), settings=KEPT),
+        Scenario("moved-nfs", stale=1.0, limits=(*AT_ONCE, *MOVED), settings=KEPT),
+        Scenario("moved-lossy", shared=False, hosts=1, lossy=True, limits=(*AT_ONCE, *MOVED), settings=KEPT),
         Scenario("open", shared=False, hosts=1, limits=OPEN, settings=MANY),
         Scenario("open-nfs", stale=1.0, limits=OPEN, settings=MANY),
         Scenario("open-lossy", shared=False, hosts=1, lossy=True, limits=OPEN, settings=MANY),
@@ -111,6 +114,10 @@ ALONE = {
     "order-nfs": ("killed", "late", "locks-lost", "host-lost", "reply-lost", "estale"),
     "order-large": ("killed", "cut-short", "eio-after", "eio", "full-halfway"),
     "order-lossy": ("power", "power-names", "power-data"),
+    "moved": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway", "interrupted",
+              "interrupted-after"),
+    "moved-nfs": ("killed", "cut-short", "late", "locks-lost", "host-lost", "reply-lost", "eio-after", "estale"),
+    "moved-lossy": ("power", "power-names", "power-data", "power-all", "power-both-names"),
 }  # fmt: skip
 """The faults of one verb."""
 IN_THE_LOG = frozenset((
@@ -120,7 +127,9 @@ IN_THE_LOG = frozenset((
 """The verbs that are tried in open batches, too: those to which it makes a difference where a task stands."""
 WITH_PRIORITIES = frozenset(("insert-keyed", "commit-anew", "publish-staged", "overwrite-anew", "overwrite-staged"))
 """The verbs that are tried with priorities, too."""
-ONLY = {"open": IN_THE_LOG, "order": WITH_PRIORITIES}
+ENDING = frozenset(("complete", "bury", "cancel", "poll", "gc"))
+"""The verbs that end batches, and are tried where task files are kept, too."""
+ONLY = {"open": IN_THE_LOG, "order": WITH_PRIORITIES, "moved": ENDING}
 """The verbs that are tried on the filesystems whose names begin so."""
 ALONE_ON = [
     (verb, kind)
@@ -160,7 +169,14 @@ class Play(Story):
         """Each of them, if somebody wants to know."""
 
     def _settings(self) -> Settings:
-        given = {"shards": 1, "batch_tasks_max": 2, "max_attempts": 2, "lease_s": LEASE_S, "backoff_s": (0, 2)}
+        given = {
+            "shards": 1,
+            "batch_tasks_max": 2,
+            "max_attempts": 2,
+            "lease_s": LEASE_S,
+            "backoff_s": (0, 2),
+            "keep_payloads": 0,
+        }
         return Settings(**{**given, **self.scenario.settings})
 
     def _begins_with_upkeep(self) -> bool:

@@ -11,7 +11,8 @@ import orjson
 
 from fsqueue import LeasedTask, LeaseExpired, LeaseLost, Status, TaskNotFound
 from fsqueue.format import checkpoints, replay
-from fsqueue.format.names import parse_token
+from fsqueue.format.names import parse_task_file, parse_token
+from fsqueue.format.names import task_id as task_of
 from fsqueue.protocol.leasing import BUSY_WAIT_S
 from tests.simulation import claims, commit_acts, keyed_acts, order
 from tests.simulation.disk import Directory, File
@@ -312,6 +313,7 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
         ids.setdefault(payload, set()).update(line)
     yield from claims.judge(story, {payload for payload, known in ids.items() if known})
     yield from keyed_acts.judge(story, ids)
+    yield from _kept(story, truth, ids)
     ended = max((step for step, _ in story.world.disk.ends), default=-1)
     for call in story.history.calls:
         if call.verb != "insert" or call.outcome != DONE or call.begin <= ended:
@@ -328,6 +330,29 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
             ]
             if len(unsettled) > 1:
                 yield f"the task {payload!r} was inserted once and is there as {sorted(unsettled)}"
+
+
+def _kept(story: Story, truth: Truth, ids: dict[Any, set[str]]) -> Iterator[str]:
+    """What is kept of finished batches is theirs, and of no task that somebody may still execute."""
+    place = generation(story)
+    whose = {task_id: payload for payload, known in ids.items() for task_id in known}
+    for path, file in files(story, f"{place}/payloads"):
+        name = parse_task_file(path.rpartition("/")[2])
+        if name is None:
+            yield f"{path} is no task file"
+            continue
+        for index, line in enumerate(_records(file)):
+            task_id = task_of(name.batch, index)
+            if task_id in whose and line.get("payload") != whose[task_id]:
+                yield f"the payload of {task_id} is {whose[task_id]!r}, and {line.get('payload')!r} is kept"
+            if not truth.outcomes(task_id):
+                yield f"the task file of {task_id} is kept as that of a finished batch, and it has no outcome"
+    for path, file in files(story, f"{place}/history"):
+        for line in _records(file) if path.count(".") == 1 else ():
+            for index, text in enumerate(str(line.get("tasks", "")).split("\n")[:-1]):
+                task_id, kept = task_of(line["batch"], index), orjson.loads(text).get("payload")
+                if task_id in whose and kept != whose[task_id]:
+                    yield f"the payload of {task_id} is {whose[task_id]!r}, and the history says {kept!r}"
 
 
 def _settled(story: Story) -> dict[str, str]:

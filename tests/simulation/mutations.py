@@ -57,7 +57,7 @@ MUTATIONS = [
         "a crash between the two leaves a task file without a log: everything in it is available again",
         "crash",
         (
-            ("finish", "published.remove(locked)", ""),
+            ("finish", "if lines is not None: ...", ""),
             (
                 "retire",
                 "store.fs.unlink(locked.log.path)",
@@ -240,6 +240,12 @@ MUTATIONS = [
         (("finish", "if store.sync_inserts and not log.sync: ...", "if False: ..."),),
     ),
     Mutation(
+        "task file moved to the payloads before the log is synced",
+        "a power loss keeps the renaming and loses the outcomes",
+        "moved-power",
+        (("finish", "if store.sync_inserts and not log.sync: ...", "if False: ..."),),
+    ),
+    Mutation(
         "task file unlinked before the letters are written",
         "their payload was in it",
         "crash",
@@ -249,11 +255,13 @@ MUTATIONS = [
                 """
                 if store.sync_inserts and not log.sync: ...
                 if replay_state.done[DEAD]: ...
-                published.remove(locked)
+                lines = payloads.keep(locked, at)
+                if lines is not None: ...
                 """,
                 """
                 if store.sync_inserts and not log.sync: ...
-                published.remove(locked)
+                lines = payloads.keep(locked, at)
+                if lines is not None: ...
                 log.lines = None
                 if replay_state.done[DEAD]: ...
                 """,

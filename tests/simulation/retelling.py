@@ -75,7 +75,7 @@ class Retold(Story):
 
     def _settings(self) -> Settings:
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in self.kept.settings.items()}
-        return Settings(**given)
+        return Settings(**{"keep_payloads": 0, **given})  # stories from before there was such a setting have none
 
     def _skew_s(self, number: int) -> float:
         return self.kept.skews_s[number]

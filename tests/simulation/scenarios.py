@@ -35,6 +35,9 @@ NOW_AND_THEN = (
 
 OPEN = (("format.layout:FORMAT_OF_NEW_QUEUES", 2),)
 """Queues in which single tasks are inserted into open batches."""
+MOVED = (("storage.payloads:WHOLE_BYTES", 1),)
+"""Each task file whose payloads are kept is renamed."""
+KEPT = {"keep_payloads": None, "keep_history": True}
 OPEN_SHORTLY = (*OPEN, ("protocol.finishing:LINGER_MS", 1))
 """The same, and those end soon."""
 OPEN_RESTATED = (*OPEN, *RESTATED)
@@ -108,6 +111,13 @@ SCENARIOS = {
         Scenario("full-nfs", actions=WORK, faults=("full", "full", "kill")),
         Scenario("power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True),
         Scenario("power-nfs", actions=WORK, faults=("power", "kill"), lossy=True),
+        Scenario("moved", shared=False, hosts=1, actions=WORK, faults=("kill", "kill", "delay", "error", "after"), limits=MOVED, settings=KEPT),
+        Scenario("moved-nfs", actions=WORK, faults=("kill", "cut", "cut", "reply", "delay", "stop"), stale=0.3, limits=MOVED, settings=KEPT),
+        Scenario("moved-full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill"), limits=MOVED, settings=KEPT),
+        Scenario("moved-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, limits=MOVED, settings=KEPT),
+        Scenario("moved-purge", actions=PURGES, faults=("delay", "kill"), stale=0.5, limits=MOVED, settings=KEPT),
+        Scenario("copied", actions=WORK, faults=("kill", "cut", "reply", "delay", "error"), settings=KEPT),
+        Scenario("copied-open", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "error", "after"), limits=OPEN, settings={**MANY, **KEPT}),
         Scenario("skew", actions=WORK, faults=("delay", "kill"), skew_s=300.0),
         Scenario("skew-measured", actions=WORK, faults=("delay", "kill"), skew_s=300.0, compare_clocks=True),
         Scenario("steps", actions=WORK, faults=("clock", "clock", "delay", "kill")),

@@ -112,6 +112,7 @@ class Story:
             "lease_s": LEASE_S,
             "backoff_s": (0, 2),
             "keep_history": rng.random() < 0.5,
+            "keep_payloads": 0,
         }
         if not self.scenario.shared:
             given["durability"] = rng.choice(("default", "strict"))

@@ -113,7 +113,7 @@ def test_a_finished_task_is_known_with_its_result_and_its_path(q: Queue, clock: 
     [task] = q.lease()
     task.complete({"sum": 7})
     info = q.task(ref.id)
-    assert (info.state, info.result, info.payload, info.attempt) == ("completed", {"sum": 7}, None, 2)
+    assert (info.state, info.result, info.payload, info.attempt) == ("completed", {"sum": 7}, {"a": 1}, 2)
     path = q.history(ref.id)
     assert [movement.op for movement in path] == ["insert", "lease", "fail", "lease", "complete"]
     assert path[2].error == "oops"

@@ -31,7 +31,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def line_of(data: bytes) -> bytes:
     """The line of the history, as it is kept of a log without damaged lines."""
-    records = [movements.cut(line) if line.startswith(movements.INSERT) else line for line in data.split(b"\n")[:-1]]
+    records = [movements.cut(line, 0) if line.startswith(movements.INSERT) else line for line in data.split(b"\n")[:-1]]
     return b'{"batch":"%s","count":3,"records":[%s]}' % (b"ab" * 16, b",".join(records))
 
 
@@ -76,7 +76,9 @@ def finished(queue: Queue, clock: Any) -> bytes:
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_queue_keeps_no_payloads_in_its_history(opened: Queue, is_damaged: bool) -> None:
+def test_a_queue_may_keep_no_payloads_in_its_history(tmp_path: Path, opened: Queue, is_damaged: bool) -> None:
+    Queue.create(tmp_path / "bare", backoff_s=(0, 0), max_attempts=1, keep_payloads=0)
+    opened = Queue(tmp_path / "bare", clock=opened.store.clock)
     clock = opened.store.clock
     refs = [opened.insert(payload) for payload in ("secret", 7, b"\x00secret", {"secret": ["secret"] * 300})]
     refs.append(opened.insert("secret later", delay_s=1))

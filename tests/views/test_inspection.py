@@ -183,8 +183,7 @@ def test_tasks_are_listed_by_state(q: Queue, state: str) -> None:
     [info] = q.tasks(state)
     assert (info.id, info.state) == (ids[state], state)
     assert q.task(ids[state]).state == state
-    unfinished = state in ("waiting", "delayed", "leased", "dead")
-    assert info.payload == (state if unfinished else None)
+    assert info.payload == q.task(ids[state]).payload == state
 
 
 def test_without_a_state_the_unfinished_are_listed(q: Queue) -> None:

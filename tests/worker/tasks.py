@@ -44,6 +44,14 @@ def double(payload: Any) -> Any:
     return {"double": payload * 2}
 
 
+def busy(payload: Any) -> None:
+    """Take 60 MiB, and some time."""
+    taken = bytearray(60 << 20)
+    assert sum(range(3_000_000)) > len(taken)
+    if payload:
+        raise ValueError(payload)
+
+
 def large_if_bad(payload: Any) -> Any:
     """A result that is small in characters, and too large as JSON."""
     return "\x01" * 30_000 if payload == "bad" else 1

@@ -404,9 +404,9 @@ class Run:
 def test_what_a_process_has_used_is_known_with_its_exit() -> None:
     process = Run(*python("b = bytearray(50_000_000); sum(range(1_000_000))")).until_ended()
     assert process.status == 0
-    assert process.usage is not None
-    assert 48_000 < process.usage.ru_maxrss < 200_000, "KiB: its own, and none of this process"
-    assert process.usage.ru_utime > 0
+    assert process.used is not None
+    assert 48_000 < process.used.peak_kib < 200_000, "its own, and none of this process"
+    assert process.used.cpu_ms > 0
 
 
 def test_the_environment_is_exactly_what_was_asked_for(tmp_path: Path) -> None:

@@ -100,6 +100,13 @@ ENTRIES = [
         steps=("lease_one", "lease_many", "loop"),
     ),
     Entry(
+        "fsqueue-nopayloads",
+        "fsqueue_",
+        "fsqueue, no payloads kept",
+        {"keep_payloads": 0},
+        steps=("lease_one", "lease_many", "loop"),
+    ),
+    Entry(
         "fsqueue-single",
         "fsqueue_",
         "fsqueue, batches of one",

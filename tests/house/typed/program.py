@@ -122,6 +122,9 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     assert not urgencies
     print(rate, left, held, failures, locks, queue.is_drained(), queue.wait(timeout_s=5, poll=print))
     infos: list[fsqueue.TaskInfo] = [*queue.peek(3), queue.task("id"), *queue.tasks("waiting"), *queue.tasks(state)]
+    results: list[fsqueue.Result] = [*queue.results(), *queue.results(lambda result: result.attempts > 1, failed=True)]
+    for result in results:
+        print(result.payload, result.result, result.took_s, result.as_dict()["error"])
     for info in infos:
         moves: list[fsqueue.Movement] = queue.history(info.id)
         yield info.as_dict() | {"state": info.state, "moves": [move.as_dict() for move in moves]}

@@ -1,0 +1,136 @@
+"""The payloads of finished tasks (docs/format.md, "Payloads"; decision 35).
+
+When a batch has finished, its task file is renamed into the directory of the day: no byte is copied. The lines of a
+small file go into the batch's line of the history instead, so that few tasks do not cost an inode each. What was
+inserted singly is in the batch's log, and with it in the history.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import stat
+
+from fsqueue.errors import StorageError
+from fsqueue.format import names, sparse, task_file
+from fsqueue.format.movements import LINE_BYTES
+from fsqueue.format.names import Batch, Day, TaskFileName, day_of
+from fsqueue.storage import published
+from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.store import Store
+
+logger = logging.getLogger("fsqueue")
+
+WHOLE_BYTES = 16 << 10
+"""A task file of this length or more is renamed: a queue keeps an inode for each 16 KiB of payloads, at most."""
+
+
+def keep(locked: LockedBatch, at: int) -> bytes | None:
+    """Keep the payloads in the task file of a finished batch, if the queue's settings say so.
+
+    Return None if the file was renamed. Else return the lines for the history, b"" if there are none to keep: the
+    caller removes the file. What fails is logged: a batch does not wait for room, or for a right, to keep payloads.
+    """
+    settings, log = locked.store.settings, locked.log
+    if not settings.keep_history or settings.keep_payloads == 0 or locked.replay_state.inserts is not None:
+        return b""
+    try:
+        return _keep(locked, day_of(at), settings.keep_payloads)
+    except FileNotFoundError:
+        raise  # the queue was purged or deleted
+    except (OSError, StorageError) as error:
+        logger.warning("the payloads of batch %s of %s are not kept: %s", log.batch, locked.store.path, error)
+        return b""
+
+
+def _keep(locked: LockedBatch, day: Day, payload_bytes_max: int | None) -> bytes | None:
+    store, layout = locked.store, locked.log.layout
+    for name in published.candidates(locked):
+        path = layout.task_file(name)
+        try:
+            found = store.fs.stat(path)
+        except FileNotFoundError:
+            continue
+        break
+    else:
+        return b""  # this process goes on with what another has begun
+    size, tasks = found.st_size, locked.replay_state.count
+    if not stat.S_ISREG(found.st_mode) or name.inserted is not None:
+        return b""
+    if payload_bytes_max is not None and size > (payload_bytes_max + LINE_BYTES) * tasks:
+        return b""
+    if size < WHOLE_BYTES:
+        try:
+            return published.content_of(store, path)
+        except FileNotFoundError:  # on a network mount the look before may have been of the past
+            return b""
+    return None if _move(locked, name, path, layout.payloads(day)) else b""
+
+
+def _move(locked: LockedBatch, name: TaskFileName, path: str, directory: str) -> bool:
+    """Rename the task file into the directory of a day, which is made if it is missing."""
+    fs, target = locked.store.fs, f"{directory}/{name}"
+    sync = locked.log.sync and not fs.shared
+    if not published.move_away(locked, name, path, target):
+        fs.make_directory(directory, sync)
+        if not published.move_away(locked, name, path, target):
+            return False
+    if sync:
+        fs.sync_directory(directory)  # before the name in the queue is known to be gone
+    return True
+
+
+def days(store: Store) -> list[Day]:
+    """Return the days of which task files are kept, oldest first."""
+    found = map(names.parse_day, store.fs.names(store.layout.payload_days))
+    return sorted(day for day in found if day is not None)
+
+
+def files(store: Store) -> dict[Batch, str]:
+    """Return the paths of the task files that are kept, by batch. It takes some 300 bytes of memory for each."""
+    found: dict[Batch, str] = {}
+    for day in days(store):
+        directory = store.layout.payloads(day)
+        for text in store.fs.names(directory):
+            name = names.parse_task_file(text)
+            if name is not None and name.inserted is None:
+                found[name.batch] = f"{directory}/{text}"
+    return found
+
+
+def bytes_of(store: Store, day: Day) -> int:
+    """Return how many bytes the task files of a day have: it asks for each file."""
+    directory, size = store.layout.payloads(day), 0
+    for text in store.fs.names(directory):
+        try:
+            size += store.fs.stat(f"{directory}/{text}").st_size
+        except FileNotFoundError:
+            continue
+    return size
+
+
+def most_bytes_of(store: Store, day: Day) -> float:
+    """Return how many bytes the task files of a day may have at most, as their names and the settings tell."""
+    longest = store.settings.keep_payloads
+    if longest is None:
+        return math.inf
+    found = map(names.parse_task_file, store.fs.names(store.layout.payloads(day)))
+    return sum(name.count for name in found if name is not None) * (longest + LINE_BYTES)
+
+
+def lines_at(store: Store, path: str) -> list[bytes]:
+    """Return the lines of a task file that is kept, by the tasks' indices; none if `gc` has just removed it."""
+    try:
+        return task_file.split_lines(sparse.joined(store.fs.read_pieces(path)))
+    except FileNotFoundError:
+        return []
+
+
+def of_batch(store: Store, batch: Batch) -> list[bytes]:
+    """Return the lines of the task file of one finished batch, if it is kept; latest days first."""
+    for day in reversed(days(store)):
+        directory = store.layout.payloads(day)
+        for text in store.fs.names(directory):
+            if batch in text and (name := names.parse_task_file(text)) is not None and name.batch == batch:
+                return lines_at(store, f"{directory}/{text}")
+    return []

@@ -1,0 +1,78 @@
+"""FinishedBatch batches, with the payloads that are kept of them (docs/format.md, "Payloads")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fsqueue.format import task_file
+from fsqueue.format.names import Batch
+from fsqueue.format.replay import ReplayState
+from fsqueue.storage import history, payloads
+from fsqueue.storage.history import Records
+from fsqueue.storage.store import Store
+
+
+class FinishedBatch:
+    """A batch of which every record is known: each finished one, and one at work whose log was read whole."""
+
+    __slots__ = ("_inserts", "_tasks", "batch", "lines", "replay_state")
+
+    def __init__(self, batch: Batch, records: Records, lines: list[bytes]) -> None:
+        self.batch = batch
+        self.lines = lines
+        """Those of the task file, as far as they are kept."""
+        self._tasks: list[Any] | None = None
+        """The lines decoded, once they are asked for."""
+        self._inserts: dict[int, dict[str, Any]] = {}
+        self.replay_state = replay_state = ReplayState()
+        apply = replay_state.apply
+        for offset, record in records:
+            apply(record, offset)
+            if record["op"] == "insert" and replay_state.count and replay_state.version[-1] == offset:
+                self._inserts[replay_state.count - 1] = record
+
+    def inserted_at(self, index: int) -> int | None:
+        """Return when the task was inserted into the log (ms); None if it was in the task file."""
+        record = self._inserts.get(index)
+        return record["at"] if record is not None else None
+
+    def task(self, index: int) -> tuple[Any, Any, Any]:
+        """Return the task's payload, key and priority, each None if it has none or it is not kept.
+
+        The payload is the last one, if it was replaced.
+        """
+        if self._tasks is None:
+            self._tasks = task_file.decode_tasks(self.lines)
+        record = self._inserts.get(index) if self._inserts else None
+        if record is None and index < len(self._tasks):
+            record = self._tasks[index]
+        payload = key = priority = None
+        if record is not None:
+            try:
+                payload = task_file.decode_fields(record)
+                key, priority = record.get("key"), record.get("priority")
+            except ValueError:
+                pass  # too long to be kept
+        payloads_now = self.replay_state.payloads
+        return payloads_now.get(index, payload) if payloads_now else payload, key, priority
+
+
+def batches(store: Store, offsets: bool = True) -> Iterator[FinishedBatch]:
+    """Yield the finished batches that the history keeps. Memory: that of one batch, and of the names of kept files.
+
+    Without `offsets` the versions of tasks are numbers of records: faster.
+    """
+    files = payloads.files(store)
+    for batch, records, lines in history.finished_batches(store, offsets):
+        if not lines and batch in files:
+            lines = payloads.lines_at(store, files[batch])
+        yield FinishedBatch(batch, records, lines)
+
+
+def find(store: Store, batch: Batch) -> FinishedBatch | None:
+    """Return a finished batch; None if the history does not know it."""
+    found = history.find_finished(store, batch)
+    if found is None:
+        return None
+    return FinishedBatch(batch, found.records, found.lines or payloads.of_batch(store, batch))

@@ -1,0 +1,122 @@
+"""Results: what was put into each finished task beside what came out of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsqueue import InvalidArgument, Queue, Result
+from fsqueue.clock import ManualClock
+from fsqueue.storage import payloads
+from tests.support import QueueFactory
+
+AT = 1_800_000_000.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(AT)
+
+
+@pytest.fixture
+def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    return Queue(queue_factory(backoff_s=(0, 0), max_attempts=3).path, worker="me", clock=clock)
+
+
+def work(q: Queue, clock: ManualClock, n: int = 100) -> None:
+    """Each task takes three seconds; odd ones fail once; 9 is given up."""
+    for _ in range(n):
+        if not (tasks := q.lease()):
+            break
+        [task] = tasks
+        clock.advance(3)
+        if task.payload["x"] == 9:
+            task.bury("no nines")
+        elif task.payload["x"] % 2 and task.attempt == 1:
+            task.fail("odd", 0)
+        else:
+            task.complete({"y": task.payload["x"] ** 2})
+
+
+@pytest.mark.parametrize("whole", [1, 1 << 30])
+def test_inputs_are_beside_outputs(q: Queue, clock: ManualClock, whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", whole)
+    q.insert_many([{"x": x} for x in (1, 2, 9)], batch_tasks=3)
+    work(q, clock)
+    found = {result.payload["x"]: result for result in q.results()}
+    assert found.keys() == {1, 2, 9}
+    assert [found[x].state for x in (1, 2, 9)] == ["completed", "completed", "dead"]
+    assert [found[x].result for x in (1, 2, 9)] == [{"y": 1}, {"y": 4}, None]
+    assert [found[x].error for x in (1, 2, 9)] == ["odd", None, "no nines"]
+    assert [found[x].attempts for x in (1, 2, 9)] == [2, 1, 1]
+    assert {found[x].worker for x in (1, 2, 9)} == {"me"}
+    assert {found[x].host for x in (1, 2, 9)} == {q.store.worker["host"]}
+    for result in found.values():
+        assert result.inserted_at == pytest.approx(AT)
+        assert result.finished_at is not None
+        if result.state == "completed":
+            assert result.took_s == pytest.approx(3)
+            assert result.started_at == pytest.approx(result.finished_at - 3)
+    assert [result.payload["x"] for result in q.results(failed=True)] == [9]
+
+
+def test_a_batch_at_work_shows_what_is_completed(q: Queue, clock: ManualClock) -> None:
+    q.insert_many([{"x": x} for x in (2, 4, 6, 8)], batch_tasks=4)
+    work(q, clock, 2)
+    done = {result.payload["x"]: result.result for result in q.results()}
+    assert len(done) == 2
+    assert all(result == {"y": x * x} for x, result in done.items())
+
+
+@pytest.mark.batched
+def test_single_inserts_have_their_own_times(q: Queue, clock: ManualClock) -> None:
+    for x in (2, 4):
+        q.insert({"x": x}, key=f"k{x}")
+        clock.advance(5)
+    work(q, clock)
+    expected = [({"x": 2}, "k2", AT), ({"x": 4}, "k4", AT + 5)]
+    assert sorted((result.payload["x"], result.key, result.inserted_at) for result in q.results()) == [
+        (payload["x"], key, pytest.approx(at, abs=0.01)) for payload, key, at in expected
+    ]
+    clock.advance(10)
+    q.gc()
+    assert sorted((result.payload["x"], result.key, result.inserted_at) for result in q.results()) == [
+        (payload["x"], key, pytest.approx(at, abs=0.01)) for payload, key, at in expected
+    ]
+
+
+def test_cancelled_and_waiting_tasks_have_no_result(q: Queue, clock: ManualClock) -> None:
+    q.insert_many([{"x": x} for x in (2, 4)], batch_tasks=2)
+    work(q, clock, 1)
+    [left] = q.tasks()
+    assert [result.payload["x"] for result in q.results()] == [2]
+    q.cancel([left.id])
+    assert [result.payload["x"] for result in q.results()] == [2]
+
+
+def test_a_condition_chooses(q: Queue, clock: ManualClock) -> None:
+    q.insert_many([{"x": x} for x in (2, 4, 6)], batch_tasks=3)
+    work(q, clock)
+    assert sorted(result.payload["x"] for result in q.results(lambda result: result.result["y"] > 4)) == [4, 6]
+    with pytest.raises(InvalidArgument):
+        q.results("y > 4")  # type: ignore[arg-type]
+
+
+def test_a_payload_of_bytes_is_ready_for_json() -> None:
+    result = Result("a" * 32 + ".0", "completed", 1, b"\xff", {"y": 1})
+    assert result.as_dict()["b64"] == "/w=="
+    assert "payload" not in result.as_dict()
+    assert Result("a" * 32 + ".0", "completed", 1, "x").as_dict()["payload"] == "x"
+
+
+def test_a_result_that_nests_and_a_record_that_names_versions_are_read_exactly(q: Queue, clock: ManualClock) -> None:
+    """Such lines of the history are decoded record by record."""
+    deep: object = 1
+    for _ in range(150):
+        deep = [deep]
+    q.insert_many([{"x": 2}, {"x": 4}, {"x": 6}], batch_tasks=3)
+    tasks = {task.payload["x"]: task for task in q.lease(3)}
+    tasks[2].complete(deep)
+    tasks[4].release()
+    assert q.cancel([tasks[4].id]) == 1
+    tasks[6].complete("six")
+    assert {result.payload["x"]: result.result for result in q.results()} == {2: deep, 6: "six"}

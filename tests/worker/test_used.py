@@ -1,0 +1,83 @@
+"""What an attempt used: processor time and peak memory, in the record that ends it, for commands and functions."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from fsqueue import Movement, Queue, Worker
+from fsqueue.format import movements
+from fsqueue.models import Used
+from fsqueue.worker import wire
+from tests.support import QueueFactory
+from tests.worker import tasks
+
+pytestmark = pytest.mark.once
+
+MIB = 1 << 20
+BUSY = "b = bytearray(60 << 20); x = sum(range(3_000_000)); import sys; sys.exit(int(sys.argv[1]))"
+
+
+def ends_of(queue: Queue) -> list[Movement]:
+    known = [*queue.tasks("completed"), *queue.dead()]
+    return [move for one in known for move in queue.history(one.id) if move.cpu_s is not None]
+
+
+@pytest.mark.parametrize("kind", ["command", "function"])
+def test_each_attempt_tells_what_it_used(queue_factory: QueueFactory, kind: str) -> None:
+    queue = queue_factory(max_attempts=2, backoff_s=(0, 0))
+    queue.insert_many([0, 3])
+    work: dict[str, Any] = {"command": [sys.executable, "-c", BUSY, "{}"]} if kind == "command" else {}
+    Worker(queue, None if work else tasks.busy, processes=1, stop_after_failures=1000, **work).run()
+    found = ends_of(queue)
+    assert sorted(move.op for move in found) == ["bury", "complete", "fail"], "also those that failed"
+    for move in found:
+        assert move.cpu_s is not None
+        assert 0 < move.cpu_s < 60
+        assert move.peak_memory_bytes is not None
+        assert 60 * MIB < move.peak_memory_bytes < 4096 * MIB
+    [result] = [result for result in queue.results() if result.state == "completed"]
+    [ended] = [move for move in found if move.op == "complete"]
+    assert (result.cpu_s, result.peak_memory_bytes) == (ended.cpu_s, ended.peak_memory_bytes)
+    assert [info.state for info in queue.tasks("completed")] == ["completed"]
+
+
+def test_what_nobody_measured_is_not_told(queue: Queue) -> None:
+    queue.insert_many([1, 2], batch_tasks=2)
+    for task in queue.poll():
+        with task:
+            pass
+    assert ends_of(queue) == []
+    assert {(result.cpu_s, result.peak_memory_bytes) for result in queue.results()} == {(None, None)}
+
+
+def test_of_several_tasks_in_a_record_each_has_its_own(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(shards=1)
+    queue.insert_many([1, 2, 3], batch_tasks=3)
+    leased = queue.lease(3)
+    leased[0].used, leased[2].used = Used(10, 100), Used(30, 300)
+    queue.complete(leased)
+    found = {result.id: (result.cpu_s, result.peak_memory_bytes) for result in queue.results()}
+    assert found == {
+        leased[0].id: (0.01, 100 << 10),
+        leased[1].id: (None, None),
+        leased[2].id: (0.03, 300 << 10),
+    }
+
+
+@pytest.mark.parametrize(
+    "used", [None, 5, [], [[1]], [[1, 2, 3]], [["1", 2]], [[-1, 2]], [[1, True]], [None], {"0": [1, 2]}]
+)
+def test_what_is_no_usage_is_ignored(used: Any) -> None:
+    assert movements.used({"tasks": [[0, 1]], "used": used}, 0) is None
+    assert movements.used({"tasks": [[0, 1]], "used": [[1, 2]]}, 0) == (1, 2)
+
+
+def test_an_answer_without_usage_is_garbled() -> None:
+    answer = wire.encode_answer("complete", {"y": 1}, 0.5, Used(1, 2))
+    assert wire.decode_answer(answer) == ("complete", {"y": 1}, 0.5, Used(1, 2))
+    for body in (b'["complete",1,0.5]', b'["complete",1,0.5,1,"2"]', b'["complete",1,0.5,1.0,2]'):
+        with pytest.raises(wire.Garbled):
+            wire.decode_answer(body)
