@@ -315,6 +315,25 @@ def test_fsck_knows_the_files_and_finds_strays(queue_factory: QueueFactory, monk
     assert list(shown(queue).values()) == PAYLOADS
 
 
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link", "loop"])
+def test_what_a_neighbour_puts_in_place_of_a_kept_file_is_not_read(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    queue = queue_factory(shards=1)
+    queue.insert_many(PAYLOADS, batch_tasks=5)
+    complete_all(queue)
+    [path] = kept(queue)
+    path.rename(tmp_path / "elsewhere")
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "elsewhere" if kind == "link" else path)
+    assert list(shown(queue).values()) == [None] * 5
+
+
 def test_a_damaged_file_shows_no_wrong_payload(queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
     queue = queue_factory(shards=1)
