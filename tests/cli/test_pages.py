@@ -360,6 +360,8 @@ OF_SCRIPTS = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
 def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
     every = set().union(*OPTIONS.values())
     for span in re.findall(r"`([^`\n]+)`", prose(text_of(page))):
+        if span.startswith("set -"):  # the shell's
+            continue
         words = re.split(r" (?:--|\|) ", span)[0].removeprefix("fsqueue ").split()
         command = next((name for name in OPTIONS if words[: len(name.split())] == name.split()), None)
         if span.startswith("fsqueue ") and not re.match(r"fsqueue( -|\.|$)", span):

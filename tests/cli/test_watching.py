@@ -563,3 +563,11 @@ def test_wait_ends_soon_after_the_last_task(fsqueue_cli: Run, queue: Queue, monk
     monkeypatch.setattr(DrainCheck, "__call__", check)
     fsqueue_cli("wait", queue.path)
     assert answers == [False, False, True]
+
+
+@pytest.mark.once
+def test_no_time_left_is_told_while_all_that_is_left_is_delayed() -> None:
+    found = Activity(0.0, None, None, Rate(5.0, 0.1, 60.0), Rate(5.0, 0.1, 60.0), None, None, 0, 1.0)
+    retries = Look("q", "/q", Status(delayed=2, completed=98), found)
+    assert status_text.progress_line(retries) == "completed 98 of 100 (98.0%), waiting 2 (all delayed), leased 0, 5.0/s"
+    assert not any(line.startswith("time left") for line in status_text.details(retries, 10))

@@ -631,3 +631,15 @@ def test_nothing_is_left_behind(queue: Queue) -> None:
         Worker(queue, tasks.nothing, processes=3).run()
     until(lambda: threading.active_count() <= before[1], "the end of the threads")
     until(lambda: descriptors() <= before[0] + 2, "descriptors to be closed")
+
+
+@pytest.mark.once
+def test_a_worker_renews_by_the_queue_s_present_lease_unless_it_has_its_own(queue: Queue) -> None:
+    """Renewed for 30 s, a lease would run out if the next renewal came after a third of the 600 s from before."""
+    learning, own = Worker(queue, tasks.nothing), Worker(queue, tasks.nothing, lease_s=60)
+    assert (learning._loop._renewal_s(), own._loop._renewal_s()) == (200, 20)
+    queue.change_settings(lease_s=30)
+    assert (learning._loop._renewal_s(), own._loop._renewal_s()) == (10, 20)
+    learning._loop._renew_at = learning._loop._now() + 200
+    learning._loop._renewed(settling.Renewed())
+    assert learning._loop._renew_at <= learning._loop._now() + 10
