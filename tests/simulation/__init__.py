@@ -21,7 +21,7 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `order` | the judgement of priorities: what names promise, and which task comes next |
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
 | `relays` | two queues that feed each other, and the judgement of what is asked of both |
-| `fork_acts` | forks in the streams that verbs read, and the judgement of what the child does |
+| `fork_acts` | forks in the streams that verbs read, and in loops, and the judgement of what the child does |
 | `claims` | the judgement of what the errors of inserts and of named commits say |
 | `mutations`, `trials` | the protocol, broken on purpose: each must be caught |
 | `patterns`, `places` | how mutations find what they change, whatever its module and the names of its locals |
@@ -30,9 +30,10 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 torn by changes meanwhile; close-to-open pages, buffered writes, locks that are lost and writes that then go nowhere;
 ESTALE of files that others removed, `.nfs…` files; replies that are lost after the call was done; errors before and
 after a call; clean-ups that fail behind them, or behind what was done: removals, and locks that are given back; errors
-of closing, with which an NFS client loses what was not synced; short writes; clocks that differ by minutes; workers that are killed at a call, in the middle of a write, interrupted by
-Ctrl-C, or stopped with a lock; children that are forked inside a critical section, and have its files open, and its
-locks, from then on; streams of payloads that fork; clients that are cut off or away for days, lose their locks and go
+of closing, with which an NFS client loses what was not synced; short writes; clocks that differ by minutes; workers
+that are killed at a call, in the middle of a write, interrupted by Ctrl-C, or stopped with a lock; children that are
+forked inside a critical section, and have its files open, and its locks, from then on; streams of payloads that fork;
+loops that fork, with which parent and child go on; clients that are cut off or away for days, lose their locks and go
 on; cleaners that remove empty directories; limits of the package that are small; a power loss that keeps any subset of
 the directory operations that were not synced, both names of a renaming, and any part of the data that was not.
 
@@ -44,7 +45,8 @@ promise nothing too late where nothing went wrong, and nothing less urgent than 
 a bound, and a worker that is alone keeps the order exactly; what was synced before it was reported has outlived a
 power loss; upkeep leaves nothing, and what fsck finds it mends.
 
-**Not modelled.** Threads that share one queue object, a parent and a child that both go on, `Worker` and the command
-line (other tests have them); mmap; writes of one client torn among those of another within a lock; a file server that
-loses what it said was stable; a lock lost without the client's later fsync failing.
+**Not modelled.** Threads that share one queue object, forks between two instructions of a verb after which parent and
+child both go on, `Worker` and the command line (other tests have them); mmap; writes of one client torn among those of
+another within a lock; a file server that loses what it said was stable; a lock lost without the client's later fsync
+failing.
 """

@@ -1,22 +1,31 @@
-"""Forks in user code: a stream of payloads forks while a verb reads it, and the child comes back into the verb.
+"""Forks in user code: in a stream of payloads that a verb reads, and in the body of a loop over `poll`.
 
-There is one thread for both, which goes on as the child. The parent is stopped until the story ends, with all open that
-it had. So the child must leave what its parent has staged, publish nothing of it, and give none of its locks away.
+In a stream there is one thread for both, which goes on as the child, and comes back into the verb. The parent is
+stopped until the story ends, with all open that it had. So the child must leave what its parent has staged, publish
+nothing of it, and give none of its locks away.
+
+In a loop both go on, each in a thread of its own. What the child is made of are new objects, which have what the parent
+had that is registered with `forks`: its descriptors, its open logs, its random digits, and what its loop has leased
+ahead. The child lets go of these as its first act, while its parent goes on.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from fsqueue import ForkedChild, Queue, forks
 from fsqueue.filesystem import resources
+from fsqueue.poll import Poll
+from fsqueue.storage.logs import Log
 from tests.simulation import invariants
 from tests.simulation.disk import File
 from tests.simulation.handles import Opened
 from tests.simulation.history import Actor
 from tests.simulation.kernel import Process
-from tests.simulation.wiring import take_stage
+from tests.simulation.wiring import Persona, take_stage
+from tests.simulation.world import SimClock, SimEntropy
 
 if TYPE_CHECKING:
     from tests.simulation.stories import Story
@@ -39,7 +48,108 @@ def fork_in_stage(story: Story, actor: Actor) -> None:
     _fork_in(story, actor, lambda queue, stream: queue.commit(NAME).stage(stream, batch_tasks=1))
 
 
-ACTS: dict[str, Callable[[Story, Actor], None]] = {act.__name__: act for act in (fork_in_insert, fork_in_stage)}
+def fork_in_poll(story: Story, actor: Actor) -> None:
+    """Fork in the body of a loop. Parent and child go on with the loop, and insert. No lease is handed out to both."""
+    rng = story.rng
+    prefetch = rng.choice((1, 3, 3))
+    loop = actor.do("poll", lambda q: q.poll(prefetch=prefetch))
+    if loop is None:
+        return
+    handed: dict[str, str] = {}
+    """To which process each lease was handed out."""
+    try:
+        _rounds(story, actor, loop, handed, rng.randint(1, 2))
+        _fork_with(story, actor, loop, prefetch, handed)
+        _rounds(story, actor, loop, handed, rng.randint(1, 4))
+        actor.do("leave", lambda q: loop.close())
+    finally:
+        _forget(loop)
+
+
+def _rounds(story: Story, actor: Actor, loop: Poll, handed: dict[str, str], rounds: int) -> None:
+    """Do some tasks of a loop, and insert now and then."""
+    rng = story.rng
+    loop._stop = lambda: True  # ends when nothing is left at the moment
+    for _ in range(rounds):
+        task = actor.next(loop)
+        if task is None:
+            return
+        first = handed.setdefault(task.lease, actor.name)
+        if first != actor.name:
+            story.history.wrong.append(f"{actor.last}: this lease of {task.payload!r} was handed out to {first}, too")
+        if rng.random() < 0.3:
+            actor.insert(*story.fresh(1))
+        if rng.random() < 0.3:
+            actor.work(rng.choice((0.1, 4.0)))
+        if rng.random() < 0.9:
+            actor.complete([task])
+
+
+def _forget(loop: Poll) -> None:
+    """Let a loop that is over, or whose process is dead, have nothing that a real thread would put back."""
+    loop._ahead.tasks.clear()
+    loop._ahead.open = False
+
+
+def _fork_with(story: Story, actor: Actor, loop: Poll, prefetch: int, handed: dict[str, str]) -> None:
+    """Fork a process between two verbs; parent and child go on beside each other."""
+    parent = actor.persona
+    assert isinstance(parent.entropy, SimEntropy)
+    story.serial += 1
+    process = parent.process.fork(f"{parent.process.name}f{story.serial}")
+    parent.process.children.remove(process)  # it takes locks of its own
+    entropy = parent.entropy.inherited()
+    clock = SimClock(process, story.scenario.compare_clocks)
+    persona = Persona(process, clock, entropy, parent.shared, parent.worker | {"pid": story.serial})
+    persona.depth = parent.depth + 1
+    child = Actor(story.history, persona, actor.path)
+    story.processes.append(process)
+    story.actors.append(child)
+    ahead = [copy.copy(task) for task in loop._ahead.tasks]
+    logs = [(log.batch, log.fd, log.sync) for log in actor.queue.store.logs if not log.closed]
+    rounds = story.rng.randint(1, 4)
+    story.world.fault(f"{parent.process.name} forks, and {process.name} goes on beside it")
+
+    loops: list[Poll] = []
+
+    def born(queue: Queue) -> Poll:
+        mine = queue.poll(prefetch=prefetch)
+        for task in ahead:
+            task.queue, task.poll = queue, mine._ahead
+        loops.append(mine)
+        mine._ahead.tasks.extend(ahead)
+        _let_go(queue, mine, entropy, logs)
+        return mine
+
+    def go_on() -> None:
+        try:
+            story.begin_act(child, 1)
+            mine = child.do("fork", born)
+            if mine is not None:
+                _rounds(story, child, mine, handed, rounds)
+                child.do("leave", lambda q: mine.close())
+        finally:
+            for one in loops:
+                _forget(one)
+        child.exit()
+
+    story.scheduler.add(process, go_on)
+
+
+def _let_go(queue: Queue, loop: Poll, entropy: SimEntropy, logs: list[tuple[str, int, bool]]) -> None:
+    """Let go, in a child, of what it has of its parent, as `forks` has each holder do."""
+    store = queue.store
+    inherited = [Log(store.fs, store.layout, batch, fd, sync) for batch, fd, sync in logs]
+    mine = [loop._ahead, entropy, store, *inherited]
+    for reference, let_go in list(forks._holders.values()):
+        holder = reference()
+        if any(holder is one for one in mine):
+            let_go(holder)
+
+
+ACTS: dict[str, Callable[[Story, Actor], None]] = {
+    act.__name__: act for act in (fork_in_insert, fork_in_stage, fork_in_poll)
+}
 
 
 def _fork_in(story: Story, actor: Actor, act: Callable[[Queue, Iterator[str]], object]) -> None:

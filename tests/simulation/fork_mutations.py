@@ -21,6 +21,24 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "a child goes on with what its parent has leased ahead",
+        "both do these tasks, and no lease has run out",
+        "fork-both",
+        (("Prefetched.forget", "self.tasks.clear()", "pass"),),
+    ),
+    Mutation(
+        "a child goes on with the random digits of its parent",
+        "both make the same names and leases: one's task is taken for the other's",
+        "fork-both",
+        (("Entropy.__init__", "forks.register(self, type(self).forget)", ""),),
+    ),
+    Mutation(
+        "a child unlocks what it has inherited",
+        "its parent has locked the same open log again, and others change it beside the parent",
+        "fork-both",
+        (("Log.discard", "if not inherited: ...", "if True: ..."),),
+    ),
+    Mutation(
         "the lock of a staged file is closed, and not given back",
         "a child has the file open, too: its lock stays taken, and upkeep takes the file's inserter for alive",
         "fork",

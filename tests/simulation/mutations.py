@@ -574,7 +574,7 @@ DRAFTS: dict[int, list[str] | str] = {
     10: ["purge without the mark", "published, and not looked again", "deleted without the mark"],
     11: ["staged files are reaped without their lock"],
     12: "the log of a stuck holder is never replaced",
-    13: "threads, and parents that go on beside a child, are not simulated: tests/test_fork_and_threads.py",
+    13: ["a child goes on with the random digits of its parent", "a child unlocks what it has inherited"],
     14: ["only the current name is unlinked"],
     15: ["counting again", "counted before it is announced", "counting without the lock"],
     16: ["time runs backwards in a log"],

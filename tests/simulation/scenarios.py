@@ -77,6 +77,7 @@ UNCLEAN = {
 UNCLEAN_RANKED = {"insert_ranked": 4.0, "insert_many_ranked": 5.0, "consume_ranked": 5.0, "gc": 0.5}
 FORKS = ("fork", "fork", "fork", "error", "interrupt", "delay")
 STREAMS = {"fork_in_insert": 5.0, "fork_in_stage": 5.0, "insert": 2.0, "consume": 4.0, "gc": 0.5}
+BOTH = {"fork_in_poll": 6.0, "insert": 3.0, "insert_many": 2.0, "consume": 2.0, "gc": 0.5, "status": 0.3}
 GROUPS = (("protocol.encoding:GROUP_BYTES_MAX", 1),)
 """Each batch is written before the next one is read."""
 BROKEN = ("broken", "broken", "unclean")
@@ -94,6 +95,8 @@ SCENARIOS = {
         Scenario("fork-stream", shared=False, hosts=1, actions=STREAMS, faults=("kill", "delay"), limits=GROUPS),
         Scenario("fork-stream-nfs", actions=STREAMS, faults=("kill", "delay"), stale=0.3, limits=GROUPS),
         Scenario("fork-nfs", actions=WORK, faults=FORKS, stale=0.3),
+        Scenario("fork-both", shared=False, hosts=1, actions=BOTH, faults=("kill", "delay"), tasks_before=6),
+        Scenario("fork-both-nfs", actions=BOTH, faults=("kill", "delay", "cut"), stale=0.3, tasks_before=6),
         Scenario("fork-open", shared=False, hosts=1, actions=INSERTS, faults=FORKS, limits=OPEN, settings=MANY),
         Scenario("stale", actions=WORK, faults=("delay", "kill"), stale=0.5, torn_listings=0.3, stale_listings=0.3),
         Scenario("reply", actions=WORK, faults=("reply", "reply", "after", "kill"), stale=0.3),

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.once
 SAMPLE = {
     "power": 6, "power-nfs": 6, "crash-nfs": 6, "storm": 6, "storm-local": 4, "cut": 4, "interrupt-nfs": 4, "stale": 4,
     "commits-nfs": 6, "commits-overwrite-power": 4, "keyed-nfs": 4, "keyed-epochs": 6, "order-nfs": 4,
-    "keyed-order-nfs": 4, "full": 2, "steps": 2,
+    "keyed-order-nfs": 4, "full": 2, "steps": 2, "fork-both": 4,
+    "commits-unclean-nfs": 2, "relay-wait": 2, "unclosed-nfs": 2,
 }  # fmt: skip
 """So many stories of these scenarios."""
 

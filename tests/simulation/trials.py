@@ -56,6 +56,7 @@ SAMPLE = (
     "a wait for several queues believes what each says of itself",  # waiting for several queues
     "a queue that promises too much gives what it has",  # leases from several queues
     "a child that comes back into a call removes what its parent has staged",  # forks in user code
+    "a child unlocks what it has inherited",  # parent and child that both go on
     "a log that is dropped is closed, and not unlocked",  # forks beside a verb
     "a bare newline after a torn tail",  # torn writes
     "time runs backwards in a log",  # time in a log
