@@ -203,12 +203,16 @@ def test_a_member_who_knows_the_name_gets_nothing_into_the_workers_own_files(sha
         (out / f"{task_id}.1").symlink_to(private / ".profile")
 
     def work() -> list[str]:
-        report = Worker(Queue(path), command=["echo", "{}"], keep_output=out).run()
-        return [(private / ".profile").read_text(), (out / f"{task_id}.1-2").read_text(), str(report.unkept)]
+        # No worker: as this user the interpreter that it would start may be out of reach.
+        kept = KeptOutput(str(out), open_max=2)
+        kept.open()
+        kept.file(f"{task_id}.1").append(b"alias ls=evil\n")
+        kept.close()
+        return [(private / ".profile").read_text(), (out / f"{task_id}.1-2").read_text()]
 
     task_id = as_user(OWNER, 0o002, prepare)
     as_user(MEMBER, 0o002, plant)
-    assert as_user(OWNER, 0o002, work) == ["# private\n", "alias ls=evil\n", "0"]
+    assert as_user(OWNER, 0o002, work) == ["# private\n", "alias ls=evil\n"]
 
 
 @needs_root

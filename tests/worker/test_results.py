@@ -6,8 +6,6 @@ import errno
 import fcntl
 import os
 import shutil
-import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -191,24 +189,24 @@ def test_no_room_for_results_puts_the_task_back_and_ends_the_worker(queue: Queue
 
 
 @pytest.mark.once
-def test_after_a_worker_was_killed_its_command_writes_into_no_other_programs_file(
+def test_after_a_worker_was_killed_what_a_command_has_left_writes_into_no_other_programs_file(
     queue_factory: QueueFactory, place: Path, tmp_path: Path
 ) -> None:
     """Once the path named a descriptor of the worker by its process number, which another program may have by then."""
     queue = queue_factory()
-    queue.insert(1)
-    script = f"echo $FSQUEUE_RESULT >{tmp_path}/n; mv {tmp_path}/n {tmp_path}/name; {PATIENTLY.format(tmp_path / 'go')}"
-    script += f"; echo done >$FSQUEUE_RESULT; touch {tmp_path}/ended"
+    queue.insert_many(range(2))
+    late = f"{PATIENTLY.format(tmp_path / 'go')}; echo done 2>{tmp_path}/said >$FSQUEUE_RESULT; touch {tmp_path}/ended"
+    script = f"if mkdir {tmp_path}/first; then echo $FSQUEUE_RESULT >{tmp_path}/name; ({late}) & exit 0; fi; "
+    script += f"touch {tmp_path}/second; exec sleep 9000"
     arguments = ["run", str(queue.path), "--result-dir", str(place), "--", "sh", "-c", script]
     with subprocess.Popen([sys.executable, "-m", "fsqueue_cli", *arguments]) as worker:
-        until((tmp_path / "name").exists, "the begin of the command")
+        until((tmp_path / "second").exists, "the begin of the second command")
         worker.kill()
     (tmp_path / "go").touch()
-    until((tmp_path / "ended").exists, "the end of the command")
+    until((tmp_path / "ended").exists, "the end of what the first command has left")
     path = Path((tmp_path / "name").read_text().strip())
-    assert path.read_text() == "done\n"  # its own, to which nothing else will ever lead
-    assert stat.S_ISREG(path.lstat().st_mode)
     assert path.is_relative_to(place)
+    assert not path.exists(), "nothing leads where it wrote"
 
 
 @pytest.mark.once
@@ -384,13 +382,19 @@ def test_a_directory_that_would_not_be_private_is_refused(tmp_path: Path, monkey
         files.open()
 
 
+def is_killed_at_work(queue: Queue, written: Path, *options: str, also: str = "") -> None:
+    """Kill a worker whose command has written its result, and then the file `written`."""
+    script = f"echo 1 >$FSQUEUE_RESULT; touch {written}; exec sleep 9000{also}"
+    arguments = ["run", str(queue.path), *options, "--", "sh", "-c", script]
+    with subprocess.Popen([sys.executable, "-m", "fsqueue_cli", *arguments]) as worker:
+        until(written.exists, "a result")
+        worker.kill()
+
+
 def dies_with_a_result_at_work(queue: Queue, place: Path) -> Path:
     """Kill a worker in the middle of a command; the private directory that it leaves."""
     queue.insert("killed")
-    arguments = ["run", str(queue.path), "--result-dir", str(place), "--", "sh", "-c"]
-    script = "echo 1 >$FSQUEUE_RESULT; kill -KILL $PPID"
-    worker = subprocess.run([sys.executable, "-m", "fsqueue_cli", *arguments, script], capture_output=True, timeout=60)
-    assert worker.returncode == -signal.SIGKILL
+    is_killed_at_work(queue, place.parent / "written", "--result-dir", str(place))
     [left] = place.iterdir()
     return left
 
@@ -607,11 +611,11 @@ def test_gc_removes_what_a_worker_killed_on_another_host_left_in_the_queue(
 
 
 @pytest.mark.once
-def test_gc_removes_what_a_worker_killed_on_this_host_left_in_the_queue(queue: Queue, launcher: None) -> None:
+def test_gc_removes_what_a_worker_killed_on_this_host_left_in_the_queue(
+    queue: Queue, launcher: None, tmp_path: Path
+) -> None:
     queue.insert("killed")
-    script = ["sh", "-c", "echo 1 >$FSQUEUE_RESULT; kill -KILL $PPID; : srun"]
-    worker = [sys.executable, "-m", "fsqueue_cli", "run", str(queue.path), "--", *script]
-    assert subprocess.run(worker, capture_output=True, timeout=60).returncode == -signal.SIGKILL
+    is_killed_at_work(queue, tmp_path / "written", also="; : srun")
     assert len(list((queue.path / ".results").iterdir())) == 1
     queue.gc()
     assert list((queue.path / ".results").iterdir()) == []
