@@ -426,7 +426,7 @@ payloads = st.one_of(
 @given(payloads, st.sampled_from([0, 5, 10**12]), st.integers(0, 1023))
 def test_cut_spares_the_payload_and_tells_how_many_bytes(payload: Any, available_at: int, first: int) -> None:
     line = movements.insert(10**12, "0123456789abcdef", first, task_file.encode_task(payload, 10**6), available_at)[:-1]
-    whole, short = json.loads(line), movements.cut(line)
+    whole, short = json.loads(line), movements.cut(line, 0)
     record = json.loads(short)
     assert len(short) + record["cut"] == len(line)
     for field in ("payload", "b64"):
@@ -443,14 +443,23 @@ def test_cut_leaves_a_line_in_another_form_as_it_is() -> None:
         b'{"op":"insert","at":1,"id":"a-b","first":0,"payload":1}',
         b'{"op":"lease","at":1}',
     ):
-        assert movements.cut(line) == line
+        assert movements.cut(line, 0) == line
 
 
 @pytest.mark.parametrize("size", range(1, 130))
 def test_cut_of_payloads_of_each_size_up_to_three_digits(size: int) -> None:
     line = movements.insert(1, "a", 0, b'{"payload":' + b"1" * size + b"}\n")[:-1]
-    short = movements.cut(line)
+    short = movements.cut(line, 0)
     assert json.loads(short)["cut"] + len(short) == len(line)
+
+
+@pytest.mark.parametrize("size", [1, 100, 1024])
+def test_a_payload_that_is_short_enough_is_not_cut(size: int) -> None:
+    line = movements.insert(1, "a", 0, b'{"payload":' + b"1" * size + b"}\n")[:-1]
+    assert movements.cut(line, size) == movements.cut(line, None) == line
+    longer = movements.insert(1, "a", 0, b'{"payload":' + b"1" * (size + movements.LINE_BYTES) + b"}\n")[:-1]
+    assert b'"cut":' in movements.cut(longer, size)
+    assert movements.cut(longer, None) == longer
 
 
 def test_an_insert_of_bytes_reads_like_a_line_of_a_task_file() -> None:
