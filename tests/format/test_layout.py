@@ -88,7 +88,7 @@ def test_a_queue_of_an_older_version_has_the_default_of_a_later_setting() -> Non
     assert read_queue_state(born(keep_payloads=None), "q").settings.keep_payloads == Settings().keep_payloads
 
 
-@pytest.mark.parametrize("key", [key for key in Settings.__dataclass_fields__ if key not in layout.LATER])
+@pytest.mark.parametrize("key", layout.REQUIRED)
 def test_a_queue_that_lacks_a_setting_is_not_opened_with_a_default(key: str) -> None:
     with pytest.raises(NotAQueue, match=f"lacks the setting {key}.*nothing was changed.*Restore"):
         read_queue_state(born(**{key: None}), "q")
