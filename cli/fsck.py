@@ -8,7 +8,6 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.fsck.findings import DAMAGE
 
 from .common import example, json_option, queue_argument
 from .printing import CAUTION, ERROR, Bar, Coloured, print_json, say, say_in_colours
@@ -59,7 +58,7 @@ def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
     tasks = f" ({wording.counted(finding.tasks, 'task')})" if finding.tasks else ""
     note = f": {finding.note}" if finding.note else ""
     state = "" if not repair else " [repaired]" if finding.repaired else " [NOT repaired]"
-    kind = Coloured(finding.kind, ERROR if finding.gravity == DAMAGE else CAUTION)
+    kind = Coloured(finding.kind, ERROR if finding.gravity == "damage" else CAUTION)
     say_in_colours(kind, f"{'':<{17 - len(finding.kind)}} {finding.path}{tasks}{note}{state}")
     if explain:
         say(f"    {finding.meaning}", f"    --repair {finding.repair}.")
