@@ -145,6 +145,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("slurm",): [["Q", "-J", EVIL, "--print", "--", "true", EVIL], ["Q", "--", "true"], ["Q", "--", EVIL]],
     ("ls",): [["Q"], *(["Q", "--state", state] for state in ("leased", "completed", "dead", "delayed", "cancelled"))],
     ("show",): [["Q", "WAITING"], ["Q", "LEASED"], ["Q", "COMPLETED"], ["Q", "DEAD"], ["Q", "FAILED"], ["Q", "BYTES"]],
+    ("results",): [["Q"], ["Q", "--failed"], ["Q", "--where", EVIL], ["Q", f"{EVIL}.csv"], ["Q", EVIL]],
     ("dead", "list"): [["Q"], ["Q", "--all"], ["Q", "--where", EVIL], ["Q", "--where", f"reason~{EVIL}("]],
     ("dead", "retry"): [["Q"], ["Q", EVIL], ["Q", "DEAD"], ["Q", "-"]],
     ("dead", "purge"): [["Q"], ["Q", "--yes"], ["Q", "DEAD", "--yes"]],
