@@ -12,6 +12,7 @@ from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLos
 from fsqueue.filesystem import resources
 from fsqueue.format import names, priority, task_file
 from fsqueue.format.names import Batch
+from fsqueue.format.plain import plain
 from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
 from fsqueue.models import Task
@@ -150,7 +151,7 @@ def one_task(payload: Any, key: object, priority: object) -> Task:
         return Task(payload, key, priority)  # type: ignore[arg-type]
     task = payload
     for name, given in (("key", key), ("priority", priority)):
-        own = getattr(task, name)
+        own, given = plain(getattr(task, name)), plain(given)
         if given is None or (type(own) is type(given) and own == given):
             continue
         if own is not None:

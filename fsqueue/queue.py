@@ -238,17 +238,17 @@ class Queue(Maintenance):
         seconds) on; a Task may say otherwise. InvalidTask or TaskTooLarge if it cannot be stored.
         """
         item = one_task(payload, key, priority)
-        encoding.check_urgency(item, None)
+        urgency = encoding.priority_of(item, None)
         if strict:
             task_file.check_unchanged(item.payload)
         default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
         when = encoding.available_from(item, None, default)
-        line = task_file.encode_task(item.payload, self.settings.task_bytes_max, priority=item.priority)
-        rank = rank_of(item.priority)
+        line = task_file.encode_task(item.payload, self.settings.task_bytes_max, priority=urgency)
+        rank = rank_of(urgency)
         try:
-            if item.key is not None:
-                line = encoding.with_key(line, item.key, self.settings.task_bytes_max)
-                return self._keyed.insert(line, when, rank, item.key)
+            if (key := encoding.key_of(item, None)) is not None:
+                line = encoding.with_key(line, key, self.settings.task_bytes_max)
+                return self._keyed.insert(line, when, rank, key)
             if (id := self._inserter.insert_if_taken(line, when, rank)) is None:
                 id = insertion.insert_in_file(self.store, line, when, rank)
             return TaskRef(id)

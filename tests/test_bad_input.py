@@ -4,6 +4,7 @@ poisoned queue.
 
 from __future__ import annotations
 
+import array
 import datetime
 import math
 import os
@@ -64,6 +65,49 @@ NOT_JSON: dict[str, Any] = {
 }
 KEPT_AS_RESULTS = {"nan", "nan inside", "infinity", "minus infinity", "date", "key that is no string", "path"}
 """What is no payload, and may be a result (docs/functions.md)."""
+
+
+@pytest.mark.parametrize(("view", "expected"), [
+    (memoryview(b"abcd")[::2], b"ac"),
+    (memoryview(b"abcd")[::-1], b"dcba"),
+    (memoryview(array.array("H", [1, 2, 3]))[::2], array.array("H", [1, 3]).tobytes()),
+    (memoryview(b"abcd").cast("B", [2, 2]), b"abcd"),
+])  # fmt: skip
+def test_bytes_that_do_not_lie_in_a_row_are_copied(queue: Queue, view: memoryview, expected: bytes) -> None:
+    assert queue.insert(view).inserted
+    assert queue.insert_many([view, view], batch_tasks=1) == 2
+    assert queue.insert_many([view], commit="c") == 1
+    assert [task.payload for task in queue.lease(9)] == [expected] * 4
+
+
+def test_bytes_that_cannot_be_read_are_refused_by_their_position(queue: Queue) -> None:
+    released = memoryview(b"abcd")
+    released.release()
+    with pytest.raises(InvalidTask, match=r"The task: the bytes of the payload cannot be read: .*released"):
+        queue.insert(released)
+    with pytest.raises(InvalidTask, match=r"Task number 3: .*Convert it with bytes\(\.\.\.\)") as error:
+        queue.insert_many([1, 2, released])
+    assert (error.value.index, error.value.inserted, error.value.new) == (2, 2, 2)
+    assert sorted(drain(queue)) == [1, 2]
+
+
+class StrangeDict(dict[str, Any]):
+    def values(self) -> Any:
+        raise RuntimeError("values")
+
+
+class StrangeList(list[Any]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("iter")
+
+
+@pytest.mark.parametrize("kind", [lambda value: StrangeDict(u=value), lambda value: {"u": StrangeList([value])}])
+def test_no_method_of_a_payloads_class_hides_what_json_does_not_have(
+    queue: Queue, kind: Callable[[object], object]
+) -> None:
+    with pytest.raises(InvalidTask, match="Task number 2: the payload contains nan"):
+        queue.insert_many([kind(None), kind(math.nan)])
+    assert drain(queue) == [kind(None)]
 
 
 @pytest.mark.parametrize("name", NOT_JSON)

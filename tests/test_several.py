@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import InvalidArgument, LeasedTask, Queue, QueueNotFound, StorageError
+from fsqueue import InvalidArgument, LeasedTask, Queue, QueueNotFound, StorageError, Task
 from fsqueue.clock import ManualClock
 from fsqueue.protocol import several, waiting
 from fsqueue.storage import listening
@@ -177,6 +177,18 @@ def test_an_urgent_task_in_an_idle_queue_is_noticed(three: list[Queue], clock: M
     assert fsqueue.lease(three)[0].payload == 0
     put_ranked(b, [("urgent", 1)])
     assert fsqueue.lease(three)[0].payload == "urgent"
+
+
+@pytest.mark.parametrize("up_to", [None, 9])
+def test_queues_that_were_opened_before_the_first_priority_came_are_compared(
+    three: list[Queue], clock: ManualClock, up_to: int | None
+) -> None:
+    """`queue.jsonl` of each was read within the last second, when no task had a priority."""
+    for number, queue in enumerate(anew(three, clock)):
+        queue.insert_many([Task("plain")], batch_tasks=1)
+        clock.advance(0.01)
+        queue.insert_many([Task(3 - number, priority=3 - number)], batch_tasks=1)
+    assert [fsqueue.lease(three, up_to=up_to)[0].payload for _ in range(3)] == [1, 2, 3]
 
 
 # -- at rest: nobody inserts, and nobody else works ------------------------------------------------------------------

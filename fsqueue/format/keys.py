@@ -18,8 +18,8 @@ BYTES_MAX = 1024
 
 
 def fault(value: object) -> str | None:
-    """Return why a value is not a valid key; None if it is valid."""
-    if not isinstance(value, str):
+    """Return why a value is not a valid key, which is a str itself (see `plain`); None if it is valid."""
+    if type(value) is not str:
         return f"a key is a text, not {type(value).__name__}"
     try:
         size = len(value.encode())

@@ -419,7 +419,8 @@ def distance(first: str, batch: str) -> int | None:
 
 def parse_uuid(text: object) -> Uuid | None:
     """Return a UUID as it stands in names; None for anything else."""
-    return Uuid(text) if isinstance(text, str) and _UUID.fullmatch(text) else None
+    found = _UUID.fullmatch(text) if isinstance(text, str) else None
+    return None if found is None else Uuid(found[0])
 
 
 def parse_batch(text: object) -> Batch | None:
@@ -434,7 +435,8 @@ def parse_first(text: object) -> Batch | None:
 
 def parse_commit(text: object) -> CommitName | None:
     """Return a commit's name; None for what cannot be one."""
-    return CommitName(text) if isinstance(text, str) and _COMMIT.fullmatch(text) else None
+    found = _COMMIT.fullmatch(text) if isinstance(text, str) else None
+    return None if found is None else CommitName(found[0])  # of a member of an Enum what was looked at: its value
 
 
 def commit_name(text: object) -> CommitName:

@@ -12,6 +12,8 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import orjson
 
+from fsqueue.format.plain import plain
+
 Priority = str | int
 """A priority as users give it, and as task lines and records hold it."""
 Rank = bytes
@@ -37,10 +39,11 @@ def fault(value: object) -> str | None:
     """Return why a value is not a valid priority; None if it is valid."""
     if type(value) is str and len(value) <= BYTES_MAX and value.isascii():
         return None  # the usual case
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        return f"a priority is a text or a whole number, not {type(value).__name__}"
-    if isinstance(value, int):
+    kind, value = type(value), plain(value)
+    if type(value) is int:
         return None if INT_MIN <= value <= INT_MAX else "a whole number as priority has 64 bits: -2^63 to 2^63 - 1"
+    if type(value) is not str:
+        return f"a priority is a text or a whole number, not {kind.__name__}"
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -52,13 +55,14 @@ def rank_of(value: object) -> Rank:
     """Return the rank of a priority. LAST for None, and for a value that is not valid, as in a damaged record."""
     if value is None or fault(value) is not None:
         return LAST
+    value = plain(value)
     assert isinstance(value, (str, int))
     return _WITH + text_of(value).encode()
 
 
 def text_of(value: Priority) -> str:
-    """Return a valid priority as a text. These texts are in the same order as the ranks."""
-    return f"{value - INT_MIN:016x}" if isinstance(value, int) else str.__str__(value)
+    """Return a valid priority, a str or an int itself, as a text. These texts are in the same order as the ranks."""
+    return f"{value - INT_MIN:016x}" if isinstance(value, int) else value
 
 
 def in_name(rank: Rank) -> str | None:

@@ -32,12 +32,26 @@ def encode_task(payload: Any, bytes_max: int, index: int | None = None, priority
     """
     end = b"}\n" if priority is None else b',"priority":' + orjson.dumps(priority) + b"}\n"
     if isinstance(payload, (bytes, bytearray, memoryview)):
-        line = b'{"b64":"' + base64.b64encode(payload) + b'"' + end
+        line = b'{"b64":"' + _base64(payload, index) + b'"' + end
     else:
         line = b'{"payload":' + encode_json(payload, "payload", index) + end
     if len(line) > bytes_max:
         raise too_large(len(line), bytes_max, index)
     return line
+
+
+def _base64(payload: bytes | bytearray | memoryview, index: int | None) -> bytes:
+    """Return bytes as base64. The parts of a memoryview that is not contiguous are copied, in their order."""
+    try:
+        if isinstance(payload, memoryview) and not payload.c_contiguous:
+            payload = payload.tobytes()
+        return base64.b64encode(payload)
+    except (BufferError, TypeError, ValueError) as error:  # one that was released, for one
+        raise InvalidTask(
+            f"{_where(index)}: the bytes of the payload cannot be read: {error}. Convert it with bytes(...) while it "
+            "can be read.",
+            index,
+        ) from None
 
 
 def too_large(size: int, bytes_max: int, index: int | None) -> TaskTooLarge:
@@ -125,9 +139,11 @@ def _not_finite(value: Any) -> float | None:
         if isinstance(item, float):
             if not math.isfinite(item):
                 return item
-        elif isinstance(item, dict):
-            pending.extend(item.values())
-        elif isinstance(item, (list, tuple)):
+        elif isinstance(item, dict):  # as orjson reads it, whatever a subclass overrides
+            pending.extend(dict.values(item))
+        elif isinstance(item, list):
+            pending.extend(list.__iter__(item))
+        elif isinstance(item, tuple):
             pending.extend(item)
     return None
 

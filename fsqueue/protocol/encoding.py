@@ -10,6 +10,7 @@ from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import keys, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX
+from fsqueue.format.plain import plain
 from fsqueue.format.priority import LAST, Priority, Rank, fault, rank_of, text_of
 from fsqueue.models import Task
 from fsqueue.storage.store import Store
@@ -76,22 +77,35 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
         raise InvalidTask(f"{_where(index)}: {error}", index) from None
 
 
-def check_urgency(task: Task, index: int | None) -> None:
-    """Raise InvalidTask if a task has what is no priority."""
-    if task.priority is not None and (why := fault(task.priority)) is not None:
+def priority_of(task: Task, index: int | None) -> Priority | None:
+    """Return a task's priority as a str or an int itself; None if it has none. InvalidTask if it is no priority."""
+    if task.priority is None:
+        return None
+    priority = plain(task.priority)
+    if (why := fault(priority)) is not None:
         raise InvalidTask(f"{_where(index)}: {why}.", index)
+    assert isinstance(priority, (str, int))
+    return priority
+
+
+def key_of(task: Task, index: int | None) -> str | None:
+    """Return a task's key as a str itself; None if it has none. InvalidTask if it is no key."""
+    if task.key is None:
+        return None
+    key = plain(task.key)
+    if (why := keys.fault(key)) is not None:
+        raise InvalidTask(f"{_where(index)}: {why}.", index)
+    assert isinstance(key, str)
+    return key
 
 
 def _where(index: int | None) -> str:
     return "The task" if index is None else f"Task number {index + 1}"
 
 
-def with_key(line: bytes, key: object, bytes_max: int, index: int | None = None) -> bytes:
-    """Return the line of a task with its key in it. InvalidTask if it is no key; TaskTooLarge."""
-    wrong = keys.fault(key)
-    if wrong is not None:
-        raise InvalidTask(f"{_where(index)}: {wrong}.", index)
-    line = keys.with_key(line, str.__str__(key))  # of a member of an Enum its value, as its file has it
+def with_key(line: bytes, key: str, bytes_max: int, index: int | None = None) -> bytes:
+    """Return the line of a task with its key in it. TaskTooLarge."""
+    line = keys.with_key(line, key)
     if len(line) > bytes_max:
         raise task_file.too_large(len(line), bytes_max, index)
     return line
@@ -165,15 +179,16 @@ def _runs(
         for index, item in stream.tasks:
             if given is not None or isinstance(item, Task):
                 task = item if isinstance(item, Task) else Task(item)
-                at, priority = available_from(task, index, default), task.priority
-                if priority is not None:
-                    check_urgency(task, index)
+                at = available_from(task, index, default)
+                priority = None if task.priority is None else priority_of(task, index)
                 line = encode(task.payload, bytes_max, index, priority)
                 if task.key is not None:
                     if stream.insert_keyed is None:
                         raise InvalidTask(NO_KEYS.format(_where(index)), index)
-                    keyed_line = with_key(line, task.key, bytes_max, index)
-                    keyed = KeyedTask(keyed_line, at, rank_of(priority), task.key, index)
+                    key = key_of(task, index)
+                    assert key is not None
+                    keyed_line = with_key(line, key, bytes_max, index)
+                    keyed = KeyedTask(keyed_line, at, rank_of(priority), key, index)
                     if is_begin and not lines:  # nothing that came before it waits
                         stream.insert_keyed(keyed)
                         continue

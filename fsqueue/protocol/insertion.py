@@ -40,6 +40,7 @@ TRIES = 20
 """Publish a group at most this often: each purge that overtakes it takes a try."""
 KEYS_ADVISED = 100_000
 """Warn of a call that inserts more tasks with keys than this: each of them makes a file for its key."""
+SOME_MAY_BE = "Some of the tasks may be in the queue"
 
 InsertOne = Callable[[bytes, When, Rank], str | None]
 """Insert one task, given as the line of a task file, durably, and return its id; None if it needs a file of its own.
@@ -266,12 +267,12 @@ def advice(done: _Done, is_first: bool, is_exact: bool, has_keys: bool) -> str:
     if done.keyed > done.keyed_new:
         maybe = f" (the keys of {done.keyed - done.keyed_new:,} were taken){maybe}"
     if has_keys and not done.plain and (is_exact or done.step == _KEYED):
-        begun = f"{first} in the queue{maybe}. " if count else ""
+        begun = f"{first} in the queue{maybe}. " if count else "" if is_exact else f"{SOME_MAY_BE}. "
         return f"{begun}The call may be repeated: it inserts no task whose key is taken."
     if not count and is_exact:
         return "None of the tasks is in the queue: repeat the call."
     if not count:
-        return f"Some of the tasks may be in the queue; repeating the call would insert those again.{again}"
+        return f"{SOME_MAY_BE}; repeating the call would insert those again.{again}"
     them = "those without a key" if has_keys else "them"
     if not is_first:
         return (

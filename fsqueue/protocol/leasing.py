@@ -153,6 +153,8 @@ class Leaser:
         again. FileNotFoundError is raised in any case: the whole queue may be gone.
         """
         queue_file = self.store.queue_file
+        if strict:  # else it might go by what was true a second ago: that no task has a priority, or of a pause
+            self.store.verify()
         state = queue_file.state
         if not queue_file.is_fresh() or self.generation != state.generation or self.is_ordered != state.is_ordered:
             self.begin()
@@ -206,6 +208,8 @@ class Leaser:
 
         Unless `is_anew` nothing is listed again: what is known of batches counts, and not what their names promise.
         """
+        if self._ranked is None and (self.current is None or up_to is not None):
+            self.store.verify()  # ranks may matter by now: see `ordering.mark`
         self.begin()
         if self.pause():
             return None

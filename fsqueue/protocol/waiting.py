@@ -76,6 +76,7 @@ class IdlePoller:
             due = leaser.selection.due(store.clock.now_ms())
             got = self._look_into(due, n) if due else []
         else:  # if not idle, for what came between the look above and the reading of the bell
+            store.verify()  # what came may be the first task with a priority
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)
             self._acted_on, self._swept = told, now
         self._idle = not got and not leaser.is_held_up

@@ -166,6 +166,73 @@ class Word(str, enum.Enum):  # noqa: UP042 - str() of a StrEnum is its value
     ONE = "one"
 
 
+class Strange(str):
+    """Whatever a subclass of str can answer otherwise than the text that it holds."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __len__(self) -> int:
+        return 0
+
+    def __str__(self) -> str:
+        return "other"
+
+    __repr__ = __str__
+
+    def __format__(self, form: str) -> str:
+        return "../other"
+
+    def encode(self, *args: Any, **options: Any) -> bytes:
+        return b"other"
+
+
+class Liar:
+    """No text, though `isinstance` says so."""
+
+    @property
+    def __class__(self) -> type:
+        return str
+
+
+@pytest.mark.parametrize("size", [1, 70_000], ids=["small", "large"])
+def test_a_key_is_the_text_that_a_subclass_holds_whatever_it_overrides(queue_factory: QueueFactory, size: int) -> None:
+    queue = queue_factory()
+    assert queue.insert("x" * size, key="k").inserted
+    assert not queue.insert("y" * size, key=Strange("k")).inserted
+    assert not queue.insert(Task("y", key=Strange("k")), key="k").inserted
+    assert queue.insert_many([Task("y" * size, key=Strange("k")), Task("z" * size, key=Strange("l"))]) == 1
+    assert not queue.insert("y" * size, key="l").inserted
+    assert not queue.insert("y" * size, key=Strange("l")).inserted
+    assert sorted((type(task.key), task.key) for task in queue.lease(9)) == [(str, "k"), (str, "l")]
+    assert [problem.kind for problem in queue.fsck()] == []
+
+
+def test_what_only_says_that_it_is_a_text_is_no_key(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    for act in (
+        lambda: queue.insert(1, key=Liar()),  # type: ignore[arg-type]
+        lambda: queue.insert_many([Task(1, key=Liar())]),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidTask, match="a key is a text, not Liar"):
+            act()
+    assert queue.status().inserted == 0
+
+
+@pytest.mark.parametrize("name", [Strange("one"), Word.ONE])
+def test_a_commits_name_is_the_text_that_a_subclass_holds(queue_factory: QueueFactory, name: str) -> None:
+    queue = queue_factory()
+    assert queue.insert_many([1], commit=name) == 1
+    assert queue.insert_many([1], commit="one") == 0
+    assert type(queue.commit(name).name) is str
+
+
 @pytest.mark.parametrize(("given", "key"), [(Text("k"), "k"), (Word.ONE, "one")])
 @pytest.mark.parametrize("size", [1, 70_000], ids=["small", "large"])
 def test_subclasses_of_text_are_keys_as_their_values(

@@ -356,6 +356,48 @@ def test_a_strict_lease_does_not_miss_a_file_that_is_being_renamed(
     assert next(missed) > 2
 
 
+def insert_one_by_one(q: Queue, clock: ManualClock, tasks: list[Priority | None]) -> None:
+    """Insert tasks whose payloads are their priorities, by another process, each in a batch of its own."""
+    other = Queue(q.path, clock=clock)
+    for priority in tasks:
+        clock.advance(0.002)
+        other.insert_many([Task(priority, priority=priority)], batch_tasks=1)
+
+
+@pytest.mark.parametrize("is_at_work", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [[None, 1], [5, 6, 5, 7], [None, "b", None, "a"]])
+def test_a_strict_lease_knows_at_once_that_the_first_priority_came(
+    q: Queue, clock: ManualClock, ranks: list[Priority | None], n: int, is_at_work: bool
+) -> None:
+    """`queue.jsonl` was read within the last second, when no task had a priority."""
+    if is_at_work:
+        q.insert_many(["before"] * 9, batch_tasks=9)
+        assert q.lease()[0].payload == "before"
+    insert_one_by_one(q, clock, ranks)
+    assert not q.has_priorities, "as last read"
+    found: list[object] = []
+    while len(found) < len(ranks) and (tasks := q.lease(n, strict=True)):
+        found += [task.priority for task in tasks]
+    assert found[: len(ranks)] == sorted(ranks, key=rank_of)
+
+
+def test_an_idle_worker_that_is_notified_knows_at_once_that_the_first_priority_came(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep, left = clock.sleep, [True]
+
+    def sleep_and_insert(seconds: float) -> None:
+        sleep(seconds)
+        if left:
+            left.clear()
+            insert_one_by_one(q, clock, [None, 1])
+
+    monkeypatch.setattr(clock, "sleep", sleep_and_insert)
+    assert q.lease(wait_s=20)[0].payload == 1
+    assert not left
+
+
 def test_what_has_come_due_is_compared_with_all_else_by_a_strict_lease(
     queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

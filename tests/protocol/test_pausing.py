@@ -41,6 +41,15 @@ def test_another_process_leases_nothing_a_second_later(queue: Queue, worker: Que
     assert len(worker.lease(8)) == 7
 
 
+def test_a_strict_lease_knows_of_a_pause_at_once(queue: Queue, worker: Queue) -> None:
+    queue.insert_many(range(8))
+    worker.lease()
+    queue.pause()
+    assert worker.lease(5, strict=True) == []
+    queue.resume()
+    assert len(worker.lease(5, strict=True)) == 5
+
+
 def test_what_a_pause_says_is_known_to_others(queue: Queue, worker: Queue) -> None:
     assert queue.paused is None
     queue.pause("maintenance")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fsqueue import InvalidTask, Queue, Task
 from fsqueue.format import names, priority
 from fsqueue.format.names import TaskFileName
-from fsqueue.format.priority import LAST, rank_of
+from fsqueue.format.priority import LAST, Priority, rank_of
 from fsqueue.protocol import encoding, single_inserts
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt, trapped
@@ -343,6 +343,57 @@ def test_subclasses_of_text_and_numbers_are_as_their_values(queue: Queue) -> Non
     queue.insert_many([Task(3, priority=Level.LOW), Task(4, priority=10)], batch_tasks=2)
     assert sorted(name.rank for name in task_file_names(queue)) == sorted([rank_of(9), rank_of("a")])
     assert priority.rank_of(Urgency.HIGH) == rank_of("a")
+
+
+class StrangeText(str):
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __lt__(self, other: str) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __len__(self) -> int:
+        return 5000
+
+    def encode(self, *args: Any) -> bytes:
+        return b"\xff\n"
+
+
+class StrangeNumber(int):
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __le__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> int:
+        return 5
+
+    def __format__(self, form: str) -> str:
+        return "zz"
+
+
+@pytest.mark.parametrize(("lower", "middle", "upper"), [
+    ("a", StrangeText("b"), "c"), (3, StrangeNumber(4), 5),
+])  # fmt: skip
+@pytest.mark.parametrize("way", ["single", "many", "commit"])
+def test_a_priority_is_what_a_subclass_holds_whatever_it_overrides(
+    queue: Queue, lower: Priority, middle: Priority, upper: Priority, way: str
+) -> None:
+    tasks = [Task(number, priority=given) for number, given in enumerate((upper, middle, lower))]
+    if way == "single":
+        for task in tasks:
+            queue.insert(task)
+    else:
+        queue.insert_many(tasks, commit="c" if way == "commit" else None)
+    assert [task.payload for task in queue.lease(1, up_to=lower, strict=True)] == [2]
+    assert [task.payload for task in queue.lease(3, up_to=middle, strict=True)] == [1]
+    assert [task.payload for task in queue.lease(3, strict=True)] == [0]
+    check_names(queue)
+    assert list(queue.fsck()) == []
 
 
 # -- dead letters ------------------------------------------------------------------------------------

@@ -263,14 +263,14 @@ MUTATIONS = [
                 line = encode(task.payload, bytes_max, index, priority)
                 if task.key is not None:
                     ...
-                    keyed_line = with_key(line, task.key, bytes_max, index)
+                    keyed_line = with_key(line, key, bytes_max, index)
                     ...
                 """,
                 """
                 line = encode(task.payload, bytes_max, index, priority)
                 if task.key is not None:
                     ...
-                    keyed_line = with_key(encode(task.payload, bytes_max, index), task.key, bytes_max, index)
+                    keyed_line = with_key(encode(task.payload, bytes_max, index), key, bytes_max, index)
                     ...
                 """,
             ),
