@@ -8,7 +8,8 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from fsqueue.errors import InvalidArgument, InvalidResult, InvalidTask, LeaseLost
+from fsqueue import forks
+from fsqueue.errors import ForkedInCall, InvalidArgument, InvalidResult, InvalidTask, LeaseLost
 from fsqueue.filesystem import resources
 from fsqueue.format import names, priority, task_file
 from fsqueue.format.names import Batch
@@ -17,7 +18,7 @@ from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
 from fsqueue.models import Task
 from fsqueue.storage.store import Store
-from fsqueue.user_code import ForkedInCall, UserCodeError, user_items
+from fsqueue.user_code import UserCodeError, user_items
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,9 +42,14 @@ class HasStore(Protocol):
 Q = TypeVar("Q", bound=HasStore)
 
 
-def ended(store: Store, before: resources.Mark, error: BaseException, doing: str) -> BaseException:
-    """Give back what a verb has taken since `before`, and return what it raises after `error`."""
+def ended(store: Store, before: resources.Mark, process: int, error: BaseException, doing: str) -> BaseException:
+    """Give back what a verb has taken since `before`, and return what it raises after `error`.
+
+    `process`: `forks.depth` at its start.
+    """
     resources.give_back(before, error)
+    if process != forks.depth and not isinstance(error, UserCodeError):
+        return resources.in_child(error)
     if isinstance(error, (UserCodeError, ForkedInCall)):
         return error.error
     if not isinstance(error, OSError):
@@ -60,11 +66,14 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
     def decorate(function: Callable[Concatenate[Q, P], R]) -> Callable[Concatenate[Q, P], R]:
         @wraps(function)
         def translating(queue: Q, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            before = resources.mark()
+            before, process = resources.mark(), forks.depth
             try:
-                return function(queue, *args, **kwargs)
+                found = function(queue, *args, **kwargs)
+                if process == forks.depth:
+                    return found
+                failure: BaseException = resources.in_child(None)
             except BaseException as error:
-                failure = ended(queue.store, before, error, doing)
+                failure = ended(queue.store, before, process, error, doing)
             try:
                 raise failure  # out here, so that its context stays what it was
             finally:
@@ -79,13 +88,15 @@ def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
     """Yield what `items` yields, its errors translated as those of a call are."""
     mine: frozenset[int] = frozenset()
     while True:
-        sections, open_now, fresh = resources.mark()
+        (sections, open_now, fresh), process = resources.mark(), forks.depth
         try:
             item = next(items)
+            if process != forks.depth:
+                raise resources.in_child(None)
         except StopIteration:
             return
         except BaseException as error:
-            failure = ended(store, (sections, open_now - mine, fresh), error, doing)
+            failure = ended(store, (sections, open_now - mine, fresh), process, error, doing)
             break
         mine = resources.mark()[1] - (open_now - mine)  # what stays open until the next step, or its end
         yield item

@@ -170,6 +170,17 @@ class ForkedChild(FsqueueError):
         )
 
 
+class ForkedInCall(BaseException):
+    """Carry an exception out of a call in a child that was forked within it. The user never gets it.
+
+    No handler inside the call may take it for an error of the stream's or of the system's, and go on.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class StorageFull(FsqueueError):
     """No space, inodes or quota is left. What was reported done is kept; make room and repeat.
 

@@ -17,6 +17,8 @@ from fsqueue import forks
 from fsqueue.arguments import HasStore
 from fsqueue.clock import duration_ms
 from fsqueue.errors import (
+    ForkedChild,
+    ForkedInCall,
     FsqueueError,
     InvalidArgument,
     LeaseLost,
@@ -32,7 +34,7 @@ from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import IdlePoller, tell_of_end, tell_pauses
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import Store
-from fsqueue.user_code import ForkedInCall, UserCodeError, user_function
+from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views import inspection
 
 logger = logging.getLogger("fsqueue")
@@ -272,12 +274,15 @@ class Poll:
         ahead = self._ahead
         if self._closed:
             raise StopIteration
+        process = forks.depth
         while not ahead.tasks:
             ahead.add(self._queue._lease_waiting(self._prefetch, ahead.lease_ms, self._stop))
             if not ahead.tasks and self._stop():
                 self.close()
                 raise StopIteration
-        task = ahead.tasks.popleft()
+        task = ahead.tasks.popleft() if ahead.tasks else None  # None: a signal handler has forked behind the look
+        if task is None or process != forks.depth:
+            raise ForkedChild("a loop's step")
         if self._prefetch > 1:  # else its lease tells when it was handed out
             task.began = self._queue.store.clock.monotonic()
         return task

@@ -29,7 +29,7 @@ from fsqueue.arguments import (
 )
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.commit import Commit, insert_once
-from fsqueue.errors import FsqueueError, InvalidArgument, LeaseLost, from_os_error, said, text_of
+from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, OPEN_BATCHES, Durability, Pause, Settings
@@ -337,13 +337,18 @@ class Queue(Maintenance):
             put_back(self)
         mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
         before = resources.mark() if mine.held or mine.fds or mine.fresh else resources.NOTHING
+        process = forks.depth
         try:
             if wait_s != 0:
                 looks = waiting.IdlePoller(leaser, lease_ms, strict, bound)
-                return waiting.wait(looks, [self.store], n, duration_ms(wait_s, "wait_s") / 1000)
-            return leaser.lease(n, lease_ms, strict, bound)
+                got = waiting.wait(looks, [self.store], n, duration_ms(wait_s, "wait_s") / 1000)
+            else:
+                got = leaser.lease(n, lease_ms, strict, bound)
+            if process == forks.depth:
+                return got
+            raise ForkedChild("a call")
         except BaseException as error:
-            raise ended(self.store, before, error, "leasing")  # noqa: B904 - its cause is set
+            raise ended(self.store, before, process, error, "leasing")  # noqa: B904 - its cause is set
 
     def poll(
         self,
@@ -430,6 +435,7 @@ class Queue(Maintenance):
     def _complete_one(self, task: LeasedTask, result: Any) -> None:
         mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
         before = resources.mark() if mine.held or mine.fds or mine.fresh else resources.NOTHING
+        process = forks.depth
         try:
             if result is None:
                 if task.poll is None or not task.poll.complete(task):
@@ -438,9 +444,11 @@ class Queue(Maintenance):
                 encoded, refused = results_of({task.id: result})
                 refuse(refused)
                 transitions.complete(self.store, [task], encoded)
+            task.done = True
+            if process != forks.depth:
+                raise ForkedChild("a call")
         except BaseException as error:
-            raise ended(self.store, before, error, "completing")  # noqa: B904 - its cause is set
-        task.done = True
+            raise ended(self.store, before, process, error, "completing")  # noqa: B904 - its cause is set
 
     @verb("completing")
     def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:

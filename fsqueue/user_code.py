@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
 from fsqueue import forks
-from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
+from fsqueue.errors import ForkedChild, ForkedInCall, FsqueueError, InvalidArgument
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,17 +39,6 @@ class UserCodeError(Exception):
             error.count(inserted, new)
         elif isinstance(error, FsqueueError):
             error.inserted, error.new, error.is_exact, error.advice = inserted, new, True, ""
-
-
-class ForkedInCall(BaseException):
-    """Carry an exception out of a verb in a child that user code has forked within it. The user never gets it.
-
-    No handler of the verb's may take it for an error of the stream's, and insert what came before it.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 _MISTAKEN = (OSError, FsqueueError, UserCodeError)

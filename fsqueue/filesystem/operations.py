@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.filesystem import freed, resources, trees
+from fsqueue.filesystem import forked, freed, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
 from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
@@ -505,6 +505,7 @@ class Filesystem(Rooted):
 
 
 _ZEROS = bytes(READ_BYTES)
+_layer = forked.Layer()
 
 
 def _data_from(fd: int, offset: int) -> int:

@@ -28,7 +28,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from functools import partial
 from itertools import compress, count
@@ -36,6 +36,7 @@ from types import TracebackType
 from typing import Protocol
 
 from fsqueue import forks
+from fsqueue.errors import ForkedChild, ForkedInCall
 
 
 class Closer(Protocol):
@@ -52,6 +53,43 @@ class Abandonable(Protocol):
         """Release it, if this thread has it. An exception may have ended the section at any instruction."""
 
 
+class Fresh(list[int]):
+    """Descriptors that were just opened. (A class of its own: see `_RefusingFresh`.)"""
+
+    __slots__ = ()
+
+
+class _RefusingFresh(Fresh):
+    """What `Fresh` becomes in a child that was forked within a call: it opens nothing for that call."""
+
+    __slots__ = ()
+
+    def extend(self, attempt: Iterable[int]) -> None:
+        refuse_the_parents()
+        super().extend(attempt)
+
+
+def refuse_the_parents() -> None:
+    """Raise ForkedInCall if the caller is a call that this process's parent had begun: it goes on in the parent alone.
+
+    No handler within that call takes it for an error of the system. What ends the call raises ForkedChild.
+    """
+    if forks.is_of_the_parent():
+        raise ForkedInCall(ForkedChild("a call"))
+
+
+def in_child(error: BaseException | None) -> BaseException:
+    """Return what a call ends with in a child that was forked within it, after `error` or without one.
+
+    What the child's own user code has raised goes on. All else is a consequence of what is missing in a child.
+    """
+    if isinstance(error, ForkedInCall):
+        return error.error
+    if error is not None and (not isinstance(error, Exception) or forks.is_from_user_code(error.__traceback__)):
+        return error
+    return ForkedChild("a call")
+
+
 class ThreadResources:
     """List the resources that one thread owns."""
 
@@ -60,7 +98,7 @@ class ThreadResources:
     def __init__(self) -> None:
         self.fds: dict[int, Closer] = {}
         """Open descriptors, and what closes each. A descriptor that an object keeps open is not among them."""
-        self.fresh: list[int] = []
+        self.fresh = Fresh()
         """Descriptors that were just opened, and are not among `fds` yet."""
         self.held: list[Abandonable] = []
         """Sections that this thread has entered, the innermost last."""
@@ -98,10 +136,12 @@ class _Records:
     def after_fork(self) -> None:
         """Let go of what the parent's threads had open. This thread goes on to read what it was reading."""
         mine = this_thread.owned
+        if forks.is_within_call():
+            mine.fresh.__class__ = _RefusingFresh
         others = [owned for owned in self.of_threads.values() if owned is not mine]
         theirs = {fd for owned in others for fd in (*owned.fds, *owned.fresh) if _access_of(fd) is not None}
         own = {fd for fd in (*mine.fds, *mine.fresh) if _access_of(fd) in (os.O_RDWR, os.O_WRONLY)}
-        _lead_nowhere([*own, *(theirs - mine.fds.keys())])
+        lead_nowhere([*own, *(theirs - mine.fds.keys())])
         self.of_threads = {_thread.get_ident(): mine}
         is_opening = any(owned.is_opening for owned in others)
         self.unrecorded = _writable_files(theirs | mine.fds.keys()) if is_opening else {}
@@ -111,7 +151,7 @@ def let_go_below(root: int) -> None:
     """Let go of the files below an open directory that another thread of the parent was just opening, in a child."""
     if _records.unrecorded:
         below = os.readlink(f"/proc/self/fd/{root}") + "/"
-        _lead_nowhere([fd for fd, path in _records.unrecorded.items() if path.startswith(below)])
+        lead_nowhere([fd for fd, path in _records.unrecorded.items() if path.startswith(below)])
 
 
 def _writable_files(known: Set[int]) -> dict[int, str]:
@@ -131,7 +171,7 @@ def _access_of(fd: int) -> int | None:
         return None
 
 
-def _lead_nowhere(fds: list[int]) -> None:
+def lead_nowhere(fds: list[int]) -> None:
     """Have descriptors lead to the root directory of the system, instead of to their files."""
     if not fds:
         return
@@ -371,11 +411,15 @@ class _Plain:
 class Scope:
     """If an exception ends a `with` block, release what the block has acquired and not released."""
 
-    __slots__ = ("_before",)
+    __slots__ = ("_before", "_process")
 
     def __enter__(self) -> None:
-        self._before = mark()
+        self._before, self._process = mark(), forks.depth
 
     def __exit__(self, kind: object, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None:
             give_back(self._before, error)
+        if self._process != forks.depth:
+            ended = in_child(error)
+            if ended is not error:
+                raise ended from None

@@ -11,6 +11,7 @@ from typing import Final
 
 from orjson import loads
 
+from fsqueue import forks
 from fsqueue.clock import Backoff
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import FsqueueError
@@ -259,6 +260,8 @@ class Leaser:
             try:
                 queue.release(held)
             except FsqueueError as error:
+                if forks.is_of_the_parent():  # which has them still
+                    return
                 logger.warning(
                     "%d leased tasks could not be put back (%s); they come back when their leases end", len(held), error
                 )
@@ -433,6 +436,8 @@ class Leaser:
         if not self._passed_over:
             return
         passed_over, self._passed_over = self._passed_over, {}
+        if forks.is_of_the_parent():  # what a child has let go of is no fault of the queue's
+            return
         now = self.store.clock.monotonic()
         for code, error in passed_over.items():
             if now - self._warned.get(code, -WARN_AGAIN_S) >= WARN_AGAIN_S:

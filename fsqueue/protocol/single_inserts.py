@@ -429,7 +429,6 @@ class _Synced:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = resources.Mutex()
-        forks.register(self, _Synced.close)
         self._log: _OpenLog | None = None
         """A descriptor of its own: that of the log may be closed, and its number used again, while this one syncs."""
         self.done: tuple[Batch | None, int] = (None, 0)
@@ -438,6 +437,7 @@ class _Synced:
         """The batch whose log could not be synced. The next sync may succeed, though what was written is lost."""
         self._written: tuple[Batch | None, int] = (None, 0)
         """Up to where this process has written the log of its latest batch."""
+        forks.register(self, _Synced.close)
 
     def open(self, batch: Batch) -> None:
         """Open a batch's log, before it is written: the system tells of a failed write only what was open by then."""

@@ -182,6 +182,7 @@ class Log:
 
     def __init__(self, fs: Filesystem, layout: Layout, batch: Batch, fd: int, sync: bool) -> None:
         self.fd = -1
+        self._kept: resources.Kept | None = None
         self.fs = fs
         self.layout = layout
         """The layout of the batch's generation. Another thread may have seen a later generation."""
@@ -227,7 +228,8 @@ class Log:
         """
         fd = self.fd
         if fd >= 0:
-            self._kept.give_up(self.fs)
+            if self._kept is not None:
+                self._kept.give_up(self.fs)
             self.fd, self.lines = -1, None
             try:
                 if not inherited:
@@ -264,9 +266,18 @@ class Log:
 
     def after_fork(self) -> None:
         """Close the parent's descriptor without unlocking it. Call it in a forked child."""
-        if not self.mutex.is_mine():  # else this very thread has forked in a section, which it goes on with
+        if self.fd < 0:
+            return
+        if self._kept is None:  # a signal handler has forked while this was made: what was opened is recorded so far
+            resources.lead_nowhere([self.fd])
+            self.fd = -1
+        elif self.mutex.is_mine():  # this very thread has forked in a section, and may use the number still
+            self._kept.give_up(self.fs)
+            resources.lead_nowhere([self.fd])
+            self.fd, self.lines = -1, None
+        else:
             self.mutex = resources.OwnedLock()
-        self.discard(inherited=True)
+            self.discard(inherited=True)
 
     def catch_up(self) -> None:
         """Read and replay what others appended. Call it under the lock."""

@@ -1,0 +1,57 @@
+"""Refuse the system calls that a forked child would make in its parent's place (docs/design.md, section 11).
+
+A signal handler may fork within a call of fsqueue, between any two instructions. A child that comes back from there
+would repeat what its parent does: publish what that has staged, or remove it. So in such a child, and in no other
+process, the modules of this layer get another `os`. It asks for each call whose it is. Whatever opens a file goes
+through `resources.opened`, whose list of fresh descriptors asks the same. What the parent had open for writing leads
+nowhere by then: see `resources`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+from fsqueue import forks
+from fsqueue.filesystem import resources
+
+HARMLESS = frozenset(
+    ("close", "dup2", "fspath", "fsencode", "fsdecode", "fstat", "strerror", "getpid", "geteuid", "readlink", "urandom")
+)
+"""What changes nothing on disk, and what clean-up needs to let go of a descriptor."""
+_LAYER = __name__.rpartition(".")[0] + "."
+
+
+class RefusingOs:
+    """An `os` that ends the calls of the parent with ForkedInCall, and makes those of the child."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if not callable(found) or isinstance(found, type) or name in HARMLESS:
+            return found
+        return partial(_unless_refused, found)
+
+
+def _unless_refused(call: Any, *args: Any, **kwargs: Any) -> Any:
+    resources.refuse_the_parents()
+    return call(*args, **kwargs)
+
+
+class Layer:
+    """The modules of this layer that make system calls: one object for all."""
+
+    def __init__(self) -> None:
+        forks.register(self, Layer.after_fork)
+
+    def after_fork(self) -> None:
+        """Give the modules an `os` that refuses, in a child that was forked within a call of fsqueue."""
+        if not forks.is_within_call():
+            return
+        for name, module in list(sys.modules.items()):
+            real = getattr(module, "os", None) if name.startswith(_LAYER) and name != __name__ else None
+            if real is not None and not isinstance(real, RefusingOs):
+                vars(module)["os"] = RefusingOs(real)

@@ -1,0 +1,172 @@
+"""A signal handler that forks within a verb, in lines of fsqueue's own code that the verb executes.
+
+The child comes back from the handler into its parent's code. It must get ForkedChild, and do nothing. The parent's
+outcome must be that of a call in which nobody has forked. A trace function calls the handler, once in every seventh
+line.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import fsqueue
+from fsqueue import ForkedChild, LeasedTask, Queue
+from fsqueue.poll import Poll
+
+HERE = os.path.dirname(fsqueue.__file__) + "/"
+PATIENCE_S = 60.0
+RETURNED, REFUSED, OTHER = 0, 1, 2
+EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
+"""Set it to fork in each line, which takes minutes; else it is one of so many new lines:"""
+STRIDE = 7
+RETURNS = ("return found", "return got", "return task")
+"""How verbs end, behind the look at whose process this is: see docs/design.md, section 11."""
+
+
+class Forker:
+    """Forks in a line of fsqueue in which it has not forked before, once a run. The child goes on first."""
+
+    def __init__(self, in_child: Callable[[], object] = lambda: None) -> None:
+        self.seen: set[tuple[CodeType, int]] = set()
+        self.is_last = False
+        """Whether nothing is left to do in that line but to return: the child may do so."""
+        self.where, self.said = "", ""
+        self.status: int | None = None
+        self._in_child = in_child
+
+    def run(self, action: Callable[[], Any]) -> Any:
+        """Do it, and return what the parent gets. `where` is empty if no new line was met."""
+        self.where, self.status, me = "", None, os.getpid()
+        told, self._tell = os.pipe()
+        code, said = OTHER, ""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            found = action()
+            code = RETURNED
+            return found
+        except ForkedChild:
+            code = REFUSED
+            if os.getpid() == me:
+                raise
+        except BaseException as error:
+            said = repr(error)
+            if os.getpid() == me:
+                raise
+        finally:
+            sys.settrace(before)
+            if os.getpid() != me:
+                os.write(self._tell, said.encode())
+                os._exit(code)
+            os.close(self._tell)
+            self.said = os.read(told, 4096).decode()
+            os.close(told)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._step if not self.where and frame.f_code.co_filename.startswith(HERE) else None
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        key = frame.f_code, frame.f_lineno
+        if event == "line" and not self.where and key not in self.seen:
+            self.seen.add(key)
+            if len(self.seen) % (1 if EVERYWHERE else STRIDE):
+                return self._step
+            self.is_last = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() in RETURNS
+            self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"
+            self._fork()
+        return self._step
+
+    def _fork(self) -> None:
+        pid = os.fork()
+        if not pid:
+            sys.settrace(None)
+            self._in_child()
+            return
+        end = os.pidfd_open(pid)
+        try:
+            if not select.select([end], [], [], PATIENCE_S)[0]:
+                os.kill(pid, signal.SIGKILL)
+        finally:
+            os.close(end)
+            self.status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _counts(queue: Queue) -> tuple[int, int, int]:
+    status = queue.status()
+    return status.waiting + status.delayed, status.leased, status.completed
+
+
+def _one(queue: Queue) -> LeasedTask:
+    queue.insert("x")
+    [task] = queue.lease()
+    return task
+
+
+def _loop(queue: Queue) -> Poll:
+    queue.insert("x")
+    return queue.poll()
+
+
+Counts = tuple[int, int, int]
+VERBS: dict[str, tuple[Callable[[Queue], Any], Callable[[Queue, Any], Any], Counts]] = {
+    "insert": (lambda queue: None, lambda queue, _: queue.insert("x"), (1, 0, 0)),
+    "insert with a key": (lambda queue: None, lambda queue, _: queue.insert("x", key="k"), (1, 0, 0)),
+    "insert_many": (lambda queue: None, lambda queue, _: queue.insert_many(range(4), batch_tasks=2), (4, 0, 0)),
+    "a commit": (lambda queue: None, lambda queue, _: queue.insert_many(range(4), commit="c"), (4, 0, 0)),
+    "lease": (lambda queue: queue.insert("x"), lambda queue, _: queue.lease(), (0, 1, 0)),
+    "complete": (_one, lambda queue, task: task.complete(), (0, 0, 1)),
+    "complete many": (_one, lambda queue, task: queue.complete([task]), (0, 0, 1)),
+    "renew": (_one, lambda queue, task: task.renew(), (0, 1, 0)),
+    "fail": (_one, lambda queue, task: task.fail("no", delay_s=3600), (1, 0, 0)),
+    "release": (_one, lambda queue, task: task.release(), (1, 0, 0)),
+    "a step of a loop": (_loop, lambda queue, loop: next(loop), (0, 1, 0)),
+}  # fmt: skip
+"""How to prepare a verb, the verb, and how many tasks are waiting, leased and completed afterwards."""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_child_of_a_signal_handler_does_nothing_in_its_parents_verb(queue: Queue, verb: str) -> None:
+    prepare, act, counts = VERBS[verb]
+    forker, wrong, lines = Forker(), [], 0
+    while True:
+        given = prepare(queue)
+        forker.run(partial(act, queue, given))
+        if forker.where:
+            lines += 1
+            if forker.status != REFUSED and not (forker.is_last and forker.status == RETURNED):
+                wrong.append(f"{forker.where}: the child ended with {forker.status} {forker.said}")
+            if _counts(queue) != counts:
+                wrong.append(f"{forker.where}: the parent's queue has {_counts(queue)}")
+        queue.purge()
+        if not forker.where:
+            break
+    assert wrong == []
+    assert lines > 5
+    assert list(queue.fsck()) == []
+
+
+def test_a_child_of_a_signal_handler_may_make_calls_of_its_own(queue: Queue) -> None:
+    forker = Forker(lambda: queue.insert("the child's"))
+    children = 0
+    while True:
+        queue.insert_many(range(2), batch_tasks=1)
+        if not forker.where and children:
+            break
+        forker.run(lambda: queue.insert_many(range(4), batch_tasks=2))
+        children += bool(forker.where)
+        if not forker.is_last:
+            assert forker.status in (REFUSED, None), (forker.where, forker.said)
+        mine = [info.payload for info in queue.tasks()].count("the child's")
+        assert mine == bool(forker.where), forker.where
+        queue.purge()
+    assert children > 5
