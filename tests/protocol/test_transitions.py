@@ -95,10 +95,8 @@ def test_a_result_is_kept(q: Queue) -> None:
 
 def test_a_result_must_be_small_json(q: Queue) -> None:
     [task] = leased(q, "x")
-    with pytest.raises(InvalidTask, match="result is not JSON"):
+    with pytest.raises(InvalidTask, match="which JSON does not have"):
         task.complete({1, 2})
-    with pytest.raises(InvalidTask, match="nan"):
-        task.complete(float("nan"))
     with pytest.raises(InvalidArgument, match="65,536 are kept"):
         task.complete("x" * 65_536)
     assert q.status().leased == 1
