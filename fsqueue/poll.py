@@ -271,6 +271,13 @@ class Poll:
         return self
 
     def __next__(self) -> LeasedTask:
+        try:
+            return self._next()
+        except ForkedInCall as forked:  # between two looks
+            failure = forked.error
+        raise failure
+
+    def _next(self) -> LeasedTask:
         ahead = self._ahead
         if self._closed:
             raise StopIteration
@@ -281,10 +288,10 @@ class Poll:
                 self.close()
                 raise StopIteration
         task = ahead.tasks.popleft() if ahead.tasks else None  # None: a signal handler has forked behind the look
+        if task is not None and self._prefetch > 1:  # else its lease tells when it was handed out
+            task.began = self._queue.store.clock.monotonic()
         if task is None or process != forks.depth:
             raise ForkedChild("a loop's step")
-        if self._prefetch > 1:  # else its lease tells when it was handed out
-            task.began = self._queue.store.clock.monotonic()
         return task
 
     def close(self) -> None:
