@@ -134,7 +134,8 @@ def test_a_signal_ends_the_command_with_all_that_it_started(
     ignore = "trap '' INT TERM HUP; " if deaf else ""
     script = f"{ignore}seq 2; sleep 1000 & echo $! >'{pids}'; echo $$ >>'{pids}'; wait"
     program = (
-        "import sys; from fsqueue_cli import insert_producer as p; p.GRACE_S = 0.1; from fsqueue_cli.main import main"
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored, and stays so
+        "from fsqueue_cli import insert_producer as p; p.GRACE_S = 0.1; from fsqueue_cli.main import main"
     )
     arguments = ["insert", str(queue.path), "--commit", "a", "--from", "--", "sh", "-c", script]
     child = subprocess.Popen(

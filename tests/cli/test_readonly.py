@@ -56,8 +56,8 @@ REFUSED = (
     ["delete", "--yes"], ["gc", "--touch"], ["workers", "--release-dead"], ["workers", "--admit", "NODE"],
 )  # fmt: skip
 ALLOWED = (
-    ["status"], ["wait", "--timeout", "0"], ["ls"], ["show", "DEAD"], ["dead list"], ["workers"], ["fsck"], ["gc"],
-    ["create", "--exist-ok"], ["slurm", "--print", "--", "true"],
+    ["status"], ["wait", "--timeout", "0"], ["ls"], ["show", "DEAD"], ["dead list", "--json"], ["workers"], ["fsck"],
+    ["gc"], ["create", "--exist-ok"], ["slurm", "--print", "--", "true"],
 )  # fmt: skip
 
 
