@@ -65,6 +65,38 @@ DURATION = Duration()
 
 
 if TYPE_CHECKING:
+    _NumberOrWord = click.ParamType[int | str]
+else:
+    _NumberOrWord = click.ParamType
+
+
+class NumberOr(_NumberOrWord):
+    """Convert a whole number from `least` on, or the one word that stands for "no limit"."""
+
+    name = "number"
+
+    def __init__(self, least: int, of: str, word: str) -> None:
+        self.least, self.of, self.word = least, of, word
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Return the number, or the word."""
+        if value == self.word or isinstance(value, int):
+            return value  # type: ignore[no-any-return]
+        if not (value.isascii() and value.isdecimal()) or int(value) < self.least:
+            self.fail(f"{value!r} is neither a whole number {self.of} nor {self.word!r}.")
+        return int(value)
+
+
+def limit(value: int | str) -> int | None:
+    """Return the limit that a value of NumberOr stands for, as queues have it: None for no limit."""
+    return None if isinstance(value, str) else value
+
+
+ATTEMPTS = NumberOr(1, "from 1", "none")
+KEPT_PAYLOAD = NumberOr(0, "of bytes", "all")
+
+
+if TYPE_CHECKING:
     _Priority = click.ParamType[str | int]
 else:
     _Priority = click.ParamType

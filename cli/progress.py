@@ -191,31 +191,20 @@ class Looker:
             queue.close()
 
 
-class LogProgress:
-    """Tell in a log file how a worker gets on: a line a minute, and the first failure of each kind.
+class _Told:
+    """Hold what a worker tells, for either way of showing it."""
 
-    `tell` is for the worker. `say` writes a line. `now` is the clock that the minute is of.
-    """
-
-    def __init__(self, paths: list[str], say: Callable[[str], object] = complain, now: Now = time.monotonic) -> None:
-        self._say, self._now = say, now
+    def __init__(self, paths: list[str], say: Callable[[str], object], now: Now, kinds_max: int) -> None:
+        self._say = say
         self._progress = WorkerProgress(now)
         self._looker = Looker(paths, self._progress, say)
-        self._counts: Counter[str] = Counter()
-        self._failures = Failures(say, now, LOGGED_KINDS_MAX)
-        self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, the main thread flushes
-        self._line_at = now() + LINE_S
-        self._has_looked = False
+        self._counts: Counter[str] = Counter()  # the events of the worker by kind, such as "failed"
+        self._failures = Failures(say, now, kinds_max)
+        self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, another flushes
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._keep_time, name="fsqueue-log", daemon=True)
-
-    def start(self, worker: fsqueue.Worker) -> None:
-        """Begin to look at the queues."""
-        self._looker.start(worker)
-        self._thread.start()
 
     def tell(self, event: Event) -> None:
-        """Record an event of the worker, and tell it if it has a text. Called in a thread of the worker's."""
+        """Record an event of the worker, and show it if it has a text. Called in a thread of the worker's."""
         self._counts[event.kind] += 1
         self._looker.failing_here.count(event.kind)
         if event.text:
@@ -224,13 +213,36 @@ class LogProgress:
             with self._mutex:
                 self._failures.add(event.fields["task"], event.fields["reason"])
 
-    def close(self) -> None:
-        """Tell how many failures were only counted."""
+    def _end(self, thread: threading.Thread) -> None:
+        """End the thread that shows, and say how many failures were only counted."""
         self._closed.set()
-        if self._thread.ident is not None:
-            self._thread.join(CLOSE_S)
+        if thread.ident is not None:
+            thread.join(CLOSE_S)
         with self._mutex:
             self._failures.flush(0)
+
+
+class LogProgress(_Told):
+    """Tell in a log file how a worker gets on: a line a minute, and the first failure of each kind.
+
+    `tell` is for the worker. `say` writes a line. `now` is the clock that the minute is of.
+    """
+
+    def __init__(self, paths: list[str], say: Callable[[str], object] = complain, now: Now = time.monotonic) -> None:
+        super().__init__(paths, say, now, LOGGED_KINDS_MAX)
+        self._now = now
+        self._line_at = now() + LINE_S
+        self._has_looked = False
+        self._thread = threading.Thread(target=self._keep_time, name="fsqueue-log", daemon=True)
+
+    def start(self, worker: fsqueue.Worker) -> None:
+        """Begin to look at the queues."""
+        self._looker.start(worker)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Tell how many failures were only counted."""
+        self._end(self._thread)
 
     def step(self) -> None:
         """Write a line if a minute is over. Look some seconds after the begin, too: a rate needs two looks."""
@@ -250,7 +262,7 @@ class LogProgress:
         self._looker.close()
 
 
-class Progress:
+class Progress(_Told):
     """Show on the terminal how a worker gets on, from `start` to `close`.
 
     `tell` and `pass_on` are for the worker.
@@ -258,12 +270,7 @@ class Progress:
 
     def __init__(self, paths: list[str]) -> None:
         self._footer = Footer()
-        self._progress = WorkerProgress(time.monotonic)
-        self._looker = Looker(paths, self._progress, self._say)
-        self._counts: Counter[str] = Counter()  # the events of the worker by kind, such as "failed"
-        self._failures = Failures(self._say)
-        self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, the drawing thread flushes
-        self._closed = threading.Event()
+        super().__init__(paths, self._say_aside, time.monotonic, KINDS_MAX)
         self._drawer = threading.Thread(target=self._draw, name="fsqueue-bar", daemon=True)
         self.pass_on = self._footer.pass_on
 
@@ -273,26 +280,12 @@ class Progress:
         self._drawer.start()
         threading.Thread(target=self._look, name="fsqueue-look", daemon=True).start()
 
-    def tell(self, event: Event) -> None:
-        """Record an event of the worker, and show it if it has a text. Called in a thread of the worker's."""
-        self._counts[event.kind] += 1
-        self._looker.failing_here.count(event.kind)
-        if event.text:
-            self._say(event.text)
-        elif event.kind == "failed":
-            with self._mutex:
-                self._failures.add(event.fields["task"], event.fields["reason"])
-
     def close(self) -> None:
         """Remove the bar, and show how many failures were only counted."""
-        self._closed.set()
-        if self._drawer.ident is not None:
-            self._drawer.join(CLOSE_S)
-        with self._mutex:
-            self._failures.flush(0)
+        self._end(self._drawer)
         self._footer.close()
 
-    def _say(self, text: str) -> None:
+    def _say_aside(self, text: str) -> None:
         with self._footer.aside():
             complain(text)
 

@@ -26,28 +26,12 @@ from .common import (
     queue_argument,
     yes_option,
 )
-from .options import DURATION, renamed
+from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit, renamed
 from .printing import complain, hint, print_json, say
 
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
 DAY_S = 86_400
 DEFAULTS = fsqueue.Settings()
-
-
-def _payload_bytes(value: str) -> int | str:
-    if value == "all":
-        return value
-    if not value.isdecimal():
-        raise click.BadParameter(f"{value!r} is neither a whole number of bytes nor 'all'.")
-    return int(value)
-
-
-def _attempts(value: str) -> int | str:
-    if value == "none":
-        return value
-    if not value.isdecimal() or not int(value):
-        raise click.BadParameter(f"{value!r} is neither a whole number from 1 nor 'none'.")
-    return int(value)
 
 
 @click.command(
@@ -64,7 +48,7 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
          help=f"Largest task [{DEFAULTS.task_bytes_max >> 20} MiB].")  # fmt: skip
 @click.option(
     "--max-attempts",
-    type=_attempts,
+    type=ATTEMPTS,
     metavar="N",
     help=f"Attempts before a task becomes a dead letter, or 'none' [{DEFAULTS.max_attempts}].",
 )
@@ -83,7 +67,7 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
 @click.option("--no-history", is_flag=True, help="Forget finished tasks at once.")
 @click.option(
     "--keep-payloads",
-    type=_payload_bytes,
+    type=KEPT_PAYLOAD,
     metavar="BYTES",
     help=f"Keep payloads of finished tasks up to this size, or 'all'; 0: none [{DEFAULTS.keep_payloads}].",
 )
@@ -96,10 +80,9 @@ def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_
     'fsqueue set' changes --max-attempts, --lease, --backoff and --keep-payloads later. All else is fixed.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    if settings["max_attempts"] == "none":
-        given["max_attempts"] = None
-    if settings["keep_payloads"] == "all":
-        given["keep_payloads"] = None
+    for name in ("max_attempts", "keep_payloads"):
+        if name in given:
+            given[name] = limit(given[name])
     if no_history:
         given["keep_history"] = False
     is_new = True

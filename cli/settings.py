@@ -11,39 +11,19 @@ import click
 import fsqueue
 
 from .common import example, json_option, queue_argument
-from .options import DURATION
+from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit
 from .printing import complain, print_json, say
-
-
-def _attempts(text: str) -> int | None:
-    if text == "none":
-        return None
-    if not text.isdecimal():
-        raise click.UsageError(f"max_attempts={text}: write a whole number from 1, or 'none'.")
-    return int(text)
-
-
-def _payload_bytes(text: str) -> int | None:
-    if text == "all":
-        return None
-    if not text.isdecimal():
-        raise click.UsageError(f"keep_payloads={text}: write a whole number of bytes, or 'all'.")
-    return int(text)
 
 
 def _duration(text: str) -> float:
     return DURATION.convert(text, None, None)
 
 
-def _pair(text: str) -> tuple[float, ...]:
-    return tuple(_duration(part) for part in text.split(","))
-
-
 PARSERS: dict[str, Callable[[str], Any]] = {
-    "max_attempts": _attempts,
+    "max_attempts": lambda text: limit(ATTEMPTS.convert(text, None, None)),
     "lease_s": _duration,
-    "backoff_s": _pair,
-    "keep_payloads": _payload_bytes,
+    "backoff_s": lambda text: tuple(map(_duration, text.split(","))),
+    "keep_payloads": lambda text: limit(KEPT_PAYLOAD.convert(text, None, None)),
 }
 """How the value of each setting that can be changed is written."""
 SHORT = {"lease": "lease_s", "backoff": "backoff_s"}
@@ -61,7 +41,10 @@ def _given(assignments: tuple[str, ...]) -> dict[str, Any]:
         name = SHORT.get(name, name)
         if name in given:
             raise click.UsageError(f"{name} is given twice.")
-        given[name] = PARSERS[name](text) if name in PARSERS else text
+        try:
+            given[name] = PARSERS[name](text) if name in PARSERS else text
+        except click.BadParameter as error:
+            raise click.UsageError(f"{name}: {error.message}") from None
     return given
 
 

@@ -161,8 +161,6 @@ class Leaser:
             self.begin()
         if (queue_file.state.paused is not None or self.is_held_up) and self.pause():
             return []
-        if lease_ms is None:
-            lease_ms = self.store.lease_ms
         held: list[LeasedTask] = []
         self._bound = LAST
         if up_to is not None:
@@ -235,8 +233,6 @@ class Leaser:
         held: list[LeasedTask] = []
         if self.pause() or (self._ranked is None and bound < LAST):
             return held
-        if lease_ms is None:
-            lease_ms = self.store.lease_ms
         self._bound = bound
         try:
             if self._ranked is None and self.current is not None:
@@ -267,7 +263,7 @@ class Leaser:
                 )
 
     def _lease_from_heads(
-        self, held: list[LeasedTask], n: int, lease_ms: int, strict: bool, is_sure: bool = True
+        self, held: list[LeasedTask], n: int, lease_ms: int | None, strict: bool, is_sure: bool = True
     ) -> None:
         """Add tasks of other batches to `held` until there are `n` or none is left.
 
@@ -315,7 +311,13 @@ class Leaser:
             self._raise_unreadable()
 
     def _outwait(
-        self, busy: dict[Batch, TaskFileName], most: int, asked: int, lease_ms: int, solo: bool, patience_s: float
+        self,
+        busy: dict[Batch, TaskFileName],
+        most: int,
+        asked: int,
+        lease_ms: int | None,
+        solo: bool,
+        patience_s: float,
     ) -> list[LeasedTask]:
         """Try locked batches until one gives a task, none is left, or the time is over. Take those off that answer.
 
@@ -342,7 +344,7 @@ class Leaser:
 
     # -- one batch --------------------------------------------------------------------------------
 
-    def _from_head(self, name: TaskFileName, most: int, asked: int, lease_ms: int, solo: bool = True) -> Got:
+    def _from_head(self, name: TaskFileName, most: int, asked: int, lease_ms: int | None, solo: bool = True) -> Got:
         """Claim up to `most` tasks of a batch that the selection has returned.
 
         By rank: no task that is less urgent than the next best head (the paper's policy, section 4.3). If that leaves
@@ -377,7 +379,7 @@ class Leaser:
             selection.keep_in_hand(*left)
 
     def _from_batch(
-        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool = True
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool = True
     ) -> Got:
         """Claim up to `most` tasks of a batch. `name`: the task file's name, if it was just listed."""
         again = False
@@ -445,7 +447,7 @@ class Leaser:
                 logger.warning("batches of %s are passed over, the first because of: %s", self.store.path, error)
 
     def _try_batch(
-        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
+        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool
     ) -> Got:
         """Lock a batch and claim tasks of it.
 
@@ -474,7 +476,7 @@ class Leaser:
         return NOTHING
 
     def _claim(
-        self, locked: LockedBatch, name: TaskFileName | None, most: int, asked: int, lease_ms: int, solo: bool
+        self, locked: LockedBatch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool
     ) -> Got:
         """Decide which tasks of a locked batch to lease, and record the lease.
 
@@ -521,7 +523,7 @@ class Leaser:
         if locked.log.lines is None and published.read(locked) is None:
             finishing.settle_loss(locked)
             return NOTHING
-        return self._take(locked, tasks, at, at + lease_ms, asked > 1 and not alone, opening, alone)
+        return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, opening, alone)
 
     def _choose_by_rank(
         self, locked: LockedBatch, at: int, most: int, margin: int, attempts_max: int | None, solo: bool, limit: Rank
@@ -554,11 +556,18 @@ class Leaser:
             self.selection.expect(locked.batch, locked.replay_state.inserted_at + finishing.LINGER_MS)
 
     def _take(
-        self, locked: LockedBatch, tasks: list[int], at: int, until: int, several: bool, opening: bytes, solo: bool
+        self,
+        locked: LockedBatch,
+        tasks: list[int],
+        at: int,
+        lease_ms: int | None,
+        several: bool,
+        opening: bytes,
+        solo: bool,
     ) -> list[LeasedTask]:
         """Record the lease, give the file a later name if no other task is available, unlock, then decode."""
         store, log, replay_state = self.store, locked.log, locked.replay_state
-        lease = store.entropy.hex16()
+        lease, until = store.entropy.hex16(), at + (store.lease_ms if lease_ms is None else lease_ms)
         offset = (log.next_offset() if log.torn else log.end) + len(opening)
         given = replay_state.lease(at, lease, tasks, until, store.worker, several, offset)
         replay_state.at = at
@@ -637,7 +646,7 @@ class Leaser:
                 else:
                     tasks, spent, alone = self._choose_next(locked, selection, at)
                 if tasks and not spent and published.read(locked) is not None:
-                    return self._take(locked, tasks, at, at + (lease_ms or store.lease_ms), False, record, alone)
+                    return self._take(locked, tasks, at, lease_ms, False, record, alone)
                 locked.log.append(record)
                 if tasks or spent:
                     locked.drop()  # what was chosen is not taken after all: replay anew next time
@@ -722,7 +731,7 @@ class Leaser:
         self.selection.sweep(shards)
         try:
             while (name := self.selection.next(self.store.clock.now_ms(), True, self._bound)) is not None:
-                got = self._from_head(name, n, n, lease_ms or self.store.lease_ms)
+                got = self._from_head(name, n, n, lease_ms)
                 if isinstance(got, list) and got:
                     self.current = name.batch
                     return got
