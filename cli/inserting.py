@@ -120,11 +120,6 @@ def insert(
     asked.check()
     key = asked.key
     with fsqueue.Queue(queue) as q:
-        if key is not None and not q.takes_keys:
-            raise fsqueue.InvalidArgument(
-                f"The queue {q.path} has a format of an older fsqueue, which has no keys. Raise it with 'fsqueue "
-                "upgrade', or leave --key out. Nothing was inserted."
-            )
         read = Input(q.settings.task_bytes_max)
         source = Source(read, asked, asked.format(read), producer)
         if asked.commit is not None:

@@ -54,7 +54,6 @@ GROUPS = {
         "purge": ("queues", "Drop all tasks, keep the settings."),
         "delete": ("queues", "Delete a queue."),
         "gc": ("queues", "Clean up a queue: leftovers, old history, trash."),
-        "upgrade": ("queues", "Raise a queue to the newest format: cheaper single inserts."),
         "doctor": ("doctor", "Check whether a mount is fit for a queue, and say what to ask for if not."),
         "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
         "completion": ("completion", "Print a shell completion script."),

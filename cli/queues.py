@@ -1,4 +1,4 @@
-"""create, upgrade, purge, delete, gc: the queue as a whole."""
+"""create, purge, delete, gc: the queue as a whole."""
 
 from __future__ import annotations
 
@@ -105,33 +105,6 @@ def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_
             print_json({"queue": str(q.path), "created": is_new, "settings": has})
         elif is_new:
             say(f"made the queue {q.path}: {_promises(q.settings)}")
-
-
-@click.command(epilog=example("fsqueue upgrade /scratch/me/tiles --yes"))
-@queue_argument
-@yes_option
-@json_option
-def upgrade(queue: str, yes: bool, as_json: bool) -> None:
-    """Raise the queue Q to the newest format. Its tasks, leases and history stay as they are.
-
-    A queue that an older fsqueue has made works without this, as before. Afterwards a task that is inserted alone takes
-    one append, and no file. An older fsqueue can't open the queue any more, and there is no way back. End all processes
-    that use it with an older version first.
-    """
-    with fsqueue.Queue(queue) as q:
-        if q.can_upgrade:
-            confirm(
-                f"Raise {q.path} to the newest format? An older fsqueue can't open it any more, and must not be at "
-                "work in it now.",
-                yes,
-            )
-        is_raised = q.upgrade()
-        if as_json:
-            print_json({"queue": str(q.path), "upgraded": is_raised})
-        elif is_raised:
-            say(f"{q.path} has the newest format now. An older fsqueue can't open it any more.")
-        else:
-            say(f"{q.path} has the newest format already. Nothing was changed.")
 
 
 @click.command(epilog=example("fsqueue purge /scratch/me/tiles --yes"))

@@ -1,4 +1,4 @@
-"""Rare verbs on a whole queue: create, upgrade, purge, delete, release all (docs/design.md, section 4)."""
+"""Rare verbs on a whole queue: create, purge, delete, release all (docs/design.md, section 4)."""
 
 from __future__ import annotations
 
@@ -241,22 +241,6 @@ def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: E
             f"No queue was created; 'fsqueue doctor {directory}' tells more. To create it all the same: "
             "allow_unsafe=True, --allow-unsafe.",
         )
-
-
-def upgrade(store: Store) -> bool:
-    """Raise a queue to the newest format, durably. Return False if it has that already.
-
-    The line is synced again then: the process that appended it may have died before it was on disk. A power loss would
-    take it back, and leave an older fsqueue to open what it does not understand.
-    """
-    store.refresh(now=True)
-    with changing(store) as queue_file:
-        is_older = queue_file.state.format < layout.FORMAT
-        if is_older:
-            queue_file.append(layout.format_record(store.clock.now_ms()))
-        else:
-            store.fs.fsync(queue_file.fd)
-    return is_older
 
 
 def change_settings(store: Store, given: dict[str, Any]) -> Settings:

@@ -8,6 +8,7 @@
     ├── QueueExists              create found a queue and `exist_ok` was not given                     1
     ├── NotAQueue                the path is a file, or a directory that is no queue                   5
     ├── FormatTooNew             written by a newer fsqueue: upgrade this one                          1
+    ├── FormatTooOld             written before the first release: drain it with what made it          1
     ├── InvalidArgument          an argument is wrong; nothing was done (also a ValueError)            2
     │   └── InvalidTask          this task cannot be stored                                            2
     │       ├── TaskTooLarge     … because of its size
@@ -77,6 +78,10 @@ class NotAQueue(FsqueueError):
 
 class FormatTooNew(FsqueueError):
     """The queue was written by a newer fsqueue than this one. Nothing was touched: upgrade."""
+
+
+class FormatTooOld(FsqueueError):
+    """The queue was written by an fsqueue before its first release. Nothing was touched: drain it with that one."""
 
 
 class InvalidArgument(FsqueueError, ValueError):

@@ -1,4 +1,4 @@
-"""Define the verbs of `Queue` that look after it: dead letters, all leases, upgrade, purge, delete, gc, fsck."""
+"""Define the verbs of `Queue` that look after it: dead letters, all leases, purge, delete, gc, fsck."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fsqueue import administration
 from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
 from fsqueue.cluster.identity import user_of_this_process
 from fsqueue.errors import InvalidArgument
-from fsqueue.format.layout import FORMAT, REASON_CHARS_MAX, Settings
+from fsqueue.format.layout import REASON_CHARS_MAX, Settings
 from fsqueue.fsck import Finding, fsck
 from fsqueue.models import DeadLetter, GcReport
 from fsqueue.storage import deadletters
@@ -86,22 +86,6 @@ class Maintenance:
         by_worker = selector("worker", worker), selector("host", host)
         by_job = selector("slurm_job", slurm_job), selector("job", job)
         return administration.release_all(self.store, *by_worker, *by_job, offline)
-
-    @property
-    def can_upgrade(self) -> bool:
-        """Return whether `upgrade` would raise the queue's format. A hint: as `queue.jsonl` was last read."""
-        return self.store.queue_state.format < FORMAT
-
-    @verb("upgrading the queue")
-    def upgrade(self) -> bool:
-        """Raise the queue to the newest format, durably. Return False if it has that already. This cannot be undone.
-
-        A queue that an older fsqueue has created keeps its format until it is upgraded, and works as before. In the
-        newest format a task that is inserted alone costs one append, and no file. An older fsqueue refuses to open an
-        upgraded queue: first end all processes that use the queue with an older version. Tasks, leases and history
-        stay as they are.
-        """
-        return administration.upgrade(self.store)
 
     @verb("changing settings")
     def change_settings(self, /, **settings: Any) -> Settings:

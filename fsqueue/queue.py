@@ -32,7 +32,7 @@ from fsqueue.commit import Commit, insert_once
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument, LeaseLost, from_os_error, said, text_of
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
-from fsqueue.format.layout import DEFAULTS, OPEN_BATCHES, Durability, Pause, Settings
+from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
@@ -152,11 +152,6 @@ class Queue(Maintenance):
     def generation(self) -> int:
         """Return which generation it is in, as last read: each purge begins the next."""
         return self.store.queue_state.generation
-
-    @property
-    def takes_keys(self) -> bool:
-        """Return whether tasks may have keys here, as last read. If not, `upgrade` the queue."""
-        return self.store.queue_state.format >= OPEN_BATCHES
 
     @property
     def has_priorities(self) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue
-from fsqueue.format import layout
 from tests import levels
 
 levels.load_profile()
@@ -104,12 +103,6 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 def _check_descriptor(fd: Any) -> None:
     os.fstat(fd)
-
-
-@pytest.fixture
-def open_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queues made in this process have a format with batches that take inserts."""
-    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", layout.OPEN_BATCHES)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import pytest
 
 from fsqueue import (
     FormatTooNew,
+    FormatTooOld,
     FsqueueError,
     InvalidArgument,
     InvalidTask,
@@ -418,10 +419,11 @@ def test_a_queue_behind_a_symbolic_link(queue: Queue, tmp_path: Path) -> None:
         (b"\xff\xfe\0\n" * 50, NotAQueue),
         (b"[1]\n{}\nnull\n", NotAQueue),
         (b'{"op":"create","settings":5}\n', NotAQueue),
-        (b'{"op":"create","at":1,"format":1,"settings":{"shards":-1}}\n', NotAQueue),
-        (b'{"op":"create","at":1,"format":3,"settings":{}}\n', FormatTooNew),
-        (b'{"op":"create","at":1,"format":1,"settings":{}}', NotAQueue),
-        (b'{"op":"create","at":1,"format":1,"id":"0123456789abcdef","settings":{"batch_tasks_max":4}}\n', NotAQueue),
+        (b'{"op":"create","at":1,"format":3,"settings":{"shards":-1}}\n', NotAQueue),
+        (b'{"op":"create","at":1,"format":4,"settings":{}}\n', FormatTooNew),
+        (b'{"op":"create","at":1,"format":2,"settings":{}}\n', FormatTooOld),
+        (b'{"op":"create","at":1,"format":3,"settings":{}}', NotAQueue),
+        (b'{"op":"create","at":1,"format":3,"id":"0123456789abcdef","settings":{"batch_tasks_max":4}}\n', NotAQueue),
     ],
 )
 def test_a_settings_file_that_is_damaged_or_newer(queue: Queue, content: bytes, error: type[Exception]) -> None:

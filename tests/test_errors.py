@@ -18,6 +18,7 @@ EXIT_CODES = {
     "QueueExists": 1,
     "NotAQueue": 5,
     "FormatTooNew": 1,
+    "FormatTooOld": 1,
     "InvalidArgument": 2,
     "InvalidTask": 2,
     "TaskTooLarge": 2,

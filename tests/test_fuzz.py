@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fsqueue import FsqueueError, Queue
 from fsqueue.clock import ManualClock
-from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
+from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue
 from fsqueue.format import checkpoints, layout, movements, names, task_file
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import history, letter_files
@@ -102,7 +102,7 @@ def test_settings(content: bytes) -> None:
     for whole in (content, first + content, first + content + b"\n"):
         try:
             queue_state = layout.read_queue_state(whole, "q")
-        except (NotAQueue, FormatTooNew):
+        except (NotAQueue, FormatTooNew, FormatTooOld):
             continue
         assert "/" not in queue_state.directory
 

@@ -25,7 +25,6 @@ import fsqueue
 from fsqueue import FsqueueError, LeasedTask, Queue, poll
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.filesystem.sizes import SizeOf
-from fsqueue.format import layout
 from fsqueue.format.layout import Durability, settings_file
 
 T = TypeVar("T")
@@ -182,7 +181,6 @@ SINGLE_INSERTS: dict[str, Callable[[Queue], object]] = {
     "insert first": lambda q: (forget_batch(q), q.insert(1)),
     "insert into a full batch": lambda q: [q.insert(1) for _ in range(4)],
     "insert and work": lambda q: (q.insert(1), [task.complete() for task in q.lease(3)]),
-    "upgrade": lambda q: q.upgrade(),
 }
 """Verbs on a queue in which single inserts are appended to open batches; each is synced."""
 KEYED: dict[str, Callable[[Queue], object]] = {
@@ -222,7 +220,6 @@ def test_single_inserts_interrupted_anywhere_leave_nothing_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the tasks whose insert was interrupted each is there whole, or not at all: all can be worked off."""
-    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", 2)
     interrupter = Interrupter()
     failed = in_thread(lambda: interrupted_anywhere(tmp_path, interrupter, SINGLE_INSERTS, "default", 3))
     assert not failed, "\n".join(failed)
@@ -239,7 +236,6 @@ def test_inserts_with_keys_interrupted_anywhere_leave_nothing_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of a key one task lives at most: when all have ended, the next insert is new, and the one after it is not."""
-    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", 2)
     interrupter = Interrupter()
     failed = in_thread(lambda: interrupted_anywhere(tmp_path, interrupter, KEYED))
     assert not failed, "\n".join(failed)

@@ -18,9 +18,9 @@ import pytest
 import fsqueue
 from fsqueue import InvalidArgument, NotAQueue, Queue, QueueNotFound, StorageError, UnsafeFilesystem
 from fsqueue.clock import ManualClock
-from fsqueue.errors import FormatTooNew
+from fsqueue.errors import FormatTooNew, FormatTooOld
 from fsqueue.filesystem import Filesystem
-from fsqueue.format.layout import DEFAULTS, FORMAT_OF_NEW_QUEUES, Settings
+from fsqueue.format.layout import DEFAULTS, FORMAT, Settings
 from fsqueue.format.replay import ReplayState
 from fsqueue.queue import Queue as QueueClass
 from tests.support import QueueFactory, counted, full_state, leftovers
@@ -65,17 +65,26 @@ def test_something_else_is_no_queue(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_not_touched(queue: Queue) -> None:
     settings = queue.path / "queue.jsonl"
-    settings.write_bytes(settings.read_bytes().replace(b'"format":%d' % FORMAT_OF_NEW_QUEUES, b'"format":7'))
+    settings.write_bytes(settings.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":7'))
     for opened in (lambda: Queue(queue.path), lambda: Queue.create(queue.path, exist_ok=True)):
         with pytest.raises(FormatTooNew, match=r"format 7.*Upgrade"):
             opened()
 
 
-def test_a_queue_that_is_upgraded_while_in_use_stops_this_version(queue: Queue, clock: ManualClock) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_queue_from_before_the_first_release_is_not_touched(queue: Queue, number: int) -> None:
+    settings = queue.path / "queue.jsonl"
+    settings.write_bytes(settings.read_bytes().replace(b'"format":%d' % FORMAT, b'"format":%d' % number))
+    for opened in (lambda: Queue(queue.path), lambda: Queue.create(queue.path, exist_ok=True)):
+        with pytest.raises(FormatTooOld, match=rf"format {number}.*Drain the queue with the fsqueue that made it"):
+            opened()
+
+
+def test_a_queue_that_a_newer_version_raises_while_in_use_stops_this_one(queue: Queue, clock: ManualClock) -> None:
     q = Queue(queue.path, clock=clock)
     q.insert("x")
     with open(queue.path / "queue.jsonl", "ab") as file:
-        file.write(b'{"op":"upgrade","at":1,"format":3}\n')
+        file.write(b'{"op":"upgrade","at":1,"format":4}\n')
     clock.advance(2)
     with pytest.raises(FormatTooNew):
         q.lease()

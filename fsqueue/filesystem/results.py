@@ -245,8 +245,8 @@ def _lock(directory: int, name: str) -> int:
     """Lock a file in an open private directory for as long as this process lives. Return its descriptor.
 
     -1 where there are no locks; _Taken. The file is opened in the open directory, and the descriptor is locked: no
-    path is resolved that leads through a directory in which others may write. The kind of lock is that of the package
-    filelock (flock), which older versions have used here. The record has it, so that a forked child lets go of it.
+    path is resolved that leads through a directory in which others may write. The record has it, so that a forked child
+    lets go of it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

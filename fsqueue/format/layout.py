@@ -9,15 +9,11 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 
-from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
+from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue
 from fsqueue.format import names
 
-FORMAT = 2
-"""Read queues up to this format."""
-FORMAT_OF_NEW_QUEUES = 2
-"""The format of queues that this version creates."""
-OPEN_BATCHES = 2
-"""From this format on a queue may have batches that take inserts."""
+FORMAT = 3
+"""The format of queues: this version reads and writes no other."""
 
 Durability = Literal["none", "default", "strict"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
@@ -156,10 +152,6 @@ class QueueState:
     closed: bool = False
     allows_unsafe: bool = field(default=False, compare=False)
     """True if a user has allowed it on mounts that are known to be unfit."""
-    format: int = field(default=FORMAT, compare=False)
-    """Programs may write the names and records of this format, and of earlier ones."""
-    is_raised: bool = field(default=False, compare=False)
-    """Whether `format` comes from an upgrade, and not from the line that created the queue."""
     is_ordered: bool = field(default=False, compare=False)
     """Whether a task with a priority was ever inserted. If so, workers compare priorities."""
     key_epochs: KeyEpochs = field(default=KeyEpochs(), compare=False)
@@ -200,19 +192,12 @@ def _brief(value: object) -> str:
 
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
     """Return the first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
-    return _line(
-        {"op": "create", "at": at, "format": FORMAT_OF_NEW_QUEUES, "id": identity, "settings": asdict(settings)}
-    )
+    return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)})
 
 
 def generation_record(generation: int, at: int) -> bytes:
     """Return the line that begins a generation, and so purges everything inserted before."""
     return _line({"op": "generation", "at": at, "generation": generation})
-
-
-def format_record(at: int) -> bytes:
-    """Return the line that raises a queue to this version's format."""
-    return _line({"op": "format", "at": at, "format": FORMAT})
 
 
 def ordered_record(at: int) -> bytes:
@@ -258,7 +243,7 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
     """Replay `queue.jsonl`, and return its state. Torn and unknown lines are skipped.
 
     NotAQueue if it has no `create`, or if a setting or a format in it is missing or wrong: a default in its place would
-    hide tasks. FormatTooNew if any line has a later format than this version reads.
+    hide tasks. FormatTooNew or FormatTooOld if any line has another format than this version reads.
     """
     queue_state: QueueState | None = None
     wrong = ""
@@ -267,10 +252,15 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
             record = orjson.loads(line)
             if not isinstance(record, dict):
                 continue
-            wanted = record.get("format", 1 if record.get("op") != "create" else None)
+            wanted = record.get("format", FORMAT if record.get("op") != "create" else None)
             if isinstance(wanted, int) and wanted > FORMAT:
                 raise FormatTooNew(
-                    f"The queue {path} has format {wanted}; this fsqueue reads up to {FORMAT}. Upgrade fsqueue."
+                    f"The queue {path} has format {wanted}; this fsqueue reads format {FORMAT}. Upgrade fsqueue."
+                )
+            if type(wanted) is int and 0 < wanted < FORMAT:
+                raise FormatTooOld(
+                    f"The queue {path} has format {wanted}, of an fsqueue before its first release; this one reads "
+                    f"format {FORMAT}. Drain the queue with the fsqueue that made it."
                 )
             if type(wanted) is not int or wanted < 1:
                 wrong = wrong or f"says format {_brief(wanted)}, which no fsqueue writes"
@@ -279,15 +269,12 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                 case {"op": "create", "id": str(text), "settings": dict(given)} if queue_state is None and not wrong:
                     if (identity := names.parse_queue_id(text)) is not None:
                         try:
-                            queue_state = QueueState(settings_of(given), identity, format=wanted)
+                            queue_state = QueueState(settings_of(given), identity)
                         except InvalidArgument as error:
                             wrong = str(error).rstrip(".")
                 case {"op": "generation", "generation": int(number)} if queue_state is not None:
                     if queue_state.generation < number <= GENERATION_MAX:
                         queue_state = replace(queue_state, generation=number, key_epochs=KeyEpochs())
-                case {"op": "format"} if queue_state is not None:
-                    if queue_state.format < wanted:
-                        queue_state = replace(queue_state, format=wanted, is_raised=True)
                 case {"op": "allow-unsafe"} if queue_state is not None:
                     queue_state = replace(queue_state, allows_unsafe=True)
                 case {"op": "ordered"} if queue_state is not None:

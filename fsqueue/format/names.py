@@ -44,7 +44,7 @@ TAKES_INSERTS = -1
 
 NAME_BYTES_MAX = 255
 """The longest name that a filesystem takes. A longer one in a record names no file."""
-BATCH = r"[0-9a-f]{32}(?:~[0-9a-f]{32})?"
+BATCH = r"[0-9a-f]{32}"
 _BATCH = re.compile(BATCH)
 _TASK_FILE = re.compile(
     rf"([0-9]{{13}})-({BATCH})-(?:([1-9][0-9]{{0,3}})|0\+([1-9][0-9]{{0,3}})?)(?:-([A-Za-z0-9_.~%-]*))?\.jsonl"
@@ -148,8 +148,8 @@ def task_files_of(batch: str, texts: Iterable[str]) -> Iterator[TaskFileName]:
 
 
 def log_file(batch: Batch) -> str:
-    """Return the name of a batch's movement log: its UUID, or its key's, which is what follows `~`."""
-    return f"{batch[-32:]}.jsonl"
+    """Return the name of a batch's movement log."""
+    return f"{batch}.jsonl"
 
 
 def parse_log_file(name: str) -> Batch | None:
@@ -164,7 +164,7 @@ def birth_ms(batch: str) -> int:
 
 
 def shard_of(batch: str, shards: int) -> Shard:
-    """Return the hashed subdirectory of a batch or of its key: the UUID's last eight digits modulo `shards`."""
+    """Return the hashed subdirectory of a batch: the last eight digits of its UUID modulo `shards`."""
     number = int(batch[-8:], 16) % shards
     return Shard(f"{number:02x}" if shards <= 256 else f"{number:04x}")
 
@@ -231,12 +231,6 @@ def parse_deleted(name: str) -> QueueId | None:
     """Return the id of the deleted queue that a directory of this name holds; None for anything else."""
     match = _DELETED.fullmatch(name)
     return QueueId(match[1]) if match else None
-
-
-def parse_deleted_formerly(name: str) -> str | None:
-    """Return the former name of a queue's directory that an older version moved to `NAME-HEX16`; None otherwise."""
-    match = _TRASHED.fullmatch(name)
-    return match[1] if match else None
 
 
 def trashed(tree: Generation | Day | KeyEpoch, hex16: str) -> str:
@@ -426,11 +420,6 @@ def parse_uuid(text: object) -> Uuid | None:
 def parse_batch(text: object) -> Batch | None:
     """Return the name of a batch; None for anything else."""
     return Batch(text) if isinstance(text, str) and _BATCH.fullmatch(text) else None
-
-
-def parse_first(text: object) -> Batch | None:
-    """Return the name of the first batch of a part of a commit; None for anything else. Such a batch has no key."""
-    return Batch(text) if isinstance(text, str) and _UUID.fullmatch(text) else None
 
 
 def parse_commit(text: object) -> CommitName | None:

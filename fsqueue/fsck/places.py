@@ -170,7 +170,7 @@ class _Places:
         return name.startswith(trash.BESIDE) and self._is_trash(name.removeprefix(trash.BESIDE))
 
     def _in_trash(self, name: str) -> str | None:
-        return "directory" if self._is_trash(name) else "file" if name == trash.LOCK_FORMERLY else None
+        return "directory" if self._is_trash(name) else None
 
     def _is_trash(self, name: str) -> bool:
         return trash.is_ours(name, self.store.queue_state.id)

@@ -13,11 +13,11 @@ import errno
 import os
 from collections.abc import Callable
 
-from fsqueue.errors import FsqueueError, InvalidTask, StorageError
+from fsqueue.errors import FsqueueError, StorageError
 from fsqueue.filesystem import LOST
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
-from fsqueue.format.layout import OPEN_BATCHES, Layout
+from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch
 from fsqueue.format.priority import Rank
 from fsqueue.models import TaskRef
@@ -61,12 +61,6 @@ class KeyedInserter:
         """
         store = self.store
         store.refresh()
-        if store.queue_state.format < OPEN_BATCHES:
-            raise InvalidTask(
-                f"The queue {store.path} has format {store.queue_state.format}, which has no keys. Raise it with "
-                "'fsqueue upgrade', or insert the task without `key`.",
-                index,
-            )
         for _ in range(TRIES):
             layout = store.layout
             try:

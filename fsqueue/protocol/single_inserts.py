@@ -16,7 +16,7 @@ from fsqueue import forks
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, priority, sparse, task_file
-from fsqueue.format.layout import OPEN_BATCHES, Layout
+from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
@@ -66,12 +66,7 @@ class SingleInserter:
     def takes(self, line: bytes) -> bool:
         """Return whether a task goes into an open batch. Else insert it as a file of its own."""
         store = self.store
-        return (
-            len(line) <= TASK_BYTES_MAX
-            and store.queue_state.format >= OPEN_BATCHES
-            and store.settings.batch_tasks_max > 1
-            and bool(store.domain)
-        )
+        return len(line) <= TASK_BYTES_MAX and store.settings.batch_tasks_max > 1 and bool(store.domain)
 
     def insert_if_taken(self, line: bytes, when: When, rank: Rank = LAST) -> str | None:
         """Insert a task as `insert` does; None, and nothing was done, if it needs a file of its own."""

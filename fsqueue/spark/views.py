@@ -84,7 +84,7 @@ def untouched(store: Store, shard: Shard) -> tuple[list[TaskFileName], list[Task
     touched = set(listing.logs(store, shard))
     split: tuple[list[TaskFileName], list[TaskFileName]] = ([], [])
     for batch, name in sorted(files.items()):
-        split[batch[-32:] in touched].append(name)
+        split[batch in touched].append(name)
     return split
 
 
@@ -304,7 +304,7 @@ BY_SHARD: dict[str, Callable[[Store, Shard], Iterator[Row]]] = {
 
 def content_of(store: Store, name: TaskFileName) -> bytes | None:
     """Return the content of an untouched batch's file; None if it is gone, or if its tasks have more than a payload."""
-    if name.priority is not None or "~" in name.batch:
+    if name.priority is not None:
         return None
     try:
         content = published.content_of(store, store.layout.task_file(name))

@@ -120,7 +120,7 @@ def _part(line: Any) -> Part | None:
         case {"attempt": attempt, "first": first, "files": files, "tasks": tasks, "bytes": size}:
             numbers = files, tasks, size
             sound = all(type(number) is int and 0 <= number < 2**63 for number in numbers) and files <= FILES_MAX
-            known, batch = names.parse_uuid(attempt), names.parse_first(first)
+            known, batch = names.parse_uuid(attempt), names.parse_batch(first)
             if sound and known is not None and batch is not None:
                 return Part(known, batch, files, tasks, size)
     return None

@@ -30,8 +30,6 @@ from fsqueue.wording import counted
 logger = logging.getLogger("fsqueue")
 
 Where = Callable[[DeadLetter], bool]
-WITHOUT_PAYLOAD = ("task file gone:", "unreadable: its line in the task file is damaged")
-"""How the reasons begin of letters in which older versions wrote `null` for a payload that was lost."""
 END_BYTES = 1 << 14
 """How much is read of the end of a file, at least, for its latest letters."""
 UPKEEP_WAIT_S = 2.0
@@ -262,10 +260,8 @@ def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:
 
 
 def _decode(line: dict[str, Any]) -> DeadLetter:
-    reason = str(line.get("reason", ""))
     try:
-        payload = task_file.decode_fields(line)
-        is_lost = payload is None and reason.startswith(WITHOUT_PAYLOAD)
+        payload, is_lost = task_file.decode_fields(line), False
     except ValueError:
         payload, is_lost = None, True  # the letter is still there to be seen
     at, attempt, worker = line.get("at"), line.get("attempt"), line.get("worker")
@@ -273,7 +269,7 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
     return DeadLetter(
         id=line["id"],
         payload=payload,
-        reason=reason,
+        reason=str(line.get("reason", "")),
         at=at / 1000 if isinstance(at, int) else 0.0,
         attempt=attempt if isinstance(attempt, int) else 0,
         worker=worker if isinstance(worker, dict) else None,

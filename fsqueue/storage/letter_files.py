@@ -389,7 +389,7 @@ def _sort_out(store: Store, layout: Layout, shard: Shard, fd: int) -> _SortedOut
 
 def _batch_of(task_id: str) -> str:
     """Return the name of the log of a task's batch; "" if this is no id."""
-    return task_id.partition(".")[0][-32:]
+    return task_id.partition(".")[0]
 
 
 def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[str]) -> set[str]:

@@ -1,6 +1,6 @@
 """Find queues inside other queues' directories. `create` refuses to make one; `delete` refuses while it finds one.
 
-An older version, or `mv`, may have put one there. It would be moved and removed with the outer queue. So before fsqueue
+`mv` may have put one there. It would be moved and removed with the outer queue. So before fsqueue
 moves a tree aside or removes it, it searches the tree for the `queue.jsonl` of another queue. (How deep JSON nests is
 the matter of `nesting`.)
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
+from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue
 from fsqueue.filesystem import NOT_FILES, Filesystem, holders_of
 from fsqueue.format.layout import SETTINGS_FILE, read_queue_state, settings_file
 
@@ -97,7 +97,7 @@ def _is_there(fs: Filesystem, directory: str) -> bool:
         return False
     try:
         return not read_queue_state(content, directory).closed
-    except (NotAQueue, FormatTooNew):
+    except (NotAQueue, FormatTooNew, FormatTooOld):
         return True
 
 

@@ -79,7 +79,7 @@ class Store:
         self.retried: dict[str, Any] = {}
         """What `retried` has read of files of dead letters, by their paths."""
         self._busy_until: dict[str, float] = {}
-        self._durable_lines = (1, False, False)
+        self._durable_lines = (1, False)
         """The generation whose line in `queue.jsonl` is known to be on disk, and whether those of the format and of the
         order are, too.
         """
@@ -191,16 +191,14 @@ class Store:
             raise
 
     def secure_generation(self) -> None:
-        """Make the lines durable that began the present generation, that raised the queue to its format, and that say
-        that tasks have priorities.
+        """Make the lines durable that began the present generation, and that say that tasks have priorities.
 
         Call it before tasks are reported inserted. The process that wrote such a line may have died before it synced
-        it. A power loss would then bring the generation before back, and lose the tasks. Or it would bring the older
-        format back: an older fsqueue could open the queue, and does not understand its open batches. Or workers would
-        not know that they must compare priorities.
+        it. A power loss would then bring the generation before back, and lose the tasks. Or workers would not know that
+        they must compare priorities.
         """
         state = self.queue_state
-        needed = (state.generation, state.is_raised, state.is_ordered)
+        needed = (state.generation, state.is_ordered)
         if self.fs.shared or not self.sync_inserts or needed == self._durable_lines:
             return
         fd = self.fs.look(self.layout.settings_file)

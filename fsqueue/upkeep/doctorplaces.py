@@ -27,8 +27,6 @@ TRIES = 20
 ID = "[0-9a-f]{16}"
 PLACE = re.compile(rf"{re.escape(DOCTOR)}-{ID}")
 """The place of an examination from one host."""
-OLD_PLACE = re.compile(ID)
-"""The same, in the directory DOCTOR: as earlier versions called it."""
 CONTEST = re.compile(rf"{ID}\.place")
 """The place of the tests between two parties, named after the one that leads."""
 MESSAGE = re.compile(rf"({ID})\.(?:here|(?:invite|accept|begin)\.{ID}\.[0-9]{{1,6}}|{ID}\.(?:[0-9]{{6}}|goodbye))")
@@ -164,7 +162,7 @@ def reap(directory: OpenDirectory, names: Iterable[str], now_s: float) -> int:
 
 def _reap_meetings(outer: OpenDirectory, now_s: float) -> int:
     """Remove what is left in the directory DOCTOR; how many names went."""
-    removed = sum(_reap_place(outer, name, now_s) for name in outer.names() if OLD_PLACE.fullmatch(name))
+    removed = 0
     with suppress(OSError), outer.enter(JOIN) as meeting:
         for name in meeting.names():
             if CONTEST.fullmatch(name):

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fsqueue.errors import FormatTooNew, NotAQueue
+from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue
 from fsqueue.filesystem import Filesystem, OpenTree, mount_of
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import SETTINGS_FILE, QueueState, read_queue_state, settings_file
@@ -26,12 +26,9 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 OWN = ".trash"
-"""The trash in a queue's directory; where a directory holds queues, older versions put deleted ones into this."""
+"""The trash in a queue's directory."""
 BESIDE = f"{OWN}-"
 """How the name of a tree begins that did not get into the trash: the disk was full, or something was in its place."""
-
-LOCK_FORMERLY = ".lock"
-"""What older versions locked in a trash while they reaped it."""
 
 
 @dataclass(slots=True)
@@ -109,29 +106,16 @@ def reap_deleted(fs: Filesystem, directory: str) -> Reaping:
     return found
 
 
-def deleted_in(fs: Filesystem, directory: str) -> Iterator[tuple[str, QueueId | None]]:
-    """Yield the directories named like deleted queues: path, and id where the name tells it. A hint: prove each.
-
-    Older versions moved them to `.trash/NAME-HEX16` or `.trash-NAME-HEX16`.
-    """
+def deleted_in(fs: Filesystem, directory: str) -> Iterator[tuple[str, QueueId]]:
+    """Yield the directories named like deleted queues: path, and the id in the name. A hint: prove each."""
     base = directory.rstrip("/")
     for name, kind in sorted(fs.entries(directory)):
-        if kind != "directory":
-            continue
         queue_id = names.parse_deleted(name)
-        if queue_id is not None:
+        if kind == "directory" and queue_id is not None:
             yield f"{base}/{name}", queue_id
-        elif name.startswith(BESIDE) and names.parse_deleted_formerly(name.removeprefix(BESIDE)) is not None:
-            yield f"{base}/{name}", None
-        elif name == OWN:
-            inside = fs.entries(f"{base}/{OWN}")
-            if (SETTINGS_FILE, "file") not in inside:  # else it is a queue of that name
-                for inner, what in sorted(inside):
-                    if what == "directory" and names.parse_deleted_formerly(inner) is not None:
-                        yield f"{base}/{OWN}/{inner}", None
 
 
-def reap_tree(fs: Filesystem, path: str, queue_id: QueueId | None, found: Reaping) -> None:
+def reap_tree(fs: Filesystem, path: str, queue_id: QueueId, found: Reaping) -> None:
     """Remove one of them, if it bears the proof; else say why not."""
     why: list[str] = []
 
@@ -157,12 +141,12 @@ def _why_spared(fs: Filesystem, path: str) -> str:
     return f"the queue {found} stands in it: move that elsewhere" if found is not None else ""
 
 
-def why_not(tree: OpenTree, queue_id: QueueId | None) -> str:
+def why_not(tree: OpenTree, queue_id: QueueId) -> str:
     """Return why nothing proves that an open directory is a deleted queue's; "" if something does.
 
-    `queue_id`: what its name says. An older version's name says none; where it does, an empty directory is the rest.
+    `queue_id`: what its name says. An empty directory of such a name is the rest of one.
     """
-    if queue_id is not None and not tree.names():
+    if not tree.names():
         return ""  # the last that was in it was the proof
     content = tree.read(SETTINGS_FILE)
     if content is None:
@@ -170,7 +154,7 @@ def why_not(tree: OpenTree, queue_id: QueueId | None) -> str:
     queue_state = _fate_of(content)
     if isinstance(queue_state, str):
         return queue_state
-    if queue_id is not None and queue_state.id != queue_id:
+    if queue_state.id != queue_id:
         return f"its {SETTINGS_FILE} is that of another queue than its name says"
     if not queue_state.closed:
         return (
@@ -188,3 +172,5 @@ def _fate_of(content: bytes) -> QueueState | str:
         return f"its {SETTINGS_FILE} is damaged"
     except FormatTooNew:
         return "a newer fsqueue made it: use that one"
+    except FormatTooOld:
+        return "an older fsqueue made it: use that one"

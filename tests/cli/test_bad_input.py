@@ -32,7 +32,6 @@ COMMANDS = {
     "set": ["lease_s=5"],
     "pause": [],
     "resume": [],
-    "upgrade": ["--yes"],
     "purge": ["--yes"],
     "delete": ["--yes"],
     "gc": [],

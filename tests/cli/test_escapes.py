@@ -161,7 +161,6 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("pause",): [["Q", "--reason", EVIL], ["Q"]],
     ("resume",): [["Q"], ["Q"]],
     ("purge",): [["Q"], ["Q", "--yes"]],
-    ("upgrade",): [["Q"], ["Q", "--yes"]],
     ("delete",): [["Q"], ["Q", "--yes", "--wait"]],
     ("gc",): [["Q"], ["Q", "--touch"], ["Q", "--history-days", "0"], ["--trash", "Q"], ["--trash", "."]],
     ("doctor",): [["Q"], ["Q/new"], ["Q", "--join"]],

@@ -15,7 +15,6 @@ import termios
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -80,7 +79,6 @@ def insert_lines(path: str, lines: list[str]) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_three_hundred_processes_that_insert_a_line_each_make_few_inodes(queue_factory: QueueFactory) -> None:
     queue = queue_factory(durability="none")
     before = len(list(queue.path.rglob("*")))
@@ -532,11 +530,6 @@ def test_what_does_not_go_with_keys_is_refused(fsqueue_cli: Run, queue_factory: 
     queue = queue_factory()
     result = fsqueue_cli("insert", queue.path, "--key", "k", "--batch-tasks", "3", input='{"k":1}\n', code=2)
     assert "one at a time. Leave --batch-tasks or --key out" in result.stderr
-    with mock.patch("fsqueue.format.layout.FORMAT_OF_NEW_QUEUES", 1):
-        queue = queue_factory("old")
-    result = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":1}\n', code=2)
-    assert "which has no keys. Raise it with 'fsqueue upgrade'" in result.stderr
-    assert "correct it" not in result.stderr
     assert queue.status().inserted == 0
 
 

@@ -57,7 +57,7 @@ def test_every_command_that_prints_data_has_json_and_what_destroys_has_yes() -> 
     }
     silent = {"dead", "spark", "lease", "completion"}  # lease prints JSON anyway
     assert {name for name, given in options.items() if "--json" not in given} == silent
-    asking = {"purge", "delete", "release-all", "cancel", "upgrade"}
+    asking = {"purge", "delete", "release-all", "cancel"}
     assert {name for name, given in options.items() if "--yes" in given} == asking
 
 

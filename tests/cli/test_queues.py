@@ -1,4 +1,4 @@
-"""create, upgrade, purge, delete, gc."""
+"""create, purge, delete, gc."""
 
 from __future__ import annotations
 
@@ -57,27 +57,6 @@ def test_create_twice(fsqueue_cli: Run, tmp_path: Path) -> None:
 def test_bad_settings_are_usage_errors_and_make_nothing(fsqueue_cli: Run, tmp_path: Path, options: list[str]) -> None:
     fsqueue_cli("create", tmp_path / "q", *options, code=2)
     assert not (tmp_path / "q").exists()
-
-
-def test_upgrade(fsqueue_cli: Run, queue: Queue) -> None:
-    queue.insert(1)
-    file = queue.path / "queue.jsonl"
-    born = file.read_bytes().replace(b'"format":2', b'"format":1')
-    file.write_bytes(born)
-    assert "older fsqueue can't open it" in fsqueue_cli("upgrade", queue.path, code=2).stderr
-    assert file.read_bytes() == born
-    said = fsqueue_cli("upgrade", queue.path, "--yes").stdout
-    assert said == f"{queue.path} has the newest format now. An older fsqueue can't open it any more.\n"
-    assert file.read_bytes() != born
-    said = fsqueue_cli("upgrade", queue.path).stdout
-    assert said == f"{queue.path} has the newest format already. Nothing was changed.\n"
-    told = json.loads(fsqueue_cli("upgrade", queue.path, "--json").stdout)
-    assert told == {"queue": str(queue.path), "upgraded": False}
-    file.write_bytes(born)
-    told = json.loads(fsqueue_cli("upgrade", queue.path, "--yes", "--json").stdout)
-    assert told == {"queue": str(queue.path), "upgraded": True}
-    assert "format" not in fsqueue_cli("status", queue.path).stdout
-    fsqueue_cli("upgrade", queue.path / "none", code=5)
 
 
 def test_purge(fsqueue_cli: Run, queue: Queue) -> None:

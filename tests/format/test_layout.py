@@ -38,7 +38,7 @@ def test_an_older_generation_does_not_come_back() -> None:
 @pytest.mark.parametrize("queue_id", ["", "..", "/etc", "../" + "x" * 13, ID.upper(), ID + "0", ID + "\n", 7, None])
 def test_an_id_never_leads_out_of_the_queue(queue_id: object) -> None:
     """It is part of the generations' names."""
-    record = orjson.dumps({"op": "create", "at": 1, "format": 1, "id": queue_id, "settings": {}})
+    record = orjson.dumps({"op": "create", "at": 1, "format": layout.FORMAT, "id": queue_id, "settings": {}})
     with pytest.raises(NotAQueue):
         read_queue_state(record + b"\n", "q")
 
@@ -118,7 +118,7 @@ def test_a_damaged_birth_is_not_passed_over_for_a_later_one() -> None:
     with pytest.raises(NotAQueue, match="lacks the setting shards"):
         read_queue_state(born(shards=None) + BIRTH, "q")
     with pytest.raises(FormatTooNew):
-        read_queue_state(born(shards=None) + b'{"op":"format","at":2,"format":3}\n', "q")
+        read_queue_state(born(shards=None) + b'{"op":"format","at":2,"format":4}\n', "q")
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_without_a_birth_it_is_no_queue(content: bytes) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        re.sub(rb'"format":\d', b'"format":3', BIRTH),
-        BIRTH + b'{"op":"format","at":2,"format":3}\n',
+        re.sub(rb'"format":\d', b'"format":4', BIRTH),
+        BIRTH + b'{"op":"format","at":2,"format":4}\n',
         b'{"op":"create","at":1,"format":99,"settings":"other"}\n',
     ],
 )
 def test_a_newer_format_is_refused(content: bytes) -> None:
-    with pytest.raises(FormatTooNew, match=r"reads up to 2\. Upgrade"):
+    with pytest.raises(FormatTooNew, match=r"reads format 3\. Upgrade"):
         read_queue_state(content, "q")
 
 

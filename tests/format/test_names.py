@@ -20,8 +20,7 @@ from tests.house.source import PACKAGE, TOP, code
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
 KEY = "aa93f0c2a4b97c31a2d5e8f0012345ff"
 
-uuids = st.text("0123456789abcdef", min_size=32, max_size=32)
-batches = st.one_of(uuids, st.builds("{}~{}".format, uuids, uuids))
+batches = st.text("0123456789abcdef", min_size=32, max_size=32)
 priorities = st.one_of(st.none(), st.text("abcXYZ019%-_.~", max_size=30))
 in_the_file = st.builds(
     TaskFileName, st.integers(0, MS_MAX), batches, st.integers(1, 1024), priorities, inserted=st.none()
@@ -72,6 +71,7 @@ def test_task_file_name_as_in_the_format() -> None:
         f"-000000000001-{BATCH}-1.jsonl",
         f"0000000000000-{BATCH}-1.jsonl\n",
         f"0000000000000-{BATCH}~-1.jsonl",
+        f"0000000000000-{BATCH}~{KEY}-1.jsonl",
         f"000000000000\u0660-{BATCH}-1.jsonl",
     ],
 )
@@ -99,8 +99,8 @@ def test_priority_is_decoded_for_comparing() -> None:
 
 
 @given(batches)
-def test_log_is_named_by_the_batch_or_its_key(batch: str) -> None:
-    assert names.parse_log_file(names.log_file(batch)) == batch[-32:]
+def test_log_is_named_by_the_batch(batch: names.Batch) -> None:
+    assert names.parse_log_file(names.log_file(batch)) == batch
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,6 @@ def test_anything_else_is_no_log(text: str) -> None:
 
 def test_birth_is_in_the_batch() -> None:
     assert names.birth_ms(BATCH) == 0x0193F0C2A4B9
-    assert names.birth_ms(f"{BATCH}~{KEY}") == 0x0193F0C2A4B9
 
 
 @given(batches, st.integers(1, 4096))
@@ -122,8 +121,7 @@ def test_shard_is_one_of_all(batch: str, shards: int) -> None:
     assert len(set(every)) == shards
 
 
-def test_shard_of_a_keyed_batch_is_that_of_its_key() -> None:
-    assert names.shard_of(f"{BATCH}~{KEY}", 64) == names.shard_of(KEY, 64)
+def test_batches_spread_over_all_shards() -> None:
     assert {names.shard_of(f"{BATCH[:-2]}{number:02x}", 64) for number in range(256)} == set(names.all_shards(64))
 
 
@@ -187,7 +185,7 @@ anything = st.one_of(
     st.text(max_size=80),
     st.text("0123456789abcdef-~./\n\0", max_size=80),
     st.builds("{}{}".format, st.sampled_from([".fsqueue-deleted-", ".gone-", ".new-", "1-", "2026-11-21-"]), ids),
-    st.builds("{}/../{}".format, ids, uuids),
+    st.builds("{}/../{}".format, ids, batches),
     st.builds("{}\n".format, ids),
 )
 
@@ -217,7 +215,7 @@ def test_the_names_of_days_round_trip(text: str, random: str) -> None:
     assert names.parse_trashed_generation(names.trashed(day, random)) is None
 
 
-@given(uuids, commits)
+@given(batches, commits)
 def test_the_names_of_attempts_proposals_and_records_round_trip(identity: str, commit: str) -> None:
     uuid, name = names.attempt_name(identity), names.commit_name(commit)
     assert names.parse_attempt(names.attempt(uuid, name)) == (uuid, name)
@@ -248,7 +246,7 @@ def test_the_names_of_what_passes_round_trip(random: str) -> None:
 PARSERS = [
     names.parse_task_file, names.parse_log_file, names.parse_counter, names.parse_generation, names.parse_deleted,
     names.parse_trashed_generation, names.parse_trashed_day, names.parse_queue_id, names.parse_day, names.parse_uuid,
-    names.parse_batch, names.parse_first, names.parse_commit, names.parse_record_file, names.parse_proposal_file,
+    names.parse_batch, names.parse_commit, names.parse_record_file, names.parse_proposal_file,
     names.parse_ballot_file,
     names.parse_attempt, lambda text: names.parse_shard_file(text, 64),
     lambda text: names.is_gone(text) or None, lambda text: names.is_probe(text) or None,

@@ -901,7 +901,6 @@ MAY_CUT = ("the letters", "the settings")
 
 
 @pytest.mark.batched
-@pytest.mark.usefixtures("open_batches")
 @pytest.mark.parametrize(("field", "garbled"), [(b'"payload"', b'"paxload"'), (b'"first"', b'"f\xc3\xa4st"')])
 def test_an_insert_that_lacks_a_field_is_told(queue_factory: QueueFactory, field: bytes, garbled: bytes) -> None:
     """It parses, and is void: its task would be missing without a word."""

@@ -14,7 +14,6 @@ from typing import Any
 from unittest import mock
 
 from fsqueue import LeaseLost, Queue, QueueNotFound
-from fsqueue.format import layout
 from fsqueue.protocol import finishing
 from fsqueue.storage.store import Store
 from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
@@ -240,7 +239,6 @@ def _cut(
 ) -> dict[str, int]:
     is_single = style in ("singly", "keyed")
     if is_single:
-        layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
         batch_tasks_max = dice.choice([32, 1024])  # of 32: so that batches are sealed, too
     queue = Queue.create(
         QUEUE,

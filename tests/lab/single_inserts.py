@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from fsqueue import LeaseLost, LockTimeout, Queue
-from fsqueue.format import layout, names
+from fsqueue.format import names
 from fsqueue.protocol import finishing
 from tests.concurrency.books import check_sound
 from tests.concurrency.processes import PATIENCE_S, Child, Count, at_a_random_moment
@@ -94,7 +94,6 @@ def noted(notes: Path, kind: str) -> list[tuple[str, str]]:
 
 def play(seed: int, restart: bool = False) -> dict[str, int]:
     """Two clients insert singly and work at once; processes are killed; with `restart`, the server is, too, once."""
-    layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
     name, dice = f"singly-{seed}-{restart}", random.Random(seed)
     notes = Path("/tmp") / name
     notes.mkdir()
@@ -233,7 +232,6 @@ def finish(name: str, notes: Path) -> None:
 
 def calls_per_task() -> dict[str, dict[str, float]]:
     """Count the calls to the server of a single insert, and of the lease and completion of such a task; by kind."""
-    layout.FORMAT_OF_NEW_QUEUES = layout.OPEN_BATCHES
     queue = Queue.create(at(1, "calls-singly"))
     queue.insert("first")  # what it takes to make the batch does not count
 

@@ -535,7 +535,6 @@ def test_a_wrong_argument_is_not_told_as_an_insert_that_broke_off(queue: Queue) 
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_tasks_inserted_one_by_one_share_a_batch_and_are_a_file_each_where_batches_have_one_task(
     queue_factory: QueueFactory,
 ) -> None:
@@ -546,7 +545,6 @@ def test_tasks_inserted_one_by_one_share_a_batch_and_are_a_file_each_where_batch
         assert queue.status().waiting == 3
 
 
-@pytest.mark.usefixtures("open_batches")
 def test_a_task_too_long_for_an_open_batch_is_a_file_of_its_own(queue: Queue) -> None:
     queue.insert("x" * single_inserts.TASK_BYTES_MAX)
     assert [name.tasks for name in task_file_names(queue)] == [1]
@@ -554,7 +552,6 @@ def test_a_task_too_long_for_an_open_batch_is_a_file_of_its_own(queue: Queue) ->
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_insert_many_of_one_task_appends_it_to_an_open_batch(queue: Queue, clock: ManualClock) -> None:
     for n in range(3):
         assert queue.insert_many([n]) == 1
@@ -570,7 +567,6 @@ def test_insert_many_of_one_task_appends_it_to_an_open_batch(queue: Queue, clock
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_one_task_of_a_stream_that_breaks_off_is_inserted_and_counted(queue: Queue) -> None:
     with pytest.raises(InvalidTask) as caught:
         queue.insert_many([1, float("nan")])
@@ -580,7 +576,6 @@ def test_one_task_of_a_stream_that_breaks_off_is_inserted_and_counted(queue: Que
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 @pytest.mark.parametrize(
     ("step", "code", "says"),
     [

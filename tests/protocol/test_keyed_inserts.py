@@ -247,20 +247,6 @@ def test_subclasses_of_text_are_keys_as_their_values(
     assert list(queue.fsck()) == []
 
 
-def test_a_queue_of_format_1_refuses_keys(queue_factory: QueueFactory) -> None:
-    with mock.patch("fsqueue.format.layout.FORMAT_OF_NEW_QUEUES", 1):
-        queue = queue_factory()
-    with pytest.raises(InvalidTask, match="fsqueue upgrade"):
-        queue.insert("x", key="k")
-    assert queue.insert_many(["a", "b"]) == 2
-    with pytest.raises(InvalidTask, match="fsqueue upgrade"):
-        queue.insert_many([Task("x", key="k")])
-    assert not queue.takes_keys
-    queue.upgrade()
-    assert queue.takes_keys
-    assert queue.insert("x", key="k").inserted
-
-
 def test_commits_refuse_keys(queue_factory: QueueFactory) -> None:
     queue = queue_factory()
     with pytest.raises(InvalidTask, match="named commit takes none"):

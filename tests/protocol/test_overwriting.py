@@ -204,7 +204,6 @@ def test_on_a_full_disk_it_can_be_published_again(queue_factory: QueueFactory, c
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 @pytest.mark.parametrize("how", ["overwrite", "purge"])
 def test_batches_that_took_inserts_are_gone_and_their_inserters_go_on_in_the_new_generation(
     queue_factory: QueueFactory, clock: ManualClock, how: str

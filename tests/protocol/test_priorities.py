@@ -90,11 +90,7 @@ def test_what_is_no_priority_is_refused(queue: Queue, value: Any) -> None:
 
 
 @pytest.mark.parametrize("of_one_task", [False, True])
-@pytest.mark.parametrize("format_of_queue", [1, 2])
-def test_lines_keep_what_was_given_and_names_promise_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_of_queue: int, of_one_task: bool
-) -> None:
-    monkeypatch.setattr("fsqueue.format.layout.FORMAT_OF_NEW_QUEUES", format_of_queue)
+def test_lines_keep_what_was_given_and_names_promise_it(tmp_path: Path, of_one_task: bool) -> None:
     for value in ("", "a/é", 7, -(1 << 63)):
         queue = Queue.create(tmp_path / f"q{value!r}".replace("/", "-"), shards=1)
         queue.insert("none")

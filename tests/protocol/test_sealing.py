@@ -11,7 +11,7 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
-from fsqueue.format import layout, movements, names
+from fsqueue.format import movements, names
 from fsqueue.format.names import Batch
 from fsqueue.protocol import sealing
 from fsqueue.protocol.finishing import LINGER_MS
@@ -32,8 +32,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> Queue:
-    """A queue of format 2, with a clock of its own."""
-    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", 2)
+    """A queue with a clock of its own."""
     Queue.create(tmp_path / "q", shards=2, backoff_s=(0, 0), max_attempts=2)
     return Queue(tmp_path / "q", clock=clock)
 
@@ -237,7 +236,6 @@ def test_an_inserter_that_dies_at_any_step_leaves_a_queue_that_can_be_worked_off
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Queue], object], is_there: bool
 ) -> None:
     """Each task is there whole, or not at all; and nothing stays behind."""
-    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", 2)
     clock = ManualClock()
 
     def build(number: int) -> Queue:

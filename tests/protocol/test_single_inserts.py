@@ -44,8 +44,7 @@ Make = Callable[..., Queue]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Makes queues of format 2; `name` makes more than one."""
-    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", 2)
+    """Makes queues; `name` makes more than one."""
 
     def one(name: str = "q", **settings: Any) -> Queue:
         return Queue.create(tmp_path / name, **{"shards": 2, "backoff_s": (0, 0)} | settings)
@@ -666,7 +665,7 @@ def test_an_error_after_the_append_does_not_invite_to_insert_it_twice(
     queue: Queue, step: str, key: str | None, says: str
 ) -> None:
     """Whether the queue was purged meanwhile, or whether its format is durable, could not be found out."""
-    upgraded = queue.path / "queue.jsonl"
+    settings = queue.path / "queue.jsonl"
     is_appended = False
 
     def trap(step_now: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -676,8 +675,8 @@ def test_an_error_after_the_append_does_not_invite_to_insert_it_twice(
             raise OSError(errno.EIO, "Input/output error")
         if step_now == "write" and "/movements/" in path and not is_appended:
             is_appended = True
-            with upgraded.open("ab") as file:  # as a purge does, or an upgrade
-                file.write(layout.generation_record(2, 1) if step == "fsync" else layout.format_record(1))
+            with settings.open("ab") as file:  # as a purge does, or the first task with a priority
+                file.write(layout.generation_record(2, 1) if step == "fsync" else layout.ordered_record(1))
         return call(*args)
 
     inserter = trapped(queue, trap)

@@ -769,7 +769,6 @@ def test_completions_with_results_are_replayed_as_any_reader_does(queue: Queue) 
     assert log.replay_state.left == 1
 
 
-@pytest.mark.usefixtures("open_batches")
 @pytest.mark.parametrize("keep_history", [True, False])
 @pytest.mark.parametrize("kind", ["bulk", "single"])
 def test_a_second_complete_changes_nothing(tmp_path: Path, kind: str, keep_history: bool) -> None:

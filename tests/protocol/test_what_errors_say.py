@@ -25,7 +25,7 @@ from fsqueue.protocol.insert_errors import LOOK_FIRST
 from tests.house.source import PACKAGE, TOP
 from tests.support import QueueFactory
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("open_batches")]
+pytestmark = pytest.mark.once
 
 STEPS = ("look", "create", "make_directory", "names", "rename", "link", "unlink", "write", "pwrite", "pread", "fsync",
          "fstat", "try_lock", "unlock", "sync_directory")  # fmt: skip

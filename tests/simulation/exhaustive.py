@@ -32,7 +32,7 @@ from tests.simulation.history import Actor
 from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import CALL_S, Process
 from tests.simulation.keyed_scenarios import LARGE
-from tests.simulation.scenarios import KEPT, MANY, MOVED, OPEN
+from tests.simulation.scenarios import KEPT, MANY, MOVED
 from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
 from tests.simulation.wiring import collect, simulated_machine, undisturbed
@@ -53,13 +53,13 @@ KINDS = {
         Scenario("moved", shared=False, hosts=1, limits=(*AT_ONCE, *MOVED), settings=KEPT),
         Scenario("moved-nfs", stale=1.0, limits=(*AT_ONCE, *MOVED), settings=KEPT),
         Scenario("moved-lossy", shared=False, hosts=1, lossy=True, limits=(*AT_ONCE, *MOVED), settings=KEPT),
-        Scenario("open", shared=False, hosts=1, limits=OPEN, settings=MANY),
-        Scenario("open-nfs", stale=1.0, limits=OPEN, settings=MANY),
-        Scenario("open-lossy", shared=False, hosts=1, lossy=True, limits=OPEN, settings=MANY),
-        Scenario("order", shared=False, hosts=1, limits=OPEN, settings=MANY, **ORDERED),
-        Scenario("order-nfs", stale=1.0, limits=OPEN, settings=MANY, **ORDERED),
-        Scenario("order-large", shared=False, hosts=1, limits=(*OPEN, *LARGE), settings=MANY, **ORDERED),
-        Scenario("order-lossy", shared=False, hosts=1, lossy=True, limits=OPEN, settings=MANY, **ORDERED),
+        Scenario("open", shared=False, hosts=1, singly=True, settings=MANY),
+        Scenario("open-nfs", stale=1.0, singly=True, settings=MANY),
+        Scenario("open-lossy", shared=False, hosts=1, lossy=True, singly=True, settings=MANY),
+        Scenario("order", shared=False, hosts=1, singly=True, settings=MANY, **ORDERED),
+        Scenario("order-nfs", stale=1.0, singly=True, settings=MANY, **ORDERED),
+        Scenario("order-large", shared=False, hosts=1, limits=LARGE, singly=True, settings=MANY, **ORDERED),
+        Scenario("order-lossy", shared=False, hosts=1, lossy=True, singly=True, settings=MANY, **ORDERED),
     )
 }
 """The filesystems, by name. A client of NFS believes what it remembers whenever it may."""
@@ -265,7 +265,7 @@ class Play(Story):
         if LETTER in needs:
             before.insert_many(self.fresh(1), 1)
             before.bury(before.lease()[0])
-        if self.takes_inserts:  # both in the log of an open batch
+        if self.scenario.singly:  # both in the log of an open batch
             for payload in self.fresh(2):
                 before.insert(payload)
         else:

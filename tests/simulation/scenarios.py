@@ -33,14 +33,11 @@ NOW_AND_THEN = (
 )
 """A checkpoint behind every second or third movement."""
 
-OPEN = (("format.layout:FORMAT_OF_NEW_QUEUES", 2),)
-"""Queues in which single tasks are inserted into open batches."""
 MOVED = (("storage.payloads:WHOLE_BYTES", 1),)
 """Each task file whose payloads are kept is renamed."""
 KEPT = {"keep_payloads": None, "keep_history": True}
-OPEN_SHORTLY = (*OPEN, ("protocol.finishing:LINGER_MS", 1))
-"""The same, and those end soon."""
-OPEN_RESTATED = (*OPEN, *RESTATED)
+OPEN_SHORTLY = (("protocol.finishing:LINGER_MS", 1),)
+"""Open batches end soon."""
 RARELY = (("storage.doorbell:QUIET_S", 1), ("protocol.waiting:SETTLE_S", 2))
 """Inserters notify once in a second."""
 INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
@@ -53,7 +50,7 @@ RANKED = {
 }  # fmt: skip
 """Tasks with priorities and without."""
 SMALL_BATCHES = {"batch_tasks_max": 4}
-ORDER_SMALL = (*OPEN, *SMALL, ("protocol.ordered_selection:HEADS_MAX", 1), ("protocol.leasing:OVERPROMISED_MAX", 2))
+ORDER_SMALL = (*SMALL, ("protocol.ordered_selection:HEADS_MAX", 1), ("protocol.leasing:OVERPROMISED_MAX", 2))
 
 LETTERS = {
     "insert": 2.0,
@@ -97,7 +94,7 @@ SCENARIOS = {
         Scenario("fork-nfs", actions=WORK, faults=FORKS, stale=0.3),
         Scenario("fork-both", shared=False, hosts=1, actions=BOTH, faults=("kill", "delay"), tasks_before=6),
         Scenario("fork-both-nfs", actions=BOTH, faults=("kill", "delay", "cut"), stale=0.3, tasks_before=6),
-        Scenario("fork-open", shared=False, hosts=1, actions=INSERTS, faults=FORKS, limits=OPEN, settings=MANY),
+        Scenario("fork-open", shared=False, hosts=1, actions=INSERTS, faults=FORKS, singly=True, settings=MANY),
         Scenario("stale", actions=WORK, faults=("delay", "kill"), stale=0.5, torn_listings=0.3, stale_listings=0.3),
         Scenario("reply", actions=WORK, faults=("reply", "reply", "after", "kill"), stale=0.3),
         Scenario("cut", actions=WORK, faults=("cut", "cut", "kill", "delay")),
@@ -105,11 +102,11 @@ SCENARIOS = {
         Scenario("error-local", shared=False, hosts=1, actions=WORK, faults=("error", "after")),
         Scenario("unclean", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN),
         Scenario("unclean-nfs", actions=UNCLEAN, faults=BROKEN, stale=0.3),
-        Scenario("unclean-open", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN, limits=OPEN, settings=MANY),
-        Scenario("unclean-order-nfs", actions=UNCLEAN_RANKED, faults=BROKEN, limits=OPEN, settings=SMALL_BATCHES),
+        Scenario("unclean-open", shared=False, hosts=1, actions=UNCLEAN, faults=BROKEN, singly=True, settings=MANY),
+        Scenario("unclean-order-nfs", actions=UNCLEAN_RANKED, faults=BROKEN, singly=True, settings=SMALL_BATCHES),
         Scenario("unclosed", shared=False, hosts=1, actions=UNCLEAN, faults=UNCLOSED, faults_most=6),
         Scenario("unclosed-nfs", actions=UNCLEAN, faults=UNCLOSED, faults_most=6, stale=0.3),
-        Scenario("unclosed-open-nfs", actions=UNCLEAN, faults=UNCLOSED, faults_most=6, limits=OPEN, settings=MANY),
+        Scenario("unclosed-open-nfs", actions=UNCLEAN, faults=UNCLOSED, faults_most=6, singly=True, settings=MANY),
         Scenario("full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill")),
         Scenario("full-nfs", actions=WORK, faults=("full", "full", "kill")),
         Scenario("power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True),
@@ -120,7 +117,7 @@ SCENARIOS = {
         Scenario("moved-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, limits=MOVED, settings=KEPT),
         Scenario("moved-purge", actions=PURGES, faults=("delay", "kill"), stale=0.5, limits=MOVED, settings=KEPT),
         Scenario("copied", actions=WORK, faults=("kill", "cut", "reply", "delay", "error"), settings=KEPT),
-        Scenario("copied-open", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "error", "after"), limits=OPEN, settings={**MANY, **KEPT}),
+        Scenario("copied-open", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "error", "after"), singly=True, settings={**MANY, **KEPT}),
         Scenario("skew", actions=WORK, faults=("delay", "kill"), skew_s=300.0),
         Scenario("skew-measured", actions=WORK, faults=("delay", "kill"), skew_s=300.0, compare_clocks=True),
         Scenario("steps", actions=WORK, faults=("clock", "clock", "delay", "kill")),
@@ -150,36 +147,36 @@ SCENARIOS = {
         Scenario("restated-full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill"), limits=RESTATED),
         Scenario("restated-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, limits=NOW_AND_THEN),
         Scenario("restated-steps", actions=WORK, faults=("clock", "clock", "delay", "kill"), limits=RESTATED),
-        Scenario("open", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "error", "after"), limits=OPEN, settings=MANY),
-        Scenario("open-calm", actions=INSERTS, limits=OPEN, settings=MANY, torn_listings=0.2, workers=4),
-        Scenario("open-idle", actions={"trickle": 6.0, "idle": 6.0}, limits=(*OPEN, *RARELY), settings=MANY, workers=4, tasks_before=0),
-        Scenario("open-ending", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "stop"), limits=OPEN_SHORTLY, settings=MANY),
-        Scenario("open-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, limits=OPEN, settings=MANY),
-        Scenario("open-ending-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "cut", "host"), stale=0.4, stale_listings=0.3, limits=OPEN_SHORTLY, settings=MANY),
-        Scenario("open-full", shared=False, hosts=1, actions=INSERTS, faults=("full", "full", "kill"), limits=OPEN, settings=MANY),
-        Scenario("open-power", shared=False, hosts=1, actions=INSERTS, faults=("power", "kill"), lossy=True, limits=OPEN, settings=MANY),
-        Scenario("open-power-ending", shared=False, hosts=1, actions=INSERTS, faults=("power", "kill"), lossy=True, both_names=True, limits=OPEN_SHORTLY, settings=MANY),
-        Scenario("open-purge", actions=PURGES | {"insert": 8.0, "consume": 3.0, "status": 1.0}, faults=("delay", "kill"), stale=0.4, limits=OPEN, settings=MANY),
-        Scenario("open-restated", actions=INSERTS, faults=("kill", "delay", "cut", "error"), stale=0.3, limits=OPEN_RESTATED, settings=MANY),
-        Scenario("open-steps", actions=INSERTS, faults=("clock", "clock", "delay", "kill"), limits=OPEN_SHORTLY, settings=MANY),
-        Scenario("open-interrupt", shared=False, hosts=1, actions=INSERTS, faults=("interrupt", "interrupt", "delay"), limits=OPEN, settings=MANY),
-        Scenario("open-small", shared=False, hosts=1, actions=INSERTS, faults=("kill", "error"), limits=(*OPEN, *SMALL), settings=MANY),
-        Scenario("order", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), limits=OPEN, settings=SMALL_BATCHES),
-        Scenario("order-calm", actions=RANKED, limits=OPEN, settings=MANY, torn_listings=0.2, workers=4),
-        Scenario("order-nfs", actions=RANKED, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, limits=OPEN, settings=SMALL_BATCHES),
-        Scenario("order-power", shared=False, hosts=1, actions=RANKED, faults=("power", "kill"), lossy=True, limits=OPEN, settings=SMALL_BATCHES),
-        Scenario("order-restated", actions=RANKED, faults=("kill", "delay", "cut", "error"), stale=0.3, limits=OPEN_RESTATED, settings=SMALL_BATCHES),
-        Scenario("order-purge", actions=PURGES | {"insert_ranked": 6.0, "consume_ranked": 3.0}, faults=("delay", "kill"), stale=0.4, limits=OPEN, settings=SMALL_BATCHES),
-        Scenario("order-full", shared=False, hosts=1, actions=RANKED, faults=("full", "full", "kill"), limits=OPEN, settings=SMALL_BATCHES),
-        Scenario("order-small", shared=False, hosts=1, actions=RANKED, faults=("kill", "error"), limits=ORDER_SMALL, settings=SMALL_BATCHES),
-        Scenario("order-later", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=(*OPEN, ("protocol.leasing:OVERPROMISED_MAX", 1)), settings=SMALL_BATCHES),
+        Scenario("open", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "error", "after"), singly=True, settings=MANY),
+        Scenario("open-calm", actions=INSERTS, singly=True, settings=MANY, torn_listings=0.2, workers=4),
+        Scenario("open-idle", actions={"trickle": 6.0, "idle": 6.0}, limits=RARELY, singly=True, settings=MANY, workers=4, tasks_before=0),
+        Scenario("open-ending", shared=False, hosts=1, actions=INSERTS, faults=("kill", "delay", "stop"), limits=OPEN_SHORTLY, singly=True, settings=MANY),
+        Scenario("open-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, singly=True, settings=MANY),
+        Scenario("open-ending-nfs", actions=INSERTS, faults=("kill", "delay", "cut", "cut", "host"), stale=0.4, stale_listings=0.3, limits=OPEN_SHORTLY, singly=True, settings=MANY),
+        Scenario("open-full", shared=False, hosts=1, actions=INSERTS, faults=("full", "full", "kill"), singly=True, settings=MANY),
+        Scenario("open-power", shared=False, hosts=1, actions=INSERTS, faults=("power", "kill"), lossy=True, singly=True, settings=MANY),
+        Scenario("open-power-ending", shared=False, hosts=1, actions=INSERTS, faults=("power", "kill"), lossy=True, both_names=True, limits=OPEN_SHORTLY, singly=True, settings=MANY),
+        Scenario("open-purge", actions=PURGES | {"insert": 8.0, "consume": 3.0, "status": 1.0}, faults=("delay", "kill"), stale=0.4, singly=True, settings=MANY),
+        Scenario("open-restated", actions=INSERTS, faults=("kill", "delay", "cut", "error"), stale=0.3, limits=RESTATED, singly=True, settings=MANY),
+        Scenario("open-steps", actions=INSERTS, faults=("clock", "clock", "delay", "kill"), limits=OPEN_SHORTLY, singly=True, settings=MANY),
+        Scenario("open-interrupt", shared=False, hosts=1, actions=INSERTS, faults=("interrupt", "interrupt", "delay"), singly=True, settings=MANY),
+        Scenario("open-small", shared=False, hosts=1, actions=INSERTS, faults=("kill", "error"), limits=SMALL, singly=True, settings=MANY),
+        Scenario("order", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), singly=True, settings=SMALL_BATCHES),
+        Scenario("order-calm", actions=RANKED, singly=True, settings=MANY, torn_listings=0.2, workers=4),
+        Scenario("order-nfs", actions=RANKED, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, singly=True, settings=SMALL_BATCHES),
+        Scenario("order-power", shared=False, hosts=1, actions=RANKED, faults=("power", "kill"), lossy=True, singly=True, settings=SMALL_BATCHES),
+        Scenario("order-restated", actions=RANKED, faults=("kill", "delay", "cut", "error"), stale=0.3, limits=RESTATED, singly=True, settings=SMALL_BATCHES),
+        Scenario("order-purge", actions=PURGES | {"insert_ranked": 6.0, "consume_ranked": 3.0}, faults=("delay", "kill"), stale=0.4, singly=True, settings=SMALL_BATCHES),
+        Scenario("order-full", shared=False, hosts=1, actions=RANKED, faults=("full", "full", "kill"), singly=True, settings=SMALL_BATCHES),
+        Scenario("order-small", shared=False, hosts=1, actions=RANKED, faults=("kill", "error"), limits=ORDER_SMALL, singly=True, settings=SMALL_BATCHES),
+        Scenario("order-later", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=(("protocol.leasing:OVERPROMISED_MAX", 1),), singly=True, settings=SMALL_BATCHES),
         Scenario("order-spent", shared=False, hosts=1, actions={"insert_many_ranked": 3.0, "insert_ranked": 1.0, "consume_ranked": 4.0}, faults=("kill",), settings=MANY | {"max_attempts": 1}),
         Scenario("order-files", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), settings=SMALL_BATCHES),
         Scenario("order-files-restated", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay"), limits=RESTATED, settings=MANY, workers=4),
         Scenario("relay", shared=False, hosts=1, actions=RELAY, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD),
         Scenario("relay-calm", shared=False, hosts=1, actions=RELAY, two_queues=True, settings=NEVER_DEAD, workers=4),
         Scenario("relay-nfs", actions=RELAY, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
-        Scenario("relay-order", shared=False, hosts=1, actions=RELAY, faults=("kill", "error"), two_queues=True, priorities=order.PRIORITIES, limits=OPEN, settings=NEVER_DEAD | MANY),
+        Scenario("relay-order", shared=False, hosts=1, actions=RELAY, faults=("kill", "error"), two_queues=True, priorities=order.PRIORITIES, singly=True, settings=NEVER_DEAD | MANY),
         Scenario("relay-wait", shared=False, hosts=1, actions=WAITS, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD, workers=4),
         Scenario("relay-wait-nfs", actions=WAITS, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
         Scenario("create", actions=WORK | {"delete": 0.7, "purge": 0.3, "create": 2.0, "insert": 4.0}, faults=("delay", "kill", "reply")),

@@ -60,6 +60,8 @@ class Scenario:
     """Whether there is another queue beside the first one, with the same settings: see `relays`."""
     limits: tuple[tuple[str, int], ...] = ()
     """Constants of the package that are small here, so that they are reached: "module:NAME" and value."""
+    singly: bool = False
+    """Whether it begins and ends with tasks that are inserted singly, into an open batch."""
 
 
 AStory = TypeVar("AStory", bound="Story")
@@ -121,11 +123,6 @@ class Story:
     def _skew_s(self, number: int) -> float:
         """By how much the clock of a host is wrong."""
         return (self.rng.random() * 2 - 1) * self.scenario.skew_s
-
-    @property
-    def takes_inserts(self) -> bool:
-        """Whether the queue has open batches."""
-        return ("format.layout:FORMAT_OF_NEW_QUEUES", 2) in self.scenario.limits
 
     @property
     def durable(self) -> bool:
@@ -343,7 +340,7 @@ class Story:
             last.plain("gc")
             wrong += invariants.late_hints(self)
             wrong += order.late_promises(self)
-        if self.takes_inserts:
+        if self.scenario.singly:
             for payload in self.fresh(2):
                 last.insert(payload)
         if self.scenario.priorities and self.rng.random() < 0.5:
@@ -353,7 +350,7 @@ class Story:
         wrong += self._drain(last)
         wrong += keyed_acts.insert_at_the_end(self, last)
         wrong += self._drain(last)
-        if self.takes_inserts:
+        if self.scenario.singly:
             last.work(LONG_S)
             wrong += self._drain(last)  # what took inserts ends now, and writes letters for which there was no room
         self._refusals(last, wrong)

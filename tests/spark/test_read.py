@@ -110,7 +110,6 @@ def test_columns_that_are_not_asked_for_are_not_read(spark: SparkSession, busy: 
 
 
 @pytest.mark.oldest
-@pytest.mark.usefixtures("open_batches")
 def test_tasks_of_batches_that_take_inserts(spark: SparkSession, queue_factory: QueueFactory) -> None:
     """Their payloads, states and times are in the log. The name of a sealed one's file tells how many there are."""
     clock = ManualClock(time.time() - 80)

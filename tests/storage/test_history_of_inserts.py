@@ -11,7 +11,7 @@ from hypothesis import given
 
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
-from fsqueue.format import layout, movements
+from fsqueue.format import movements
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.storage import history
 from tests.format.test_inserts import OpenTape, open_logs
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.once  # of open batches
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """A queue of format 2, with a clock of its own."""
-    monkeypatch.setattr(layout, "FORMAT_OF_NEW_QUEUES", 2)
+    """A queue with a clock of its own."""
     Queue.create(tmp_path / "q", backoff_s=(0, 0), max_attempts=1)
     return Queue(tmp_path / "q", clock=ManualClock())
 

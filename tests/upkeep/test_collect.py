@@ -627,7 +627,6 @@ def test_upkeep_while_others_work_disturbs_nobody(q: Queue, clock: ManualClock) 
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_an_open_batch_whose_file_was_removed_takes_no_more_inserts(
     queue_factory: QueueFactory, clock: ManualClock
 ) -> None:
@@ -645,7 +644,6 @@ def test_an_open_batch_whose_file_was_removed_takes_no_more_inserts(
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_the_letters_of_an_open_batch_do_not_wait_until_it_finishes(
     queue_factory: QueueFactory, clock: ManualClock
 ) -> None:
@@ -666,7 +664,6 @@ def test_the_letters_of_an_open_batch_do_not_wait_until_it_finishes(
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_an_open_batch_whose_inserter_died_before_its_first_insert_is_cleared_away(
     queue_factory: QueueFactory, clock: ManualClock
 ) -> None:
@@ -699,7 +696,6 @@ def test_an_open_batch_whose_inserter_died_before_its_first_insert_is_cleared_aw
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 @pytest.mark.parametrize("by", ["lease", "gc"])
 def test_an_open_batch_is_cleared_away_some_time_after_its_last_insert(
     queue_factory: QueueFactory, clock: ManualClock, by: str

@@ -740,7 +740,6 @@ def test_a_status_keeps_numbers_and_not_the_states_of_all_tasks(queue_factory: Q
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_an_index_that_an_insert_has_skipped_is_no_task(queue_factory: QueueFactory, clock: ManualClock) -> None:
     """After a power loss others may have seen inserts that are gone, so a later one may leave a gap."""
     q = Queue(queue_factory(shards=1).path, clock=clock)
@@ -765,7 +764,6 @@ def test_an_index_that_an_insert_has_skipped_is_no_task(queue_factory: QueueFact
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("open_batches")
 def test_views_of_open_and_sealed_batches(queue_factory: QueueFactory, clock: ManualClock) -> None:
     q = Queue(queue_factory(shards=1, batch_tasks_max=3).path, clock=clock)
     ids, born = [], []

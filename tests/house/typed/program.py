@@ -37,7 +37,6 @@ def make(path: Path, durability: fsqueue.Durability) -> Queue:
     assert queue == Queue(path, worker="me")
     assert queue.generation >= 1
     both: list[fsqueue.LeasedTask] = fsqueue.lease([queue], 2, lease_s=60, wait_s=1.5, up_to="m")
-    assert queue.takes_keys
     assert not queue.has_priorities or queue.lease(2, up_to=5, order="random") or both
     return queue
 
@@ -135,12 +134,10 @@ def keep(queue: Queue) -> None:
     letters: list[fsqueue.DeadLetter] = list(queue.dead(where=lambda letter: letter.attempt > 1))
     print(queue.retry_dead([letter.id for letter in letters]), queue.retry_dead(letters[0].id))
     print(queue.purge_dead(where=lambda letter: "typo" in letter.reason))
-    is_raised: bool = queue.can_upgrade and queue.upgrade()
     settings: fsqueue.Settings = queue.change_settings(max_attempts=3)
     was_running: bool = queue.pause("why")
     pause: fsqueue.Pause | None = queue.paused
     print(settings, was_running, pause, queue.resume())
-    print(is_raised)
     report: fsqueue.GcReport = queue.gc(touch=True, history_days=30)
     findings: list[fsqueue.Finding] = list(queue.fsck(repair=False, progress=lambda done, steps: None))
     print(report.as_dict(), [finding.as_dict() for finding in findings])
