@@ -464,7 +464,11 @@ class Queue(Maintenance):
     @verb("renewing")
     def renew(self, tasks: LeasedTask | Iterable[LeasedTask], lease_s: float | None = None) -> None:
         """Extend leases to `lease_s` seconds from now. LeaseLost (LeaseExpired) names those that held no longer."""
-        transitions.renew(self.store, leased(tasks), self._lease_ms(lease_s) or self.store.lease_ms)
+        lease_ms = self._lease_ms(lease_s)
+        if lease_ms is None:
+            self.store.refresh()  # a process that does nothing but renew learns of a new `lease_s`, too
+            lease_ms = self.store.lease_ms
+        transitions.renew(self.store, leased(tasks), lease_ms)
 
     @verb("releasing")
     def release(self, tasks: LeasedTask | Iterable[LeasedTask], delay_s: float = 0) -> None:

@@ -204,7 +204,6 @@ def test_the_names_of_generations_round_trip(number: int, queue: str, random: st
     assert names.parse_generation(name) == (number, queue)
     assert names.parse_trashed_generation(names.trashed(name, random)) == (number, queue)
     assert names.parse_trashed_day(names.trashed(name, random)) is None
-    assert names.parse_deleted_formerly(names.trashed(name, random)) == name
 
 
 @given(days, ids)

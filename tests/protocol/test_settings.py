@@ -31,6 +31,17 @@ def test_other_processes_use_changed_settings_a_second_later(queue: Queue) -> No
     assert queue.status().dead == 1
 
 
+def test_a_process_that_only_renews_learns_of_another_length_of_leases(queue: Queue) -> None:
+    clock = ManualClock()
+    worker = Queue(queue.path, clock=clock)
+    queue.insert(1)
+    [task] = worker.lease()
+    queue.change_settings(lease_s=30)
+    clock.advance(1.1)
+    task.renew()
+    assert task.lease_until - worker.store.clock.now_ms() / 1000 <= 30
+
+
 def test_more_attempts_are_given_to_a_task_that_has_failed(queue_factory: QueueFactory) -> None:
     queue = queue_factory(max_attempts=2, backoff_s=(0, 0))
     queue.insert(1)
