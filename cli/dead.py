@@ -116,9 +116,9 @@ def _first_line(letter: fsqueue.DeadLetter) -> str:
 def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], as_json: bool) -> None:
     """Make dead letters of Q waiting tasks again, with all their attempts.
 
-    All of them, unless TASKs are named ('-': from standard input) or conditions given. With both, those of the TASKs
-    that meet the conditions. They get new ids: 'fsqueue show' of an old one tells the new one. Exit code 3: there is
-    no such task.
+    Without TASKs and conditions, the command retries all dead letters. With TASKs ('-': from standard input) or
+    conditions, it retries only these; with both, those of the TASKs that meet the conditions. The tasks get new ids:
+    'fsqueue show' of an old id tells the new id. Exit code 3: there is no such task.
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))

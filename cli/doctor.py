@@ -47,13 +47,16 @@ fsqueue doctor /scratch/me --json | jq -r .verdict"""
 def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> None:
     """Examine the mount that holds PATH, a queue or any directory.
 
-    Takes some seconds, and leaves nothing behind.
+    The command takes some seconds, and leaves nothing behind.
 
-    To test whether a lock on one host keeps the other out, run the command with --join on both. The
-    first waits for the second; both print the verdict.
+    To test whether a lock on one host keeps the other host out, run the command with --join on both. The first waits
+    for the second; both print the verdict.
 
-    Exit codes: 0 fit (perhaps with warnings); 8 unfit; 124 --join, and no other host came (only this one again), or it
-    fell silent.
+    \b
+    Exit codes:
+      0    fit (perhaps with warnings)
+      8    unfit
+      124  with --join: only this host joined within --timeout, or the other one stopped answering
     """
 
     def progress(step: str) -> None:

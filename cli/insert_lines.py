@@ -100,7 +100,7 @@ class LineFormat:
         return iter(())
 
     def from_line(self, number: int, line: int) -> str | None:
-        """Return the command that prints the lines from one on."""
+        """Return the command that prints the lines from one on, or "" for all of them."""
         return "" if line <= 1 else f"tail -n +{line}"
 
     def advice(self) -> str:
@@ -118,7 +118,7 @@ class NulFormat(LineFormat):
         return line
 
     def from_line(self, number: int, line: int) -> str | None:
-        """Return the command that prints the items from one on."""
+        """Return the command that prints the items from one on, or "" for all of them."""
         return "" if line <= 1 else f"tail -z -n +{line}"
 
 
@@ -145,7 +145,7 @@ class GivenFormat:
         return iter(())
 
     def from_line(self, number: int, line: int) -> str | None:
-        """Return None: options are no file."""
+        """Return "" for all of the values, else None: options are no file that a command could cut."""
         return "" if line <= 1 else None
 
     def advice(self) -> str:

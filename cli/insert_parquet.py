@@ -94,7 +94,7 @@ class ParquetFormat:
         return iter(())
 
     def from_line(self, number: int, line: int) -> str | None:
-        """Return None: no common command cuts a Parquet file."""
+        """Return "" for the whole file, else None: no common command cuts a Parquet file."""
         return "" if line <= 1 else None
 
     def advice(self) -> str:

@@ -6,7 +6,8 @@ import bisect
 import operator
 
 PLACES_MAX = 100_000
-"""So many gaps between lines with tasks are remembered: more than stand in what is read ahead, but for odd inputs."""
+"""Maximum number of gaps between lines with tasks to remember: more than stand in what is read ahead, but for odd
+inputs."""
 
 
 class Places:

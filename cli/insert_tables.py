@@ -20,13 +20,13 @@ from .insert_input import PAUSE, BadLine, Input
 from .insert_lines import Foreign, Row, decode_text, too_long
 
 SAMPLE_ROWS = 10_000
-"""So many rows decide the types of the columns."""
+"""Number of rows that decide the types of the columns."""
 SAMPLE_BYTES_MAX = 1 << 24
-"""So much text of these rows is kept in memory. After it the types are decided by fewer rows."""
+"""Number of bytes of these rows to keep in memory. If they take more, fewer rows decide the types."""
 FIELDS_MAX = 100_000
 """More names in a header are no header."""
 ADVISED_MAX = 20
-"""So many columns are named one by one in an advice."""
+"""Maximum number of columns that an advice names one by one."""
 SHOWN_CHARS = 40
 BLANKS = " \t"
 
@@ -195,7 +195,7 @@ class TableFormat:
         return payload
 
     def from_line(self, number: int, line: int) -> str | None:
-        """Return the command that prints the header, and the lines from one on."""
+        """Return the command that prints the header, and the lines from one on, or "" for the whole file."""
         header = self._headers.get(number, 0)
         return "" if line <= header + 1 else f"sed {header + 1},{line - 1}d"
 

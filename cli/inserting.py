@@ -48,14 +48,14 @@ fsqueue insert Q --lines --commit seed-2026-12 --from -- find /data -name '*.tif
 @click.option("--lines", is_flag=True, help="Plain lines: each one is a task, its payload the line as a string.")
 @click.option("-0", "--null", is_flag=True,
               help="Like --lines, but each item ends with NUL, as 'find -print0' writes them.")  # fmt: skip
-@click.option("--csv", is_flag=True, help="A table: a task of each row, with a field for each name in the header.")
+@click.option("--csv", is_flag=True, help="A table: each row is a task, with a field for each name in the header.")
 @click.option("--tsv", is_flag=True, help="A table whose cells are separated by tabs.")
 @click.option("--delimiter", metavar="C", help="A table whose cells are separated by this character.")
 @click.option("--text", metavar="COLUMN", multiple=True,
               help="Keep a column of a table as text, whatever is in it. Repeatable.")  # fmt: skip
 @click.option("--task", "given", metavar="JSON", multiple=True, help="Insert this task. Repeatable.")
 @click.option("--delay", "delay_s", type=DURATION, default=0.0, help="How long until the tasks become available.")
-@click.option("--batch-tasks", type=int, metavar="N", help="Tasks in a file [grows with the input].")
+@click.option("--batch-tasks", type=int, metavar="N", help="Tasks in each task file [grows with the input].")
 @click.option(
     "--priority",
     metavar="FIELD",
@@ -83,34 +83,34 @@ fsqueue insert Q --lines --commit seed-2026-12 --from -- find /data -name '*.tif
 def insert(
     ctx: click.Context, /, queue: str, delay_s: float, batch_tasks: int | None, as_json: bool, **options: Any
 ) -> None:
-    """Insert a task for each line of the FILEs, or of standard input, and print how many there were.
+    """Insert a task for each line of the FILEs, or of standard input, and print how many tasks were inserted.
 
     Each line is a JSON value, or with --lines a string. Empty lines are skipped. With -0 each item that ends with NUL
-    is a string.
+    (a zero byte) is a string.
 
     With --csv, --tsv or --delimiter the input is a table, and each row below the header is an object. The header names
     the fields. The first 10,000 rows decide the type of a column: numbers, if every cell is a number as JSON writes
-    them, else text, exactly as it stands there. So '007', '+1', '1,000' and 'nan' are text. An empty cell is null. A
-    later cell that is no number in a column of numbers is a bad line; --text COLUMN makes the column text. A FILE that
-    is Parquet is read as such, and needs the extra 'fsqueue-tasks[arrow]'.
+    them, else text, exactly as it stands there. So '007', '+1', '1,000' and 'nan' are text. An empty cell is null. If
+    a later cell in a column of numbers is no number, its row is a bad line; --text COLUMN makes the column text. A FILE
+    that is Parquet is read as such, and needs the extra 'fsqueue-tasks[arrow]'.
 
     At a bad line (not JSON, NaN, an integer beyond 64 bits, a name twice in an object, a row with too few cells, larger
     than the queue allows) the command ends with exit code 2. The lines before it are inserted; the bad line and those
     after it are not. The message says where to go on: do not repeat the command, which would insert the first lines
-    again. The same holds when it is interrupted, with exit code 130, and on a full disk. With --commit nothing is
-    inserted then, and the command may be repeated.
+    again. The same holds if the command is interrupted (exit code 130) or the disk is full (exit code 7). With
+    --commit nothing is inserted in all these cases, and the command may be repeated.
 
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0. A NAME
-    that was committed with no tasks is used up, too. If there are tasks now, the command ends with exit code 2: insert
-    them under another name.
+    may also have been committed with no tasks. If there are tasks now, the command ends with exit code 2: insert them
+    under another name.
 
-    Through a pipe nobody sees how the program before it ended: what a program that died half-way has printed is
-    committed. With --commit NAME --from, fsqueue runs the command behind '--', and inserts what it prints only if it
-    ends with exit code 0. Else nothing is inserted, the exit code is 1, and NAME stays free. A signal to fsqueue ends
-    the command, too.
+    Through a pipe, fsqueue cannot see how the program before the '|' ended. If that program dies half-way, what it has
+    printed is committed. With --commit NAME --from, fsqueue runs the command after '--' itself. It inserts what the
+    command prints only if the command ends with exit code 0. Else nothing is inserted, the exit code is 1, and NAME
+    stays free. A signal to fsqueue ends the command, too.
 
-    With --key, it prints how many tasks are new. Lines without the field, or with null in it, have no key. Each key
-    makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
+    With --key, fsqueue prints how many tasks are new. Lines without the field, or with null in it, have no key. Each
+    key makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
     that ended early may be repeated: a line is not inserted again while its task waits or is leased.
     """
     asked = insert_options.asked(options | {"batch_tasks": batch_tasks})

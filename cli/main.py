@@ -47,7 +47,7 @@ GROUPS = {
     },
     "Upkeep": {
         "cancel": ("leases", "Cancel waiting tasks."),
-        "pause": ("settings", "Have no task leased, until resume."),
+        "pause": ("settings", "Keep all workers from leasing tasks, until resume."),
         "resume": ("settings", "End a pause."),
         "set": ("settings", "Change settings of a queue in use, or show them."),
         "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),

@@ -37,7 +37,7 @@ LINE_S = 60.0
 LOGGED_KINDS_MAX = 64
 """How many kinds of failures a log file gets."""
 IN_A_ROW = 10
-"""So many failures in a row are worth a word if other workers complete tasks meanwhile."""
+"""Number of failures in a row that gets a hint if other workers complete tasks meanwhile."""
 BAR_COLUMNS = 16
 CLOSE_S = 1.0
 

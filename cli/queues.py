@@ -59,10 +59,12 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
     former=["--backoff-s"],
     type=(DURATION, DURATION),
     metavar="FIRST MOST",
-    help="Pause after a failed attempt, doubling [1 1h].",
+    help="First and longest pause after failed attempts; it doubles each time [1 1h].",
 )
 @click.option(
-    "--durability", type=click.Choice(["none", "default", "strict"]), help="What is synced to disk [default: inserts]."
+    "--durability",
+    type=click.Choice(["none", "default", "strict"]),
+    help="What is synced to disk: nothing, inserts (default), or every movement of a task (strict).",
 )
 @click.option("--no-history", is_flag=True, help="Forget finished tasks at once.")
 @click.option(
@@ -72,12 +74,13 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
     help=f"Keep payloads of finished tasks up to this size, or 'all'; 0: none [{DEFAULTS.keep_payloads}].",
 )
 @click.option("--exist-ok", is_flag=True, help="Leave an existing queue as it is, and succeed.")
-@click.option("--allow-unsafe", is_flag=True, help="Use it even on mounts that can't keep the promises.")
+@click.option("--allow-unsafe", is_flag=True,
+              help="Create the queue even on a mount that is known to break fsqueue's promises.")  # fmt: skip
 @json_option
 def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_json: bool, **settings: Any) -> None:
     """Create the queue Q, a directory.
 
-    'fsqueue set' changes --max-attempts, --lease, --backoff and --keep-payloads later. All else is fixed.
+    'fsqueue set' changes --max-attempts, --lease, --backoff and --keep-payloads later. All other settings are fixed.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     for name in ("max_attempts", "keep_payloads"):
@@ -147,7 +150,8 @@ fsqueue gc --trash /scratch/me"""
     )
 )
 @optional_queue_argument
-@click.option("--touch", is_flag=True, help="Refresh its files, so that a scratch system does not purge them.")
+@click.option("--touch", is_flag=True,
+              help="Renew the times of its files, so that a scratch filesystem does not purge them.")  # fmt: skip
 @click.option("--keep-history", "history_s", type=DURATION, help="Drop history that is older; whole days, as 30d.")
 @click.option(
     "--keep-payloads",
@@ -159,7 +163,7 @@ fsqueue gc --trash /scratch/me"""
     "--payload-bytes",
     type=click.IntRange(min=0),
     metavar="BYTES",
-    help=f"Keep no more of those than this, the latest days first; today's stay [{PAYLOAD_BYTES >> 30} GiB].",
+    help=f"Drop the oldest days' files of payloads beyond this size; today's files stay [{PAYLOAD_BYTES >> 30} GiB].",
 )
 @click.option("--history-days", type=click.IntRange(min=0), hidden=True)
 @click.option("--trash", type=click.Path(path_type=Path), metavar="DIR", help="Only remove what was deleted from DIR.")
@@ -176,7 +180,7 @@ def gc(
 ) -> None:
     """Clean up the queue Q: finish what crashed workers left half done, remove leftovers and trash.
 
-    It is safe at any time, and never necessary for correctness.
+    Running it is safe at any time, and never necessary for correctness.
     """
     if (queue is None) == (trash is None):
         raise click.UsageError("Name either a queue or --trash DIR.")

@@ -35,8 +35,8 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
     taken gets the prefix "payload." or "result.". FILE is written under another name, and renamed when it is whole.
 
     Without FILE: a table on a terminal, elsewhere (and with --json) a JSON object for each task, with its payload and
-    result as they are. Finished tasks are known while the history keeps them; their payloads, if the queue was created
-    so (--keep-payloads).
+    result as they are. Finished tasks are known while the history keeps them. Their payloads are known if they are
+    not larger than the queue keeps ('fsqueue create --keep-payloads').
     """
     with fsqueue.Queue(queue) as q:
         found = q.results(where=all_of(conditions), failed=failed)

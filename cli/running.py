@@ -67,7 +67,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 )
 @click.option("--gpus-per-task", type=number, metavar="N",
               help="Give each process N of the visible GPUs for itself.")  # fmt: skip
-@click.option("--threads", type=number, help="Call functions in so many threads of one process, not in processes.")
+@click.option("--threads", type=number, help="Call functions in this many threads of one process, not in processes.")
 @click.option(
     "--prefetch", type=number, help="Tasks to lease at a time for each process [as many as are quickly done]."
 )
@@ -94,8 +94,8 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when N attempts in a row have failed on it.")  # fmt: skip
 @click.option("--retries", type=click.IntRange(min=0), metavar="N",
-              help="Give a task up when it has failed and was retried N times [as the queue says].")  # fmt: skip
-@click.option("--max-tasks", type=number, help="Stop after so many tasks.")
+              help="Make a task that fails again after N retries a dead letter [as the queue says].")  # fmt: skip
+@click.option("--max-tasks", type=number, help="Stop after this many tasks.")
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
 @click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after this time with nothing to do.")
@@ -113,7 +113,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
               help="Keep all output in DIR, a new file for each attempt.")  # fmt: skip
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
-              help="Where the files FSQUEUE_RESULT are [TMPDIR; in Q for commands with srun or mpirun].")  # fmt: skip
+              help="Directory for the files FSQUEUE_RESULT [TMPDIR; in Q for commands with srun, mpirun].")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="The result of a command is its standard output.")
 @click.option("--output", type=click.Choice(OUTPUTS),
               help="Pass output on when its attempt ends (group), line by line (line), or as it comes (none) "
@@ -158,42 +158,44 @@ def run(
       {#}               the task's id
 
     A task that lacks the field, or whose payload does not suit the format, fails. If the first waiting task does not
-    suit COMMAND, the worker ends before it leases anything. So it does at '{1}', '{field!r}', and a format that is
-    none. Other braces stay as they are: '{print $1}', '{1..3}', '${name}'.
+    suit COMMAND, the worker ends before it leases anything. It ends in the same way at '{1}', '{field!r}', and text
+    after the colon that is no format. Other braces stay as they are: '{print $1}', '{1..3}', '${name}'.
 
     No shell is involved. In 'sh -c SCRIPT' a placeholder would become part of the script, so a payload could be a
-    command. That is refused, for shells, Python, Perl, awk, ssh and others, unless --allow-in-script is given. Write
-    sh -c 'cmd "$1"' sh {field} instead. Numbers are harmless: sh -c 'cmd {tile:d}'. A payload may also begin with '-'.
+    command. fsqueue refuses that for shells, Python, Perl, awk, ssh and others, unless --allow-in-script is given.
+    Write sh -c 'cmd "$1"' sh {field} instead. Numbers are harmless: sh -c 'cmd {tile:d}'. A payload that begins with
+    '-' may look like an option to the command.
 
     The command finds the payload as JSON on standard input. Its environment has FSQUEUE_PAYLOAD (if at most 100 kB),
     FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT. It may write small JSON to the
     file that FSQUEUE_RESULT names, which does not exist before; the history keeps it. The command inherits the
     standard streams, and no other open file.
 
-    Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. The queue tries a
-    failed task again after a growing pause, up to its number of attempts. --retries 0 gives a task up at its first
-    failure. It counts where an attempt fails in this worker; for workers that die, and where it is smaller, the queue's
-    number of attempts decides, which 'fsqueue set' changes. A command that fails, times out or is stopped, or whose
-    worker is killed, ends with all that it has started on this host. What it leaves when it exits with 0 stays.
+    Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. A failed task is
+    retried after a growing pause, up to the queue's number of attempts ('fsqueue set' changes it). --retries N lets
+    this worker give a task up earlier: with 0, at the first failure. If a worker dies, only the queue's number counts.
+
+    A command may fail, time out, be stopped, or lose its worker to SIGKILL. Then all processes end that it has started
+    on this host. If it exits with 0, what it leaves running stays.
 
     A function gets the fields of a payload by name if they are its parameters: f(tile=7, zoom=2) for
     {"tile": 7, "zoom": 2}. A parameter called 'payload' gets the whole payload, and so does the first one if the fields
     are others. One called 'task' gets the task. The value that the function returns is the result. An exception fails
-    the task, and so does sys.exit with another code than 0; fsqueue.Retry puts it back; fsqueue.Bury makes it a dead
-    letter. So does a result that cannot be kept, at once: the work would end so each time. Functions run in separate
-    processes: if
-    one dies, only its own task fails. Modules are searched for in the working directory first.
+    the task, and so does sys.exit with another code than 0. fsqueue.Retry puts the task back. fsqueue.Bury makes it a
+    dead letter at once, and so does a result that cannot be kept: each further attempt would end in the same way.
+    Functions run in separate processes: if one dies, only its own task fails. Modules are searched for in the working
+    directory first.
 
     FSQUEUE_SLOT is a number from 0 to JOBS - 1. No two processes at work have the same. With --gpus-per-task, each
     slot has its own share of the GPUs that CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or
     ZE_AFFINITY_MASK name. Without these variables, the GPUs are those that nvidia-smi shows. If they are too few for
     all processes, the worker ends before it leases a task.
 
-    On a terminal, the worker shows a progress bar, elsewhere (as in a log file) a line a minute, but none with --json
-    or --log-json. With either it shows the first failure of each kind as it happens. Failures whose reasons differ only
-    in numbers are of one kind: further ones are counted, and shown as a number. The worker passes on the
-    output of commands and functions in whole lines. If several commands run at a time, it shows the output of each when
-    that command ends.
+    On a terminal, the worker shows a progress bar (not with --log-json or --threads). Elsewhere, as in a log file, it
+    prints a line a minute (not with --json or --log-json). With the bar or the lines, it shows the first failure of
+    each kind as it happens. Failures whose reasons differ only in numbers are of one kind: the worker counts further
+    ones, and shows their number. It passes on the output of commands and functions in whole lines. If several commands
+    run at a time, it shows the output of each when that command ends.
 
     After SIGTERM, SIGUSR1, SIGUSR2, SIGHUP or Ctrl-C, the worker begins no more tasks. Tasks at work have --grace to
     end. Then the worker sends them SIGTERM and puts them back. After a second signal, it puts them back at once.
@@ -201,7 +203,7 @@ def run(
     Slurm or --max-runtime may limit the worker's time. Then the worker begins no task that is likely to outlast that
     time and its --grace, by the durations measured so far.
 
-    An idle worker looks for tasks less and less often. It starts a new task within eight seconds. It ends at most half
+    An idle worker looks for tasks less and less often, but starts a new task within eight seconds. It ends at most half
     a minute after other workers have drained the queue.
 
     \b
@@ -209,7 +211,7 @@ def run(
       0    drained, or ended as asked (--max-tasks, --max-runtime, --idle-timeout, end of the job)
       2    COMMAND or the function cannot be found
       7    no room for what is printed
-      9    drained, but this worker has given up tasks
+      9    drained, but this worker has made tasks dead letters
            ('fsqueue wait' ends with 9 for dead letters of any run)
       11   stopped by --stop-after-failures
       12   stopped by --exclude-after

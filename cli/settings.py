@@ -69,13 +69,18 @@ fsqueue set /scratch/me/tiles max_attempts=3 lease_s=1h backoff=10s,30m"""
 def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
     """Change settings of the queue Q in use, and show all of them. Without NAME=VALUE, only show them.
 
-    max_attempts=N or none: attempts before a task becomes a dead letter. lease_s=DURATION (or lease=): how long a lease
-    holds unless renewed. backoff=FIRST,MOST: the pauses after failed attempts. keep_payloads=BYTES or all: how long
-    payloads of finished tasks may be to be kept. All other settings are fixed when the queue is created.
+    \b
+    NAME=VALUE is one of
+      max_attempts=N         attempts before a task becomes a dead letter; or none
+      lease_s=DURATION       how long a lease lasts unless renewed; also lease=
+      backoff_s=FIRST,MOST   the first and the longest pause after failed attempts; also backoff=
+      keep_payloads=BYTES    the size up to which payloads of finished tasks are kept; or all
 
-    Workers use the new settings two seconds later at the latest. Leases that are held keep their length until they are
-    renewed. A task that has used up its attempts by the new number becomes a dead letter when it is next to be leased.
-    Dead letters stay dead: 'fsqueue dead retry' puts them back.
+    All other settings are fixed when the queue is created.
+
+    All processes use the new values within two seconds. Leases that are held keep their length until they are renewed.
+    If max_attempts becomes smaller, some tasks may have used up their attempts already. Each becomes a dead letter
+    when it would be leased next. Dead letters stay dead: 'fsqueue dead retry' puts them back.
     """
     given = _given(assignments)
     with fsqueue.Queue(queue) as q:
@@ -92,10 +97,10 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
 @click.option("--reason", metavar="TEXT", help="Why. Workers, status and wait show it.")
 @json_option
 def pause(queue: str, reason: str | None, as_json: bool) -> None:
-    """Have no worker lease tasks of Q until 'fsqueue resume Q'.
+    """Keep all processes from leasing tasks of Q until 'fsqueue resume Q'.
 
-    Workers lease nothing two seconds later at the latest, and say so. What they hold they finish. They wait, and do not
-    end. Inserting, completing and all else goes on as ever. A purge does not end a pause.
+    Within two seconds, the workers on all hosts stop leasing, and say so. They finish the tasks that they hold. Then
+    they wait, and do not end. Inserting, completing and everything else goes on. A purge does not end a pause.
     """
     with fsqueue.Queue(queue) as q:
         is_new = q.pause(reason)
@@ -106,7 +111,7 @@ def pause(queue: str, reason: str | None, as_json: bool) -> None:
 @queue_argument
 @json_option
 def resume(queue: str, as_json: bool) -> None:
-    """Have tasks of the paused queue Q leased again.
+    """End the pause of the queue Q: its tasks may be leased again.
 
     Idle workers of this host go on at once, those of other hosts within eight seconds.
     """

@@ -343,14 +343,21 @@ sbatch --dependency=afterok:$(sbatch --parsable --wrap 'fsqueue wait /scratch/me
 def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> None:
     """Wait until Q is drained: nothing is waiting, delayed or leased.
 
-    Q is a queue, or a directory of queues: those that are in it now, until all of them are drained at once. Those that
-    cannot be opened, of several, are told at once; the others are waited for, and the exit code is that of the error.
+    Q is a queue, or a directory: then the command waits for all queues that are in it now, until all of them are
+    drained at the same time. If one of several queues cannot be opened, the command says so at once. It waits for the
+    others, and then ends with the exit code of that error.
 
-    Progress is shown on a terminal. Elsewhere the queue is looked at four times a minute in the end, each time with
-    some 15 calls, and the end is noticed within a tenth of the time waited, 20 s at most.
+    On a terminal, the command shows the progress. Elsewhere it looks at the queue more and more rarely, down to four
+    times a minute; a look takes some 15 system calls. It notices the end within a tenth of the time waited, 20 s at
+    most.
 
-    Exit codes: 0 drained; 9 drained, but there are dead letters; 124 the timeout ran out; 1 what was waited for was
-    purged or overwritten; 5 it was deleted.
+    \b
+    Exit codes:
+      0    drained
+      9    drained, but there are dead letters
+      124  the timeout ran out
+      1    the queue was purged, or a commit with 'overwrite' replaced its tasks
+      5    there is no such queue, or it was deleted
     """
     canvas = Canvas(sys.stderr) if is_screen(sys.stderr) else None
     with ExitStack() as closing:

@@ -31,7 +31,7 @@ depth = 0
 IMPORT_S = 60.0
 """A fork waits so long, at most, for an import that is under way: see `held_off`."""
 TRIES = 3
-"""So often, at most, a holder that fails is asked to let go."""
+"""Maximum number of times that a holder that fails is asked to let go."""
 
 OURS = ("fsqueue", "fsqueue_cli")
 """The packages whose calls a child must not go on with."""

@@ -42,8 +42,8 @@ logger = logging.getLogger("fsqueue")
 Until = Literal["drained", "forever"]
 Errors = Literal["record", "raise"]
 FIRST_FAILURES = 10
-"""So many failures in a row end a loop in which nothing has succeeded yet: a misspelt name in its body would otherwise
-bury the queue."""
+"""Number of failures in a row that ends a loop in which nothing has succeeded yet: a misspelt name in its body would
+otherwise bury the queue."""
 
 WAIT_S = (0.05, 15.0)
 """Shortest and longest pause between two looks of `wait`, ..."""
@@ -160,9 +160,9 @@ class Prefetched:
         self.queue = queue
         self.records = errors == "record"
         self.failures_max: float = stop_after_failures or math.inf
-        """So many failures in a row end the loop, ..."""
+        """Number of failures in a row that ends the loop after a success."""
         self.failures_left = FIRST_FAILURES if stop_after_failures is None else self.failures_max
-        """... and so many more do: at the beginning, and after a success, as many as that."""
+        """Number of further failures in a row that ends the loop now."""
         self.lease_ms = lease_ms
         self.tasks: deque[LeasedTask] = deque()
         self.open = exchange

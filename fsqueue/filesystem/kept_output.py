@@ -16,9 +16,9 @@ from fsqueue.filesystem.beneath import FILE_MODE, HOLDER_FLAGS
 NEW_FILE_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """With O_EXCL the system follows no link, opens no pipe and no file of another user: it makes a regular file."""
 LINKS_MAX = 40
-"""So many links are followed, one after the other, as the system does (path_resolution(7))."""
+"""Maximum number of links to follow, one after the other, as the system does (path_resolution(7))."""
 NAMES_MAX = 99
-"""So many names are tried for a file: `NAME`, then `NAME-2` and so on."""
+"""Maximum number of names to try for a file: `NAME`, then `NAME-2` and so on."""
 
 
 class KeptOutput:

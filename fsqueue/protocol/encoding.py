@@ -22,7 +22,8 @@ GROUP_BATCHES_MAX = 64
 SPREAD, SMALL_JOB = 32, 2_000
 """How many batches, about, a job of so many tasks or fewer is spread over (decision 0008)."""
 HELD_MAX, HELD_S = 10_000, 1.0
-"""So many tasks of a stream, GROUP_BYTES_MAX, or what comes in this time is held back, to see how large a job it is."""
+"""Number of tasks and time after which a stream is no longer held back. It is held back to see how large the job is,
+and no longer than GROUP_BYTES_MAX."""
 RUN_TASKS_MAX, RUN_BYTES_MAX, RUN_S = 256, 1 << 18, 0.05
 """Lines are handed on when there are so many, or so many bytes; fewer, if they take longer than this to come."""
 OPEN_BATCHES_MAX = 64

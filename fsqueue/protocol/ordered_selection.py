@@ -20,15 +20,15 @@ from fsqueue.storage.store import Store
 LISTING_SHARE = 1 / 20
 """At most this part of the time goes into listing all shards anew."""
 BUSY_S = (0.05, 1.0)
-"""So long a batch is passed over that another process had locked; twice as long each time, up to the second."""
+"""Shortest and longest pause for a batch that another process had locked. The pause doubles each time."""
 BUSY_AGAIN_S = 1.0
 """A batch found busy again so soon after such a pause rests for twice as long, also if it gave tasks in between.
 
 Otherwise workers would meet in it all the time, and each would replay what the others do there.
 """
 KNOWN_S = 10.0
-"""So long it counts which rank a batch really had, if nothing can be inserted into it. A task that comes back into it
-may be more urgent, and its name does not tell.
+"""Longest use of the rank that a batch was seen to have, if nothing can be inserted into it. A task that comes back
+into it may be more urgent, and its name does not tell.
 """
 
 

@@ -21,7 +21,7 @@ LISTING_S = 1.0
 SHARDS_LISTED = 2
 """How many shards with something in them are looked at before choosing (the paper's peeks)."""
 LISTINGS_MAX = 3
-"""So often, at most, a shard is listed by a strict look, if a batch at work is missing."""
+"""Maximum number of times that a strict look lists a shard, if a batch at work is missing."""
 NEVER = 1 << 62
 
 

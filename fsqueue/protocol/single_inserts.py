@@ -37,7 +37,7 @@ ADOPT_MAX = 8
 SPREAD = 16
 """Over so many shards a process spreads its open batches: workers share the work, and few directories are made."""
 TRIES = 20
-"""So often an insert is begun anew: the batch was full, sealed, finished or locked, or the queue was purged."""
+"""Maximum number of attempts at an insert: the batch was full, sealed, finished or locked, or the queue was purged."""
 
 Announce = Callable[[Layout, Batch, str], None]
 """Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""

@@ -22,7 +22,7 @@ CAST = (types.DateType, types.TimestampType, types.TimestampNTZType)
 KEYS_MAX = 64
 """A map with more different keys is left to `columnar`: as a struct, each key would be a column, mostly of nulls."""
 SAMPLE_BYTES = 1 << 16
-"""So much of a record batch tells the keys. With keys that never repeat, memory grows with the square of this."""
+"""Number of bytes of a record batch that tell the keys. With keys that never repeat, memory grows with its square."""
 REFUSALS_MAX = 3
 """After so many record batches in a row that did not fit, no further one is tried."""
 NULL = b"null"

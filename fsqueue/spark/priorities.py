@@ -17,7 +17,7 @@ from fsqueue.protocol.encoding import RUN_TASKS_MAX, Encoded, SortWindow, When
 from fsqueue.spark.cutting import Cutter
 
 SHOWN_CHARS = 60
-"""So much of a text that is too long for a priority or a key stands in the error."""
+"""Number of characters that the error shows of a text that is too long for a priority or a key."""
 
 
 def texts_of(priorities: pa.Array, first: int) -> pa.Array:

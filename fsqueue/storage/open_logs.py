@@ -24,7 +24,7 @@ SHARE = 4
 Commands and their pipes need the rest.
 """
 OPEN_LOGS_MIN = 2
-"""So many logs of one queue may stay open in any case."""
+"""Number of logs of one queue that may stay open in any case."""
 _everywhere: weakref.WeakValueDictionary[int, OpenLogs] = weakref.WeakValueDictionary()
 """Those of all queues that are open in this process."""
 

@@ -35,7 +35,7 @@ MAKER_WAIT_S = 2.0
 BUSY_S, BUSY_WAIT_S = 10.0, 0.02
 """How long a shared file counts as stuck after a wait without success, and how long it is waited for meanwhile."""
 PROBES = 3
-"""So often, at most, the clock is measured at a time."""
+"""Maximum number of measurements of the clock at a time."""
 
 
 class Store:

@@ -33,13 +33,13 @@ WINDOWS_S = (60.0, 3600.0)
 """What rates are averages over, unless the caller says: the second where work goes on, but too little was finished in
 the first."""
 FEW = 30
-"""So many finished tasks are enough."""
+"""Smallest number of finished tasks from which the first window gives a rate."""
 LEAST_S = 1.0
 """A window that is shorter tells no rate."""
 LOGS_MAX, LOGS_BYTES_MAX = 512, 4 << 20
-"""So many logs are read at most, none after so many bytes of them, ..."""
+"""Maximum number of logs to read; number of bytes of logs after which no further log is read."""
 HISTORY_BYTES_MAX = 4 << 20
-"""... and no further shard's history after so many bytes of that; of one shard's as many at most."""
+"""Number of bytes of history after which no further shard's is read; most bytes to read of one shard's."""
 TASKS_MAX = 1 << 16
 """No further log is read after so many leases of tasks; of a history that has more tasks, batches are drawn at random.
 A batch that was worked off at once has a thousand tasks in 700 bytes, so a bound of bytes alone bounds no work."""

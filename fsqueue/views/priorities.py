@@ -21,7 +21,7 @@ from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 
 KEPT_MAX = 4096
-"""So many ranges are kept while counting, at most."""
+"""Maximum number of ranges to keep while counting."""
 CUTS = 512
 """The sample cuts the priorities in so many parts, ..."""
 SAMPLED = 256

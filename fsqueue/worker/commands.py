@@ -49,7 +49,7 @@ EX_DATAERR, EX_TEMPFAIL = 65, 75
 FRESH_S = 1.0
 """A path that has lain ready for longer goes through the thread again: a cleaner may have removed its directory."""
 FAULTS_MAX = 100
-"""So often a command that did not find a program is looked at: each time files are read in the loop."""
+"""Maximum number of diagnoses of commands that did not find a program: each reads files in the loop."""
 UNREAD_S = 0.5
 """When the grace is over: how long the results of commands that have ended are still waited for."""
 _NO_COMMAND = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ENAMETOOLONG)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 FILES_EACH = 5
 """The descriptors that the worker has open for a process: of a socket, or kept output; two pipes; a supervisor's."""
 FILES_SPARE = 256
-"""So many descriptors, or a quarter of all if that is less, are left for the files of the queues."""
+"""Number of descriptors left for the files of the queues; a quarter of all, if that is less."""
 
 
 def processes_max() -> int | None:

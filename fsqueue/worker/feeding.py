@@ -37,8 +37,9 @@ DEATH_CHECK_S = (1.0, 600.0)
 """When a worker has found nothing to lease for so long, it looks whether holders of tasks have died on this host; again
 after as long as it has waited by then, after the second number at most. That reads the logs of all batches at work."""
 CHECKS = 2
-"""So often a worker asks whether all is done when it was notified and found no task, or when its own last outcome was
-told: after that look and after the next one. While others still count their last batches, a check may say "no"."""
+"""Number of times that a worker asks whether all is done when it was notified and found no task, or when its own last
+outcome was told: after that look and after the next one. While others still count their last batches, a check may say
+"no"."""
 
 
 @dataclass(slots=True)

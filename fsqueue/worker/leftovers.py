@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fsqueue.worker.output import OutputWriter, Stream
 
 OPEN_MAX = 1024
-"""So many pipes are kept open for such processes at most, ..."""
+"""Maximum number of pipes to keep open for such processes, ..."""
 SHARE = 4
 """... and no more than this part of the descriptors that the worker may have: logs and other commands need the rest."""
 NOTE = b"\n[fsqueue: too many processes that commands left behind held their outputs open; this one ends here]\n"

@@ -18,7 +18,7 @@ GIVE_BACK_S = 15.0
 LEAVE_S = 5.0
 """How long after a second signal the worker stays, at most, to tell what it holds."""
 FAILURES_FIRST = 10
-"""So many attempts may fail before the first success: more likely the command is wrong than all of its tasks."""
+"""Number of failures before the first success that stops the worker: the command is likelier wrong than each task."""
 STALL_S = 1.0
 """What was leased ahead and is not begun after so long is given to others."""
 UNTOLD_MAX = 256

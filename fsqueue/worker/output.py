@@ -29,7 +29,8 @@ CHUNK_BYTES = 1 << 16
 BACKLOG_BYTES_MAX = 1 << 20
 """When so much waits to be written, nothing more is read."""
 DRAIN_READS_MAX = 32
-"""So often a pipe is read to get what was printed so far. A command that prints without end must not block the loop."""
+"""Maximum number of reads of a pipe to get what was printed so far: a command that prints without end must not block
+the loop."""
 CLOSE_S = 2.0
 """How long the end waits for what is still to be written."""
 CLOSE_LOOK_S = 0.1

@@ -12,13 +12,13 @@ from collections.abc import Callable
 AIM_S = 0.25
 """How much work is leased ahead for each that does it: little enough that a few workers end together."""
 AHEAD_MAX = 1000
-"""So many tasks are leased ahead for each at most, however short they are."""
+"""Maximum number of tasks to lease ahead for each, however short they are."""
 LEASE_SHARE = 20
 """Never more work than this part of a lease."""
 GAIN = 1 / 8
 """The weight of a new measurement, as in the estimate of round-trip times of RFC 6298."""
 RECENT = 64
-"""So many of the last durations are kept: tasks of today may take longer than those of yesterday."""
+"""Number of last durations to keep: tasks of today may take longer than those of yesterday."""
 CONFIDENCE = 0.95
 """With at least this probability, the next task does not outlast the bound (given enough measurements)."""
 FAR = 1000

@@ -38,11 +38,11 @@ from fsqueue.worker.spawning import Process, describe
 from fsqueue.worker.supervision import Supervisors
 
 SENT_MAX = 128
-"""So many tasks lie at most in a child's socket."""
+"""Maximum number of tasks in a child's socket."""
 UNREADY_MAX = 3
-"""So many children in a row may die before they have found their handler."""
+"""Number of children in a row, dead before they had found their handler, at which the worker gives up."""
 STARTING_MAX = os.cpu_count() or 1
-"""So many children are started at a time: a signal, and the ends of tasks, are noticed between them."""
+"""Maximum number of children to start at a time: a signal, and the ends of tasks, are noticed between them."""
 _NO_CHILD = "Another process for the handler could not be started"
 CLOSE_S = 5.0
 """How long a child that has nothing to do may take to end."""

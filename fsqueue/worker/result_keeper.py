@@ -15,7 +15,7 @@ from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
 
 SWEEP_NAMES = 1_000
-"""So many names of a tree are removed before the thread looks whether a result waits to be read."""
+"""Number of names of a tree to remove before the thread looks whether a result waits to be read."""
 CLOSE_S = 2.0
 """How long the end waits for the removal of everything. The next worker on this host removes what is left."""
 

@@ -42,7 +42,7 @@ FLUSH_S = 0.1
 """Completions are told at once; those that follow sooner than this are told together."""
 
 TOGETHER_MAX = 512
-"""So many outcomes, with results of up to 64 KiB, go into one call."""
+"""Maximum number of outcomes, with results of up to 64 KiB each, in one call."""
 
 GIVE_BACK_LOOK_S = 0.05
 """How soon a signal is heard while the last outcomes are told."""

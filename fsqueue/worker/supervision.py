@@ -26,7 +26,7 @@ CLOSE_S = 1.0
 LOOK_S = 0.002
 """How often it is looked whether it has ended."""
 TRIES = 3
-"""So many fork servers that are killed at once are enough."""
+"""Maximum number of attempts to get a supervisor, if each fork server is killed at once."""
 NOT_ENDED = (
     "Processes that a task had started could not be ended: they belong to another user, or the kernel holds them. They "
     "may still be at work when the task is executed again."

@@ -45,13 +45,13 @@ KILLED_S = 3.0
 LOOK_MS = (20, 500)
 """How long to wait before children are looked for again while they are ended: twice as long each time, up to this."""
 REFUSED_MAX, UNSEEN_MAX = 3, 50
-"""So many looks in a row at children that another user owns, or that /proc does not show, are enough."""
+"""Maximum number of looks in a row that end no child: since another user owns the children; since /proc shows none."""
 FIRST_FD = 10
 """What a process receives has numbers from here on: those below are the standard streams and what a command gets."""
 DEFAULT = (signal.SIGPIPE, signal.SIGXFSZ)
 """What Python ignores, and what it starts should not."""
 FDS_MAX = 8
-"""So many descriptors come with a message at most."""
+"""Maximum number of descriptors that come with a message."""
 _ROOM = socket.CMSG_LEN(FDS_MAX * 4)
 _PR_SET_CHILD_SUBREAPER = 36
 _UNTOUCHED = {

@@ -35,7 +35,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 """What asks a worker to end: schedulers send SIGTERM, before it what was asked for; at its time limit LSF, SIGUSR2."""
 
 SPARE_FILES = 32
-"""So many files of kept output are open besides one for each slot: for processes that commands leave behind."""
+"""Number of files of kept output that may be open besides one for each slot: for processes that commands leave
+behind."""
 
 
 @dataclass(frozen=True, slots=True)

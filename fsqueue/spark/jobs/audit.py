@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FINDINGS_MAX = 1000
-"""So many findings come to the driver; all of them are in the view `findings`."""
+"""Maximum number of findings that come to the driver; all of them are in the view `findings`."""
 
 
 @dataclass(frozen=True)

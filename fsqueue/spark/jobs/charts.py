@@ -18,7 +18,7 @@ HEIGHT, TOP, BOTTOM, RIGHT = 280, 14, 52, 42
 CHAR = 7.2
 """How wide a character of a label is, at most, in the units of the pictures (12 pixels high)."""
 GAP = 14
-"""So far apart are labels, at least."""
+"""Smallest distance between labels."""
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 STEPS_S = (

@@ -41,7 +41,7 @@ COMPLETED, FAILED, LOST = "completed", "failed", "lost"
 """The end of a task whose result was written. Lost: another worker has taken it over meanwhile."""
 TASKS_PER_PARTITION = 10_000
 ROWS_MAX = 1000
-"""So many tasks are leased, computed and passed on at a time."""
+"""Maximum number of tasks to lease, compute and pass on at a time."""
 
 Function = Callable[[Any], Any]
 

@@ -30,9 +30,9 @@ POINTS = 60
 ROWS_MAX = 50
 """The page's tables have at most so many rows; the Parquet tables have all."""
 SLOWEST = 20
-"""So many of the slowest tasks are named."""
+"""Number of the slowest tasks to name."""
 EDGE = 1e-6
-"""So far, in bars, may a duration lie before an edge that it is meant to lie on: clocks count whole milliseconds."""
+"""Largest distance, in bars, of a duration from an edge that it is meant to lie on: clocks count whole milliseconds."""
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
