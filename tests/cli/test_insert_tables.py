@@ -232,6 +232,15 @@ def test_ten_thousand_rows_decide(fsqueue_cli: Run, queue: Queue) -> None:
     assert {type(payload["x"]) for payload in payloads(queue)} == {str}
 
 
+def test_fewer_rows_decide_if_they_are_long(fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else ten thousand of them would be kept in memory, however long they are."""
+    monkeypatch.setattr(insert_tables, "SAMPLE_BYTES_MAX", 1000)
+    rows = [f"{n},{n},{'long' * 100}" for n in range(3)]
+    result = fsqueue_cli("insert", queue.path, "--csv", input=table("n,x,y", *rows, "3,a,b"), code=2)
+    assert "line 5 has 'a' in the column 'x'" in result.stderr
+    assert [payload["x"] for payload in payloads(queue)] == [0, 1, 2]
+
+
 @pytest.mark.usefixtures("three_rows_decide")
 def test_an_empty_column_is_decided_by_its_first_value(fsqueue_cli: Run, queue: Queue) -> None:
     given = table("n,x", "1,", "2,", "3, ", "4,", "5,7", "6,a")

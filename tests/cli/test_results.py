@@ -56,6 +56,16 @@ def test_a_csv_has_a_column_for_each_field(fsqueue_cli: Run, sweep: Queue, tmp_p
     assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == [], "no temporary file is left"
 
 
+def test_fields_in_another_order_are_in_the_same_columns(
+    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    queue = queue_factory()
+    fill(queue, ({"x": 1, "y": 2}, {"loss": 3, "ok": 4}), ({"y": 6, "x": 5}, {"ok": 8, "loss": 7}))
+    fsqueue_cli("results", queue.path, tmp_path / "out.csv")
+    rows = rows_of(tmp_path / "out.csv")
+    assert [[row[name] for name in ("x", "y", "loss", "ok")] for row in rows] == [list("1234"), list("5678")]
+
+
 def test_json_lines_have_the_same_columns(fsqueue_cli: Run, sweep: Queue, tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
     said = json.loads(fsqueue_cli("results", sweep.path, file, "--json").stdout)

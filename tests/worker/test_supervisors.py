@@ -123,6 +123,26 @@ def test_what_a_command_has_started_ends_with_it(once: Queue, pids: Path, escape
     assert not is_any_alive(pids)
 
 
+def test_what_a_command_has_started_ends_before_the_failure_is_told_if_it_exits_with_0_when_told_to_end(
+    once: Queue, pids: Path, tmp_path: Path
+) -> None:
+    """Such an exit is no success: the task has timed out, and may be executed again at once."""
+    told, seen = tmp_path / "told", list[bool]()
+    begins = f"trap 'touch {told}; exit 0' TERM; echo $$ >>$0; while :; do sleep 600 & wait; done"
+    worker = Worker(
+        once,
+        command=[*script(ESCAPES["a daemon"], begins), str(pids)],
+        timeout_s=1000,
+        tell=lambda event: event.kind == "failed" and seen.append(is_any_alive(pids)),
+    )
+    worker._loop._kill_s = 1000  # on a busy machine the command might be killed before it exits
+    thread, reports = in_background(worker)
+    until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+    time_out(worker)
+    thread.join(60)
+    assert (reports, told.exists(), seen) == ([drained(failed=1)], True, [False])
+
+
 def test_a_command_that_ignores_sigterm_is_killed_with_all_it_has_started(once: Queue, pids: Path) -> None:
     command = ["sh", "-c", f"trap '' TERM; {ESCAPES['a daemon']}; echo $$ >>$0; while :; do sleep 600; done", str(pids)]
     worker = Worker(once, command=command, timeout_s=1000, grace_s=0.1)
