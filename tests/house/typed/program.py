@@ -134,6 +134,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
 def keep(queue: Queue) -> None:
     letters: list[fsqueue.DeadLetter] = list(queue.dead(where=lambda letter: letter.attempt > 1))
     print(queue.retry_dead([letter.id for letter in letters]), queue.retry_dead(letters[0].id))
+    again: fsqueue.RetryReport = queue.retry_completed(where=lambda result: result.attempts > 1)
+    print(again.retried, again.unkept_ids, queue.retry_completed([letter.id for letter in letters]).as_dict())
     print(queue.purge_dead(where=lambda letter: "typo" in letter.reason))
     is_raised: bool = queue.can_upgrade and queue.upgrade()
     settings: fsqueue.Settings = queue.change_settings(max_attempts=3)
