@@ -76,6 +76,15 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def size(count: int) -> str:
+    """Return bytes in the largest decimal unit of which there is one, in three digits or so."""
+    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            value = count / 10**power
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+    return f"{count} B"
+
+
 def confirm(question: str, yes: bool) -> None:
     """Go on only with `--yes`, or if the user at the terminal agrees."""
     if yes:

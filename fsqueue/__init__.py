@@ -54,7 +54,7 @@ from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
 from fsqueue.several import lease
 from fsqueue.storage.discovery import queues
-from fsqueue.views.activity import Activity, Failure, Held, Rate, TimeLeft
+from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate, TimeLeft
 
 __version__ = "0.1.0"
 
@@ -119,6 +119,7 @@ __all__ = [
     "LeaseLost",
     "LeasedTask",
     "LockTimeout",
+    "MostUsed",
     "Movement",
     "NotAQueue",
     "Pause",

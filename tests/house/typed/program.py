@@ -115,6 +115,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     left: fsqueue.TimeLeft | None = activity.left(remaining)
     held: list[fsqueue.Held] = activity.oldest
     failures: list[fsqueue.Failure] = activity.failures
+    most_used: fsqueue.MostUsed | None = activity.most_used
+    assert most_used is None or most_used.cpu_s >= 0
     locks: list[fsqueue.StuckLock] = queue.stuck()
     taken: dict[str, fsqueue.Usage] = queue.usage()
     urgencies: list[fsqueue.PriorityRange] = queue.waiting_by_priority(4, progress=lambda done, shards: None)
