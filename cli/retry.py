@@ -34,7 +34,8 @@ fsqueue retry Q --state completed --where host=node17 --json"""
 )
 @queue_argument
 @ids_argument
-@click.option("--state", type=click.Choice([COMPLETED, *_INSTEAD]), required=True, help="completed is the only choice.")
+@click.option("--state", type=click.Choice([COMPLETED, *_INSTEAD]), required=True, metavar="completed",
+              help="The state that they are in (for dead letters: 'fsqueue dead retry').")  # fmt: skip
 @where_option(fsqueue.Result._fields, "'result.loss>0.5', payload.seed=7, host=node17, 'finished_at>1790000000'")
 @click.option("--all", "each", is_flag=True, help="Every completed task.")
 @json_option
