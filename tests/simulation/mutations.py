@@ -464,6 +464,18 @@ MUTATIONS = [
         (("insert_again", "named = True", ""),),
     ),
     Mutation(
+        "a completed task is retried again",
+        "a retry that was killed and is repeated inserts the same tasks twice",
+        "again",
+        (("_Repeater._insert", "task.id in self._settled", "False"),),
+    ),
+    Mutation(
+        "what was retried before is read from the file alone",
+        "once its lines are given back to the history, a task is retried again",
+        "again",
+        (("_Repeater._read_settled", "letter_files.given_back(self.store, shard)", "()"),),
+    ),
+    Mutation(
         "nobody publishes what a dead retry recorded",
         "no log leads to its tasks: the queue is called empty without them",
         ("local", "retry-dead", "", "killed"),
