@@ -26,6 +26,7 @@ def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 queue_argument = click.argument("queue", metavar="Q", shell_complete=_directories)
 queues_argument = click.argument("queues", metavar="Q...", nargs=-1, required=True, shell_complete=_directories)
+ids_argument = click.argument("ids", metavar="[TASK]...", nargs=-1)
 optional_queue_argument = click.argument("queue", metavar="[Q]", required=False, shell_complete=_directories)
 worker_option = click.option("--worker", metavar="NAME", help="The worker's name in histories.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -73,6 +74,15 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def size(count: int) -> str:
+    """Return bytes in the largest decimal unit of which there is one, in three digits or so."""
+    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            value = count / 10**power
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+    return f"{count} B"
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -16,6 +16,7 @@ from .common import (
     brief,
     confirm,
     example,
+    ids_argument,
     json_option,
     moment,
     queue_argument,
@@ -35,7 +36,6 @@ PAYLOAD_CHARS = 60
 FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
 """What conditions may be about."""
 where_option = conditions_option(FIELDS, "reason~timeout, worker.host=node17, payload.size>100")
-ids_argument = click.argument("ids", metavar="[TASK]...", nargs=-1)
 
 
 @click.group()

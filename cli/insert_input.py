@@ -174,7 +174,7 @@ def _is_ready(file: IO[bytes], until: float) -> bool:
 
 def _of_parts(name: str) -> str:
     """Return what to type for a directory in which a program has written the parts of a table; else ""."""
-    for suffix in (".parquet", ".csv", ".json", ".jsonl"):
+    for suffix in (".csv", ".json", ".jsonl"):
         try:
             if any(entry.endswith(suffix) and not entry.startswith((".", "_")) for entry in os.listdir(name)):
                 return f" (its files: {shlex.quote(name.rstrip('/'))}/*{suffix})"

@@ -57,13 +57,7 @@ class ParquetFormat:
 
     def check(self, name: str) -> None:
         """Refuse a file that is not Parquet, or has columns that JSON has no form for. InvalidArgument."""
-        try:
-            with open(name, "rb") as file:
-                _opened(file)
-        except BadLine as error:
-            raise fsqueue.InvalidArgument(f"{name} {error}. Nothing was inserted.") from None
-        except ImportError:
-            raise fsqueue.InvalidArgument(f"{name} is a Parquet file, and {MISSING}. Nothing was inserted.") from None
+        schema_of(name)
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield the rows of a file, in batches of bounded memory."""
@@ -100,6 +94,21 @@ class ParquetFormat:
     def advice(self) -> str:
         """Return "": the file says what its columns are."""
         return ""
+
+
+def schema_of(name: str) -> dict[str, pa.DataType]:
+    """Return the columns of a Parquet file, with their types.
+
+    InvalidArgument if it is not Parquet, or has columns that JSON has no form for.
+    """
+    try:
+        with open(name, "rb") as file:
+            opened, _, _ = _opened(file)
+            return {field.name: field.type for field in opened.schema_arrow}
+    except BadLine as error:
+        raise fsqueue.InvalidArgument(f"{name} {error}. Nothing was inserted.") from None
+    except ImportError:
+        raise fsqueue.InvalidArgument(f"{name} is a Parquet file, and {MISSING}. Nothing was inserted.") from None
 
 
 def _opened(file: IO[bytes]) -> tuple[Any, pa.Schema, dict[str, Convert]]:

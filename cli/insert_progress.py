@@ -18,7 +18,7 @@ class InsertBar:
     """Show a bar on standard error, if that is a terminal and the work takes more than a second."""
 
     def __init__(self, files: tuple[str, ...]) -> None:
-        self._files = files
+        self.files = files
         self._wanted = is_screen(sys.stderr)
         self._due = time.monotonic() + PROGRESS_AFTER_S
         self._tasks = 0
@@ -42,7 +42,7 @@ class InsertBar:
 
     def _start(self) -> Any:
         try:
-            sizes = [os.path.getsize(name) for name in self._files]
+            sizes = [os.path.getsize(name) for name in self.files]
         except OSError:  # standard input, or no longer there
             sizes = []
         return bar(total=sum(sizes) or None, unit="B", unit_scale=True, desc="insert", miniters=1, leave=False)

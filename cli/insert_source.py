@@ -13,6 +13,7 @@ import click
 import fsqueue
 from fsqueue import wording
 
+from . import insert_parts
 from .insert_input import PAUSE, BadLine, Input, Unreadable, open_input, why_unreadable
 from .insert_lines import Format, GivenFormat
 from .insert_options import Asked
@@ -24,6 +25,8 @@ from .printing import complain, hint
 
 SKIPPED_SHOWN_MAX = 20
 """How many skipped lines are named one by one; the rest is only counted."""
+LATER_SHOWN_MAX = 20
+"""How many of the files that are left are named, likewise: a directory may have thousands."""
 
 
 def were_inserted(count: int) -> str:
@@ -56,8 +59,8 @@ class Source:
         self._places = Places()
         self._input, self._skip_bad, self.producer = source, asked.skip_bad, producer
         self._files = asked.files or ("-",)
-        parquet = ParquetFormat(source)
-        self._formats = [parquet if asked.may_be_parquet and is_parquet(name) else form for name in self._files]
+        self._may_be_parquet, self._parquet = asked.may_be_parquet, ParquetFormat(source)
+        self._formats = [self._parquet if self._may_be_parquet and is_parquet(name) else form for name in self._files]
         """The format of each file."""
         self._stream = self._payloads()
         self._progress = InsertBar(self._files)
@@ -92,7 +95,12 @@ class Source:
         return f"{name}, {self._form.unit} {line:,}" if line else name
 
     def check_files(self) -> None:
-        """Refuse files that cannot be read, before anything is inserted. Most often a name is mistyped."""
+        """Refuse files that cannot be read, before anything is inserted. Most often a name is mistyped.
+
+        The parts of a table that is a directory take its place.
+        """
+        if self._may_be_parquet:
+            self._find_parts()
         for name, form in zip(self._files, self._formats, strict=True):
             if name == "-":
                 continue
@@ -100,6 +108,18 @@ class Source:
             if why is not None:
                 raise fsqueue.InvalidArgument(f"{name}: {why}. Nothing was inserted.")
             form.check(name)
+
+    def _find_parts(self) -> None:
+        files: list[str] = []
+        formats: list[Format] = []
+        for name, form in zip(self._files, self._formats, strict=True):
+            parts = insert_parts.parts_of(name)
+            if parts:
+                insert_parts.must_agree(name, parts)
+            files += parts or [name]
+            formats += [self._parquet] * len(parts) or [form]
+        self._files, self._formats = tuple(files), formats
+        self._progress.files = self._files
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -266,7 +286,9 @@ class Source:
             number, line = place
             later = self._files[number + 1 :]
             rest = self._rest(number, line) + self._formats[number].advice()
-        then = f", and after it {' '.join(map(shlex.quote, later))}" if later else ""
+        then = f", and after it {' '.join(map(shlex.quote, later[:LATER_SHOWN_MAX]))}" if later else ""
+        if len(later) > LATER_SHOWN_MAX:
+            then += f" and the {len(later) - LATER_SHOWN_MAX:,} behind them"
         if self._may_be_repeated(handled):
             return f"insert {rest}{then}; or repeat the command: it inserts no line whose key is taken"
         again = f"the first {handled:,}" if self._key is None else "the lines without a key"

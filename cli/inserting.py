@@ -35,7 +35,7 @@ fsqueue insert Q --task '{"tile": 7, "zoom": 2}'
 fsqueue insert Q tasks.jsonl --delay 10m
 fsqueue insert Q tasks.jsonl --priority due    # {"due":"2026-11-30","scan":7} comes before {"due":"2026-12-24",...}
 fsqueue insert Q --csv sweep.csv --text id   # a row is {"alpha":0.5,"steps":100,"id":"17"}
-fsqueue insert Q tasks.parquet
+fsqueue insert Q tasks.parquet   # also a directory of such files, as Spark writes them
 find /data -name '*.tif' | fsqueue insert Q --lines
 find /data -name '*.tif' -print0 | fsqueue insert Q -0
 fsqueue insert Q tasks.jsonl --key scan   # {"scan":"s7",...} is not inserted while another task with this scan waits
@@ -92,7 +92,8 @@ def insert(
     the fields. The first 10,000 rows decide the type of a column: numbers, if every cell is a number as JSON writes
     them, else text, exactly as it stands there. So '007', '+1', '1,000' and 'nan' are text. An empty cell is null. If
     a later cell in a column of numbers is no number, its row is a bad line; --text COLUMN makes the column text. A FILE
-    that is Parquet is read as such, and needs the extra 'fsqueue-tasks[arrow]'.
+    that is Parquet is read as such, and needs the extra 'fsqueue-tasks[arrow]'. A directory of Parquet files is one
+    table.
 
     At a bad line (not JSON, NaN, an integer beyond 64 bits, a name twice in an object, a row with too few cells, larger
     than the queue allows) the command ends with exit code 2. The lines before it are inserted; the bad line and those

@@ -101,7 +101,7 @@ def show(queue: str, task: str, as_json: bool) -> None:
             movements = q.history(task_id)
         except fsqueue.TaskNotFound:
             movements = []  # the queue keeps none of finished tasks, but their dead letters
-        settled = outcomes.settled_as(q.store, task_id) if info.state == "dead" else None
+        settled = outcomes.settled_as(q.store, task_id) if info.state in ("completed", "dead") else None
     done, new_id = settled or (None, None)
     if as_json:
         more = {"settled": done, "retried_as": new_id} if done is not None else {}

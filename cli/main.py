@@ -34,6 +34,7 @@ GROUPS = {
         "show": ("looking", "Show all about one task, with its history."),
         "results": ("results", "Print results beside their inputs, or write them as CSV, JSON Lines or Parquet."),
         "dead": ("dead", "List, retry or purge dead letters."),
+        "retry": ("retry", "Insert completed tasks again, for instance those with a bad result."),
         "workers": ("workers", "List workers: what each holds, whether it is alive; --release-dead."),
         "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),
     },

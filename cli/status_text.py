@@ -8,12 +8,13 @@ from heapq import nlargest
 from typing import TypeGuard
 
 import fsqueue
+from fsqueue import wording
 from fsqueue.cluster.identity import describe
 from fsqueue.views.activity import together
 from fsqueue.views.rates import last_left
 from fsqueue.views.rates import total as sum_of
 
-from .common import duration
+from .common import duration, size
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
 OLDEST = 10
@@ -106,7 +107,7 @@ def paused(look: Look) -> list[str]:
 
 
 def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
-    """Return a line for each of these: the workers, the rates, the time left, the average lease."""
+    """Return a line for each of these: the workers, the rates, the time left, the average lease, the most used."""
     lines = []
     if found.workers is not None and look.status.remaining:
         more = " or more" if found.share < 1 else ""
@@ -130,6 +131,10 @@ def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
         ahead = found.work_s is not None and found.work_s < LEASED_AHEAD * found.lease_s
         work = f" ({duration(found.work_s or 0.0)} of it at work)" if ahead else ""
         lines.append(f"a lease     {duration(found.lease_s)} on average{work}, of {found.measured:,} completed tasks")
+    if (most := found.most_used) is not None:
+        measured = wording.counted(most.attempts, "measured attempt")
+        lines.append(f"most memory {size(most.peak_memory_bytes)}, {most.memory_id}, of {measured}")
+        lines.append(f"most CPU    {duration(most.cpu_s)}, {most.cpu_id}")
     return lines
 
 

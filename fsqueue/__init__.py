@@ -44,6 +44,7 @@ from fsqueue.models import (
     GcReport,
     Movement,
     Result,
+    RetryReport,
     State,
     Status,
     Task,
@@ -54,7 +55,7 @@ from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
 from fsqueue.several import lease
 from fsqueue.storage.discovery import queues
-from fsqueue.views.activity import Activity, Failure, Held, Rate, TimeLeft
+from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate, TimeLeft
 
 __version__ = "0.1.0"
 
@@ -120,6 +121,7 @@ __all__ = [
     "LeaseLost",
     "LeasedTask",
     "LockTimeout",
+    "MostUsed",
     "Movement",
     "NotAQueue",
     "Pause",
@@ -133,6 +135,7 @@ __all__ = [
     "Report",
     "Result",
     "Retry",
+    "RetryReport",
     "Settings",
     "State",
     "Status",

@@ -195,14 +195,13 @@ def task_ids(ids: object) -> set[str]:
     return wanted
 
 
-def letters_meant(ids: object) -> set[str] | None:
-    """Return the ids of the dead letters that are meant, or None for all; InvalidArgument."""
+def tasks_meant(ids: object, kind: str) -> set[str] | None:
+    """Return the ids of the tasks that are meant, or None for all of a `kind`; InvalidArgument."""
     if ids is EVERY:
         return None
     if ids is None:
         raise InvalidArgument(
-            "ids must be task ids, not None. No dead letter was changed. To mean all dead letters, leave the argument "
-            "out."
+            f"ids must be task ids, not None. Nothing was done. To mean all {kind}, leave the argument out."
         )
     return task_ids(ids)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fsqueue import administration
-from fsqueue.arguments import EVERY, Every, letters_meant, selector, translated, verb, whole
+from fsqueue import administration, repeating
+from fsqueue.arguments import EVERY, Every, selector, tasks_meant, translated, verb, whole
 from fsqueue.cluster.identity import user_of_this_process
 from fsqueue.errors import InvalidArgument
 from fsqueue.format.layout import REASON_CHARS_MAX, Settings
 from fsqueue.fsck import Finding, fsck
-from fsqueue.models import DeadLetter, GcReport
+from fsqueue.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.storage import deadletters
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
@@ -42,18 +42,36 @@ class Maintenance:
         With `ids` only these, with `where` those for which `where(letter)` is true, else all. `ids=None` is refused:
         None often comes from a variable that was never set.
         """
-        wanted = letters_meant(ids)
+        wanted = tasks_meant(ids, "dead letters")
         self._write_letters()
         retried = deadletters.retry(self.store, wanted, None if where is None else user_function(where))
         self.store.doorbell.ring()
         return retried
+
+    @verb("retrying completed tasks")
+    def retry_completed(
+        self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[Result], bool] | None = None
+    ) -> RetryReport:
+        """Insert completed tasks again, with new ids and no attempts used. Return what became of them.
+
+        With `ids` only these, with `where` those for which `where(result)` is true (see `results`), else all.
+        `ids=None` is refused, as by `retry_dead`. Payloads come from the history, so it needs `keep_history`, and
+        `keep_payloads` large enough: tasks whose payload is not kept are counted, and stay as they are.
+
+        Each task is inserted again once, also if several processes call this, or one was killed and calls it again.
+        What it was inserted as is a task of its own: once completed, it can be retried in turn. Keys are not kept.
+        """
+        wanted = tasks_meant(ids, "completed tasks")
+        report = repeating.retry_completed(self.store, wanted, None if where is None else user_function(where))
+        self.store.doorbell.ring()
+        return report
 
     @verb("purging dead letters")
     def purge_dead(
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
         """Remove dead letters. Return how many. `ids` and `where` as in `retry_dead`."""
-        wanted = letters_meant(ids)
+        wanted = tasks_meant(ids, "dead letters")
         self._write_letters()
         return deadletters.purge(self.store, wanted, None if where is None else user_function(where))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, NamedTuple
 
 from fsqueue.format.task_file import payload_fields
@@ -29,9 +29,9 @@ class AsDict:
         A payload of bytes is not in `payload`, but in `b64` as base64 text, as in the queue's files.
         """
         found: dict[str, Any] = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            found |= payload_fields(value) if field.name == "payload" else {field.name: value}
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            found |= payload_fields(value) if one.name == "payload" else {one.name: value}
         return found
 
 
@@ -197,7 +197,7 @@ class Status:
 
     def as_dict(self) -> dict[str, int]:
         """Return the numbers by name, `inserted` first."""
-        return {"inserted": self.inserted, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        return {"inserted": self.inserted, **{one.name: getattr(self, one.name) for one in fields(self)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,30 @@ class CommitReport(AsDict):
     bytes: int
     at: float
     repeated: bool = False
+
+
+UNKEPT_NAMED_MAX = 20
+"""Tasks whose payload is not kept: so many are named in a report; all are counted."""
+
+
+@dataclass(slots=True)
+class RetryReport(AsDict):
+    """Counts of what became of the completed tasks that were to be inserted again.
+
+    `retried`: inserted by this call. `repeated`: left out, because they were inserted again before. `unkept`: left out,
+    because the queue does not keep their payload; `unkept_ids` are the first twenty of those.
+    """
+
+    retried: int = 0
+    repeated: int = 0
+    unkept: int = 0
+    unkept_ids: list[str] = field(default_factory=list)
+
+    def note_unkept(self, task_id: str) -> None:
+        """Count a task whose payload is not kept."""
+        self.unkept += 1
+        if len(self.unkept_ids) < UNKEPT_NAMED_MAX:
+            self.unkept_ids.append(task_id)
 
 
 @dataclass(slots=True)

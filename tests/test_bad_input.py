@@ -299,6 +299,7 @@ def test_arguments_of_the_wrong_kind(queue: Queue) -> None:
         lambda: queue.history("x"),
         lambda: list(queue.tasks("sleeping")),
         lambda: queue.retry_dead(5),
+        lambda: queue.retry_completed(5),
         lambda: queue.purge_dead(["x"]),
         lambda: queue.poll(until="tomorrow"),
         lambda: queue.gc(history_days=-1),

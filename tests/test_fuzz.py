@@ -261,6 +261,7 @@ ACTS: list[Callable[[Queue], object]] = [
     lambda q: q.status(), lambda q: q.activity(), lambda q: q.usage(), lambda q: q.gc(),
     lambda q: list(lease_holders.workers(q.store)), lambda q: q.release_all(),
     lambda q: list(q.fsck()), lambda q: q.peek(5), lambda q: list(q.dead()), lambda q: q.retry_dead(),
+    lambda q: q.retry_completed(),
     lambda q: q.purge_dead(), lambda q: q.is_drained(),
     lambda q: q.insert_many([1], commit="c1"), lambda q: q.commit("c2").publish([q.commit("c2").stage([7])]),
 ]  # fmt: skip

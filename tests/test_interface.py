@@ -48,6 +48,8 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "dead letters where a number": (lambda q: q.dead(where=5), "function"),
     "retry the letters of an unset variable": (lambda q: q.retry_dead(None), "ids must be task ids, not None"),
     "purge the letters of an unset variable": (lambda q: q.purge_dead(ids=None), "ids must be task ids, not None"),
+    "retry completed tasks of an unset variable": (lambda q: q.retry_completed(None), "ids must be task ids, not None"),
+    "retry completed tasks where a number": (lambda q: q.retry_completed(where=5), "function"),
     "retry where a number": (lambda q: q.retry_dead(where=5), "function"),
     "purge where a number": (lambda q: q.purge_dead(where=5), "function"),
     "check, telling a number": (lambda q: q.fsck(progress=5), "function"),

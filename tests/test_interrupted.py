@@ -171,6 +171,7 @@ VERBS: dict[str, Callable[[Queue], object]] = {
     "poll": loop,
     "renew": lambda q: q.renew(q.lease(1)),
     "retry": lambda q: q.retry_dead(),
+    "retry completed": lambda q: q.retry_completed(),
     "look": lambda q: (q.status(), list(q.tasks()), list(q.dead())),
     "gc": lambda q: q.gc(),
     "commit": lambda q: q.insert_many([1, 2], commit=os.urandom(4).hex()),

@@ -62,6 +62,8 @@ VERBS: dict[str, Callable[[Queue, Exception], Any]] = {
     "stage_encoded": lambda q, e: q.commit("c").stage_encoded(failing(e)),
     "publish": lambda q, e: q.commit("c").publish(failing(e)),
     "retry_dead where": lambda q, e: q.retry_dead(where=raising(e)),
+    "retry_completed where": lambda q, e: q.retry_completed(where=raising(e)),
+    "retry_completed ids": lambda q, e: q.retry_completed(failing(e)),
     "retry_dead ids": lambda q, e: q.retry_dead(failing(e)),
     "purge_dead where": lambda q, e: q.purge_dead(where=raising(e)),
     "dead where": lambda q, e: list(q.dead(where=raising(e))),
@@ -81,6 +83,8 @@ def test_an_error_of_the_callers_code_passes_through_as_it_is(verb: str, queue_f
     queue = queue_factory(durability="none")
     queue.insert("bad")
     queue.lease()[0].bury("bad")
+    queue.insert("good")
+    queue.lease()[0].complete()
     for error in ERRORS:
         with pytest.raises(type(error)) as caught:
             VERBS[verb](queue, error)

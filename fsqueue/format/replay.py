@@ -260,9 +260,19 @@ def _complete(replay_state: ReplayState, record: dict[str, Any], at: int, offset
     done = replay_state.complete(at, _text(record["lease"]), replay_state._tasks(record), offset, record.get("result"))
     if "took" in record:
         replay_state.took.update({index: ms for index in done if (ms := movements.took_ms(record, index)) is not None})
-    if "used" in record:
-        replay_state.used.update({index: it for index in done if (it := movements.used(record, index)) is not None})
+    if "used" in record or replay_state.used:
+        _note_used(replay_state, record, done)
     return bool(done)
+
+
+def _note_used(replay_state: ReplayState, record: dict[str, Any], tasks: list[int]) -> None:
+    """Take in what the attempts used that a record ends. Where it does not tell, forget what earlier ones used."""
+    for index in tasks:
+        used = movements.used(record, index)
+        if used is not None:
+            replay_state.used[index] = used
+        else:
+            replay_state.used.pop(index, None)
 
 
 def _release(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
@@ -275,13 +285,18 @@ def _release(replay_state: ReplayState, record: dict[str, Any], at: int, offset:
 
 def _fail(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
     available_at, error = _time(record["available_at"]), _text(record["error"])
-    return bool(
-        replay_state.give_back(_text(record["lease"]), replay_state._tasks(record), available_at, offset, error)
-    )
+    failed = replay_state.give_back(_text(record["lease"]), replay_state._tasks(record), available_at, offset, error)
+    if "used" in record or replay_state.used:
+        _note_used(replay_state, record, failed)
+    return bool(failed)
 
 
 def _bury(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    return bool(replay_state.bury(at, _lease_id(record), replay_state._tasks(record), _text(record["reason"]), offset))
+    lease, reason = _lease_id(record), _text(record["reason"])
+    buried = replay_state.bury(at, lease, replay_state._tasks(record), reason, offset)
+    if lease is not None and ("used" in record or replay_state.used):  # without one, the last attempt's counts
+        _note_used(replay_state, record, buried)
+    return bool(buried)
 
 
 def _cancel(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:

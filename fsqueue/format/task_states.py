@@ -119,7 +119,8 @@ class States:
         """Tasks that were released, failed or buried by a lease, each with that lease."""
         self.results: dict[int, Any] = {}
         self.used: dict[int, tuple[int, int]] = {}
-        """Processor time (ms) and peak memory (KiB) of completed tasks, where they were measured."""
+        """Processor time (ms) and peak memory (KiB) of the last attempt that completed, failed or buried a task, where
+        they were measured."""
         self.took: dict[int, int] = {}
         """How long the work on completed tasks took (ms), where a record tells."""
         self.leases: dict[str, Lease] = {}

@@ -68,7 +68,7 @@ KINDS = {
     ),
     "pending-retry": Kind(
         LEFTOVER,
-        "Dead letters were retried, but the process died before it published their new tasks.",
+        "Tasks were retried, but the process died before it published the new ones.",
         "publishes the tasks",
     ),
     "pending-commit": Kind(

@@ -32,6 +32,8 @@ class Attempt:
     error: str | None = None
     took: int | None = None
     """How long the work took, where that was recorded."""
+    used: tuple[int, int] | None = None
+    """Processor time (ms) and peak memory (KiB), where they were measured."""
     several: bool = True
     """Whether the lease may be of several tasks, so that work may have begun later."""
 
@@ -92,7 +94,7 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
                 if late:
                     yield _ended(attempt, EXPIRED, min(attempt.until, replay_state.at))
                 else:
-                    attempt.took = movements.took_ms(record, index)
+                    attempt.took, attempt.used = movements.took_ms(record, index), movements.used(record, index)
                     yield _ended(
                         attempt,
                         outcome,

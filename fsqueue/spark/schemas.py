@@ -80,6 +80,8 @@ VIEWS = {
         "worker": "STRING",
         "error": "STRING",
         "result": "STRING",
+        "cpu_s": "DOUBLE",
+        "peak_memory_bytes": "BIGINT",
     },
     "attempts": {
         "id": "STRING",
@@ -94,6 +96,8 @@ VIEWS = {
         "host": "STRING",
         "worker": "STRING",
         "error": "STRING",
+        "cpu_s": "DOUBLE",
+        "peak_memory_bytes": "BIGINT",
     },
     "findings": {
         "kind": "STRING",

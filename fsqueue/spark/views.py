@@ -28,6 +28,7 @@ from fsqueue.wording import priority_text
 Row = tuple[Any, ...]
 PID_MAX = 2**31 - 1
 """A record may hold any number. One that the column cannot hold would make the view fail for all rows."""
+KIB_MAX = (2**63 - 1) // 1024
 KEY = b',"key":"'
 """A line with a key has this in it. Tasks with keys have files of their own, or are in logs."""
 FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
@@ -50,6 +51,13 @@ def seconds(at_s: float | None) -> int | None:
 
 def _seconds(ms: int | None) -> float | None:
     return None if ms is None else ms / 1000
+
+
+def what_was_used(used: tuple[int, int] | None) -> tuple[float | None, int | None]:
+    """Return the columns `cpu_s` and `peak_memory_bytes`, of milliseconds and KiB."""
+    if used is None or used[1] > KIB_MAX:
+        return None, None
+    return used[0] / 1000, used[1] * 1024
 
 
 def who(worker: dict[str, Any] | None) -> tuple[str | None, str | None]:
@@ -226,6 +234,7 @@ def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
                 *who(holder.worker if holder is not None else None),
                 replay_state.errors.get(index),
                 text(replay_state.results.get(index)),
+                *what_was_used(replay_state.used.get(index) if state != CANCELLED else None),
             )
 
 
@@ -246,6 +255,7 @@ def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
                 _seconds(one.held),
                 *who(one.worker),
                 one.error,
+                *what_was_used(one.used),
             )
 
 

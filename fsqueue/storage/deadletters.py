@@ -21,9 +21,10 @@ from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.models import DeadLetter
-from fsqueue.storage import jsonl, letter_files, ordering, published, retried, staging
+from fsqueue.storage import jsonl, letter_files, published, retried, retrying, staging
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.published import LOST
+from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
 from fsqueue.wording import counted
 
@@ -230,7 +231,7 @@ def letter_of(store: Store, task_id: str) -> DeadLetter | None:
 
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
-    """Return what was done about a dead letter: `retried` and its new id, or `purged`; None if nothing was."""
+    """Return what was done about an ended task: `retried` and its new id, or `purged`; None if nothing was."""
     batch = names.parse_task_id(task_id)[0]
     shard = store.layout.shard(batch)
 
@@ -286,7 +287,8 @@ def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """Throw letters away; they leave *inserted*, too. Returns how many."""
 
     def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
-        jsonl.append(store.fs, fd, _settling(store, "purged", part), store.sync_inserts)
+        line = retrying.settling(store, "purged", (letter.id for letter in part))
+        jsonl.append(store.fs, fd, line, store.sync_inserts)
 
     return _settle(store, wanted, where, lambda letter: b"", act)
 
@@ -294,13 +296,8 @@ def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
 def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """Insert the tasks of letters again, with new ids and no attempts charged. Returns how many.
 
-    Batches are bounded and sorted as inserted ones are. For each, under the file's lock: stage the new tasks; append
-    one `retried` line that names the staged file, and sync; publish. A crash before the line leaves letters and a
-    staged file that upkeep reaps; one after it leaves a staged file that `publish_pending` publishes: never lost, never
-    twice. An error while the line is written leaves open whether it stands, so the staged file stays, too: the line,
-    or its absence, decides.
-
-    Letters whose payloads are lost stay, and are warned of.
+    Batches are bounded and sorted as inserted ones are. Each is inserted under the file's lock: `retrying` has the
+    steps. Letters whose payloads are lost stay, and are warned of.
     """
     bytes_max, lost = 2 * store.settings.task_bytes_max, 0
 
@@ -312,25 +309,8 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
         return task_file.encode_task(letter.payload, bytes_max, priority=letter.priority)
 
     def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
-        ranks = [priority.rank_of(letter.priority) for letter in part]
-        places = sorted(range(len(part)), key=ranks.__getitem__)
-        part, lines, rank = [part[place] for place in places], [lines[place] for place in places], min(ranks)
-        ordering.mark(store, rank)
-        staged = staging.stage(store, layout, lines, len(lines), 0, rank)
-        named = False
-        try:
-            staging.sync(store, [staged])
-            if store.sync_inserts:
-                store.names.sync(layout.staging)  # the line must not outlive what it names
-            line = _settling(store, "retried", part, staged=str(staged.name), **{"as": staged.name.batch})
-            named = True
-            jsonl.append(store.fs, fd, line, store.sync_inserts)
-            _publish(store, layout, staged)
-        finally:
-            if named:
-                staged.close(store)
-            else:
-                staging.discard(store, staged)
+        tasks = [EndedTask(letter.id, line, letter.priority) for letter, line in zip(part, lines, strict=True)]
+        retrying.insert_again(store, layout, fd, tasks)
 
     count = _settle(store, wanted, where, encode, act)
     if lost:
@@ -341,24 +321,6 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
             store.path,
         )
     return count
-
-
-def _publish(store: Store, layout: Layout, staged: staging.Staged) -> None:
-    """Publish what a `retried` line names. The line decides: an error is told, and other processes publish the file."""
-    try:
-        list(staging.publish(store, layout, [staged]))
-    except (OSError, FsqueueError) as error:
-        logger.warning(
-            "the tasks of retried dead letters in %s are not published yet (%s); the next process that looks for work "
-            "does it, or 'fsqueue gc'",
-            staged.path,
-            error,
-        )
-
-
-def _settling(store: Store, op: str, part: list[DeadLetter], **fields: str) -> bytes:
-    line = {"op": op, "at": store.clock.now_ms(), "ids": [letter.id for letter in part], **fields}
-    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
 Encode = Callable[[DeadLetter], bytes | None]

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from heapq import nlargest, nsmallest
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -97,6 +98,21 @@ class Held:
     worker: dict[str, Any] | None
 
 
+@dataclass(frozen=True, slots=True)
+class MostUsed:
+    """The most that an attempt used, of memory and of processor time, each with the id of its task.
+
+    Of each task the last attempt counts that completed, failed or buried it, where the worker measured that: `attempts`
+    tells how many these are.
+    """
+
+    attempts: int
+    peak_memory_bytes: int
+    memory_id: str
+    cpu_s: float
+    cpu_id: str
+
+
 @dataclass(slots=True)
 class Failure:
     """Failures whose reasons differ in numbers only (but for exit statuses); `reason` is the first line of one.
@@ -129,6 +145,8 @@ class Activity:
 
     `is_worked`: whether a worker holds a task in time, or has finished one within the last ten seconds.
     `holders`: who holds tasks, each as JSON, in what was read; None: not known.
+    `most_used`: of tasks that were finished within the window, and of those in batches at work that have none yet, in
+    what was read; None: no worker measured any.
     """
 
     at: float
@@ -146,6 +164,7 @@ class Activity:
     is_worked: bool = True
     holders: frozenset[bytes] | None = None
     work_s: float | None = None
+    most_used: MostUsed | None = None
 
     @property
     def workers(self) -> int | None:
@@ -215,7 +234,17 @@ def together(found: Sequence[Activity]) -> Activity:
         is_worked=any(one.is_worked for one in found),
         holders=frozenset().union(*holders) if holders and len(holders) == len(found) else None,
         work_s=sum(weight * (one.work_s or 0) for weight, one in weighed) if weighed else None,
+        most_used=_most_of([one.most_used for one in found if one.most_used is not None]),
     )
+
+
+def _most_of(found: Sequence[MostUsed]) -> MostUsed | None:
+    if not found:
+        return None
+    memory = max(found, key=lambda one: one.peak_memory_bytes)
+    cpu = max(found, key=lambda one: one.cpu_s)
+    attempts = sum(one.attempts for one in found)
+    return MostUsed(attempts, memory.peak_memory_bytes, memory.memory_id, cpu.cpu_s, cpu.cpu_id)
 
 
 def _sum(rates: Sequence[Rate | None]) -> Rate | None:
@@ -254,6 +283,7 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
         is_worked=survey.is_worked(),
         holders=frozenset(survey.holders),
         work_s=work_s,
+        most_used=_most_of(survey.most_used),
     )
 
 
@@ -341,6 +371,8 @@ class _Survey:
         self.held: list[Held] = []
         self.holders: set[bytes] = set()
         self.failures: dict[str, Failure] = {}
+        self.most_used: list[MostUsed] = []
+        """Of each batch that tells of any, the most."""
         self.was_at_work = False
         """Whether a lease is older than the window, and reaches into it."""
         self.first_lease: int | None = None
@@ -465,6 +497,7 @@ class _Survey:
                     leased = since - holder.at
                     unit.leases[since, leased, leased if worked is None else worked] += tasks
         self._add_held(batch, replay_state)
+        self._add_used(batch, replay_state)
         for index, reason in replay_state.errors.items():
             if replay_state.state[index] in (AVAILABLE, LEASED):
                 failure = self.failures.setdefault(alike(reason), Failure(headline(reason)))
@@ -491,6 +524,18 @@ class _Survey:
                     lease.worker,
                 )
             )
+
+    def _add_used(self, batch: str, replay_state: ReplayState) -> None:
+        state, since = replay_state.state, replay_state.since
+        known = [
+            (index, cpu_ms, peak_kib)
+            for index, (cpu_ms, peak_kib) in replay_state.used.items()
+            if state[index] in (AVAILABLE, LEASED) or since[index] >= self.asked
+        ]
+        if known:
+            memory, cpu = max(known, key=itemgetter(2)), max(known, key=itemgetter(1))
+            memory_id, cpu_id = names.task_id(batch, memory[0]), names.task_id(batch, cpu[0])
+            self.most_used.append(MostUsed(len(known), memory[2] * 1024, memory_id, cpu[1] / 1000, cpu_id))
 
     # -- reckoning --------------------------------------------------------------------------------
 

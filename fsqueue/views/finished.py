@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from fsqueue.format import task_file
@@ -37,16 +37,25 @@ class FinishedBatch:
         record = self._inserts.get(index)
         return record["at"] if record is not None else None
 
+    def keeps_payload(self, index: int) -> bool:
+        """Return whether the task's payload is kept: `task` has None for one that is not, and for null."""
+        if index in self.replay_state.payloads:
+            return True
+        record = self._record(index)
+        if record is None:
+            return False
+        try:
+            task_file.decode_fields(record)
+        except ValueError:
+            return False
+        return True
+
     def task(self, index: int) -> tuple[Any, Any, Any]:
         """Return the task's payload, key and priority, each None if it has none or it is not kept.
 
         The payload is the last one, if it was replaced.
         """
-        if self._tasks is None:
-            self._tasks = task_file.decode_tasks(self.lines)
-        record = self._inserts.get(index) if self._inserts else None
-        if record is None and index < len(self._tasks):
-            record = self._tasks[index]
+        record = self._record(index)
         payload = key = priority = None
         if record is not None:
             try:
@@ -57,14 +66,25 @@ class FinishedBatch:
         payloads_now = self.replay_state.payloads
         return payloads_now.get(index, payload) if payloads_now else payload, key, priority
 
+    def _record(self, index: int) -> Any:
+        """Return what the task file's line or the `insert` record says of a task; None if it is not kept."""
+        if self._tasks is None:
+            self._tasks = task_file.decode_tasks(self.lines)
+        record = self._inserts.get(index) if self._inserts else None
+        if record is None and index < len(self._tasks):
+            record = self._tasks[index]
+        return record
 
-def batches(store: Store, offsets: bool = True) -> Iterator[FinishedBatch]:
+
+def batches(store: Store, offsets: bool = True, only: Container[Batch] | None = None) -> Iterator[FinishedBatch]:
     """Yield the finished batches that the history keeps. Memory: that of one batch, and of the names of kept files.
 
-    Without `offsets` the versions of tasks are numbers of records: faster.
+    Without `offsets` the versions of tasks are numbers of records: faster. `only`: these batches.
     """
     files = payloads.files(store)
     for batch, records, lines in history.finished_batches(store, offsets):
+        if only is not None and batch not in only:
+            continue
         if not lines and batch in files:
             lines = payloads.lines_at(store, files[batch])
         yield FinishedBatch(batch, records, lines)

@@ -8,7 +8,7 @@ counted both from a log and from a counter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
@@ -512,9 +512,14 @@ def _of_replay_state(
             yield _info(batch, replay_state, index, lines, now)
 
 
-def partly_done(store: Store) -> Iterator[finished.FinishedBatch]:
-    """Yield the batches at work in which tasks were completed, cancelled or buried, each with its whole log."""
+def partly_done(store: Store, only: Container[Batch] | None = None) -> Iterator[finished.FinishedBatch]:
+    """Yield the batches at work in which tasks were completed, cancelled or buried, each with its whole log.
+
+    `only`: these batches.
+    """
     for batch in listing.with_logs(store):
+        if only is not None and batch not in only:
+            continue
         found = _read_whole(store, batch)
         if any(found.replay_state.done):
             yield found
@@ -609,7 +614,7 @@ def task(store: Store, task_id: str) -> TaskInfo:
         return known
     match deadletters.settled_as(store, task_id):
         case ("retried", str(new)):
-            raise TaskNotFound(f"The task {task_id} was a dead letter, and was retried: its new id is {new}.")
+            raise TaskNotFound(f"The task {task_id} has ended, and was retried: its new id is {new}.")
         case ("purged", _):
             raise TaskNotFound(f"The task {task_id} was a dead letter, and was purged. It is gone.")
     raise TaskNotFound(

@@ -59,7 +59,7 @@ def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, Loss | None]:
 
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
-    """Return what became of a dead letter: `retried` and the new id, or `purged`; None if it is still dead."""
+    """Return what was done about an ended task: `retried` and the new id, or `purged`; None if nothing was."""
     return deadletters.settled_as(store, task_id)
 
 

@@ -31,16 +31,16 @@ def results(store: Store, failed: bool = False) -> Iterator[list[Result]]:
         seen: set[Batch] = set()
         for at_work in inspection.partly_done(store):
             seen.add(at_work.batch)
-            yield [*_completed(at_work)]
+            yield [*completed(at_work)]
         for found in finished.batches(store, offsets=False):
             if found.batch not in seen:
-                yield [*_completed(found)]
+                yield [*completed(found)]
     letters = map(_of_letter, deadletters.letters(store))
     while some := [*islice(letters, LETTERS_AT_ONCE)]:
         yield some
 
 
-def _completed(found: FinishedBatch) -> Iterator[Result]:
+def completed(found: FinishedBatch) -> Iterator[Result]:
     """Yield the completed tasks of a batch."""
     batch, replay_state, task_of = found.batch, found.replay_state, found.task
     since, holders, took_ms = replay_state.since, replay_state.holder, replay_state.took

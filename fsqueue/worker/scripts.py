@@ -31,8 +31,16 @@ class _Language:
     """The long options whose argument is the text."""
     takes: str = ""
     """The one-letter options that have another argument."""
+    takes_words: tuple[str, ...] = ()
+    """The long options that have another argument, as the next word."""
     attached: str = ""
-    """Those that have it in the same word, or none."""
+    """The one-letter options that have an argument in the same word, or none."""
+    permutes: bool = False
+    """Whether options may follow arguments."""
+    to_shell: bool = False
+    """Whether its arguments are a shell's, also those behind `--`."""
+    after_first: tuple[str, ...] = ()
+    """The options whose argument is the text if they follow the first argument that is no option."""
     ends: bool = False
     """Whether all that follows the text is for the program in it."""
     files: tuple[str, ...] = ()
@@ -40,7 +48,9 @@ class _Language:
     is_first: bool = False
     """Whether the first argument that is no option is the text, if no option was."""
     is_rest: bool = False
-    """Whether all that follows the first argument is the text: a shell on another host reads it."""
+    """Whether the first argument and all that follows it are the text, or after a host what follows that."""
+    has_host: bool = False
+    """Whether the first argument is a host, whose shell reads the text."""
     instead: str = ""
     """How the text reads an argument; {f} is the placeholder."""
 
@@ -69,11 +79,20 @@ _LANGUAGES = (
               files=("-f", "--file", "-E", "--exec"), is_first=True, instead="{program} -v f={f} '… f …'"),
     _Language(_named("sed|gsed"), letters="e", words=("--expression",), takes="l", attached="i",
               files=("-f", "--file"), is_first=True),
-    _Language(_named("ssh"), takes="BbcDEeFIiJLlmOopQRSWw", is_rest=True),
+    _Language(_named("ssh"), takes="BbcDEeFIiJLlmOopQRSWw", is_rest=True, has_host=True),
+    _Language(_named("watch"), takes="nq", takes_words=("--interval", "--equexit"), files=("-x", "--exec"),
+              is_rest=True, instead="{program} -x PROGRAM {f}"),
+    _Language(_named("su|runuser"), letters="c", words=("--command", "--session-command"), takes="gGsuUw",
+              permutes=True, to_shell=True),
+    _Language(_named("script"), letters="c", words=("--command",), takes="BEIOomT", attached="t", permutes=True),
+    _Language(_named("flock"), takes="wE", takes_words=("--wait", "--timeout", "--conflict-exit-code"),
+              after_first=("-c", "--command"), instead="{program} FILE sh -c '… \"$1\" …' sh {f}"),
+    _Language(_named("env"), letters="S", words=("--split-string",), takes="uC", takes_words=("--unset", "--chdir"),
+              instead="{program} PROGRAM {f}"),
 )  # fmt: skip
 _WRAPPERS = re.compile(
     "env|nice|ionice|timeout|time|nohup|setsid|stdbuf|unbuffer|srun|mpirun|mpiexec|sudo|doas|xargs|find|parallel|numactl"
-    "|taskset|chrt|flock|exec|command|singularity|apptainer|docker|podman|conda|micromamba|strace|perf|sshpass"
+    "|taskset|chrt|flock|watch|script|su|runuser|exec|command|singularity|apptainer|docker|podman|conda|micromamba|strace|perf|sshpass"
 )
 """Matches programs that run the command in their arguments."""
 _FILES_OF_SHELLS = ("--rcfile", "--init-file")
@@ -182,17 +201,20 @@ def _texts(language: _Language, command: Sequence[str], at: int) -> Iterator[int
     while position < len(command) and not is_told:
         word = command[position]
         if word == "-" or not word.startswith(("-", "+") if is_shell else "-"):
-            break
+            if not language.permutes:
+                break
+            position += 1
+            continue
         position += 1
         name, equals, _ = word.partition("=")
-        is_told = word == "--"
+        is_told = word == "--" and not language.to_shell
         if name in language.files:
             return
         if name in language.words:
             yield position - 1 if equals else position
             has_text = True
             position += not equals
-        elif word in _FILES_OF_SHELLS and is_shell:
+        elif word in language.takes_words or (word in _FILES_OF_SHELLS and is_shell):
             position += 1
         elif not word.startswith("--"):
             for letter_at, letter in enumerate(word[1:], 1):
@@ -216,7 +238,9 @@ def _texts(language: _Language, command: Sequence[str], at: int) -> Iterator[int
     if is_shell:
         yield from range(position, position + has_text)
     elif language.is_rest:
-        yield from range(position + 1, len(command))
+        yield from range(position + language.has_host, len(command))
+    elif command[position + 1 : position + 2] and command[position + 1] in language.after_first:
+        yield position + 2
     elif language.is_first and not has_text:
         yield position
 
@@ -229,9 +253,9 @@ def _instead(found: Exposed) -> str:
         if os.path.basename(found.command[0]) == "find":  # its own arguments follow those of what it starts
             return f"Else hand it over as an argument: {found.program} -c '… \"$1\" …' {found.program} {first}"
         return f"Else hand it over as an argument: -- {_handed_over(found.command, found.at, found.text_at)}"
-    if found.language.is_rest:
+    if found.language.has_host:
         return _from_standard_input(found)
-    if found.language.instead and not is_whole:
+    if found.language.instead and (found.language.is_rest or not is_whole):
         line = found.language.instead.replace("{program}", found.program).replace("{f}", first)
         return f"Else hand it over as an argument: -- {line}"
     if found.language.is_first and not is_whole:

@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from fsqueue import Queue
 from tests.cli.conftest import Run
+from tests.conftest import QueueFactory
 
 pytestmark = pytest.mark.once
 
@@ -129,15 +130,115 @@ def test_it_goes_with_keys_priorities_commits_and_other_files(fsqueue_cli: Run, 
         assert fsqueue_cli("insert", queue.path, *given, "--commit", "c").stdout == f"{count}\n"
 
 
-def test_a_directory_of_parts_says_what_to_type(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A directory of two parts, as Spark writes them."""
     whole = tmp_path / "my table.parquet"
     whole.mkdir()
-    (whole / "_SUCCESS").touch()
-    for n in range(2):
-        write(whole / f"part-{n}.parquet", n=[n])
-    result = fsqueue_cli("insert", queue.path, whole, code=2)
-    assert f"{whole}: it is a directory (its files: '{whole}'/*.parquet). Nothing was inserted." in result.stderr
-    assert fsqueue_cli("insert", queue.path, *whole.glob("*.parquet")).stdout == "2\n"
+    for name in ("_SUCCESS", "._SUCCESS.crc", ".part-00000.snappy.parquet.crc"):
+        (whole / name).touch()
+    write(whole / "part-00001.snappy.parquet", n=[3, 4], x=["c", None])
+    write(whole / "part-00000.snappy.parquet", n=[1, 2], x=["a", "b"])
+    return whole
+
+
+def test_a_directory_of_parts_is_one_table_in_the_order_of_names(
+    fsqueue_cli: Run, queue_factory: QueueFactory, table: Path
+) -> None:
+    queue = queue_factory(shards=1)
+    for count in (4, 0):
+        assert fsqueue_cli("insert", queue.path, f"{table}/", "--commit", "c").stdout == f"{count}\n"
+    assert [(task.payload["n"], task.payload["x"]) for task in queue.lease(9)] == [
+        (1, "a"), (2, "b"), (3, "c"), (4, None)
+    ]  # fmt: skip
+
+
+def test_a_repeated_commit_does_not_look_for_the_directory(
+    fsqueue_cli: Run, queue: Queue, table: Path, tmp_path: Path
+) -> None:
+    fsqueue_cli("insert", queue.path, table, "--commit", "c")
+    table.rename(tmp_path / "gone")
+    assert fsqueue_cli("insert", queue.path, table, "--commit", "c").stdout == "0\n"
+
+
+def test_a_directory_goes_with_other_files_and_options(
+    fsqueue_cli: Run, queue: Queue, table: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_text('{"n": 0}\n')
+    last = write(tmp_path / "last.parquet", other=[5])
+    assert fsqueue_cli("insert", queue.path, tmp_path / "lines", table, last, "--priority", "n").stdout == "6\n"
+    assert {task.payload.get("n", 5): task.priority for task in queue.tasks()} == {
+        0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: None
+    }  # fmt: skip
+
+
+def test_a_column_without_values_in_a_part_agrees_with_any(fsqueue_cli: Run, queue: Queue, table: Path) -> None:
+    write(table / "part-00000.a.parquet", n=[0], x=pa.nulls(1))
+    write(table / "part-00002.parquet", x=pa.nulls(1), n=[5])
+    assert fsqueue_cli("insert", queue.path, table).stdout == "6\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"n": [5]}, "has no column 'x', and"),
+        ({"n": [5], "x": ["a"], "y": [1]}, "has a column 'y', and"),
+        ({"n": [5], "x": [1]}, "has the column 'x' of type int64, and"),
+        ({"n": [5], "x": pa.array([b"a"])}, "has the column 'x' of type binary, which JSON does not have"),
+    ],
+)
+def test_parts_that_do_not_agree_are_refused_by_file_and_column(
+    fsqueue_cli: Run, queue: Queue, table: Path, columns: dict[str, Any], says: str
+) -> None:
+    part = write(table / "part-00002.parquet", **columns)
+    for more in ([], ["--commit", "c"]):
+        result = fsqueue_cli("insert", queue.path, table, *more, code=2)
+        assert result.stderr.startswith(f"fsqueue: {part} {says}")
+        assert result.stderr.endswith("Nothing was inserted.\n")
+    assert queue.status().inserted == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "is_directory", "says"),
+    [
+        ("day=2026-11-30", True, "it is partitioned, with values of the column 'day' in names of directories"),
+        ("inner", True, "inner is in it, which is no Parquet file"),
+        ("README.md", False, "README.md is in it, which is no Parquet file"),
+        ("_delta_log", True, "it is a Delta table"),
+        ("_temporary", True, "a job is writing it, or has died"),
+    ],
+)
+def test_a_directory_with_anything_else_in_it_is_refused(
+    fsqueue_cli: Run, queue: Queue, table: Path, name: str, is_directory: bool, says: str
+) -> None:
+    (table / name).mkdir() if is_directory else (table / name).touch()
+    result = fsqueue_cli("insert", queue.path, table, code=2)
+    assert result.stderr.startswith(f"fsqueue: {table} cannot be inserted as one table: ")
+    assert says in result.stderr
+    assert queue.status().inserted == 0
+
+
+def test_a_directory_that_is_no_table_is_refused_as_ever(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    assert f"{other}: it is a directory. Nothing" in fsqueue_cli("insert", queue.path, other, code=2).stderr
+    (other / "part-0.csv").touch()
+    assert "(its files: " in fsqueue_cli("insert", queue.path, other, code=2).stderr
+    (other / "part-0.csv").rename(other / "part-0.parquet")
+    assert "it is a directory" in fsqueue_cli("insert", queue.path, "--lines", other, code=2).stderr
+
+
+def test_a_bad_row_of_a_part_says_where_to_go_on(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    table.mkdir()
+    for n in range(30):
+        write(table / f"p{n:02}.parquet", n=[n, n + 100], x=[0.5, float("nan") if n == 3 else 1.5])
+    result = fsqueue_cli("insert", queue.path, table, code=2)
+    bad = table / "p03.parquet"
+    assert f"{bad}, row 2 has nan" in result.stderr
+    assert f"insert the rows of {bad} from number 2 on, and after it {table / 'p04.parquet'} " in result.stderr
+    assert "and the 6 behind them; to repeat" in result.stderr
+    assert queue.status().inserted == 7
 
 
 def test_a_large_file_comes_in_batches(

@@ -86,6 +86,15 @@ def a_fresh_place(typed: Typed, block: Block) -> None:
     Queue.create(typed.home / "Q", exist_ok=True)
 
 
+def a_table(typed: Typed, block: Block) -> None:
+    """docs/tables.md inserts a directory of Parquet files."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    (typed.home / "tiles.parquet").mkdir(exist_ok=True)
+    parquet.write_table(pa.table({"tile": [1, 2]}), typed.home / "tiles.parquet/part-00000.parquet")
+
+
 PLANS = {
     "README.md": Plan(
         instead={"seq 1 1000": "seq 1 20", "1_000_000": "1_000", "completed=1000000": "completed=1000"},
@@ -122,6 +131,7 @@ PLANS = {
     "docs/status.md": Plan(
         files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
     ),
+    "docs/tables.md": Plan(before=a_table),
     "docs/sharing.md": Plan(
         instead={"-g geo": "-g 54321", "-R geo": "-R 54321", "/scratch/geo": "/scratch/me/geo"},
         files={

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 from fsqueue_cli import status_text
+from fsqueue_cli.common import size
 from fsqueue_cli.status_screen import screen
 from fsqueue_cli.status_text import Look
 from rich.cells import cell_len
 from rich.console import Console
 from rich.live_render import LiveRender
 
-from fsqueue import Activity, Failure, Held, NotAQueue, Queue, Rate, Status, StorageError
+from fsqueue import Activity, Failure, Held, MostUsed, NotAQueue, Queue, Rate, Status, StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.views.rates import StatusRates
@@ -450,6 +451,20 @@ def test_what_a_screen_says() -> None:
     assert "time left   1 h 40 min (1 h 32 min to 1 h 50 min)" in lines
     assert "a lease     58 s on average, of 6,100 completed tasks" in lines
     assert "failures by reason (of the latest dead letters)" in lines
+
+
+def test_what_was_used_most_is_told_with_its_task() -> None:
+    found = replace(ACTIVITY, most_used=MostUsed(1200, 2_147_483_648, "b.7", 754.0, "c.1"))
+    lines = drawn([Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), found)], 100, 24)
+    assert "most memory 2.1 GB, b.7, of 1,200 measured attempts" in lines
+    assert "most CPU    13 min, c.1" in lines
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456_789, "123 MB"), (1.5e12, "1.5 TB")]
+)
+def test_sizes_are_short(count: float, text: str) -> None:
+    assert size(int(count)) == text
 
 
 def test_each_rate_is_told_with_the_time_that_it_is_an_average_over() -> None:

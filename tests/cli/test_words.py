@@ -213,7 +213,7 @@ def test_show_of_a_retried_letter_names_the_new_id(
         else:
             said = fsqueue_cli("show", queue.path, old[payload], code=3).stderr
             assert said == (
-                f"fsqueue: The task {old[payload]} was a dead letter, and was retried: its new id is {new[payload]}.\n"
+                f"fsqueue: The task {old[payload]} has ended, and was retried: its new id is {new[payload]}.\n"
             )
     purged = fsqueue_cli("show", queue.path, old[2], code=0 if keep_history else 3)
     assert "purged" in purged.output

@@ -93,6 +93,34 @@ def test_an_inserter_killed_at_every_step(queue_factory: QueueFactory) -> None:
     assert step > 10
 
 
+@pytest.mark.once
+def test_a_retry_of_completed_tasks_killed_at_every_step(queue_factory: QueueFactory) -> None:
+    """Each is inserted again once, by the killed process or by the one that repeats the call."""
+    step = 0
+    while True:
+        step += 1
+        queue = queue_factory(f"q{step}", shards=1)
+        queue.insert_many(["a", "b", "c", "d"], batch_tasks=2)
+        drain(queue)
+
+        def live(queue: Queue = queue, step: int = step) -> None:
+            trap = DieAt(step)
+            mine = trapped(queue, trap)
+            trap.armed = True
+            mine.retry_completed()
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        report = Queue(queue.path).retry_completed()
+        assert (report.retried + report.repeated, report.unkept) == (4, 0), f"step {step}"
+        assert sorted(drain(queue)) == ["a", "b", "c", "d"], f"step {step}"
+        check_drained(queue, staged_leftovers=3)
+        if status == 0:
+            assert report.retried == 0
+            break
+    assert step > 20
+
+
 def pauses(queue: Queue) -> None:
     queue.pause("killed")
 

@@ -15,8 +15,8 @@ from tests.house.source import PACKAGE, TOP, imported, parse
 LAYERS = (
     "errors", "wording", "simulation", "simulation_figures", "forks", "clock", "filesystem", "format", "user_code",
     "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
-    "administration", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching", "queue",
-    "several", "functions", "worker", "spark",
+    "administration", "repeating", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching",
+    "queue", "several", "functions", "worker", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 

@@ -10,7 +10,7 @@ from fsqueue_cli import main as cli_main
 from fsqueue_cli import result_files, running
 from fsqueue_cli import watching as cli_watching
 
-from fsqueue import errors, poll, simulation_figures
+from fsqueue import errors, models, poll, repeating, simulation_figures
 from fsqueue.clock import MS_MAX
 from fsqueue.doctor import contests, messages, rendezvous, twohosts
 from fsqueue.format import keys, layout, movements, names, nesting, replay
@@ -76,6 +76,12 @@ NUMBERS = [
         "docs/results.md",
         "after 30 days, or the oldest days beyond 10 GiB",
         (collect.PAYLOAD_DAYS, collect.PAYLOAD_BYTES) == (30, 10 << 30),
+    ),
+    ("docs/results.md", "and twenty are named", models.UNKEPT_NAMED_MAX == 20),
+    (
+        "docs/design.md",
+        "up to 16,384 tasks or 8 MiB of one shard",
+        (repeating.GROUP_TASKS_MAX, repeating.GROUP_BYTES_MAX) == (16_384, 8 << 20),
     ),
     ("docs/results.md", "more than 2,000 fields", result_files.COLUMNS_MAX == 2000),
     (

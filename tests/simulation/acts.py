@@ -183,6 +183,10 @@ def retry_dead(story: Story, actor: Actor) -> None:
     actor.plain("retry_dead")
 
 
+def retry_completed(story: Story, actor: Actor) -> None:
+    actor.plain("retry_completed")
+
+
 def purge_dead(story: Story, actor: Actor) -> None:
     actor.plain("purge_dead")
 
@@ -246,9 +250,9 @@ def close(story: Story, actor: Actor) -> None:
 ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
-        insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, purge_dead, gc, purge,
-        delete, create, attach, look, wait, close, idle, trickle, insert_ranked, insert_many_ranked, consume_ranked,
-        keyed_acts.insert_keyed, keyed_acts.insert_many_keyed, fsck,
+        insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, retry_completed,
+        purge_dead, gc, purge, delete, create, attach, look, wait, close, idle, trickle, insert_ranked,
+        insert_many_ranked, consume_ranked, keyed_acts.insert_keyed, keyed_acts.insert_many_keyed, fsck,
     )
 } | commit_acts.ACTS | relays.ACTS | fork_acts.ACTS  # fmt: skip
 

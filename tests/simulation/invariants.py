@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -516,7 +517,8 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
 def false_status(story: Story, call: Call) -> Iterator[str]:
     """The numbers of a status, against what had surely and what had perhaps happened by then."""
     status: Status = call.result
-    surely = perhaps = 0
+    surely = 0
+    perhaps = 0.0
     done_surely: set[str] = set()
     done_perhaps: set[str] = set()
     cancelled = any(
@@ -527,6 +529,9 @@ def false_status(story: Story, call: Call) -> Iterator[str]:
         if other.verb in ("insert", "commit"):
             perhaps += len(other.args["payloads"])
             surely += len(commit_acts.surely_inserted(other)) if other.end < call.begin else 0
+        if other.verb == "retry_completed":
+            perhaps += other.result.retried if other.outcome == DONE else math.inf
+            surely += other.result.retried if other.outcome == DONE and other.end < call.begin else 0
         if other.verb == "complete":
             ids = {task.id for task in other.args["tasks"]}
             done_perhaps |= ids

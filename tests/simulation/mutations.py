@@ -430,7 +430,7 @@ MUTATIONS = [
         ("local", "retry-dead", "", "killed"),
         (
             (
-                "retry",
+                "insert_again",
                 """
                 jsonl.append(store.fs, fd, line, store.sync_inserts)
                 _publish(store, layout, staged)
@@ -448,7 +448,7 @@ MUTATIONS = [
         ("lossy", "retry-dead", "", "power"),
         (
             (
-                "retry",
+                "insert_again",
                 """
                 if store.sync_inserts:
                     store.names.sync(layout.staging)
@@ -461,7 +461,19 @@ MUTATIONS = [
         "a retry that broke off takes back what it staged",
         "the line may stand all the same, and then names nothing",
         ("local", "retry-dead", "", "eio-after"),
-        (("retry", "named = True", ""),),
+        (("insert_again", "named = True", ""),),
+    ),
+    Mutation(
+        "a completed task is retried again",
+        "a retry that was killed and is repeated inserts the same tasks twice",
+        "again",
+        (("_Repeater._insert", "task.id in self._settled", "False"),),
+    ),
+    Mutation(
+        "what was retried before is read from the file alone",
+        "once its lines are given back to the history, a task is retried again",
+        "again",
+        (("_Repeater._read_settled", "letter_files.given_back(self.store, shard)", "()"),),
     ),
     Mutation(
         "nobody publishes what a dead retry recorded",

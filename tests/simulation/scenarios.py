@@ -61,6 +61,16 @@ LETTERS = {
     "status": 2.0,
     "is_drained": 1.0,
 }
+AGAIN = {
+    "insert": 2.0,
+    "insert_many": 1.0,
+    "consume": 6.0,
+    "retry_completed": 4.0,
+    "gc": 1.0,
+    "retry_dead": 0.5,
+    "status": 1.0,
+}
+"""Completed tasks are inserted again, and again."""
 RELAY = {"relay": 8.0, "feed": 2.0, "drained_both": 5.0, "consume_both": 3.0, "gc": 0.3}
 WAITS = {"relay": 3.0, "feed": 2.0, "relay_waiting": 4.0, "poll_one": 4.0, "wait_both": 5.0, "gc": 0.3}
 NEVER_DEAD = {"max_attempts": None}
@@ -134,6 +144,8 @@ SCENARIOS = {
             tasks_before=2,
         ),
         Scenario("letters", actions={"insert": 2.0, "consume": 5.0, "retry_dead": 5.0, "status": 5.0}, workers=4),
+        Scenario("again", shared=False, hosts=1, actions=AGAIN, faults=("kill", "delay", "error", "after"), limits=AT_ONCE, settings=KEPT),
+        Scenario("again-nfs", actions=AGAIN, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.5, stale_listings=0.3, settings=KEPT),
         Scenario("given-back", shared=False, hosts=1, actions=LETTERS, faults=("kill", "delay", "error", "after"), limits=AT_ONCE, settings=ONCE, workers=4),
         Scenario("given-back-nfs", actions=LETTERS, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.5, stale_listings=0.3, limits=AT_ONCE, settings=ONCE, workers=4),
         Scenario("given-back-full", shared=False, hosts=1, actions=LETTERS, faults=("full", "full", "kill"), limits=AT_ONCE, settings=ONCE),

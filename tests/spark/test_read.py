@@ -14,6 +14,7 @@ from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format.names import TAKES_INSERTS
 from fsqueue.format.priority import LAST
+from fsqueue.models import Used
 from tests.support import QueueFactory, task_file_names
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
@@ -242,6 +243,19 @@ def test_attempts_tell_how_each_lease_ended(spark: SparkSession, busy: Queue) ->
     }  # fmt: skip
     assert {row["error"] for row in found if row["outcome"] == "fail"} == {"ValueError: no"}
     assert all(row["wait_s"] >= 0 and (row["duration_s"] is None) == (row["outcome"] == "open") for row in found)
+
+
+def test_attempts_and_history_tell_what_was_used(spark: SparkSession, queue: Queue) -> None:
+    queue.insert_many(range(3))
+    tasks = {task.payload: task for task in queue.lease(3)}
+    tasks[0].used, tasks[1].used = Used(1500, 64), Used(250, 2**20)
+    tasks[0].complete()
+    tasks[1].bury("no")
+    tasks[2].complete()
+    expected = {tasks[0].id: (1.5, 65_536), tasks[1].id: (0.25, 2**30), tasks[2].id: (None, None)}
+    for view in ("attempts", "history"):
+        found = as_rows(read(spark, queue, view))
+        assert {row["id"]: (row["cpu_s"], row["peak_memory_bytes"]) for row in found} == expected, view
 
 
 def test_counters_and_findings(spark: SparkSession, busy: Queue) -> None:

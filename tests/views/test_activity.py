@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue
+from fsqueue import InvalidArgument, LeasedTask, MostUsed, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
-from fsqueue.format.replay import ReplayState
+from fsqueue.format.replay import DEAD, ReplayState
+from fsqueue.models import Used
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import activity
@@ -583,3 +584,61 @@ def test_it_goes_into_json(q: Queue, clock: ManualClock) -> None:
     found = q.activity().as_dict()
     assert found["leased"]["per_s"] == pytest.approx(1.0)
     assert found["oldest"][0]["worker"]["pid"]
+
+
+# -- what attempts used ------------------------------------------------------------------------
+
+
+def use(task: LeasedTask, cpu_ms: int, peak_kib: int) -> LeasedTask:
+    """Have an attempt measured, as a worker does."""
+    task.used = Used(cpu_ms, peak_kib)
+    return task
+
+
+@pytest.mark.parametrize("batch_tasks", [1, 5])
+def test_the_most_that_attempts_used(q: Queue, clock: ManualClock, batch_tasks: int) -> None:
+    """Those that failed or gave a task up count as well; what was not measured does not."""
+    q.insert_many(range(5), batch_tasks=batch_tasks)
+    tasks = {task.payload: task for task in q.lease(5)}
+    assert q.activity().most_used is None
+    use(tasks[0], 1500, 100).complete()
+    use(tasks[1], 20, 5000).fail("out of memory", delay_s=0)
+    use(tasks[2], 90_000, 300).bury("no")
+    tasks[3].complete()
+    clock.advance(1)
+    found = q.activity().most_used
+    assert found == MostUsed(3, 5000 * 1024, tasks[1].id, 90.0, tasks[2].id)
+    assert q.activity().as_dict()["most_used"]["memory_id"] == tasks[1].id
+    [again] = [task for task in q.lease(5) if task.payload == 1]
+    again.complete()
+    assert q.activity().most_used == MostUsed(2, 300 * 1024, tasks[2].id, 90.0, tasks[2].id), "the last attempt counts"
+
+
+def test_what_finished_before_the_window_is_not_among_it(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(2), batch_tasks=1)
+    first, second = q.lease(2)
+    use(first, 70_000, 9000).complete()
+    clock.advance(1000)
+    use(second, 10, 20).complete()
+    clock.advance(1)
+    assert q.activity(60).most_used == MostUsed(1, 20 * 1024, second.id, 0.01, second.id)
+    assert q.activity(2000).most_used == MostUsed(2, 9000 * 1024, first.id, 70.0, first.id)
+    both = together([q.activity(60), q.activity(2000)])
+    assert both.most_used == MostUsed(3, 9000 * 1024, first.id, 70.0, first.id)
+
+
+@pytest.mark.batched
+def test_what_a_task_is_buried_for_without_a_lease_says_nothing_of_its_attempts(q: Queue) -> None:
+    """`bury` of a lease that ran out ends no attempt: the one before it still counts."""
+    state = ReplayState()
+    for offset, record in enumerate(
+        [
+            {"op": "open", "at": 0, "count": 1, "birth": 0, "available_at": 0, "name": "x"},
+            {"op": "lease", "at": 1, "lease": "a" * 16, "tasks": [[0, 1]], "until": 9, "worker": {}},
+            {"op": "fail", "at": 2, "lease": "a" * 16, "tasks": [[0, 1]], "available_at": 3, "error": "",
+             "used": [[7, 8]]},
+            {"op": "bury", "at": 4, "tasks": [[0, 1]], "reason": "no"},
+        ]
+    ):  # fmt: skip
+        state.apply(record, offset)
+    assert (state.used, state.done[DEAD]) == ({0: (7, 8)}, 1)

@@ -114,6 +114,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     left: fsqueue.TimeLeft | None = activity.left(remaining)
     held: list[fsqueue.Held] = activity.oldest
     failures: list[fsqueue.Failure] = activity.failures
+    most_used: fsqueue.MostUsed | None = activity.most_used
+    assert most_used is None or most_used.cpu_s >= 0
     locks: list[fsqueue.StuckLock] = queue.stuck()
     taken: dict[str, fsqueue.Usage] = queue.usage()
     urgencies: list[fsqueue.PriorityRange] = queue.waiting_by_priority(4, progress=lambda done, shards: None)
@@ -133,6 +135,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
 def keep(queue: Queue) -> None:
     letters: list[fsqueue.DeadLetter] = list(queue.dead(where=lambda letter: letter.attempt > 1))
     print(queue.retry_dead([letter.id for letter in letters]), queue.retry_dead(letters[0].id))
+    again: fsqueue.RetryReport = queue.retry_completed(where=lambda result: result.attempts > 1)
+    print(again.retried, again.unkept_ids, queue.retry_completed([letter.id for letter in letters]).as_dict())
     print(queue.purge_dead(where=lambda letter: "typo" in letter.reason))
     settings: fsqueue.Settings = queue.change_settings(max_attempts=3)
     was_running: bool = queue.pause("why")

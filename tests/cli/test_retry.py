@@ -1,0 +1,90 @@
+"""`fsqueue retry`: completed tasks, inserted again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue
+from tests.cli.conftest import Run
+from tests.support import QueueFactory
+
+
+def fill(queue: Queue, *given: Any) -> list[str]:
+    """Complete tasks with these payloads, each with how long it is as the result."""
+    queue.insert_many(given, batch_tasks=1)
+    ids = {}
+    while tasks := queue.lease(100):
+        for task in tasks:
+            ids[str(task.payload)] = task.id
+            task.complete({"loss": len(str(task.payload))})
+    return [ids[str(payload)] for payload in given]
+
+
+def test_a_condition_chooses_and_repeating_changes_nothing(fsqueue_cli: Run, queue: Queue) -> None:
+    fill(queue, "a", "bb", "ccc")
+    command = ("retry", queue.path, "--state", "completed", "--where", "result.loss>1")
+    assert fsqueue_cli(*command).stdout == "2\n"
+    assert sorted(task.payload for task in queue.tasks()) == ["bb", "ccc"]
+    again = fsqueue_cli(*command)
+    assert again.stdout == "0\n"
+    assert "2 tasks left out: retried before" in again.stderr
+    assert json.loads(fsqueue_cli(*command, "--json").stdout) == {
+        "retried": 0, "repeated": 2, "unkept": 0, "unkept_ids": []
+    }  # fmt: skip
+
+
+def test_show_of_the_old_one_tells_the_new_one(fsqueue_cli: Run, queue: Queue) -> None:
+    [old] = fill(queue, "a")
+    assert "settled" not in json.loads(fsqueue_cli("show", queue.path, old, "--json").stdout)
+    fsqueue_cli("retry", queue.path, old, "--state", "completed")
+    [new] = queue.tasks()
+    shown = json.loads(fsqueue_cli("show", queue.path, old, "--json").stdout)
+    assert (shown["state"], shown["settled"], shown["retried_as"]) == ("completed", "retried", new.id)
+    assert f"retried as    {new.id}\n" in fsqueue_cli("show", queue.path, old).stdout
+
+
+def test_tasks_without_a_payload_are_named_with_what_to_do(fsqueue_cli: Run, queue: Queue) -> None:
+    [_, long] = fill(queue, "a", "x" * 2000)
+    done = fsqueue_cli("retry", queue.path, "--state", "completed", "--all", code=1)
+    assert done.stdout == "1\n"
+    assert f"{long}: its payload is not kept" in done.stderr
+    assert "1 task cannot be retried: the payload is not kept. Insert them anew" in done.stderr
+    assert "fsqueue set Q keep_payloads=BYTES" in done.stderr
+    told = fsqueue_cli("retry", queue.path, "--state", "completed", "--all", "--json", code=1)
+    assert json.loads(told.stdout) == {"retried": 0, "repeated": 1, "unkept": 1, "unkept_ids": [long]}
+
+
+def test_tasks_that_are_unknown_are_named(fsqueue_cli: Run, queue: Queue) -> None:
+    [known] = fill(queue, "a")
+    unknown = f"{'0' * 32}.0"
+    done = fsqueue_cli("retry", queue.path, unknown, "-", "--state", "completed", code=3, input=f"{known}\n")
+    assert done.stdout == "1\n"
+    assert f"{unknown}: neither the queue nor its history has this task" in done.stderr
+
+
+def test_a_queue_without_a_history_says_so(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(keep_history=False)
+    fill(queue, "a")
+    done = fsqueue_cli("retry", queue.path, "--state", "completed", "--all")
+    assert (done.stdout, "keeps no history" in done.stderr) == ("0\n", True)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "Missing option '--state'"),
+        (("--state", "dead"), "fsqueue dead retry Q"),
+        (("--state", "leased"), "They are being executed"),
+        (("--state", "completed"), "or else --all"),
+        (("--state", "completed", "--all", "--where", "result.loss>1"), "or else --all"),
+        (("--state", "completed", "--where", "reason~x"), "is not a condition"),
+        (("--state", "completed", "nonsense"), "not a task id"),
+    ],
+)
+def test_wrong_use_changes_nothing(fsqueue_cli: Run, queue: Queue, more: tuple[str, ...], said: str) -> None:
+    fill(queue, "a")
+    assert said in fsqueue_cli("retry", queue.path, *more, code=2).stderr
+    assert queue.status().inserted == 1

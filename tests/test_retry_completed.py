@@ -1,0 +1,229 @@
+"""Completed tasks that are inserted again: each once, from the payloads that the queue keeps."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from fsqueue import InvalidArgument, Queue, QueuePurged, StorageFull, Task, repeating
+from fsqueue.clock import ManualClock
+from fsqueue.storage import deadletters, payloads
+from tests.concurrency.trapped import FullFrom, trapped
+from tests.support import QueueFactory, base_of, crashes, drain, leftovers
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
+    return Queue(queue_factory(shards=2).path, clock=clock)
+
+
+def complete(q: Queue, *given: Any, batch_tasks: int | None = None) -> dict[Any, str]:
+    """Insert tasks and complete them, each with its payload as the result. Return the ids by payload."""
+    q.insert_many(given, batch_tasks=batch_tasks or len(given))
+    ids = {}
+    while tasks := q.lease(100):
+        for task in tasks:
+            ids[str(task.payload)] = task.id
+            task.complete({"is": task.payload} if not isinstance(task.payload, bytes) else None)
+    return ids
+
+
+def waiting(q: Queue) -> list[Any]:
+    return sorted((task.payload for task in q.tasks()), key=str)
+
+
+@pytest.mark.parametrize("whole_bytes", [1, 1 << 30], ids=["files are kept", "lines are kept"])
+def test_those_that_a_condition_chooses_wait_again(q: Queue, whole_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", whole_bytes)
+    ids = complete(q, 1, 2, 3, 4)
+    report = q.retry_completed(where=lambda result: result.result["is"] > 2)
+    assert (report.retried, report.repeated, report.unkept) == (2, 0, 0)
+    assert waiting(q) == [3, 4]
+    assert q.status().as_dict() == {"inserted": 6, "waiting": 2, "delayed": 0, "leased": 0, "completed": 4, "dead": 0}
+    tasks = q.lease(5)
+    assert {task.attempt for task in tasks} == {1}
+    assert not {task.id for task in tasks} & set(ids.values())
+    q.complete(tasks)
+    assert len(list(q.results())) == 6
+    assert list(q.fsck()) == []
+    assert leftovers(q) == []
+
+
+def test_each_is_retried_once_and_what_it_became_in_turn(q: Queue, clock: ManualClock) -> None:
+    ids = complete(q, "a", "b")
+    assert q.retry_completed().retried == 2
+    again = q.retry_completed()
+    assert (again.retried, again.repeated) == (0, 2)
+    drain(q, clock)
+    third = q.retry_completed()
+    assert (third.retried, third.repeated) == (2, 2)
+    assert waiting(q) == ["a", "b"]
+    for payload in ("a", "b"):
+        how, new = deadletters.settled_as(q.store, ids[payload]) or ("", None)
+        assert how == "retried"
+        assert new is not None
+        assert q.task(new).payload == payload
+
+
+def test_ids_choose(q: Queue) -> None:
+    ids = complete(q, 1, 2, 3, batch_tasks=1)
+    assert q.retry_completed(ids["2"]).retried == 1
+    assert q.retry_completed([ids["1"], ids["3"]], where=lambda result: result.payload == 3).retried == 1
+    assert waiting(q) == [2, 3]
+    assert q.retry_completed([f"{'0' * 32}.0"]).as_dict() == {
+        "retried": 0, "repeated": 0, "unkept": 0, "unkept_ids": []
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument, match="To mean all completed tasks, leave the argument out"):
+        q.retry_completed(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.batched
+def test_of_a_batch_at_work_those_that_are_completed(q: Queue) -> None:
+    q.insert_many(["done", "leased", "dead"], batch_tasks=3)
+    for task in q.lease(3):
+        if task.payload == "done":
+            task.complete()
+        elif task.payload == "dead":
+            task.bury("no")
+    assert q.retry_completed().retried == 1
+    assert waiting(q) == ["done", "leased"]
+    assert [letter.payload for letter in q.dead()] == ["dead"]
+
+
+def test_single_inserts_bytes_null_and_priorities_come_back_and_keys_do_not(q: Queue) -> None:
+    q.insert(b"\x00\xff", key="k")
+    q.insert(None)
+    q.insert_many([Task("last", priority=9), Task("first", priority=1)])
+    while tasks := q.lease(10):
+        q.complete(tasks)
+    assert q.retry_completed().retried == 4
+    infos = {str(info.payload): info for info in q.tasks()}
+    assert {text: (info.priority, info.key) for text, info in infos.items()} == {
+        str(b"\x00\xff"): (None, None), "None": (None, None), "last": (9, None), "first": (1, None),
+    }  # fmt: skip
+    assert [task.payload for task in q.lease(2)] == ["first", "last"]
+
+
+def test_tasks_whose_payloads_are_not_kept_are_counted_and_named(q: Queue) -> None:
+    ids = complete(q, "short", "x" * 3000, batch_tasks=1)
+    report = q.retry_completed()
+    assert (report.retried, report.unkept, report.unkept_ids) == (1, 1, [ids["x" * 3000]])
+    assert waiting(q) == ["short"]
+    for number in range(30):
+        complete(q, f"{number:4000}", batch_tasks=1)
+    report = q.retry_completed()
+    assert (report.unkept, len(report.unkept_ids)) == (31, 20)
+
+
+def test_what_was_retried_is_known_after_its_line_has_gone_to_the_history(q: Queue, clock: ManualClock) -> None:
+    complete(q, *range(300))
+    assert q.retry_completed().retried == 300
+    assert [*base_of(q).glob("history/*/*.settled.jsonl")], "the line was not given back: insert more"
+    drain(q, clock)
+    report = Queue(q.path, clock=clock).retry_completed(where=lambda result: result.payload < 10)
+    assert (report.retried, report.repeated) == (10, 10)
+    assert list(q.fsck()) == []
+
+
+def test_groups_are_bounded(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeating, "GROUP_TASKS_MAX", 3)
+    complete(q, *range(10), batch_tasks=5)
+    assert q.retry_completed().retried == 10
+    assert waiting(q) == list(range(10))
+
+
+def test_two_at_once_insert_each_once(q: Queue, clock: ManualClock) -> None:
+    """The other one comes while this one asks the caller's condition, and no lock is held."""
+    complete(q, 1, 2, 3)
+    other, others = Queue(q.path, clock=clock), []
+
+    def where(result: Any) -> bool:
+        if not others:
+            others.append(other.retry_completed(where=lambda result: result.payload < 3))
+        return True
+
+    report = q.retry_completed(where=where)
+    assert (others[0].retried, report.retried, report.repeated) == (2, 1, 2)
+    assert waiting(q) == [1, 2, 3]
+
+
+def test_a_purge_meanwhile_is_told(q: Queue, clock: ManualClock) -> None:
+    complete(q, 1, 2)
+
+    def where(result: Any) -> bool:
+        Queue(q.path, clock=clock).purge()
+        return True
+
+    with pytest.raises(QueuePurged, match="Nothing is left to do"):
+        q.retry_completed(where=where)
+    assert q.status().inserted == 0
+
+
+def test_a_full_disk_says_how_many_are_in_and_the_rest_follows(queue_factory: QueueFactory) -> None:
+    """At each step that needs room. The batches that have their line are in, and no task comes twice."""
+    number = 0
+    while True:
+        number += 1
+        queue = queue_factory(f"q{number}", shards=1, batch_tasks_max=2)
+        complete(queue, "a", "b", "c", "d")
+        trap = FullFrom(number, times=2)
+        mine = trapped(queue, trap)
+        trap.armed = True
+        failure = None
+        try:
+            assert mine.retry_completed().retried == 4
+        except StorageFull as error:
+            failure = str(error)
+        if failure is not None:
+            told = re.search(r"Tasks inserted again: (\d+)\. Repeat the call for the rest", failure)
+            assert told is not None, failure
+            report = queue.retry_completed()
+            assert report.retried <= 4 - int(told[1])
+            assert (report.retried + report.repeated, report.unkept) == (4, 0)
+        assert waiting(queue) == ["a", "b", "c", "d"], f"step {number}"
+        if not trap.met:
+            break
+    assert number > 5
+
+
+def test_on_a_network_mount_each_is_retried_once(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(shards=1)
+    complete(queue, *range(200))
+    shared = trapped(queue, lambda step, call, *args: call(*args), shared=True)
+    assert shared.retry_completed(where=lambda result: result.payload % 2 == 0).retried == 100
+    other = trapped(queue, lambda step, call, *args: call(*args), shared=True)
+    report = other.retry_completed()
+    assert (report.retried, report.repeated) == (100, 100)
+    assert waiting(queue) == sorted(range(200), key=str)
+
+
+@pytest.mark.batched
+def test_whatever_step_it_dies_at_each_is_inserted_once(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    """Then the call is repeated, by another process."""
+    steps = 0
+
+    def build(number: int) -> Queue:
+        queue = Queue(queue_factory(f"q{number}", shards=1).path, clock=clock)
+        complete(queue, "a", "b", "c")
+        return queue
+
+    for where, queue in crashes(build, lambda worker: worker.retry_completed(), clock):
+        steps += 1
+        report = queue.retry_completed()
+        assert report.retried + report.repeated == 3, where
+        assert report.retried in (0, 3), where
+        assert waiting(queue) == ["a", "b", "c"], where
+        assert len(drain(queue, clock)) == 3, where
+        assert queue.status().completed == 6, where
+        clock.advance(2 * 86_400)
+        queue.gc()
+        assert leftovers(queue) == [], where
+        assert list(queue.fsck()) == [], where
+    assert steps > 5
