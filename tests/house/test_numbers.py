@@ -7,7 +7,7 @@ import re
 import pytest
 from fsqueue_cli import doctor as cli_doctor
 from fsqueue_cli import main as cli_main
-from fsqueue_cli import result_files, running
+from fsqueue_cli import result_table, running
 from fsqueue_cli import watching as cli_watching
 
 from fsqueue import errors, poll, simulation_figures
@@ -77,7 +77,7 @@ NUMBERS = [
         "after 30 days, or the oldest days beyond 10 GiB",
         (collect.PAYLOAD_DAYS, collect.PAYLOAD_BYTES) == (30, 10 << 30),
     ),
-    ("docs/results.md", "more than 2,000 fields", result_files.COLUMNS_MAX == 2000),
+    ("docs/results.md", "more than 2,000 fields", result_table.COLUMNS_MAX == 2000),
     (
         "docs/growth.md",
         "more than 30 days ago, and the oldest days beyond 10 GiB",
