@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 import orjson
+
+import fsqueue
+from fsqueue.format.uniform import UniformObjects
 
 BEFORE = ("id", "state", "attempts")
 AFTER = (
@@ -42,7 +45,7 @@ OF_FIXED = {
 
 Field = tuple[str, str | None]
 """A column before it has a name: "payload" or "result", and a field of it; None for what is no object."""
-Columns = list[list[Any]]
+Columns = list[Sequence[Any]]
 """Results as `Queue.result_columns` yields them."""
 Step = Callable[[int], None]
 """What is told now and then how many rows are done."""
@@ -92,25 +95,24 @@ class Table:
     # -- the first pass ---------------------------------------------------------------------------------------
 
     def fill(self, found: Iterable[Columns], step: Step) -> None:
-        """Take in all results. Lists that `found` yields are used up."""
-        pending: Columns = []
+        """Take in all results."""
+        pending: list[list[Any]] = [[] for _ in fsqueue.Result._fields]
         for columns in found:
-            if pending:
-                for have, more in zip(pending, columns, strict=True):
-                    have += more
-            else:
-                pending = columns
+            if not pending[0] and len(columns[0]) >= ROWS_AT_ONCE:
+                self._add(columns, step)
+                continue
+            for have, more in zip(pending, columns, strict=True):
+                have += more
             if len(pending[0]) >= ROWS_AT_ONCE:
-                self._add(pending, step)
-                pending = []
-        if pending:
-            self._add(pending, step)
+                self._add([*pending], step)
+                pending = [[] for _ in pending]
+        self._add([*pending], step)
 
     def _add(self, columns: Columns, step: Step) -> None:
         ids, states, attempts, payloads, results, *others = columns
         if not ids:
             return
-        if bytes in set(map(type, payloads)):
+        if not isinstance(payloads, UniformObjects) and bytes in set(map(type, payloads)):
             payloads = [base64.b64encode(value).decode() if type(value) is bytes else value for value in payloads]
         if len(self._kinds) > COLUMNS_MAX:  # they are too many for a table: what comes now stays whole
             payloads, results = [*map(_whole, payloads)], [*map(_whole, results)]
@@ -176,10 +178,12 @@ class Table:
             step(done)
 
 
-def _fields(whole: str, given: list[Any]) -> dict[Field, tuple[list[Any], list[int]]]:
+def _fields(whole: str, given: Sequence[Any]) -> dict[Field, tuple[list[Any], list[int]]]:
     """Return the columns of some payloads or results, in the order in which their fields are met; and for each the
     rows that lack it, where None is put.
     """
+    if isinstance(given, UniformObjects):
+        return {(whole, name): (values, []) for name, values in zip(given.names, given.columns, strict=True)}
     if set(map(type, given)) == {dict} and len(shapes := set(map(tuple, given))) == 1:  # as mostly
         columns = zip(*map(dict.values, given), strict=True)
         return {(whole, name): ([*values], []) for name, values in zip(shapes.pop(), columns, strict=True)}
@@ -201,7 +205,7 @@ def _fields(whole: str, given: list[Any]) -> dict[Field, tuple[list[Any], list[i
     return fields
 
 
-def _form(values: list[Any]) -> tuple[bool, bool]:
+def _form(values: Sequence[Any]) -> tuple[bool, bool]:
     """Return whether all values are one, and whether all are strings. Two zeros with different signs are not one."""
     kinds = set(map(type, values))
     first = values[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -75,7 +75,7 @@ def _write(q: fsqueue.Queue, file: str, condition: Condition | None, failed: boo
         say(f"{file}: {wording.counted(rows, 'row')}, {wording.counted(columns, 'column')}")
 
 
-def _in_columns(found: Iterator[fsqueue.Result]) -> Iterator[list[list[Any]]]:
+def _in_columns(found: Iterator[fsqueue.Result]) -> Iterator[list[Sequence[Any]]]:
     while some := [*islice(found, ROWS_AT_ONCE)]:
         yield [*map(list, zip(*some, strict=True))]
 

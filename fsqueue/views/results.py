@@ -20,8 +20,8 @@ from fsqueue.views.finished import FinishedBatch
 
 LETTERS_AT_ONCE = 100
 
-Columns = list[list[Any]]
-"""Results as columns: for each field of `Result`, in its order, a list with the values of all tasks."""
+Columns = list[Sequence[Any]]
+"""Results as columns: for each field of `Result`, in its order, the values of all tasks."""
 
 
 def results(store: Store, failed: bool = False) -> Iterator[list[Result]]:

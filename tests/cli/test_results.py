@@ -288,9 +288,7 @@ def test_numbers_that_json_lacks_are_numbers_in_columns_of_numbers(
     blocks = [columns_of([None] * len(part), [{"v": value} for value in part]) for part in parts]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(result_table, "ROWS_AT_ONCE", 1)
-        made = dict(
-            zip((".csv", ".parquet", ".jsonl"), written(tmp_path, blocks, ".csv", ".parquet", ".jsonl"), strict=True)
-        )
+        made = {path.suffix: path for path, _ in written(tmp_path, blocks, ".csv", ".parquet", ".jsonl")}
     assert [line.split(",")[3] for line in made[".csv"].read_text().splitlines()[1:]] == in_csv
     column = parquet.read_table(made[".parquet"])["v"]
     assert str(column.type) == in_parquet

@@ -139,6 +139,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.spark",
         "fsqueue.wording",
         "fsqueue.gc_pause",
+        "fsqueue.format.uniform",
         "fsqueue.format.user_json",
     }
     hidden = {f"fsqueue.{name}" for name in LAYERS} - {f"fsqueue.{name}" for name in fsqueue.__all__} - public

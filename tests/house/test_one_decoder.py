@@ -21,6 +21,7 @@ DECODERS = {
     "fsqueue/format/movements.py": "records",
     "fsqueue/format/priority.py": "lines of task files",
     "fsqueue/format/task_file.py": "lines of task files",
+    "fsqueue/format/uniform.py": "lines of task files",
     "fsqueue/protocol/leasing.py": "lines of task files",
     "fsqueue/storage/commits.py": "records of commits",
     "fsqueue/storage/history.py": "the history",

@@ -147,10 +147,14 @@ def test_payloads_at_once_are_as_one_after_the_other() -> None:
     for lines in (
         [*sound, b'{"payload":5}'], [*sound, b'{"b64":"/w=="}'], [*sound, b'{"b64":7}'], [*sound, b"torn"],
         [*sound, b"[]"], [*sound, b'{"key":"k"}'], sound, [], [*sound, b'{"payload":5}', b'{"payload":6}'],
+        [b'{"payload":{"x":1,"y":[2]}}'] * count, [b'{"payload":{"x":1,"y":[2]}}'] * (count + 1),
     ):  # fmt: skip
         found = FinishedBatch(batch, records, lines)
         for indices in (range(count), [0, 3], [4], [1, 2, 4]):
             each = [found.task(index)[:2] for index in indices]
-            assert found.payloads_and_keys(indices) == ([payload for payload, _ in each], [key for _, key in each])
+            at_once = found.payloads_and_keys(indices)
+            assert [*map(list, at_once)] == [[payload for payload, _ in each], [key for _, key in each]]
     found.replay_state.payloads[2] = "new"
-    assert found.payloads_and_keys([1, 2]) == ([None, "new"], ["k", None])
+    for indices in (range(5), [1, 2]):
+        assert found.payloads_and_keys(indices)[0] == [found.task(index)[0] for index in indices]
+    assert found.task(2)[0] == "new"
