@@ -207,17 +207,19 @@ def _fields(whole: str, given: Sequence[Any]) -> dict[Field, tuple[list[Any], li
 
 def _form(values: Sequence[Any]) -> tuple[bool, bool]:
     """Return whether all values are one, and whether all are strings. Two zeros with different signs are not one."""
-    kinds = set(map(type, values))
     first = values[0]
-    may_be_one = len(kinds) == 1 and kinds <= _CONSTANTS and (first != 0 or type(first) is not float)
-    return may_be_one and first == values[-1] and values.count(first) == len(values), kinds == {str}
+    kind = type(first)
+    may_be_one = kind in _CONSTANTS and first == values[-1] and (first != 0 or kind is not float)
+    is_one = may_be_one and values.count(first) == len(values) and set(map(type, values)) == {kind}
+    return is_one, kind is str and (is_one or set(map(type, values)) == {str})
 
 
 def _kinds(values: list[Any]) -> set[Any]:
     """Return the kinds of some values, as far as a column's type depends on them."""
-    kinds: set[Any] = set(map(type, values)) - {type(None)}
+    types: set[Any] = set(map(type, values))
+    kinds = types - {type(None)}
     if int in kinds:
-        integers = values if kinds == {int} and None not in values else [each for each in values if type(each) is int]
+        integers = values if types == {int} else [each for each in values if type(each) is int]
         most = max(-min(integers) - 1, max(integers))
         if most >= 1 << 53:
             kinds.add(_LARGE if most < 1 << 63 else _BEYOND)

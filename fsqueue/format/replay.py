@@ -167,9 +167,9 @@ class ReplayState(States):
         """
         apply, places = self.apply, self.places
         state, since, holder, version, leases = self.state, self.since, self.holder, self.version, self.leases
-        results, discard = self.results, self.touched.discard
+        results, discard, now, completed = self.results, self.touched.discard, self.at, 0
         for offset, record in records:
-            if record["op"] == "complete" and self.at <= (at := record["at"]) <= AT_MAX:
+            if record["op"] == "complete" and now <= (at := record["at"]) <= AT_MAX:
                 result, more = record.get("result"), len(record) - 4
                 try:
                     ((start, end),) = record["tasks"]
@@ -183,11 +183,10 @@ class ReplayState(States):
                         and not self.gone
                         and (more == (result is not None) or record.keys() <= _OF_ONE)
                     ):
-                        self.at = since[start] = at
+                        now = since[start] = at
                         state[start] = COMPLETED
                         version[start] = offset
-                        self.left -= 1
-                        self.done[COMPLETED] += 1
+                        completed += 1
                         discard(start)
                         if places:
                             self._forget_places([start])
@@ -199,12 +198,21 @@ class ReplayState(States):
                         continue
                 except (KeyError, TypeError, ValueError, IndexError):
                     pass  # several ranges, or a record that may not apply: nothing was changed
+            self._have_completed(completed, now)
             apply(record, offset)
+            now, completed = self.at, 0
             if record["op"] == "insert" and self.count and self.version[-1] == offset:
                 inserts[self.count - 1] = record
             if state is not self.state:  # `open` begins with new lists
                 places, results, discard = self.places, self.results, self.touched.discard
                 state, since, holder, version, leases = self.state, self.since, self.holder, self.version, self.leases
+        self._have_completed(completed, now)
+
+    def _have_completed(self, tasks: int, at: int) -> None:
+        """Count tasks that were completed, the last one at `at`; the log's time, if none was."""
+        self.at = at
+        self.left -= tasks
+        self.done[COMPLETED] += tasks
 
     def _tasks(self, record: dict[str, Any]) -> list[int]:
         """Return the indices in a record's ranges. TypeError or ValueError if they are no ascending ranges of tasks."""
