@@ -2,267 +2,166 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import islice
-from typing import IO, Any
+from itertools import chain, islice, repeat
+from typing import Any
 
 import click
 import orjson
 
 import fsqueue
+from fsqueue.gc_pause import paused_collector
 
-BEFORE = ("id", "state", "attempts")
-AFTER = (
-    "error",
-    "worker",
-    "host",
-    "inserted_at",
-    "started_at",
-    "finished_at",
-    "took_s",
-    "cpu_s",
-    "peak_memory_bytes",
-    "key",
-)
-"""The columns that every table has, before and after those of payloads and results."""
-COLUMNS_MAX = 2000
-"""If objects have more fields than this together, each stays whole, as JSON in one column."""
-ROWS_AT_ONCE = 1_000
-"""Rows on a line of the spool."""
-_NAN = {"NaN", "Infinity", "-Infinity"}
-Row = list[Any]
-Field = tuple[str, str | None]
-"""A column before it has a name: "payload" or "result", and a field of it; None for what is no object."""
+from .result_table import NOT_FINITE, Block, Column, Columns, Step, Table, as_text
+
+BLOCKS_AT_ONCE = 20
+"""Blocks of rows in a row group of Parquet."""
+
+Cells = bytes | list[bytes]
+"""What stands at one place of each row; if it is the same in all rows, only that."""
 
 
-class Table:
-    """Rows in a temporary file, and the columns that they need. Memory does not grow with the rows.
+def _lines(rows: int, parts: Iterable[Cells]) -> bytes:
+    """Return rows as bytes, made of their parts."""
+    merged: list[Cells] = []
+    for part in parts:
+        if merged and type(part) is bytes and type(merged[-1]) is bytes:
+            merged[-1] += part
+        else:
+            merged.append(part)
+    every = [repeat(part, rows) if type(part) is bytes else part for part in merged]
+    return b"".join(chain.from_iterable(zip(*every, strict=True)))
 
-    In the spool a row has the columns that every row has, then the values of its payload and its result, and the number
-    of its shape: which fields those are. Mostly all have one shape, and nothing has to be looked up.
+
+def _taken_apart(column: Column, rows: int) -> list[bytes] | None:
+    """Return the elements of an array as JSON, without decoding it; None if its commas do not tell where they end.
+
+    Between elements there are as many commas as there must be. If there are no others, these are all.
     """
-
-    def __init__(self, directory: str) -> None:
-        self._spool: IO[bytes] = tempfile.TemporaryFile(dir=directory, prefix=".fsqueue-results-")  # noqa: SIM115
-        self.rows = 0
-        self._shapes: dict[tuple[Any, ...], int] = {}
-        self._fields: dict[Field, None] = {}
-        """All fields, in the order in which they were met."""
-
-    def __enter__(self) -> Table:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._spool.close()
-
-    def fill(self, results: Iterable[fsqueue.Result], step: Callable[[int], None]) -> None:
-        """Read all results. `step` is called with the number of rows now and then."""
-        results = iter(results)
-        while rows := [self._row(found) for found in islice(results, ROWS_AT_ONCE)]:
-            self._spool.write(orjson.dumps(rows, option=orjson.OPT_APPEND_NEWLINE))
-            self.rows += len(rows)
-            step(self.rows)
-
-    def _row(self, found: fsqueue.Result) -> Row:
-        task, state, attempts, payload, result, *others = found
-        if type(payload) is bytes:
-            payload = base64.b64encode(payload).decode()
-        if len(self._fields) > COLUMNS_MAX:  # they are too many for a table: see `columns`
-            payload = _text(payload) if type(payload) is dict else payload
-            result = _text(result) if type(result) is dict else result
-        row = [task, state, attempts, *others]
-        shape: list[Any] = []
-        for value in (payload, result):
-            if type(value) is dict:
-                shape.append(tuple(value))
-                row += value.values()
-            elif value is not None:
-                shape.append(_WHOLE)
-                row.append(value)
-            else:
-                shape.append(())
-        key = tuple(shape)
-        number = self._shapes.get(key)
-        if number is None:
-            number = self._shapes[key] = len(self._shapes)
-            self._fields |= dict.fromkeys(_fields_of(key))
-        row.append(number)
-        return row
-
-    def columns(self) -> list[str]:
-        """Return the names of the columns: those of all rows, and between them the fields of payloads and results."""
-        return [*BEFORE, *self._names().values(), *AFTER]
-
-    def _names(self) -> dict[Field, str]:
-        """Return the name of each field's column: its own, or with a prefix where that is taken."""
-        names: dict[Field, str] = {}
-        taken = {*BEFORE, *AFTER, "payload", "result"}
-        for field in sorted(self._fields, key=lambda field: (field[0], field[1] is not None)):  # stable otherwise
-            whole, inside = field
-            name = whole if inside is None else inside
-            while inside is not None and name in taken:
-                name = f"{whole}.{name}"
-            taken.add(name)
-            names[field] = name
-        return names
-
-    def read(self) -> Iterator[list[Row]]:
-        """Yield the rows, many at a time, each with a value for every column; MISSING where it has no such field."""
-        places = {field: place for place, field in enumerate(self._names())}
-        width, first, last = len(places), len(BEFORE), len(BEFORE) + len(AFTER)
-        takes = []
-        for shape in self._shapes:
-            where = [places[field] for field in _fields_of(shape)]
-            takes.append(None if where == list(range(width)) else where)
-        self._spool.seek(0)
-        for line in self._spool:
-            rows = orjson.loads(line)
-            for row in rows:
-                where, given = takes[row.pop()], row[last:]
-                if where is not None:
-                    values = [MISSING] * width
-                    for place, value in zip(where, given, strict=True):
-                        values[place] = value
-                    given = values
-                row[first:] = [*given, *row[first:last]]
-            yield rows
+    return column.data[1:-1].split(b",") if column.data.count(b",") == rows - 1 else None
 
 
-MISSING = object()
-_WHOLE = object()
-"""The shape of what is no object."""
+def _is_plain_text(column: Column) -> bool:
+    """Return whether a column has strings alone in which nothing is escaped: their quotes tell where they end."""
+    return column.is_text and b"\\" not in column.data
 
 
-def _fields_of(shape: tuple[Any, ...]) -> list[Field]:
-    """Return the fields of a shape, in the order of the values in a row."""
-    fields: list[Field] = []
-    for whole, names in zip(("payload", "result"), shape, strict=True):
-        fields += [(whole, None)] if names is _WHOLE else [(whole, name) for name in names]
-    return fields
+# -- CSV --------------------------------------------------------------------------------------------------
 
 
-def _text(value: Any) -> Any:
-    """Return a value as a cell of text."""
-    return value if value is None or type(value) is str else orjson.dumps(value).decode()
-
-
-# -- formats ----------------------------------------------------------------------------------------------
-
-
-def write_csv(path: str, table: Table) -> None:
+def write_csv(path: str, table: Table, step: Step) -> None:
     """Write a header and a line for each row: UTF-8, texts quoted, null an empty cell."""
+    numeric = [kind == "float64" for kind in table.types()]
     with open(path, "wb") as file:
-        file.write(_csv_line(table.columns()))
-        for rows in table.read():
-            file.writelines(map(_csv_line, rows))
+        file.write(b",".join([csv_cell(name, False) for name in table.columns()]) + b"\n")
+        for rows, columns in table.read(step):
+            parts: list[Cells] = []
+            for column, is_number in zip(columns, numeric, strict=True):
+                if column is not None:
+                    parts += _csv_parts(column, rows, is_number)
+                parts.append(b",")
+            parts[-1] = b"\n"
+            file.write(_lines(rows, parts))
 
 
-def _csv_line(row: Row) -> bytes:
-    """Return a row as a line of CSV.
-
-    The elements of a JSON array are cells of CSV as they are, as long as no text is escaped and none is an object or an
-    array: that is four times as fast as the library `csv`, which does the others.
-    """
-    if MISSING in row:
-        row = [None if value is MISSING else value for value in row]
-    line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
-    if (
-        b"\\" not in line
-        and b"{" not in line
-        and line.find(b"[", 1) < 0
-        and line.count(b"null") == row.count(None)  # else it is part of a text
-    ):
-        return line[1:-2].replace(b"null", b"") + b"\n"
-    import csv
-    import io
-
-    text = io.StringIO(newline="")
-    cells = [_text(value) if type(value) in _AS_JSON else value for value in row]
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
+def _csv_parts(column: Column, rows: int, is_number: bool) -> list[Cells]:
+    """Return the cells of a column. JSON that needs no escape is a cell of CSV as it is, but for null."""
+    data = column.data
+    if column.is_constant:
+        return [csv_cell(orjson.loads(data), is_number)]
+    if _is_plain_text(column) and not is_number:
+        return [b'"', data.split(b'"')[1::2], b'"']
+    if b"\\" not in data and b"{" not in data and data.find(b"[", 1) < 0 and not (is_number and b'"' in data):
+        cells = _taken_apart(column, rows)
+        if cells is not None:
+            return [[b"" if cell == b"null" else cell for cell in cells] if b"null" in data else cells]
+    return [[csv_cell(value, is_number) for value in orjson.loads(data)]]
 
 
-_AS_JSON = frozenset((bool, dict, list))
+def csv_cell(value: Any, is_number: bool) -> bytes:
+    """Return a value as a cell of CSV. `is_number`: the texts of NaN and infinities are numbers."""
+    if value is None:
+        return b""
+    if type(value) is str and is_number:
+        return NOT_FINITE[value]
+    if type(value) in (str, dict, list):
+        return b'"%b"' % as_text(value).replace('"', '""').encode()
+    return orjson.dumps(value)
 
 
-def write_jsonl(path: str, table: Table) -> None:
+# -- JSON Lines -------------------------------------------------------------------------------------------
+
+
+def write_jsonl(path: str, table: Table, step: Step) -> None:
     """Write an object for each row. A field that a payload or a result lacks is left out."""
-    columns = table.columns()
+    names = [b",%b:" % orjson.dumps(name) for name in table.columns()]
+    names[0] = b"{" + names[0][1:]
     with open(path, "wb") as file:
-        for rows in table.read():
-            for row in rows:
-                found = dict(zip(columns, row, strict=True))
-                if MISSING in row:
-                    found = {name: value for name, value in found.items() if value is not MISSING}
-                file.write(orjson.dumps(found, option=orjson.OPT_APPEND_NEWLINE))
+        for rows, columns in table.read(step):
+            parts: list[Cells] = []
+            for column, name in zip(columns, names, strict=True):
+                if column is not None:
+                    parts += _json_parts(column, rows, name)
+            file.write(_lines(rows, [*parts, b"}\n"]))
 
 
-def write_parquet(path: str, table: Table) -> None:
-    """Write columns of one type each. Where values are of several types, a column holds their JSON."""
+def _json_parts(column: Column, rows: int, name: bytes) -> list[Cells]:
+    """Return the members of a column."""
+    if column.is_constant:
+        return [name, column.data]
+    if _is_plain_text(column):
+        return [name, b'"', column.data.split(b'"')[1::2], b'"']
+    cells = _taken_apart(column, rows) or [orjson.dumps(value) for value in orjson.loads(column.data)]
+    if not column.lacking:
+        return [name, cells]
+    members = [name + cell for cell in cells]
+    for row in column.lacking:
+        members[row] = b""
+    return [members]
+
+
+# -- Parquet ----------------------------------------------------------------------------------------------
+
+
+def write_parquet(path: str, table: Table, step: Step) -> None:
+    """Write columns of one type each. Where the values are of several types, a column holds their text or JSON."""
     import pyarrow
     from pyarrow import parquet
 
-    columns = table.columns()
-    kinds: list[set[Any]] = [set() for _ in columns]
-    for rows in table.read():  # one pass more: which types there are
-        for known, values in zip(kinds, zip(*rows, strict=True), strict=True):
-            known.update(map(_kind, values))
-    types = [
-        getattr(pyarrow, OF_FIXED[name])() if name in OF_FIXED else _arrow_type(pyarrow, known)
-        for name, known in zip(columns, kinds, strict=True)
-    ]
-    schema = pyarrow.schema(list(zip(columns, types, strict=True)))
+    names = table.columns()
+    types = [getattr(pyarrow, name)() for name in table.types()]
+    schema = pyarrow.schema(list(zip(names, types, strict=True)))
     with parquet.ParquetWriter(path, schema) as writer:
-        chunks = table.read()
-        while some := list(islice(chunks, CHUNKS_AT_ONCE)):
-            by_column = zip(*(row for rows in some for row in rows), strict=True)
+        blocks = table.read(step)
+        while some := list(islice(blocks, BLOCKS_AT_ONCE)):
             arrays = [
-                pyarrow.array(_converted(pyarrow, kind, column), kind)
-                for kind, column in zip(types, by_column, strict=True)
+                pyarrow.chunked_array([_array(pyarrow, kind, block, place) for block in some], kind)
+                for place, kind in enumerate(types)
             ]
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
 
-CHUNKS_AT_ONCE = 20
-"""Lines of the spool in a row group."""
-OF_FIXED = {
-    **dict.fromkeys(("id", "state", "error", "worker", "host", "key"), "string"),
-    **dict.fromkeys(("inserted_at", "started_at", "finished_at", "took_s", "cpu_s"), "float64"),
-    **dict.fromkeys(("attempts", "peak_memory_bytes"), "int64"),
-}
+def _array(pyarrow: Any, kind: Any, block: Block, place: int) -> Any:
+    """Return a column of a block as an array of a type."""
+    column = block.columns[place]
+    if column is None:
+        return pyarrow.nulls(block.rows, kind)
+    values = orjson.loads(column.data)
+    if column.is_constant:
+        [value] = _typed(pyarrow, kind, column, [values])
+        return pyarrow.repeat(pyarrow.scalar(value, kind), block.rows)
+    return pyarrow.array(_typed(pyarrow, kind, column, values), kind)
 
 
-def _kind(value: Any) -> Any:
-    """Return the type of a value, as far as a column's type depends on it."""
-    kind = type(value)
-    if kind is int:
-        return int if -(2**63) <= value < 2**63 else list  # no column of numbers can hold it
-    return None if value is None or value is MISSING else "NaN" if kind is str and value in _NAN else kind
-
-
-def _arrow_type(pyarrow: Any, kinds: set[Any]) -> Any:
-    kinds = kinds - {None}
-    if kinds == {bool}:
-        return pyarrow.bool_()
-    if kinds == {int}:
-        return pyarrow.int64()
-    if kinds <= {int, float, "NaN"} and kinds & {int, float}:
-        return pyarrow.float64()
-    return pyarrow.string()
-
-
-def _converted(pyarrow: Any, kind: Any, values: Iterable[Any]) -> list[Any]:
-    found = [None if value is MISSING else value for value in values]
+def _typed(pyarrow: Any, kind: Any, column: Column, values: list[Any]) -> list[Any]:
     if pyarrow.types.is_string(kind):
-        return [_text(value) for value in found]
-    if pyarrow.types.is_floating(kind):
-        return [None if value is None else float(value) for value in found]  # also of NaN as text
-    return found
+        return values if column.is_text else [as_text(value) for value in values]
+    if pyarrow.types.is_floating(kind) and b'"' in column.data:
+        return [float(value) if type(value) is str else value for value in values]  # NaN and infinities
+    return values
 
 
 def _needs_pyarrow() -> None:
@@ -275,7 +174,7 @@ def _needs_pyarrow() -> None:
         )
 
 
-FORMATS: dict[str, tuple[Callable[[str, Table], None], Callable[[], None]]] = {
+FORMATS: dict[str, tuple[Callable[[str, Table, Step], None], Callable[[], None]]] = {
     ".csv": (write_csv, lambda: None),
     ".jsonl": (write_jsonl, lambda: None),
     ".ndjson": (write_jsonl, lambda: None),
@@ -284,11 +183,12 @@ FORMATS: dict[str, tuple[Callable[[str, Table], None], Callable[[], None]]] = {
 """By the end of a file's name: what writes it, and what is asked before anything is read."""
 
 
-def write(path: str, results: Iterable[fsqueue.Result], step: Callable[[int], None]) -> tuple[int, int]:
+def write(path: str, found: Iterable[Columns], reading: Step, writing: Step) -> tuple[int, int]:
     """Write results into a file, in the format that its name ends in. Return the numbers of rows and columns.
 
-    Two passes: the first notes the columns, and keeps the rows in a temporary file in the same directory; the second
-    writes the table under a temporary name, and renames it when it is whole. An existing file is replaced.
+    `found` is as `Queue.result_columns` yields it. Two passes: the first notes the columns, and keeps the rows in a
+    temporary file in the same directory; the second writes the table under a temporary name, and renames it when it is
+    whole. An existing file is replaced. `reading` and `writing` are told how many rows a pass has done.
     """
     ending = os.path.splitext(path)[1].lower()
     if ending not in FORMATS:
@@ -298,11 +198,11 @@ def write(path: str, results: Iterable[fsqueue.Result], step: Callable[[int], No
     writes, prepare = FORMATS[ending]
     prepare()
     directory, name = os.path.split(os.path.realpath(path))
-    with Table(directory) as table:
-        table.fill(results, step)
+    with paused_collector(), Table(directory) as table:
+        table.fill(found, reading)
         fresh = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
         try:
-            writes(fresh, table)
+            writes(fresh, table, writing)
             os.replace(fresh, os.path.join(directory, name))
         except BaseException:
             with suppress(FileNotFoundError):

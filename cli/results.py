@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 import click
 
@@ -13,6 +15,9 @@ from fsqueue import wording
 from .common import brief, duration, example, json_option, moment, queue_argument
 from .conditions import Condition, all_of, where_option
 from .printing import Bar, is_screen, print_json, print_table, say
+
+ROWS_AT_ONCE = 1_000
+"""How many of the results that were chosen are turned into columns together."""
 
 
 @click.command(
@@ -39,27 +44,40 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
     not larger than the queue keeps ('fsqueue create --keep-payloads').
     """
     with fsqueue.Queue(queue) as q:
-        found = q.results(where=all_of(conditions), failed=failed)
+        condition = all_of(conditions)
         if file is not None:
-            _write(q, file, found, as_json)
-        elif as_json or not is_screen(sys.stdout):
+            _write(q, file, condition, failed, as_json)
+            return
+        found = q.results(where=condition, failed=failed)
+        if as_json or not is_screen(sys.stdout):
             for result in found:
                 print_json(result.as_dict())
         else:
             print_table(_rows(found), (36, 9, 8, 19, 9, 12))
 
 
-def _write(q: fsqueue.Queue, file: str, found: Iterator[fsqueue.Result], as_json: bool) -> None:
+def _write(q: fsqueue.Queue, file: str, condition: Condition | None, failed: bool, as_json: bool) -> None:
     from .result_files import write
 
-    with Bar("results", "tasks") as progress:
-        known = q.status(exact=False)
-        total = known.completed + known.dead
-        rows, columns = write(file, found, lambda done: progress.show(min(done, total), total))
+    found = q.result_columns(failed) if condition is None else _in_columns(q.results(condition, failed))
+    known = q.status(exact=False)
+    total = known.completed + known.dead
+    with Bar("reading results", "tasks") as progress, Bar("writing", "tasks") as bar:
+        rows, columns = write(
+            file,
+            found,
+            lambda done: progress.show(min(done, total), total),
+            lambda done: bar.show(done, total),
+        )
     if as_json:
         print_json({"file": file, "rows": rows, "columns": columns})
     else:
         say(f"{file}: {wording.counted(rows, 'row')}, {wording.counted(columns, 'column')}")
+
+
+def _in_columns(found: Iterator[fsqueue.Result]) -> Iterator[list[Sequence[Any]]]:
+    while some := [*islice(found, ROWS_AT_ONCE)]:
+        yield [*map(list, zip(*some, strict=True))]
 
 
 def _rows(found: Iterator[fsqueue.Result]) -> Iterator[tuple[str, ...]]:

@@ -610,6 +610,15 @@ class Queue(Maintenance):
         found = chain.from_iterable(translated(self.store, results.results(self.store, failed), "reading results"))
         return found if where is None else filter(where, found)
 
+    def result_columns(self, failed: bool = False) -> Iterator[list[Sequence[Any]]]:
+        """Yield what `results` yields, but in columns, up to some thousand tasks at a time: several times as fast.
+
+        Each item has a sequence for each field of `fsqueue.Result`, in their order, with the values of those tasks.
+        Payloads of one shape may be a `UniformObjects`, which makes a dict of each when it is asked.
+        """
+        self._write_letters()
+        return translated(self.store, results.columns(self.store, failed), "reading results")
+
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:
         """Return what happened to a task, oldest first; TaskNotFound if nothing is known of it."""

@@ -159,6 +159,61 @@ class ReplayState(States):
                 if type(name) is str and names.parse_task_file(name) is not None:
                     self.mention(name)
 
+    def apply_all(self, records: Iterable[tuple[int, dict[str, Any]]], inserts: dict[int, dict[str, Any]]) -> None:
+        """Apply parsed records, each with its offset. Keep in `inserts` those that insert a task, by its index.
+
+        It does what `apply` does with each. Most records of a log complete one task under the lease that holds it:
+        those are applied here, with few calls.
+        """
+        apply, places = self.apply, self.places
+        state, since, holder, version, leases = self.state, self.since, self.holder, self.version, self.leases
+        results, discard, now, completed = self.results, self.touched.discard, self.at, 0
+        for offset, record in records:
+            if record["op"] == "complete" and now <= (at := record["at"]) <= AT_MAX:
+                result, more = record.get("result"), len(record) - 4
+                try:
+                    ((start, end),) = record["tasks"]
+                    if (
+                        type(start) is int
+                        and type(end) is int
+                        and end == start + 1
+                        and start >= 0
+                        and state[start] == LEASED
+                        and holder[start] is leases[record["lease"]]
+                        and not self.gone
+                        and (more == (result is not None) or record.keys() <= _OF_ONE)
+                    ):
+                        now = since[start] = at
+                        state[start] = COMPLETED
+                        version[start] = offset
+                        completed += 1
+                        discard(start)
+                        if places:
+                            self._forget_places([start])
+                        if result is not None:
+                            results[start] = result
+                            more -= 1
+                        if more:
+                            _keep_work(self, record, [start])
+                        continue
+                except (KeyError, TypeError, ValueError, IndexError):
+                    pass  # several ranges, or a record that may not apply: nothing was changed
+            self._have_completed(completed, now)
+            apply(record, offset)
+            now, completed = self.at, 0
+            if record["op"] == "insert" and self.count and self.version[-1] == offset:
+                inserts[self.count - 1] = record
+            if state is not self.state:  # `open` begins with new lists
+                places, results, discard = self.places, self.results, self.touched.discard
+                state, since, holder, version, leases = self.state, self.since, self.holder, self.version, self.leases
+        self._have_completed(completed, now)
+
+    def _have_completed(self, tasks: int, at: int) -> None:
+        """Count tasks that were completed, the last one at `at`; the log's time, if none was."""
+        self.at = at
+        self.left -= tasks
+        self.done[COMPLETED] += tasks
+
     def _tasks(self, record: dict[str, Any]) -> list[int]:
         """Return the indices in a record's ranges. TypeError or ValueError if they are no ascending ranges of tasks."""
         ranges = record["tasks"]
@@ -258,11 +313,20 @@ def _renew(replay_state: ReplayState, record: dict[str, Any], at: int, offset: i
 
 def _complete(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
     done = replay_state.complete(at, _text(record["lease"]), replay_state._tasks(record), offset, record.get("result"))
+    _keep_work(replay_state, record, done)
+    return bool(done)
+
+
+def _keep_work(replay_state: ReplayState, record: dict[str, Any], done: list[int]) -> None:
+    """Keep how long the work on completed tasks took, and what it used, as far as their record tells."""
     if "took" in record:
         replay_state.took.update({index: ms for index in done if (ms := movements.took_ms(record, index)) is not None})
     if "used" in record or replay_state.used:
         _note_used(replay_state, record, done)
-    return bool(done)
+
+
+_OF_ONE = frozenset(("op", "at", "lease", "tasks", "result", "took", "used"))
+"""The fields of a `complete` record that does nothing but complete: it names no task file."""
 
 
 def _note_used(replay_state: ReplayState, record: dict[str, Any], tasks: list[int]) -> None:

@@ -132,8 +132,10 @@ def _parse_fast(line: bytes) -> Finished | None:
     try:
         whole = orjson.loads(line)
         batch = names.parse_batch(whole["batch"])
-        records = [(number, record) for number, record in enumerate(whole["records"]) if movements.is_record(record)]
-        return Finished(batch, records, _task_lines(whole)) if batch is not None else None
+        records = whole["records"]
+        if not movements.are_records(records):
+            records = filter(movements.is_record, records)
+        return Finished(batch, [*enumerate(records)], _task_lines(whole)) if batch is not None else None
     except (ValueError, KeyError, TypeError):
         return None
 

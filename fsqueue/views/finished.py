@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from fsqueue.format import task_file
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import ReplayState
+from fsqueue.format.uniform import decode_payloads
 from fsqueue.storage import history, payloads
 from fsqueue.storage.history import Records
 from fsqueue.storage.store import Store
@@ -25,12 +26,8 @@ class FinishedBatch:
         self._tasks: list[Any] | None = None
         """The lines decoded, once they are asked for."""
         self._inserts: dict[int, dict[str, Any]] = {}
-        self.replay_state = replay_state = ReplayState()
-        apply = replay_state.apply
-        for offset, record in records:
-            apply(record, offset)
-            if record["op"] == "insert" and replay_state.count and replay_state.version[-1] == offset:
-                self._inserts[replay_state.count - 1] = record
+        self.replay_state = ReplayState()
+        self.replay_state.apply_all(records, self._inserts)
 
     def inserted_at(self, index: int) -> int | None:
         """Return when the task was inserted into the log (ms); None if it was in the task file."""
@@ -74,6 +71,33 @@ class FinishedBatch:
         if record is None and index < len(self._tasks):
             record = self._tasks[index]
         return record
+
+    def payloads_and_keys(self, indices: Sequence[int]) -> tuple[Sequence[Any], list[Any]]:
+        """Return the payloads and the keys of tasks, as `task` does of each.
+
+        Faster if all are in a sound task file, and still more if they are asked for all at once and are of one shape.
+        """
+        count = self.replay_state.count
+        if len(indices) == count == len(self.lines) and not self.replay_state.payloads and not self._inserts:
+            uniform = decode_payloads(self.lines)
+            if uniform is not None:
+                return uniform, [None] * count
+        if self._tasks is None:
+            self._tasks = task_file.decode_tasks(self.lines)
+        tasks: list[Any] = self._tasks
+        if not self._inserts and not self.replay_state.payloads and len(tasks) == count:
+            try:
+                chosen = tasks if len(indices) == len(tasks) else [tasks[index] for index in indices]
+                return [record["payload"] for record in chosen], [record.get("key") for record in chosen]
+            except (KeyError, TypeError):
+                pass  # bytes, or None for a line that is damaged
+        payloads: list[Any] = []
+        keys: list[Any] = []
+        for index in indices:
+            payload, key, _ = self.task(index)
+            payloads.append(payload)
+            keys.append(key)
+        return payloads, keys
 
 
 def batches(store: Store, offsets: bool = True, only: Container[Batch] | None = None) -> Iterator[FinishedBatch]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from fsqueue.format import names
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import COMPLETED
+from fsqueue.format.task_states import Lease
 from fsqueue.models import COMPLETED as IS_COMPLETED
 from fsqueue.models import DEAD as IS_DEAD
 from fsqueue.models import DeadLetter, Result
@@ -18,63 +20,92 @@ from fsqueue.views.finished import FinishedBatch
 
 LETTERS_AT_ONCE = 100
 
+Columns = list[Sequence[Any]]
+"""Results as columns: for each field of `Result`, in its order, the values of all tasks."""
+
 
 def results(store: Store, failed: bool = False) -> Iterator[list[Result]]:
     """Yield the tasks that were completed and those that are dead letters, many at a time; `failed`: the latter alone.
 
-    A hint while others work: a task that ends meanwhile may be missing. None comes twice, unless it is retried. Logs
-    are read before the history, so that a batch which finishes in between is in one of them. Memory is bounded by a
-    batch, and by some 400 bytes for each batch that is kept.
+    A hint while others work: a task that ends meanwhile may be missing. None comes twice, unless it is retried. Memory
+    is bounded by a batch, and by some 400 bytes for each batch that is kept.
+    """
+    for found in columns(store, failed):
+        yield [*map(Result._make, zip(*found, strict=True))]
+
+
+def columns(store: Store, failed: bool = False) -> Iterator[Columns]:
+    """Yield the same as columns, those of a batch at a time. That is several times as fast as an object for each task.
+
+    Logs are read before the history, so that a batch which finishes in between is in one of them.
     """
     store.verify()
     if not failed:
         seen: set[Batch] = set()
         for at_work in inspection.partly_done(store):
             seen.add(at_work.batch)
-            yield [*completed(at_work)]
+            yield _completed(at_work)
         for found in finished.batches(store, offsets=False):
             if found.batch not in seen:
-                yield [*completed(found)]
+                yield _completed(found)
     letters = map(_of_letter, deadletters.letters(store))
     while some := [*islice(letters, LETTERS_AT_ONCE)]:
-        yield some
+        yield [*map(list, zip(*some, strict=True))]
 
 
 def completed(found: FinishedBatch) -> Iterator[Result]:
     """Yield the completed tasks of a batch."""
-    batch, replay_state, task_of = found.batch, found.replay_state, found.task
-    since, holders, took_ms = replay_state.since, replay_state.holder, replay_state.took
-    attempts, outcomes, errors = replay_state.attempts, replay_state.results, replay_state.errors
-    usage = replay_state.used
-    birth, is_in_file = names.birth_ms(batch) / 1000, replay_state.inserts is None
-    for index, state in enumerate(replay_state.state):
-        if state != COMPLETED:
-            continue
-        holder, ended_at = holders[index], since[index]
-        assert holder is not None  # only the holder of a lease completes a task
-        worker, took = holder.worker or {}, took_ms.get(index)
-        if took is None:
-            took = max(0, ended_at - holder.at)
-        payload, key, _ = task_of(index)
-        used = usage.get(index) if usage else None
-        inserted_at = None if is_in_file else found.inserted_at(index)
-        yield Result(
-            f"{batch}.{index}",
-            IS_COMPLETED,
-            attempts[index] + 1,
-            payload,
-            outcomes.get(index),
-            errors.get(index),
-            worker.get("name"),
-            worker.get("host"),
-            birth if inserted_at is None else inserted_at / 1000,
-            (ended_at - took) / 1000,
-            ended_at / 1000,
-            took / 1000,
-            used[0] / 1000 if used is not None else None,
-            used[1] * 1024 if used is not None else None,
-            key,
-        )
+    return map(Result._make, zip(*_completed(found), strict=True))
+
+
+def _completed(found: FinishedBatch) -> Columns:
+    """Return the completed tasks of a batch."""
+    batch, replay_state = found.batch, found.replay_state
+    indices: list[int] | range = range(replay_state.count)
+    if replay_state.done[COMPLETED] < replay_state.count:
+        indices = [index for index in indices if replay_state.state[index] == COMPLETED]
+    count = len(indices)
+    payloads, keys = found.payloads_and_keys(indices)
+    ended_at = [replay_state.since[index] for index in indices]
+    holders: list[Any] = [replay_state.holder[index] for index in indices]  # only one who holds a lease completes
+    took: list[int] = [max(0, end - holder.at) for end, holder in zip(ended_at, holders, strict=True)]
+    if replay_state.took:
+        took = [*map(replay_state.took.get, indices, took)]
+    used: list[tuple[int, int] | None] = [*map(replay_state.used.get, indices)] if replay_state.used else [None] * count
+    workers, hosts = _names(holders)
+    return [
+        [f"{batch}.{index}" for index in indices],
+        [IS_COMPLETED] * count,
+        [replay_state.attempts[index] + 1 for index in indices],
+        payloads,
+        [*map(replay_state.results.get, indices)],
+        [*map(replay_state.errors.get, indices)] if replay_state.errors else [None] * count,
+        workers,
+        hosts,
+        _inserted_at(found, indices),
+        [(end - length) / 1000 for end, length in zip(ended_at, took, strict=True)],
+        [end / 1000 for end in ended_at],
+        [length / 1000 for length in took],
+        [None if used_by is None else used_by[0] / 1000 for used_by in used],
+        [None if used_by is None else used_by[1] * 1024 for used_by in used],
+        keys,
+    ]
+
+
+def _names(holders: list[Lease]) -> tuple[list[Any], list[Any]]:
+    """Return the names and the hosts of the workers that held these leases."""
+    names_of = {holder: ((worker := holder.worker or {}).get("name"), worker.get("host")) for holder in set(holders)}
+    pairs = [*map(names_of.__getitem__, holders)]
+    return [name for name, _ in pairs], [host for _, host in pairs]
+
+
+def _inserted_at(found: FinishedBatch, indices: Sequence[int]) -> list[float]:
+    """Return when tasks were inserted (s): into the log, or with the whole batch."""
+    birth = names.birth_ms(found.batch) / 1000
+    if found.replay_state.inserts is None:
+        return [birth] * len(indices)
+    times = map(found.inserted_at, indices)
+    return [birth if at is None else at / 1000 for at in times]
 
 
 def _of_letter(letter: DeadLetter) -> Result:

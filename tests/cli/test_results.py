@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import importlib.util
-import io
 import json
+import math
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fsqueue_cli import result_files
+from fsqueue_cli import result_files, result_table
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fsqueue import Queue
+from fsqueue import Queue, Result
 from tests.cli.conftest import Run
+from tests.levels import how_many
 from tests.support import QueueFactory
 
-HEAD, TAIL = ["id", "state", "attempts"], list(result_files.AFTER)
+HEAD, TAIL = ["id", "state", "attempts"], list(result_table.AFTER)
 
 
 def fill(queue: Queue, *pairs: tuple[Any, Any]) -> None:
@@ -140,26 +145,182 @@ def test_what_is_no_object_is_one_column(fsqueue_cli: Run, queue_factory: QueueF
         "-1", "true", 1e300, 0.1, -5, True, [None, "null"], {"null": None}, {"b": [1, "x,y"]},
     ],
 )  # fmt: skip
-def test_every_value_comes_back_from_a_csv(value: Any) -> None:
-    """What goes the fast way is read like what the library `csv` writes."""
-    line = result_files._csv_line(["first", None, value, None, "null", 5]).decode()
-    [cells] = csv.reader(io.StringIO(line, newline=""))
+def test_every_value_comes_back_from_a_csv(tmp_path: Path, value: Any) -> None:
+    """Alone in its column, among others, and among texts."""
+    payloads = [{"a": value, "b": number, "c": value, "d": "null"} for number in range(3)]
+    payloads[1] |= {"a": None, "c": "x,y"}
+    [(path, _)] = written(tmp_path, [columns_of(payloads, [None] * 3)], ".csv")
     wanted = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    assert cells[:2] + cells[3:] == ["first", "", "", "null", "5"]
+    rows = rows_of(path)
     if isinstance(value, float):
-        assert float(cells[2]) == value
+        assert [float(row["a"] or "nan") == value for row in rows] == [True, False, True]
     else:
-        assert cells[2] == wanted
+        assert [row["a"] for row in rows] == [wanted, "", wanted]
+        assert [row["c"] for row in rows] == [wanted, "x,y", wanted]
+    assert [(row["b"], row["d"]) for row in rows] == [("0", "null"), ("1", "null"), ("2", "null")]
+
+
+def columns_of(payloads: list[Any], results: list[Any], **others: list[Any]) -> list[list[Any]]:
+    """Columns as `Queue.result_columns` yields them."""
+    rows = len(payloads)
+    fixed = {"id": [f"t{row}" for row in range(rows)], "state": ["completed"] * rows, "attempts": [1] * rows}
+    known = {**fixed, "payload": [*payloads], "result": [*results], **others}
+    return [known.get(name) or [None] * rows for name in Result._fields]
+
+
+def written(tmp_path: Path, blocks: list[list[list[Any]]], *endings: str) -> list[tuple[Path, int]]:
+    """Write a table in each format; the paths, and how many columns there are."""
+    made = []
+    for ending in endings:
+        path = tmp_path / f"table{ending}"
+        copies = [[[*column] for column in block] for block in blocks]
+        _, columns = result_files.write(str(path), copies, lambda done: None, lambda done: None)
+        made.append((path, columns))
+    return made
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.sampled_from(["NaN", "Infinity", "null", ",", '","', "a,b", "[", "\\", '"', 0.0, -0.0, 1, True]),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=3), inside, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+objects = st.dictionaries(st.sampled_from(["x", "y", "z", "id", "a,b"]), values, max_size=3)
+uniform = st.fixed_dictionaries({"x": values, "y": st.floats(-1, 1), "n": st.sampled_from(["NaN", 1, 2.5, None])})
+same_shape = st.lists(uniform, min_size=1, max_size=6)
+results_drawn = st.lists(objects | values, min_size=1, max_size=6) | same_shape
+payloads_drawn = st.lists(objects | values | st.binary(max_size=3), min_size=1, max_size=6) | same_shape
+
+
+@given(st.lists(st.tuples(payloads_drawn, results_drawn), min_size=1, max_size=3), st.sampled_from([1, 1000]))
+@settings(max_examples=how_many(60, 1000))
+def test_tables_have_what_was_put_in(parts: list[tuple[list[Any], list[Any]]], at_once: int) -> None:
+    """Whichever way a column goes, as a whole or value by value."""
+    blocks = []
+    for payloads, results in parts:
+        rows = min(len(payloads), len(results))
+        blocks.append(columns_of(payloads[:rows], results[:rows], error=(["e,", None, 'f"'] * 3)[:rows]))
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result_table, "ROWS_AT_ONCE", at_once)
+        [(lines, width), (table, _)] = written(Path(directory), blocks, ".jsonl", ".csv")
+        found = [json.loads(line) for line in lines.read_bytes().split(b"\n")[:-1]]
+        with table.open(newline="", encoding="utf-8") as file:
+            [head, *in_csv] = csv.reader(file)
+    assert len(head) == width
+    wanted, names = expected(blocks)
+    assert head == [*HEAD, *names.values(), *TAIL]
+    assert len(found) == len(in_csv) == len(wanted)
+    names |= {("", name): name for name in [*HEAD, *TAIL]}
+    numeric = {name for field, name in names.items() if is_numeric([row.get(field) for row in wanted])}
+    for row, cells, want in zip(found, in_csv, wanted, strict=True):
+        here = {names[field]: value for field, value in want.items()}
+        assert json.dumps(row) == json.dumps({name: here[name] for name in head if name in here})
+        for name, cell in zip(head, cells, strict=True):
+            value = here.get(name)
+            if name in numeric and isinstance(value, str):
+                assert (cell, str(float(cell))) == (str(float(value)), str(float(value)))
+            elif isinstance(value, float):
+                assert repr(float(cell)) == repr(value)
+            elif isinstance(value, str) or value is None:
+                assert cell == (value or "")
+            else:
+                assert json.dumps(json.loads(cell)) == json.dumps(value)
+
+
+Row = dict[tuple[str, str | None], Any]
+
+
+def expected(blocks: list[list[list[Any]]]) -> tuple[list[Row], dict[tuple[str, str | None], str]]:
+    """The rows by field, and the names of the fields' columns, by docs/results.md."""
+    rows: list[Row] = []
+    for block in blocks:
+        for values in zip(*block, strict=True):
+            row: Row = {}
+            for name, value in zip(Result._fields, values, strict=True):
+                if name not in ("payload", "result"):
+                    row["", name] = value
+                elif isinstance(value, dict):
+                    row |= {(name, inside): one for inside, one in value.items()}
+                elif value is not None:
+                    row[name, None] = base64.b64encode(value).decode() if isinstance(value, bytes) else value
+            rows.append(row)
+    names: dict[tuple[str, str | None], str] = {}
+    taken = {*HEAD, *TAIL, "payload", "result"}
+    for whole in ("payload", "result"):
+        met = dict.fromkeys(field for row in rows for field in row if field[0] == whole)
+        for field in sorted(met, key=lambda field: field[1] is not None):
+            name = whole if field[1] is None else field[1]
+            while field[1] is not None and name in taken:
+                name = f"{whole}.{name}"
+            taken.add(name)
+            names[field] = name
+    return rows, names
+
+
+def is_numeric(values: list[Any]) -> bool:
+    """Whether a double can hold all values, be they missing, numbers, or the texts of NaN and infinities."""
+    kinds = {type(value) for value in values} - {type(None)}
+    texts = {value for value in values if type(value) is str}
+    integers = [value for value in values if type(value) is int]
+    return (
+        bool(kinds & {int, float})
+        and kinds <= {int, float, str}
+        and texts <= {"NaN", "Infinity", "-Infinity"}
+        and all(-(2**53) <= value < 2**53 for value in integers)
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is in the extra `arrow`")
+@pytest.mark.parametrize(
+    ("given_values", "in_csv", "in_parquet"),
+    [
+        ([1.5, "NaN", None, "Infinity", "-Infinity", 2], ["1.5", "nan", "", "inf", "-inf", "2"], "double"),
+        (["NaN", 1], ["nan", "1"], "double"),
+        ([1, "NaN", "other"], ["1", '"NaN"', '"other"'], "string"),
+        ([1, "nan"], ["1", '"nan"'], "string"),
+        ([True, "NaN"], ["true", '"NaN"'], "string"),
+        (["NaN", "Infinity"], ['"NaN"', '"Infinity"'], "string"),
+        ([2**53, "NaN"], [str(2**53), '"NaN"'], "string"),
+        ([2**53, 0.5], [str(2**53), "0.5"], "string"),
+        ([2**53, 1], [str(2**53), "1"], "int64"),
+        ([-(2**63), 2**63 - 1], [str(-(2**63)), str(2**63 - 1)], "int64"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_numbers_that_json_lacks_are_numbers_in_columns_of_numbers(
+    tmp_path: Path, given_values: list[Any], in_csv: list[str], in_parquet: str, at_once: bool
+) -> None:
+    """They are kept as texts. Only all rows together tell what the column is."""
+    from pyarrow import parquet
+
+    parts = [given_values] if at_once else [[value] for value in given_values]
+    blocks = [columns_of([None] * len(part), [{"v": value} for value in part]) for part in parts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result_table, "ROWS_AT_ONCE", 1)
+        made = {path.suffix: path for path, _ in written(tmp_path, blocks, ".csv", ".parquet", ".jsonl")}
+    assert [line.split(",")[3] for line in made[".csv"].read_text().splitlines()[1:]] == in_csv
+    column = parquet.read_table(made[".parquet"])["v"]
+    assert str(column.type) == in_parquet
+    for value, wanted in zip(column.to_pylist(), given_values, strict=True):
+        if in_parquet == "double" and wanted is not None:
+            assert value == float(wanted) or (math.isnan(value) and wanted == "NaN")
+        elif in_parquet == "string":
+            assert value == (wanted if isinstance(wanted, str) else json.dumps(wanted))
+        else:
+            assert value == wanted
+    lines = made[".jsonl"].read_text().splitlines()
+    assert [json.loads(line)["v"] for line in lines] == given_values, "JSON has no such numbers: they stay texts"
 
 
 def test_objects_with_too_many_fields_stay_whole(
     fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_files, "COLUMNS_MAX", 3)
+    monkeypatch.setattr(result_table, "COLUMNS_MAX", 3)
     queue = queue_factory()
     fill(queue, *[({f"k{number}": number}, {"y": number}) for number in range(6)])
     path = str(tmp_path / "out.jsonl")
-    rows, columns = result_files.write(path, queue.results(), lambda done: None)
+    rows, columns = result_files.write(path, queue.result_columns(), lambda done: None, lambda done: None)
     assert rows == 6
     assert columns <= len(HEAD) + len(TAIL) + 3 + 3
     found = [json.loads(line) for line in Path(path).read_text().splitlines()]
@@ -218,13 +379,13 @@ def test_an_existing_file_stays_until_the_new_one_is_whole(
     file = tmp_path / "out.csv"
     file.write_text("before")
 
-    def failing(path: str, table: object) -> None:
+    def failing(path: str, table: object, step: object) -> None:
         Path(path).write_text("half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(result_files.FORMATS, ".csv", (failing, lambda: None))
     with pytest.raises(OSError, match="No space"):
-        result_files.write(str(file), sweep.results(), lambda done: None)
+        result_files.write(str(file), sweep.result_columns(), lambda done: None, lambda done: None)
     assert file.read_text() == "before"
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".out")]
 

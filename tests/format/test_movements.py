@@ -103,3 +103,15 @@ def test_no_bytes_make_the_parser_fail(line: bytes) -> None:
 def test_a_voided_tail_is_never_a_record(torn: bytes) -> None:
     if b"\n" not in torn:
         assert movements.parse(torn + movements.VOID[:-1]) is None
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [], [{"op": "x", "at": 1}], [{"op": "x", "at": 1}] * 2, [{"op": "x", "at": -1}], [{"op": "x", "at": True}],
+        [{"op": "x"}], [{"op": 1, "at": 1}], [{"op": "x", "at": 1}, {"at": 1}], [{"op": "x", "at": 1}, 7], ["op"],
+        [{"op": "x", "at": 1.0}], [{"op": "x", "at": 1}, None],
+    ],
+)  # fmt: skip
+def test_many_records_are_checked_like_each(found: list[Any]) -> None:
+    assert movements.are_records(found) == all(map(movements.is_record, found))

@@ -100,6 +100,32 @@ def folded(data: bytes) -> ReplayState:
     return replay_state
 
 
+works = st.fixed_dictionaries(
+    {},
+    optional={"took": st.integers(-1, 9) | st.just([4]), "used": st.just([[5, 6]]), "name": names, "result": st.none()},
+)
+
+
+@given(logs(), st.data())
+@settings(max_examples=how_many(150, 1500))
+def test_all_at_once_is_as_one_after_the_other(data: bytes, more: st.DataObject) -> None:
+    """What reads whole logs goes a faster way with most `complete` records."""
+    parsed = [record for line in data.split(b"\n") if (record := movements.parse(line)) is not None]
+    for record in parsed:
+        if record["op"] == "complete":
+            record |= more.draw(works)
+            if more.draw(st.integers(0, 5)) == 0:
+                record["tasks"] = more.draw(
+                    st.sampled_from([[[0, 1, 2]], [[True, 1]], [["a", "b"]], {"ab": 1}, [[3, 9]], 7])
+                )
+    one, all_of_them = ReplayState(), ReplayState()
+    for offset, record in enumerate(parsed):
+        one.apply(record, offset)
+    all_of_them.apply_all(enumerate(parsed), {})
+    assert full_state(all_of_them) == full_state(one)
+    assert (all_of_them.took, all_of_them.used, all_of_them.touched) == (one.took, one.used, one.touched)
+
+
 def lines_of(data: bytes) -> list[bytes]:
     return data.splitlines(keepends=True) if b"\r" not in data else [line + b"\n" for line in data.split(b"\n")[:-1]]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fsqueue import InvalidArgument, Queue, Result
 from fsqueue.clock import ManualClock
+from fsqueue.format import names
 from fsqueue.storage import payloads
+from fsqueue.views.finished import FinishedBatch
 from tests.support import QueueFactory
 
 AT = 1_800_000_000.0
@@ -120,3 +124,37 @@ def test_a_result_that_nests_and_a_record_that_names_versions_are_read_exactly(q
     assert q.cancel([tasks[4].id]) == 1
     tasks[6].complete("six")
     assert {result.payload["x"]: result.result for result in q.results()} == {2: deep, 6: "six"}
+
+
+def test_columns_are_the_fields_of_results(q: Queue, clock: ManualClock) -> None:
+    q.insert_many([{"x": x} for x in (1, 2, 9)], batch_tasks=3)
+    q.insert({"x": 4}, key="k")
+    work(q, clock)
+    rows = [Result._make(row) for item in q.result_columns() for row in zip(*item, strict=True)]
+    assert rows == [*q.results()]
+    assert {row.payload["x"] for row in rows} == {1, 2, 4, 9}
+    [letters] = q.result_columns(failed=True)
+    assert [row.id for row in rows if row.state == "dead"] == letters[0]
+
+
+def test_payloads_at_once_are_as_one_after_the_other() -> None:
+    """Bytes, damaged lines, missing ones and replaced payloads among sound ones."""
+    batch = names.parse_batch("01a215d3710a76d3b960cebcb6b873c0")
+    assert batch is not None
+    count = 5
+    sound = [b'{"payload":{"x":1}}', b'{"payload":null,"key":"k"}', b'{"payload":[2],"priority":3}', b'{"payload":4}']
+    records: list[tuple[int, Any]] = [(0, {"op": "open", "at": 5, "count": count})]
+    for lines in (
+        [*sound, b'{"payload":5}'], [*sound, b'{"b64":"/w=="}'], [*sound, b'{"b64":7}'], [*sound, b"torn"],
+        [*sound, b"[]"], [*sound, b'{"key":"k"}'], sound, [], [*sound, b'{"payload":5}', b'{"payload":6}'],
+        [b'{"payload":{"x":1,"y":[2]}}'] * count, [b'{"payload":{"x":1,"y":[2]}}'] * (count + 1),
+    ):  # fmt: skip
+        found = FinishedBatch(batch, records, lines)
+        for indices in (range(count), [0, 3], [4], [1, 2, 4]):
+            each = [found.task(index)[:2] for index in indices]
+            at_once = found.payloads_and_keys(indices)
+            assert [*map(list, at_once)] == [[payload for payload, _ in each], [key for _, key in each]]
+    found.replay_state.payloads[2] = "new"
+    for indices in (range(5), [1, 2]):
+        assert found.payloads_and_keys(indices)[0] == [found.task(index)[0] for index in indices]
+    assert found.task(2)[0] == "new"
