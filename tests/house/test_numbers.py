@@ -95,7 +95,7 @@ NUMBERS = [
     ("docs/pei.md", "10 runs of 10,000 pops", (simulation_figures.RUNS, simulation_figures.POPS) == (10, 10_000)),
     ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
     ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
-    ("docs/format.md", "Format **2**", layout.FORMAT == 2),
+    ("docs/format.md", "Format **3**", layout.FORMAT == 3),
     ("docs/format.md", "16 random bytes", doorbell.BYTES == 16),
     ("docs/format.md", "00 to 0f", layout.COUNTERS == 16),
     ("docs/format.md", "tasks (1 to 1024)", names.BATCH_TASKS_MAX == 1024),
