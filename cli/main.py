@@ -155,6 +155,8 @@ class LazyGroup(click.Group):
             with printing.logging_escaped():
                 result = super().invoke(ctx)
             sys.stdout.flush()
+            if code := printing.unprinted_exit(ctx):
+                raise click.exceptions.Exit(code)
             return result
 
 
@@ -187,7 +189,7 @@ def errors_as_lines() -> Iterator[None]:
         raise click.exceptions.Exit(130) from None
     except BrokenPipeError:
         silence_stdout()
-        raise click.exceptions.Exit(141) from None
+        raise click.exceptions.Exit(printing.GONE_EXIT) from None
     except Exception as error:  # the one place where an error becomes a line
         message, code = explain(error)
         complain(message)

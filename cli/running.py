@@ -16,7 +16,7 @@ from fsqueue.worker import Event, Output, check_command, check_program
 
 from .common import example, json_option, queues_argument, search_working_directory, worker_option
 from .options import DURATION, AfterDashes, renamed
-from .printing import complain, is_screen, print_json, unguarded
+from .printing import complain, done, is_screen, print_json, unguarded
 from .progress import LogProgress, Progress
 
 FAILURES, EXCLUDED = 11, 12
@@ -258,8 +258,9 @@ def run(
     summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
     if log_json:
         _log_json(Event("end", "", summary))
-    if as_json:
-        print_json(summary)
+    with done():
+        if as_json:
+            print_json(summary)
     if not log_json and not as_json:
         _summarise(report, dead)
     if report.signal is not None:

@@ -21,7 +21,7 @@ from fsqueue.worker import check_command, names_launcher
 from . import outer_job
 from .common import example, json_option
 from .options import names_of
-from .printing import complain, print_json, quoted, say
+from .printing import complain, done, print_json, quoted, say
 from .running import AUTO, OUTPUTS, missing_program, run
 
 SPARE_S = 30
@@ -439,10 +439,11 @@ def _submit(submission: _Submission, as_json: bool) -> None:
         except BrokenPipeError:
             pass  # it has refused already
         job, _, cluster = process.stdout.readline().decode(errors="replace").strip().partition(";")
-        if job and as_json:
-            print_json({"job": job, "cluster": cluster or None, **_described(submission)})
-        elif job:
-            say(job)
+        with done():
+            if job and as_json:
+                print_json({"job": job, "cluster": cluster or None, **_described(submission)})
+            elif job:
+                say(job)
         sys.stdout.flush()
         status = process.wait()
     if status and not job:
