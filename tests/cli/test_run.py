@@ -57,7 +57,7 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]
 
 
-@pytest.mark.parametrize("output", ["group", "line", "none"])
+@pytest.mark.parametrize("output", ["group", "line", "ungrouped"])
 def test_output_that_finds_no_room_is_said_and_exits_with_7(spawn: Spawn, queue: Queue, output: str) -> None:
     queue.insert_many(range(3))
     with open("/dev/full", "w") as full:
