@@ -124,7 +124,7 @@ def test_as_many_at_a_time_as_the_job_has_processors(spawn: Spawn, queue: Queue)
     assert spawn(*words, env=os.environ | job).wait(timeout=60) == 0
     assert [task.attempt for task in queue.tasks("completed")] == [1] * 6
     said = spawn("run", queue.path, "-j", "many", "--", "true").communicate(timeout=60)[1]
-    assert "'many' is not a valid" in said
+    assert "'many' is neither a number from 1 on nor 'auto'" in said
 
 
 def test_jobs_run_side_by_side(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
