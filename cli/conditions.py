@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from . import habits
+
 _CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
 
 Condition = Callable[[Any], bool]
@@ -38,6 +40,8 @@ def condition(value: str, fields: Sequence[str]) -> Condition:
     """Parse FIELD=VALUE and the like. Return a function that tells whether an item meets it."""
     match = _CONDITION.fullmatch(value)
     path = match[1].split(".") if match else []
+    if match is None and value.partition(".")[0] in fields:
+        raise click.BadParameter(f"{value!r} is a field without what it is compared with. {habits.NOT_QUOTED}")
     if match is None or path[0] not in fields:
         raise click.BadParameter(
             f"{value!r} is not a condition. Write FIELD=VALUE (or != < <= > >=; ~ and !~ search a regular expression) "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from .printing import complain, print_json, say
+from .printing import complain, done, print_json, say
 
 UNKNOWN_EXIT = 3
 """That of TaskNotFound."""
@@ -16,10 +16,11 @@ SHOWN_MAX = 20
 
 def print_count(name: str, count: int, as_json: bool, unknown: Sequence[str] = ()) -> None:
     """Print a number, or both as JSON. Ids that the queue does not know are named; the exit code is that of `show`."""
-    if as_json:
-        print_json({name: count, **({"unknown": list(unknown)} if unknown else {})})
-    else:
-        say(count)
+    with done():
+        if as_json:
+            print_json({name: count, **({"unknown": list(unknown)} if unknown else {})})
+        else:
+            say(count)
     say_unknown(unknown)
     if unknown:
         raise click.exceptions.Exit(UNKNOWN_EXIT)

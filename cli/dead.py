@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
 import click
@@ -26,7 +25,7 @@ from .common import (
 from .conditions import Condition, all_of
 from .conditions import where_option as conditions_option
 from .counts import print_count
-from .printing import hint, plain, print_json, print_table, say
+from .printing import hint, plain, print_json, print_table, quoted, say
 
 EXAMPLES_MAX = 3
 """Show at most so many tasks of a group."""
@@ -97,7 +96,7 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
 
 
 def _say_what_next(path: str, task_id: str) -> None:
-    queue = shlex.quote(path)
+    queue = quoted(path)
     hint(
         f"The whole of one: fsqueue show {queue} {task_id}. Each on a line: fsqueue dead list {queue} --all",
         f"When the cause is mended: fsqueue dead retry {queue}. To drop them for good: fsqueue dead purge {queue}",

@@ -6,7 +6,6 @@ import io
 import math
 import os
 import select
-import shlex
 import signal
 import stat
 import sys
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO, Any, TypeVar
 
-from .printing import complain
+from .printing import complain, quoted
 
 CHUNK_BYTES = 1 << 16
 HEAD_BYTES = 1 << 12
@@ -177,7 +176,7 @@ def _of_parts(name: str) -> str:
     for suffix in (".csv", ".json", ".jsonl"):
         try:
             if any(entry.endswith(suffix) and not entry.startswith((".", "_")) for entry in os.listdir(name)):
-                return f" (its files: {shlex.quote(name.rstrip('/'))}/*{suffix})"
+                return f" (its files: {quoted(name.rstrip('/'))}/*{suffix})"
         except OSError:
             break
     return ""

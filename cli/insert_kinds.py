@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 from .insert_input import HEAD_BYTES
+from .printing import quoted
 
 EACH_ELEMENT = "For a task of each element, insert what \"jq -c '.[]'\" makes of it."
 
@@ -70,7 +69,7 @@ def option_for(header: str, delimiter: str) -> str | None:
 
 
 def _command(command: str, name: str) -> str:
-    return f"'{command}'" if name == "-" else f"'{command} {shlex.quote(name)}'"
+    return f"'{command}'" if name == "-" else f"'{command} {quoted(name)}'"
 
 
 def _wide(head: bytes) -> str | None:

@@ -56,6 +56,8 @@ class Asked(NamedTuple):
             _refuse("Tasks with keys are inserted one at a time. Leave --batch-tasks or --key out.")
         if self.is_table and (self.lines or self.null):
             _refuse(f"A table has rows, not lines of text: leave {'--lines' if self.lines else '-0'} out.")
+        if self.csv and self.tsv:
+            _refuse("--csv and --tsv say different things: leave one of them out.")
         if self.text and not self.is_table:
             _refuse("--text names a column of a table of text: add --csv, --tsv or --delimiter.")
         if self.given:

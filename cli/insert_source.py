@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,7 +20,7 @@ from .insert_parquet import ParquetFormat, is_parquet
 from .insert_places import Places
 from .insert_producer import Producer
 from .insert_progress import InsertBar
-from .printing import complain, hint
+from .printing import complain, hint, quoted
 
 SKIPPED_SHOWN_MAX = 20
 """How many skipped lines are named one by one; the rest is only counted."""
@@ -67,9 +66,9 @@ class Source:
         source.on_bytes = self._progress.read
         self._number = self._line = self._last = 0
         """Give the index in `_files` of the file that is being read, and the first and last line of its last task."""
-        self._rest_from = 0
-        """The line to go on from after a read error; 0 if there was none."""
         self._bad: str | None = None
+        self._bad_may_skip = False
+        """Say whether --skip-bad would go on after the line that has ended it."""
         self.ended = False
         self.skipped = 0
         self.is_one_array = False
@@ -168,6 +167,7 @@ class Source:
         """Skip the line that was read last, or end: it is not a task."""
         if not (self._skip_bad and may_skip):
             self._bad, self.ended = why, True
+            self._bad_may_skip = may_skip and not self._skip_bad
             return
         self.skipped += 1
         if self.skipped <= SKIPPED_SHOWN_MAX:
@@ -214,8 +214,8 @@ class Source:
                     continue
                 self._number, self._line, self._last, payload = row
                 if isinstance(payload, BadLine):
-                    if isinstance(payload, Unreadable):
-                        self._rest_from = self._line + 1  # the lines up to here are inserted
+                    if isinstance(payload, Unreadable) and self._line:
+                        self._line += 1  # the lines before it could be read, and are inserted
                     self.refuse(str(payload), payload.may_skip)
                     if self._bad:
                         return
@@ -256,7 +256,8 @@ class Source:
             complain(f"nothing was inserted as {name}{again}")
             raise click.exceptions.Exit(1)
         complain(f"{self.place} {self._bad}")
-        complain(f"nothing was inserted as {name}: correct it and repeat the command, or use --skip-bad")
+        or_skip = ", or use --skip-bad" if self._bad_may_skip else ""
+        complain(f"nothing was inserted as {name}: correct it and repeat the command{or_skip}")
         raise click.exceptions.Exit(2)
 
     def hint_at_fields(self) -> None:
@@ -286,7 +287,7 @@ class Source:
             number, line = place
             later = self._files[number + 1 :]
             rest = self._rest(number, line) + self._formats[number].advice()
-        then = f", and after it {' '.join(map(shlex.quote, later[:LATER_SHOWN_MAX]))}" if later else ""
+        then = f", and after it {' '.join(map(quoted, later[:LATER_SHOWN_MAX]))}" if later else ""
         if len(later) > LATER_SHOWN_MAX:
             then += f" and the {len(later) - LATER_SHOWN_MAX:,} behind them"
         if self._may_be_repeated(handled):
@@ -299,13 +300,13 @@ class Source:
         name, form = self._files[number], self._formats[number]
         command = form.from_line(number, line)
         if command == "":
-            return shlex.quote(name)
+            return quoted(name)
         if command is None:
-            of = "" if isinstance(form, GivenFormat) else f" of {shlex.quote(name)}"
+            of = "" if isinstance(form, GivenFormat) else f" of {quoted(name)}"
             return f"the {form.unit}s{of} from number {line:,} on"
         if name == "-":
             return f"the rest (a pipe cannot be read again: make its input once more, through '{command}')"
-        return f"the rest, which '{command} {shlex.quote(name)}' prints"
+        return f"the rest, which '{command} {quoted(name)}' prints"
 
     def conclude_failure(self, failure: fsqueue.FsqueueError, count: int, handled: int | None) -> None:
         """Say what is in the queue after an error of the queue, and how to go on, unless the error says it all.
@@ -333,7 +334,7 @@ class Source:
         if self._bad is not None:
             complain(f"{self.place} {self._bad}")
             complain(f"{so_far}, from all the {unit}s before this one and none after it")
-            complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._rest_from or self._line))}")
+            complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._line))}")
             raise click.exceptions.Exit(2)
         if self._input.signal is not None:
             complain(f"interrupted: {so_far}, up to {self._place(self._last)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-import shlex
 from collections import deque
 from collections.abc import Iterator
 from typing import IO, Any
@@ -18,6 +17,7 @@ from fsqueue import wording
 from . import insert_kinds
 from .insert_input import PAUSE, BadLine, Input
 from .insert_lines import Foreign, Row, decode_text, too_long
+from .printing import quoted
 
 SAMPLE_ROWS = 10_000
 """Number of rows that decide the types of the columns."""
@@ -29,6 +29,8 @@ ADVISED_MAX = 20
 """Maximum number of columns that an advice names one by one."""
 SHOWN_CHARS = 40
 BLANKS = " \t"
+BLANK_LINE = f"{BLANKS}\r\n"
+"""A line of these alone is no row, unless some of them separate cells."""
 
 _NUMBER = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -43,12 +45,13 @@ def number_in(cell: str) -> int | float | None:
     """Return the number that a cell is, or None if it is none that a payload can hold.
 
     It must be written as JSON writes numbers; `.5` and `5.` are numbers, too, and blanks around do not count. So
-    `007`, `+1`, `1_000`, `1,000`, `nan` and `inf` are none, nor are integers beyond 64 bits.
+    `007`, `+1`, `1_000`, `1,000`, `nan` and `inf` are none, nor are integers beyond 64 bits. `-0` is 0, as it is in
+    JSON Lines; `-0.0` is a float.
     """
     text = cell.strip(BLANKS)
     if not _NUMBER.fullmatch(text):
         return None
-    if _INTEGER.fullmatch(text) and text != "-0":
+    if _INTEGER.fullmatch(text):
         if len(text) > _LONGEST_INTEGER:
             return None
         whole = int(text)
@@ -187,7 +190,7 @@ class TableFormat:
                 if value is None and not is_blank and kind is NUMBERS:
                     return BadLine(
                         f"has {_shown(cell)} in the column {_shown(name)}, whose values before it are numbers. To have "
-                        f"the column as text, insert the table with --text {shlex.quote(name)}"
+                        f"the column as text, insert the table with --text {quoted(name)}"
                     )
                 if kind is UNKNOWN and not is_blank:  # its first value decides
                     self._types[name] = TEXT if value is None else NUMBERS
@@ -206,7 +209,7 @@ class TableFormat:
             return ""
         if len(columns) > ADVISED_MAX:
             return f" (with --text for each of the {len(columns):,} columns of text)"
-        return f" (with {' '.join(f'--text {shlex.quote(name)}' for name in columns)})"
+        return f" (with {' '.join(f'--text {quoted(name)}' for name in columns)})"
 
 
 class _Records:
@@ -247,8 +250,8 @@ class _Records:
                 value = self._explained(str(error))
             if self._input.signal is not None:  # it may be a part of the record
                 return
-            if value == [] or (isinstance(value, list) and len(value) == 1 and not value[0].strip()):
-                continue
+            if isinstance(value, list) and len(value) <= 1 and not "".join(self._held).strip(BLANK_LINE):
+                continue  # by the text: a cell that is empty in quotes is a row, and looks the same in the value
             yield first, self._read, value
 
     def _line(self) -> str:

@@ -19,7 +19,7 @@ from . import entry
 from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
 from .counts import UNKNOWN_EXIT, print_count, say_unknown
 from .options import DURATION, PRIORITY, renamed
-from .printing import complain, print_json, say
+from .printing import complain, done, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
 """How long an interrupted `lease --wait` may take to notice; longer, the longer it has waited."""
@@ -204,7 +204,8 @@ class Settling:
             more = {"already": list(map(_task_of, self.already))} if self.already else {}
             more |= {"unknown": self.unknown} if self.unknown else {}
             lost = list(map(_task_of, self.lost))
-            print_json({self._verb: [task.id for task in self.done], "lost": lost, **more})
+            with done():
+                print_json({self._verb: [task.id for task in self.done], "lost": lost, **more})
         for token, why in (self.already | self.lost).items():
             complain(f"{_task_of(token)}: {why}")
         say_unknown(self.unknown)

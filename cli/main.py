@@ -134,6 +134,10 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
+            from . import habits
+
+            if args[0] in habits.COMMANDS:
+                ctx.fail(f"No such command '{args[0]}'. {habits.COMMANDS[args[0]]}")
             near = get_close_matches(args[0], COMMANDS, 1)
             hint = f" Did you mean '{near[0]}'?" if near else " 'fsqueue --help' lists the commands."
             ctx.fail(f"No such command '{args[0]}'.{hint}")
@@ -154,6 +158,8 @@ class LazyGroup(click.Group):
             with printing.logging_escaped():
                 result = super().invoke(ctx)
             sys.stdout.flush()
+            if code := printing.unprinted_exit(ctx):
+                raise click.exceptions.Exit(code)
             return result
 
 
@@ -178,6 +184,10 @@ def errors_as_lines() -> Iterator[None]:
     """Say what goes wrong meanwhile in a line, and end with the exit code for it. click's own errors pass."""
     try:
         yield
+    except click.UsageError as error:
+        from . import habits
+
+        raise habits.explained(error) from None
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except KeyboardInterrupt:
@@ -186,7 +196,7 @@ def errors_as_lines() -> Iterator[None]:
         raise click.exceptions.Exit(130) from None
     except BrokenPipeError:
         silence_stdout()
-        raise click.exceptions.Exit(141) from None
+        raise click.exceptions.Exit(printing.GONE_EXIT) from None
     except Exception as error:  # the one place where an error becomes a line
         message, code = explain(error)
         complain(message)

@@ -52,7 +52,75 @@ def _escaped(match: re.Match[str]) -> str:
 def say(*lines: object) -> None:
     """Print lines on standard output. A line stays one line, whatever is in it."""
     for line in lines or ("",):
-        click.echo(plain(str(line)))
+        _print(plain(str(line)))
+
+
+def _print(text: str) -> None:
+    """Print a line, which is harmless, on standard output; if that fails and `done` is on, on standard error."""
+    if _Done.now is None:
+        click.echo(text)
+    else:
+        _Done.now.print(text)
+
+
+class _Done:
+    """Print what was done, in spite of a standard output that takes nothing."""
+
+    now: _Done | None = None
+
+    def __init__(self, meta: dict[str, Any]) -> None:
+        self._meta = meta
+        self._is_lost = False
+
+    def print(self, text: str) -> None:
+        if not self._is_lost:
+            try:
+                click.echo(text)
+                return
+            except OSError as error:
+                self._lose(error)
+        if self._meta[_UNPRINTED] != GONE_EXIT:
+            hint(text)
+
+    def _lose(self, error: OSError) -> None:
+        from fsqueue.errors import FULL, StorageFull
+
+        self._is_lost = True
+        silence_stdout()
+        if isinstance(error, BrokenPipeError):
+            self._meta[_UNPRINTED] = GONE_EXIT
+            return
+        self._meta[_UNPRINTED] = StorageFull.exit_code if error.errno in FULL else 1
+        complain(
+            f"standard output cannot be written ({error.strerror or error}). What was done is done, so do not repeat "
+            "the command for that. This was to be printed:"
+        )
+
+
+_UNPRINTED = "unprinted"
+GONE_EXIT = 141
+"""The exit code where the reader of the output has gone, as a shell has it: 128 + SIGPIPE."""
+
+
+@contextmanager
+def done() -> Iterator[None]:
+    """Report in the meantime what a command has done: its decisive step is over.
+
+    An error of standard output then must not advise to repeat the command, which would do it twice. So it raises
+    nothing: it says that the rest is done, and prints the lines on standard error. The command goes on, and
+    `unprinted_exit` gives its exit code. Of a reader that has gone nothing is said, as elsewhere.
+    """
+    before, _Done.now = _Done.now, _Done(click.get_current_context().meta)
+    try:
+        yield
+    finally:
+        _Done.now = before
+
+
+def unprinted_exit(ctx: click.Context) -> int:
+    """Return the exit code for what `done` could not print; 0 if there was nothing."""
+    code: int = ctx.meta.get(_UNPRINTED, 0)
+    return code
 
 
 class Coloured(NamedTuple):
@@ -134,7 +202,10 @@ def print_json(value: Any, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     if (getattr(stream, "encoding", None) or "").lower().replace("-", "") != "utf8":
         text = _NOT_ASCII.sub(_json_escaped, text)
-    click.echo(text, err=err)
+    if err:
+        click.echo(text, err=True)
+    else:
+        _print(text)
 
 
 def json_text(value: Any) -> str:

@@ -27,7 +27,7 @@ from .common import (
     yes_option,
 )
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit, renamed
-from .printing import complain, hint, print_json, say
+from .printing import complain, done, hint, print_json, say
 
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
 DAY_S = 86_400
@@ -104,10 +104,11 @@ def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_
             hint(f"warning: {q.path} was there already, and keeps its settings: {said}.")
         if is_new and (lost := mountadvice.volatile(str(q.path))):
             hint(f"warning: {q.path} is {lost}")
-        if as_json:
-            print_json({"queue": str(q.path), "created": is_new, "settings": has})
-        elif is_new:
-            say(f"made the queue {q.path}: {_promises(q.settings)}")
+        with done():
+            if as_json:
+                print_json({"queue": str(q.path), "created": is_new, "settings": has})
+            elif is_new:
+                say(f"made the queue {q.path}: {_promises(q.settings)}")
 
 
 @click.command(epilog=example("fsqueue purge /scratch/me/tiles --yes"))
@@ -121,8 +122,9 @@ def purge(queue: str, yes: bool, as_json: bool) -> None:
         confirm(f"Drop {_inventory(lost)} of {q.path}?", yes)
         q.purge()
         _reap_in_background(q.path.absolute())
-        if as_json:
-            print_json({"purged": str(q.path), **lost.as_dict()})
+        with done():
+            if as_json:
+                print_json({"purged": str(q.path), **lost.as_dict()})
 
 
 @click.command(epilog=example("fsqueue delete /scratch/me/tiles --yes"))
@@ -139,8 +141,9 @@ def delete(queue: str, wait: bool, yes: bool, as_json: bool) -> None:
         q.delete(wait=wait)
     if not wait:
         _reap_in_background(parent)
-    if as_json:
-        print_json({"deleted": str(q.path), **lost.as_dict()})
+    with done():
+        if as_json:
+            print_json({"deleted": str(q.path), **lost.as_dict()})
 
 
 @click.command(
@@ -196,21 +199,23 @@ def gc(
         raise click.UsageError("--touch, --keep-history, --keep-payloads and --payload-bytes need a queue.")
     if queue is None:
         assert trash is not None
-        done = _reap(trash)
-        report: dict[str, Any] = {"reaped": done.removed}
+        reaping = _reap(trash)
+        report: dict[str, Any] = {"reaped": reaping.removed}
         if as_json:
-            report["left"] = done.left
-        for path, why in done.left.items() if not as_json else ():
-            say(f"{path} was left alone: {why}.")
+            report["left"] = reaping.left
+        with done():
+            for path, why in reaping.left.items() if not as_json else ():
+                say(f"{path} was left alone: {why}.")
     else:
         with fsqueue.Queue(queue) as q:
             report = q.gc(touch=touch, history_days=history_days, **kept).as_dict()
-    if as_json:
-        print_json(report)
-    elif not any(report.values()):
-        say("nothing was to be cleaned up")
-    else:
-        say(*_cleaned(report))
+    with done():
+        if as_json:
+            print_json(report)
+        elif not any(report.values()):
+            say("nothing was to be cleaned up")
+        else:
+            say(*_cleaned(report))
 
 
 GC_LINES = {
@@ -274,14 +279,14 @@ def _inventory(status: fsqueue.Status) -> str:
 
 def _reap(directory: Path) -> Reaping:
     """Remove what deleted queues left in `directory`. Wait for a while if another process is removing the same."""
-    done = reap(directory)
+    reaping = reap(directory)
     for _ in range(REAP_TRIES):
-        if not done.unfinished:
+        if not reaping.unfinished:
             break
         time.sleep(REAP_PAUSE_S)
-        before, done = done.removed, reap(directory)
-        done.removed += before
-    return done
+        before, reaping = reaping.removed, reap(directory)
+        reaping.removed += before
+    return reaping
 
 
 def _reap_in_background(directory: Path) -> None:

@@ -11,7 +11,7 @@ from fsqueue.views import outcomes
 from .common import example, ids_argument, json_option, queue_argument, words
 from .conditions import Condition, all_of, where_option
 from .counts import UNKNOWN_EXIT, say_unknown
-from .printing import Bar, complain, print_json, say
+from .printing import Bar, complain, done, print_json, say
 
 SHOW_EVERY = 256
 """How many tasks are looked at between two steps of the bar."""
@@ -68,11 +68,12 @@ def retry(
         report = q.retry_completed(chosen, where) if ids else q.retry_completed(where=where)
         unknown = outcomes.unknown(q.store, chosen)
         keeps_history, longest = q.settings.keep_history, q.settings.keep_payloads
-    if as_json:
-        print_json(report.as_dict() | ({"unknown": unknown} if unknown else {}))
-    else:
-        say(report.retried)
-        _say_rest(report)
+    with done():
+        if as_json:
+            print_json(report.as_dict() | ({"unknown": unknown} if unknown else {}))
+        else:
+            say(report.retried)
+            _say_rest(report)
     if not keeps_history:
         complain("this queue keeps no history, so of completed tasks it knows only those of batches at work")
     if report.unkept:

@@ -12,11 +12,11 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.worker import Event, Output, check_command, check_program
+from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program
 
 from .common import example, json_option, queues_argument, search_working_directory, worker_option
 from .options import DURATION, AfterDashes, renamed
-from .printing import complain, is_screen, print_json, unguarded
+from .printing import complain, done, is_screen, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
 
 FAILURES, EXCLUDED = 11, 12
@@ -24,9 +24,9 @@ FAILURES, EXCLUDED = 11, 12
 
 
 number = click.IntRange(min=1)
-OUTPUTS = ("group", "line", "none")
-"""The values of `--output`."""
 AUTO = "auto"
+LIST = ":::"
+"""What GNU parallel has before the arguments of its tasks."""
 
 
 class Processes(click.IntRange):
@@ -36,7 +36,13 @@ class Processes(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number, or `AUTO`."""
-        return AUTO if value == AUTO else super().convert(value, param, ctx)
+        if value == AUTO:
+            return AUTO
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            why = f"{value!r} is neither a number from 1 on nor 'auto', which is one for each processor."
+            self.fail(why, param, ctx)
 
 
 @click.command(
@@ -116,7 +122,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
               help="Directory for the files FSQUEUE_RESULT [TMPDIR; in Q for commands with srun, mpirun].")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="The result of a command is its standard output.")
 @click.option("--output", type=click.Choice(OUTPUTS),
-              help="Pass output on when its attempt ends (group), line by line (line), or as it comes (none) "
+              help="Pass output on when its attempt ends (group), line by line (line), or as it comes (ungrouped) "
               "[group if several commands run at a time, else line].")  # fmt: skip
 @click.option("--tag", is_flag=True, help="Begin each line of output with the id of its task.")
 @worker_option
@@ -218,8 +224,7 @@ def run(
       129, 130, 138, 143   stopped by a signal
     """
     command = ctx.meta.get("command", [])
-    if bool(command) + bool(call) + bool(load) != 1:
-        raise click.UsageError("Give either a command after '--', or --call, or --load.")
+    _check_work(queues, command, call, load)
     if command and missing_program(command):
         raise click.UsageError(f"The command '{command[0]}' was not found, or is not executable. No task was touched.")
     if command:
@@ -260,8 +265,9 @@ def run(
     summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
     if log_json:
         _log_json(Event("end", "", summary))
-    if as_json:
-        print_json(summary)
+    with done():
+        if as_json:
+            print_json(summary)
     if not log_json and not as_json:
         _summarise(report, dead)
     if report.signal is not None:
@@ -270,6 +276,26 @@ def run(
     code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, load: tuple[str, ...]) -> None:
+    """Refuse what says nothing of what to do for each task, or too much, with a usage error."""
+    all_of = (("a command after '--'", command), ("--call", call), ("--load", load))
+    given = [name for name, value in all_of if value]
+    if len(given) == 1:
+        return
+    either = "Give either a command after '--', or --call, or --load."
+    if given:
+        raise click.UsageError(f"{' and '.join(given)} were given. {either}")
+    if LIST in queues:
+        raise click.UsageError(
+            f"{LIST!r} is GNU parallel's. Here the tasks come first: printf '%s\\n' A B | fsqueue insert Q --lines. "
+            "Then: fsqueue run Q -- COMMAND {}."
+        )
+    if len(queues) > 1:
+        line = " ".join(map(quoted, queues[1:]))
+        raise click.UsageError(f"{either} If {queues[1]} is the command: fsqueue run {quoted(queues[0])} -- {line}")
+    raise click.UsageError(either)
 
 
 def _too_many(queues: list[fsqueue.Queue], retries: int | None) -> list[str]:

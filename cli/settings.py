@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ import fsqueue
 
 from .common import example, json_option, queue_argument
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit
-from .printing import complain, print_json, say
+from .printing import complain, done, print_json, say
 
 
 def _duration(text: str) -> float:
@@ -85,11 +86,12 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
     given = _given(assignments)
     with fsqueue.Queue(queue) as q:
         settings = asdict(q.change_settings(**given) if given else q.settings)
-        if as_json:
-            print_json({"queue": str(q.path), "settings": settings})
-            return
-        for name, value in settings.items():
-            say(f"{name:<16} {_text(name, value)}{'' if name in PARSERS else '  (fixed)'}")
+        with done() if given else nullcontext():
+            if as_json:
+                print_json({"queue": str(q.path), "settings": settings})
+                return
+            for name, value in settings.items():
+                say(f"{name:<16} {_text(name, value)}{'' if name in PARSERS else '  (fixed)'}")
 
 
 @click.command(epilog=example('fsqueue pause /scratch/me/tiles --reason "the licence server is down"'))
@@ -122,7 +124,10 @@ def resume(queue: str, as_json: bool) -> None:
 
 def _report(q: fsqueue.Queue, as_json: bool, what: str, is_new: bool) -> None:
     found = q.paused
-    if as_json:
-        print_json({"queue": str(q.path), "changed": is_new, "paused": found.as_dict() if found is not None else None})
-    else:
-        (say if is_new else complain)(f"{q.path} {what}" + (f" {found}" if found is not None else ""))
+    with done():
+        if as_json:
+            print_json(
+                {"queue": str(q.path), "changed": is_new, "paused": found.as_dict() if found is not None else None}
+            )
+        else:
+            (say if is_new else complain)(f"{q.path} {what}" + (f" {found}" if found is not None else ""))

@@ -16,13 +16,13 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.worker import check_command, names_launcher
+from fsqueue.worker import OUTPUTS, check_command, names_launcher
 
 from . import outer_job
 from .common import example, json_option
 from .options import names_of
-from .printing import complain, print_json, quoted, say
-from .running import AUTO, OUTPUTS, missing_program, run
+from .printing import complain, done, print_json, quoted, say
+from .running import AUTO, missing_program, run
 
 SPARE_S = 30
 """How much earlier than the grace, in seconds, workers hear of the end of their job."""
@@ -95,7 +95,7 @@ class Submission(click.Command):
                     own += _next(rest, name)
             elif name in theirs:
                 words_of = [word, *(_next(rest, name) if theirs[name] and word == name else [])]
-                is_log = name == "--output" and words_of[-1].removeprefix("--output=") not in OUTPUTS
+                is_log = name == "--output" and words_of[-1].removeprefix("--output=") not in (*OUTPUTS, "none")
                 (for_sbatch if is_log else for_run).extend(words_of)
             else:
                 for_sbatch.append(word)
@@ -162,8 +162,8 @@ def slurm(
     Each element executes 'fsqueue run Q -- COMMAND'. Have more tasks than elements: a worker takes one task after the
     other. It begins none that would not end before its job does.
 
-    Options of 'fsqueue run' go to the workers. All others go to sbatch as they are. --output group, line or none is
-    for the workers. Any other --output is sbatch's, the name of the log.
+    Options of 'fsqueue run' go to the workers. All others go to sbatch as they are. --output group, line or ungrouped
+    is for the workers. Any other --output is sbatch's, the name of the log.
 
     -j 4 asks for four processors (--cpus-per-task=4), and -c 4 sets -j 4. Give both if they differ.
 
@@ -439,10 +439,11 @@ def _submit(submission: _Submission, as_json: bool) -> None:
         except BrokenPipeError:
             pass  # it has refused already
         job, _, cluster = process.stdout.readline().decode(errors="replace").strip().partition(";")
-        if job and as_json:
-            print_json({"job": job, "cluster": cluster or None, **_described(submission)})
-        elif job:
-            say(job)
+        with done():
+            if job and as_json:
+                print_json({"job": job, "cluster": cluster or None, **_described(submission)})
+            elif job:
+                say(job)
         sys.stdout.flush()
         status = process.wait()
     if status and not job:

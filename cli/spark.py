@@ -20,7 +20,7 @@ from .common import (
     yes_option,
 )
 from .options import DURATION, renamed, seconds_in
-from .printing import print_json, print_table, say
+from .printing import done, print_json, print_table, say
 
 FINDINGS_EXIT = 10
 EXECUTORS_PYTHON = "spark.pyspark.python"
@@ -151,17 +151,18 @@ def seed(
         key=key,
         if_exists="create" if create else "append",
     )
-    if as_json:
-        print_json(made.as_dict())
-    elif made.commit is None:
-        whose = "its key was" if made.taken == 1 else "their keys were"
-        taken = f"; {made.taken:,} not: {whose} taken" if made.taken else ""
-        say(f"{wording.counted(made.rows, 'task')} {'was' if made.rows == 1 else 'were'} inserted{taken}")
-    elif made.repeated:
-        say(f"nothing to do: {made.commit} was committed before, with {wording.counted(made.rows, 'task')}")
-    else:
-        tasks, files = wording.counted(made.rows, "task"), wording.counted(made.batches, "file")
-        say(f"{tasks} in {files}, {made.bytes:,} bytes, as {made.commit}")
+    with done():
+        if as_json:
+            print_json(made.as_dict())
+        elif made.commit is None:
+            whose = "its key was" if made.taken == 1 else "their keys were"
+            taken = f"; {made.taken:,} not: {whose} taken" if made.taken else ""
+            say(f"{wording.counted(made.rows, 'task')} {'was' if made.rows == 1 else 'were'} inserted{taken}")
+        elif made.repeated:
+            say(f"nothing to do: {made.commit} was committed before, with {wording.counted(made.rows, 'task')}")
+        else:
+            tasks, files = wording.counted(made.rows, "task"), wording.counted(made.batches, "file")
+            say(f"{tasks} in {files}, {made.bytes:,} bytes, as {made.commit}")
 
 
 @spark.command(epilog=example("fsqueue spark audit /scratch/me/tiles --master 'local[8]'"))
@@ -251,10 +252,11 @@ def drain(
     made = jobs.drain(
         session(master, conf), queue, out, work, payload_schema=schema, lease_s=lease_s, rounds_max=rounds
     )
-    if as_json:
-        print_json(made.as_dict())
-    else:
-        print_table([(name, f"{count:,}") for name, count in made.as_dict().items()], (12,))
+    with done():
+        if as_json:
+            print_json(made.as_dict())
+        else:
+            print_table([(name, f"{count:,}") for name, count in made.as_dict().items()], (12,))
 
 
 def _function(name: str) -> Callable[[Any], Any]:
@@ -283,7 +285,8 @@ def requeue(queue: str, where: str, yes: bool, master: str | None, conf: tuple[s
 
     confirm(f"Put the dead tasks of {queue} back for which {where} holds?", yes)
     retried = jobs.requeue(session(master, conf), queue, where)
-    if as_json:
-        print_json({"retried": retried})
-    else:
-        say(f"{wording.counted(retried, 'task')} {'was' if retried == 1 else 'were'} put back")
+    with done():
+        if as_json:
+            print_json({"retried": retried})
+        else:
+            say(f"{wording.counted(retried, 'task')} {'was' if retried == 1 else 'were'} put back")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import brief, example, json_option, moment, queues_argument
-from .options import DURATION
+from .options import DURATION, seconds_in
 from .printing import (
     ERROR,
     Bar,
@@ -207,6 +208,8 @@ def status(
     """
     if usage and watch:
         raise click.UsageError("--usage looks at every file: use it without --watch.")
+    if watch and len(queues) > 1 and (wanted := seconds_in(queues[-1])) is not None and not os.path.exists(queues[-1]):
+        raise click.UsageError(f"--watch takes no value. For the time between two looks: --interval {wanted:g}")
     if priorities and watch:
         raise click.UsageError("--priorities reads every waiting task: use it without --watch.")
     watching = Watching(queues, fast, window_s)

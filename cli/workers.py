@@ -13,7 +13,7 @@ from fsqueue.storage import nodes
 from fsqueue.views import lease_holders as holders
 
 from .common import brief, duration, example, json_option, moment, queue_argument
-from .printing import print_json, print_table, say
+from .printing import done, print_json, print_table, say
 
 WIDTHS = (24, 12, 12, 6, 19, 10, 10)
 
@@ -60,14 +60,16 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
             said |= {"released": released, "dead": [worker.as_dict() for worker in dead]}
         if admit:
             said["admitted"] = admitted
-        print_json(said)
+        with done():
+            print_json(said)
         _end(refused)
         return
-    for node in admit:
-        other = "its failures could not be forgotten" if node in refused else "no failures are counted there"
-        say(f"{brief(node)}: {'takes tasks again' if node in admitted else other}")
-    if release_dead:
-        say(f"released {wording.counted(released, 'task')} of {wording.counted(len(dead), 'dead worker')}")
+    with done():
+        for node in admit:
+            other = "its failures could not be forgotten" if node in refused else "no failures are counted there"
+            say(f"{brief(node)}: {'takes tasks again' if node in admitted else other}")
+        if release_dead:
+            say(f"released {wording.counted(released, 'task')} of {wording.counted(len(dead), 'dead worker')}")
     if found:
         print_table([("WORKER", "JOB", "NODE", "TASKS", "SINCE", "HEARTBEAT", "LEASE", "LIFE")], WIDTHS)
         print_table((_row(worker, now) for worker in found), WIDTHS)

@@ -70,10 +70,13 @@ class Commit:
         return self._stage(user_items(batches))
 
     def _stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
+        stager = _Stager(self.store, self.name, self.attempt)
         try:
-            return _Stager(self.store, self.name, self.attempt).stage(batches)
+            return stager.stage(batches)
         except OSError as error:
             failure = self.store.explain(error, "staging", commits.NOTHING)
+            if isinstance(error, FileNotFoundError) and stager.is_overtaken:
+                failure = stager.overtaken()
             insert_errors.note_nothing(failure)
             raise failure from error
 
@@ -222,6 +225,18 @@ class _Stager:
         self.generation = store.queue_state.generation
         self._process = forks.depth
 
+    @property
+    def is_overtaken(self) -> bool:
+        """Tell whether a purge of the queue has been seen since this began."""
+        return self.store.layout is not self.layout
+
+    def overtaken(self) -> CommitLost:
+        """Return what to say then. The name is free: the purge has forgotten it."""
+        return CommitLost(
+            f"The queue {self.store.path} was purged while {self.name} was being staged. Nothing of it is visible, and "
+            "the name is free: repeat the call, or the command, to insert it into the purged queue."
+        )
+
     def stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
         """Stage all tasks up to the end of the stream, or up to a bad one, and return their part.
 
@@ -282,8 +297,8 @@ class _Stager:
             store.fs.sync_directory(self.directory)
             store.names.sync(layout.staging)  # each time: the attempt's directory may have been removed and made again
         store.refresh(now=True)
-        if store.layout is not layout:
-            raise CommitLost(f"The queue {store.path} was purged while {self.name} was being staged. Stage it again.")
+        if self.is_overtaken:
+            raise self.overtaken()
         sizes = self.files, self.tasks, self.bytes
         return CommitPart(self.name, self.attempt, self.first, *sizes, store.queue_state.id, self.generation)
 

@@ -356,7 +356,7 @@ def parse_task_id(text: object) -> tuple[Batch, int]:
     match = _TASK_ID.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidArgument(
-            f"{text!r} is not a task id. Ids look like '{'0' * 32}.7': copy one from 'ls' or from what insert printed."
+            f"{text!r} is not a task id. Ids look like '{'0' * 32}.7': copy one from what 'fsqueue ls' prints."
         )
     return Batch(match[1]), int(match[2])
 

@@ -5,9 +5,9 @@ what commands print. `commands`, `processes` and `threads` do the tasks.
 """
 
 from fsqueue.worker.launchers import names_launcher
-from fsqueue.worker.passing import Output
+from fsqueue.worker.passing import OUTPUTS, Output
 from fsqueue.worker.report import Event, WorkerReport
 from fsqueue.worker.scripts import check_command, check_program
 from fsqueue.worker.worker import Worker
 
-__all__ = ["Event", "Output", "Worker", "WorkerReport", "check_command", "check_program", "names_launcher"]
+__all__ = ["OUTPUTS", "Event", "Output", "Worker", "WorkerReport", "check_command", "check_program", "names_launcher"]

@@ -12,9 +12,9 @@ from typing import Literal
 from fsqueue.filesystem import Spool, is_same_file, is_terminal, write_all
 from fsqueue.worker.background import end_in_child
 
-Output = Literal["group", "line", "none"]
+Output = Literal["group", "line", "ungrouped"]
 """group: what an attempt prints is shown together when it ends; line: line by line; none: as it comes."""
-OUTPUTS = ("group", "line", "none")
+OUTPUTS = ("group", "line", "ungrouped")
 PassOn = Callable[[int, bytes], object]
 """Called with 1 or 2 (standard output or error) and the bytes to write there."""
 
@@ -84,7 +84,7 @@ class Channel:
 
     def take(self, chunk: bytes) -> None:
         """Pass on what was printed, or hold it back."""
-        if self._output == "none":
+        if self._output == "ungrouped":
             self._exits.write(self.ours, chunk)
         elif self._group is not None:
             try:

@@ -95,8 +95,8 @@ class Worker:
         or this is the only worker in a Slurm job of several nodes.
     result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
     patience_s: how long the worker waits for a failing filesystem.
-    output: how output is passed on: "group", together when an attempt ends; "line", line by line; "none", as it comes.
-        By default in groups if commands run side by side, otherwise in lines.
+    output: how output is passed on: "group", together when an attempt ends; "line", line by line; "ungrouped", as it
+        comes. By default in groups if commands run side by side, otherwise in lines.
     tag: begin each line that is passed on with the task's id.
     pass_on: called with 1 or 2 and bytes, instead of writing these to this process's standard output or error.
         It and `tell` are called in one thread, so never at the same time.
@@ -165,7 +165,7 @@ class Worker:
             whole("retries", retries, 0)
         if output not in (None, *OUTPUTS):
             raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
-        if tag and output == "none":
+        if tag and output == "ungrouped":
             raise InvalidArgument("Tags stand before whole lines: output must be 'group' or 'line' with them.")
         if threads is not None and (
             command or timeout_s is not None or keep_output is not None or output is not None or tag

@@ -282,6 +282,27 @@ def test_what_is_no_parquet_or_damaged_or_comes_through_a_pipe(fsqueue_cli: Run,
     assert queue.status().inserted == 0
 
 
+def test_of_a_file_that_is_damaged_half_way_the_first_row_that_cannot_be_read_is_named(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insert_parquet, "BATCH_ROWS_MAX", 50)
+    names = [f"{n:0100d}" for n in range(300)]
+    parquet.write_table(
+        pa.table({"n": [*range(300)], "x": names}), tmp_path / "a.parquet", row_group_size=100, compression="none"
+    )
+    opened = parquet.ParquetFile(tmp_path / "a.parquet")
+    column = opened.metadata.row_group(2).column(1)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    begin = column.dictionary_page_offset or column.data_page_offset
+    data[begin : begin + 40] = b"\xff" * 40
+    (tmp_path / "a.parquet").write_bytes(data)
+    result = fsqueue_cli("insert", queue.path, tmp_path / "a.parquet", code=2)
+    inserted = queue.status().inserted
+    assert 0 < inserted <= 200
+    assert f"{tmp_path / 'a.parquet'}, row {inserted + 1:,} cannot be read: " in result.stderr
+    assert f"the rows of {tmp_path / 'a.parquet'} from number {inserted + 1:,} on" in result.stderr
+
+
 def test_without_pyarrow_it_says_what_to_install(
     fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

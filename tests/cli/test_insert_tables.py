@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import shlex
 import signal
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.once
 
 NUMBERS = {
     "0": 0, "7": 7, "-7": -7, "1.5": 1.5, "-0.25": -0.25, "1e5": 100000.0, "1E-3": 0.001, ".5": 0.5, "5.": 5.0,
-    " 3 ": 3, "18446744073709551615": 2**64 - 1, "-9223372036854775808": -(2**63), "1.0": 1.0,
+    " 3 ": 3, "-0": 0, "-0.0": -0.0, "18446744073709551615": 2**64 - 1, "-9223372036854775808": -(2**63), "1.0": 1.0,
 }  # fmt: skip
 TEXTS = [
     "007", "00", "-01", "00.5", "+1", "+1.5", "1_000", "1,000", "1 000", "nan", "NaN", "inf", "-inf", "Infinity",
@@ -51,6 +52,8 @@ def test_what_json_writes_as_a_number_is_one(text: str) -> None:
     found = number_in(text)
     assert found == NUMBERS[text]
     assert type(found) is type(NUMBERS[text])
+    assert found is not None
+    assert math.copysign(1, found) == math.copysign(1, NUMBERS[text]), "the sign of a zero"
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -83,6 +86,25 @@ def test_rows_are_objects_by_the_header(fsqueue_cli: Run, queue: Queue, tmp_path
 def test_separators(fsqueue_cli: Run, queue: Queue, options: list[str], mark: str) -> None:
     fsqueue_cli("insert", queue.path, *options, "-", input=f"n{mark}x\n1{mark}a.:b\n")
     assert payloads(queue) == [{"n": 1, "x": "a.:b"}]
+
+
+@pytest.mark.parametrize("options", [["--csv"], ["--tsv"], ["--delimiter", " "], ["--csv", "--text", "x"]])
+def test_in_a_table_of_one_column_what_is_in_quotes_is_a_row_and_only_an_empty_line_is_none(
+    fsqueue_cli: Run, queue: Queue, options: list[str]
+) -> None:
+    """As `csv.writer` and pandas write an empty cell there."""
+    written = io.StringIO()
+    csv.writer(written, quoting=csv.QUOTE_ALL).writerows([["x"], ["a"], [""], ["  "], ["\n"]])
+    given = written.getvalue() + "\n\r\n"
+    assert fsqueue_cli("insert", queue.path, *options, input=given).stdout == "4\n"
+    assert sorted((task.payload["x"] for task in queue.tasks()), key=str) == ["\n", "  ", None, "a"]
+
+
+def test_a_line_of_blanks_is_a_row_only_where_they_separate_cells(fsqueue_cli: Run, queue: Queue) -> None:
+    assert fsqueue_cli("insert", queue.path, "--csv", input="n\n1\n \t\n\n").stdout == "1\n"
+    assert fsqueue_cli("insert", queue.path, "--csv", input='n\n""\n"  "\n').stdout == "2\n"
+    assert fsqueue_cli("insert", queue.path, "--tsv", input="n\tx\n\t\n").stdout == "1\n"
+    assert fsqueue_cli("insert", queue.path, "--delimiter", " ", input="n x\n \n").stdout == "1\n"
 
 
 @pytest.mark.parametrize("mark", ["", "ab", '"', "\n", "\r"])
@@ -143,6 +165,7 @@ def test_a_header_that_is_none_is_refused(fsqueue_cli: Run, queue: Queue, header
     assert "standard input, line 1 " in result.stderr
     assert HEADERS[header] in result.stderr
     assert "repeat the command" in result.stderr
+    assert "or use --skip-bad" not in result.stderr, "it does not help"
     assert (result.stdout, queue.status().inserted) == ("0\n", 0)
 
 
@@ -174,7 +197,7 @@ def test_a_bad_row_is_named_and_what_was_before_is_in(fsqueue_cli: Run, queue: Q
     skipped = fsqueue_cli("insert", queue.path, "--csv", "--skip-bad", input=given, code=1)
     assert "3 tasks were inserted; 1 bad line skipped" in skipped.stderr
     committed = fsqueue_cli("insert", queue.path, "--csv", "--commit", "a", input=given, code=2)
-    assert "nothing was inserted as a" in committed.stderr
+    assert "nothing was inserted as a: correct it and repeat the command, or use --skip-bad" in committed.stderr
 
 
 @pytest.mark.parametrize("more", [[], ["--skip-bad"]])
@@ -193,6 +216,27 @@ def test_a_quote_that_is_never_closed_ends_it_in_bounded_memory(fsqueue_cli: Run
     result = fsqueue_cli("insert", queue.path, "--csv", input=given, code=2)
     assert "line 3 begins a row with a quote that is never closed" in result.stderr
     assert "line 2 is longer" in fsqueue_cli("insert", queue.path, "--csv", input="n,x\n1," + "x" * 9000, code=2).stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--skip-bad"]])
+def test_skip_bad_is_advised_only_where_it_helps(fsqueue_cli: Run, queue: Queue, more: list[str]) -> None:
+    given = table("n,x", "1,a", '2,"b')
+    result = fsqueue_cli("insert", queue.path, "--csv", "--commit", "a", *more, input=given, code=2)
+    assert result.stderr.endswith("nothing was inserted as a: correct it and repeat the command\n")
+
+
+def test_an_advised_option_is_written_as_bash_reads_it(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "a\nb.csv"
+    file.write_text(table('n,"t\nx"', "1,a", "2", "3,7"))
+    result = fsqueue_cli("insert", queue.path, "--csv", file, code=2)
+    advised = re.search(r"which '(.*)' prints \(with (.*?)\);", result.stderr)
+    assert advised is not None
+    printed = subprocess.run(["bash", "-c", advised[1]], capture_output=True, text=True, check=True).stdout
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {advised[2]}"], capture_output=True, text=True, check=True)
+    assert printed.endswith("\n2\n3,7\n")
+    rest = printed.replace("\n2\n", "\n")
+    fsqueue_cli("insert", queue.path, "--csv", *words.stdout.split("\0")[:-1], input=rest)
+    assert payloads(queue) == [{"n": 1, "t\nx": "a"}, {"n": 3, "t\nx": "7"}]
 
 
 @pytest.fixture
@@ -295,6 +339,7 @@ def test_repeating_a_commit_of_a_table_is_harmless(fsqueue_cli: Run, queue: Queu
         (["--csv", "--lines"], "leave --lines out"),
         (["--tsv", "-0"], "leave -0 out"),
         (["--tsv", "--delimiter", ","], "say different things"),
+        (["--csv", "--tsv"], "say different things"),
         (["--text", "x"], "add --csv, --tsv or --delimiter"),
         (["--csv", "--task", "1"], "leave the option for tables out"),
     ],

@@ -147,6 +147,71 @@ def test_a_full_disk_behind_the_output_is_an_error(spawn: Spawn, queue: Queue) -
     assert process.returncode == 7
 
 
+CHANGES: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("insert", "Q", "--task", "1"): ("1",),
+    ("insert", "Q", "--task", "1", "--json"): ('{"inserted":1,"skipped":0}',),
+    ("insert", "Q", "--task", "1", "--commit", "a"): ("1",),
+    ("set", "Q", "max_attempts=2"): ("max_attempts     2", "lease_s          600"),
+    ("pause", "Q"): ("is paused since",),
+    ("resume", "Q", "--json"): ('"changed":',),
+    ("create", "Q2"): ("made the queue ",),
+    ("purge", "Q", "--yes", "--json"): ('{"purged":',),
+    ("delete", "Q", "--yes", "--json", "--wait"): ('{"deleted":',),
+    ("dead", "retry", "Q"): ("0",),
+    ("dead", "purge", "Q", "--yes"): ("0",),
+    ("retry", "Q", "--state", "completed", "--all", "--json"): ('{"retried":0',),
+    ("release-all", "Q", "--yes"): ("0",),
+    ("upgrade", "Q", "--yes"): ("Nothing was changed.",),
+    ("gc", "Q"): ("nothing was to be cleaned up",),
+    ("complete", "Q", "TOKEN", "--json"): ('{"completed":["',),
+    ("run", "Q", "--json", "--", "true"): ('"completed":1',),
+}
+"""Commands that change a queue, and what they were to print."""
+
+
+@pytest.mark.parametrize("arguments", CHANGES, ids=" ".join)
+def test_where_its_output_cannot_be_written_a_command_says_that_its_work_is_done(
+    spawn: Spawn, queue: Queue, arguments: tuple[str, ...]
+) -> None:
+    """An advice to repeat it would have it done twice."""
+    queue.insert(0)
+    values = {"Q": str(queue.path), "Q2": str(queue.path.parent / "q2")}
+    if "TOKEN" in arguments:
+        values["TOKEN"] = queue.lease()[0].token
+    with open("/dev/full", "w") as full:
+        process = spawn(*(values.get(word, word) for word in arguments), stdout=full)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 7, said
+    assert "standard output cannot be written (No space left on device). What was done is done" in said
+    assert "and repeat" not in said
+    for line in CHANGES[arguments]:
+        assert line in said
+    assert "Traceback" not in said
+    if arguments[0] == "insert":
+        assert queue.status().inserted == 2
+
+
+def test_where_its_output_cannot_be_written_a_bad_line_is_still_named(spawn: Spawn, queue: Queue) -> None:
+    with open("/dev/full", "w") as full:
+        process = spawn("insert", queue.path, stdin=subprocess.PIPE, stdout=full)
+        said = process.communicate("1\nx\n", timeout=60)[1]
+    assert process.returncode == 2
+    assert "standard input, line 2 is not JSON" in said
+    assert "insert the rest" in said
+
+
+def test_where_the_reader_of_a_count_has_gone_a_bad_line_is_still_named(spawn: Spawn, queue: Queue) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    for lines, code, says in (("1\n", 141, ""), ("1\nx\n", 2, "line 2 is not JSON")):
+        process = spawn("insert", queue.path, stdin=subprocess.PIPE, stdout=writing)
+        said = process.communicate(lines, timeout=60)[1]
+        assert process.returncode == code, said
+        assert says in said
+        assert bool(said) == bool(says)
+    os.close(writing)
+
+
 def test_with_its_standard_streams_closed_it_still_works(queue: Queue) -> None:
     """And no file of the queue gets the number of one of them."""
     command, closed = f"{sys.executable} -m fsqueue_cli", "<&- >&- 2>&-"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from fsqueue_cli import habits
 from fsqueue_cli.main import COMMANDS, cli
 from fsqueue_cli.options import DURATION, Renamed, names_of, seconds_in
 
@@ -147,3 +148,66 @@ def test_the_help_tells_all_exit_codes_and_what_a_duration_is(fsqueue_cli: Run) 
         assert re.search(rf"^    {code} +\w", text, re.MULTILINE), code
     assert "1:00:00" in text
     assert "5m" in text
+
+
+# -- habits from other programs ---------------------------------------------------------------------------------
+
+MEMORY = "ulimit -v"
+HABITS = {
+    **{f"run Q {option} 4 -- true": "Use -j N" for option in ("-P", "-n", "--workers", "--parallel")},
+    "run Q -P4 -- true": "Use -j N",
+    "run Q --mem 4G -- true": MEMORY,
+    "run Q --dry-run -- true": "'fsqueue ls Q --limit 3' shows",
+    "run Q --resume -- true": "Type the command again",
+    "run Q --keep-going -- true": "--stop-after-failures N",
+    "run Q --joblog f -- true": "fsqueue results Q log.csv",
+    "run Q --halt now -- true": "--stop-after-failures 1",
+    "run Q ./process {}": "fsqueue run Q -- ./process '{}'",
+    "run Q ./process -v {}": "write '--' before that: fsqueue run Q -- COMMAND",
+    "run Q echo {} ::: A B": "fsqueue insert Q --lines",
+    "run Q -j 0 -- true": "'0' is neither a number from 1 on nor 'auto'",
+    "run Q -j 50% -- true": "'50%' is neither a number from 1 on nor 'auto'",
+    "run Q --call cv -- true": "a command after '--' and --call were given",
+    "run Q --output none -- true": "append >/dev/null 2>&1",
+    "ls Q --state done": "Use --state completed",
+    "ls Q --state running": "Use --state leased",
+    "ls Q --state pending": "Use --state waiting",
+    "ls Q --state error": "Use --state dead",
+    "ls Q --where payload.n=1": "'fsqueue results Q --where'; of dead letters, 'fsqueue dead list Q --where'",
+    "status Q --watch 5": "--interval 5",
+    "set Q --max-attempts 3": "max_attempts=3",
+    "results Q --where took_s": "quote the condition, as in --where 'took_s>2'",
+    "results Q --where": "quote the condition, as in --where 'took_s>2'",
+    "dead list Q --where": "quote the condition",
+    "show Q nosuch": "copy one from what 'fsqueue ls' prints",
+    "log Q": "'fsqueue show Q TASK' prints a task's history",
+    "tail Q": "'fsqueue status Q --watch'",
+    "kill Q": "send it SIGTERM",
+    "stop Q": "'fsqueue pause Q'",
+    "info Q": "'fsqueue status Q'",
+    "clean Q": "'fsqueue gc Q'",
+}
+
+
+@pytest.mark.parametrize("typed", HABITS)
+def test_a_habit_from_another_program_is_told_what_to_type_here(fsqueue_cli: Run, queue: Queue, typed: str) -> None:
+    queue.insert(1)
+    words = [str(queue.path) if word == "Q" else word for word in typed.split()]
+    result = fsqueue_cli(*words, code=None)
+    assert result.exit_code in (1, 2), result.output
+    said = " ".join(line.strip() for line in result.stderr.splitlines()).replace(str(queue.path), "Q")
+    assert HABITS[typed] in said
+    assert queue.status().waiting == 1
+
+
+def test_what_is_advised_for_a_habit_exists() -> None:
+    """A command, an option or a value that comes to be here needs no advice."""
+    known = dict(commands())
+    assert not habits.COMMANDS.keys() & COMMANDS.keys()
+    for name, advised in habits.OPTIONS.items():
+        taken = {form for option in known[name].params for form in names_of(option)}
+        assert not advised.keys() & taken
+    for name, option, value in habits.VALUES:
+        [found] = [one for one in known[name].params if option in one.opts]
+        assert isinstance(found.type, click.Choice)
+        assert value not in found.type.choices

@@ -57,7 +57,7 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]
 
 
-@pytest.mark.parametrize("output", ["group", "line", "none"])
+@pytest.mark.parametrize("output", ["group", "line", "ungrouped"])
 def test_output_that_finds_no_room_is_said_and_exits_with_7(spawn: Spawn, queue: Queue, output: str) -> None:
     queue.insert_many(range(3))
     with open("/dev/full", "w") as full:
@@ -124,7 +124,7 @@ def test_as_many_at_a_time_as_the_job_has_processors(spawn: Spawn, queue: Queue)
     assert spawn(*words, env=os.environ | job).wait(timeout=60) == 0
     assert [task.attempt for task in queue.tasks("completed")] == [1] * 6
     said = spawn("run", queue.path, "-j", "many", "--", "true").communicate(timeout=60)[1]
-    assert "'many' is not a valid" in said
+    assert "'many' is neither a number from 1 on nor 'auto'" in said
 
 
 def test_jobs_run_side_by_side(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:

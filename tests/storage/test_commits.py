@@ -302,6 +302,20 @@ def test_what_was_staged_before_a_purge_is_gone(q: Queue) -> None:
     assert commit.publish([commit.stage([1])]).tasks == 1
 
 
+def test_a_purge_while_tasks_are_being_staged_is_named(q: Queue) -> None:
+    def tasks() -> Iterator[int]:
+        yield from range(5000)
+        Queue(q.path).purge()
+        yield from range(5000)
+
+    commit = q.commit("job")
+    with pytest.raises(CommitLost, match=r"was purged while job was being staged.*the name is free: repeat the call"):
+        commit.stage(tasks(), batch_tasks=10)
+    with pytest.raises(CommitLost, match="was purged while job was being staged"):
+        q.insert_many(tasks(), commit="job", batch_tasks=10)
+    assert q.insert_many([1], commit="job") == 1
+
+
 def test_a_purge_at_any_step_of_a_publish(queue_factory: QueueFactory, clock: ManualClock) -> None:
     """It is reported lost, or it was committed and then purged; never the one for the other."""
 

@@ -121,7 +121,7 @@ def test_a_run_with_few_descriptors_gets_through(queue: Queue, left: Path) -> No
 
 def test_who_prints_without_end_does_not_hold_the_loop_up(monkeypatch: pytest.MonkeyPatch) -> None:
     output_writer = OutputWriter(lambda name, error: None, lambda text: None)
-    stream = Stream(Mailbox(), output_writer, 1, "none", False)
+    stream = Stream(Mailbox(), output_writer, 1, "ungrouped", False)
     monkeypatch.setattr(output_writer, "do", lambda *what: None)
     reads = [0]
 

@@ -100,7 +100,7 @@ def test_on_a_terminal_the_last_line_is_ended(printed: Printed, monkeypatch: pyt
 
 
 def test_as_it_comes(exits: Exits, printed: Printed) -> None:
-    one, other = channels(exits, "none")
+    one, other = channels(exits, "ungrouped")
     one.take(b"a")
     other.take(b"b")
     assert printed.all == b"ab"
@@ -241,7 +241,8 @@ def test_a_group_is_shown_when_its_command_is_killed(queue: Queue, printed: Prin
     assert printed.by[1] == b"heard\n" * 2
 
 
-@pytest.mark.parametrize("options", [{"output": "lines"}, {"output": "none", "tag": True}, {"threads": 2, "tag": True},
+@pytest.mark.parametrize("options", [{"output": "lines"}, {"output": "ungrouped", "tag": True},
+                                     {"threads": 2, "tag": True},
                                      {"threads": 2, "output": "group"}])  # fmt: skip
 def test_contradictions(queue: Queue, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
