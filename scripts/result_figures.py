@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsqueue
 
@@ -30,13 +32,37 @@ def measured(*command: str) -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def fill(path: str, tasks: int) -> None:
-    """Make a queue whose tasks are all completed, each with a small payload and a small result."""
-    with fsqueue.Queue.create(path, durability="none") as queue:
-        queue.insert_many({"seed": seed, "rate": seed / 7, "name": f"sample-{seed}"} for seed in range(tasks))
+TEXT = 'He said: "It, too, is [null]." ' * 8
+SHAPES: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
+    "fields": (
+        lambda seed: {"seed": seed, "rate": seed / 7, "name": f"sample-{seed}"},
+        lambda seed: {"loss": 1 / (1 + seed), "ok": True},
+    ),
+    "numbers": (lambda seed: {"seed": seed, "rate": seed / 7}, lambda seed: seed / 3),
+    "texts": (lambda seed: {"seed": seed, "text": f"{TEXT}{seed}"}, lambda seed: {"answer": f"{seed} {TEXT}"}),
+    "nested": (
+        lambda seed: {"seed": seed, "grid": {"x": [seed, seed / 7], "names": ["a", "b"]}},
+        lambda seed: {"losses": [seed / 3, 1.0, None], "best": {"at": seed, "of": {"all": True}}},
+    ),
+    "failures": (
+        lambda seed: {"seed": seed, "rate": seed / 7, "name": f"sample-{seed}"},
+        lambda seed: {"loss": 1 / (1 + seed), "ok": True},
+    ),
+}
+"""What the payloads and the results are like, made from a task's number. Of "failures", each third task fails once."""
+
+
+def fill(path: str, tasks: int, shape: str = "fields") -> None:
+    """Make a queue whose tasks are all completed, with payloads and results of a shape."""
+    payload, result = SHAPES[shape]
+    with fsqueue.Queue.create(path, durability="none", backoff_s=(0, 0)) as queue:
+        queue.insert_many(map(payload, range(tasks)))
         while leased := queue.lease(500):
             for task in leased:
-                task.complete({"loss": 1 / (1 + task.payload["seed"]), "ok": True})
+                if shape == "failures" and task.attempt == 1 and task.payload["seed"] % 3 == 0:
+                    task.fail("no luck, this time", 0)
+                else:
+                    task.complete(result(task.payload["seed"]))
 
 
 def main() -> None:
@@ -45,11 +71,12 @@ def main() -> None:
     made.add_argument("--tasks", type=int, default=1_000_000, metavar="N", help="tasks in the queue (1000000)")
     made.add_argument("--repeat", type=int, default=3, metavar="K", help="the least of so many runs (3)")
     made.add_argument("--dir", metavar="DIR", help="below this directory (the system's temporary directory)")
+    made.add_argument("--shape", choices=SHAPES, default="fields", help="what payloads and results are like (fields)")
     options = made.parse_args()
     home = Path(tempfile.mkdtemp(prefix="fsqueue-results-", dir=options.dir))
     try:
         queue = str(home / "queue")
-        fill(queue, options.tasks)
+        fill(queue, options.tasks, options.shape)
         found: dict[str, tuple[float, float]] = {}
         for name in ("out.jsonl", "out.csv", "out.parquet"):
             if name == "out.parquet" and not _has_pyarrow():
