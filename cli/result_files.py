@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import IO, Any
 
 import click
 import orjson
@@ -15,6 +13,7 @@ import orjson
 import fsqueue
 from fsqueue.gc_pause import paused_collector
 
+from .result_place import place_of
 from .result_table import NOT_FINITE, Block, Column, Columns, Step, Table, as_text
 
 BLOCKS_AT_ONCE = 20
@@ -52,19 +51,18 @@ def _is_plain_text(column: Column) -> bool:
 # -- CSV --------------------------------------------------------------------------------------------------
 
 
-def write_csv(path: str, table: Table, step: Step) -> None:
+def write_csv(file: IO[bytes], table: Table, step: Step) -> None:
     """Write a header and a line for each row: UTF-8, texts quoted, null an empty cell."""
     numeric = [kind == "float64" for kind in table.types()]
-    with open(path, "wb") as file:
-        file.write(b",".join([csv_cell(name, False) for name in table.columns()]) + b"\n")
-        for rows, columns in table.read(step):
-            parts: list[Cells] = []
-            for column, is_number in zip(columns, numeric, strict=True):
-                if column is not None:
-                    parts += _csv_parts(column, rows, is_number)
-                parts.append(b",")
-            parts[-1] = b"\n"
-            file.write(_lines(rows, parts))
+    file.write(b",".join([csv_cell(name, False) for name in table.columns()]) + b"\n")
+    for rows, columns in table.read(step):
+        parts: list[Cells] = []
+        for column, is_number in zip(columns, numeric, strict=True):
+            if column is not None:
+                parts += _csv_parts(column, rows, is_number)
+            parts.append(b",")
+        parts[-1] = b"\n"
+        file.write(_lines(rows, parts))
 
 
 def _csv_parts(column: Column, rows: int, is_number: bool) -> list[Cells]:
@@ -95,17 +93,16 @@ def csv_cell(value: Any, is_number: bool) -> bytes:
 # -- JSON Lines -------------------------------------------------------------------------------------------
 
 
-def write_jsonl(path: str, table: Table, step: Step) -> None:
+def write_jsonl(file: IO[bytes], table: Table, step: Step) -> None:
     """Write an object for each row. A field that a payload or a result lacks is left out."""
     names = [b",%b:" % orjson.dumps(name) for name in table.columns()]
     names[0] = b"{" + names[0][1:]
-    with open(path, "wb") as file:
-        for rows, columns in table.read(step):
-            parts: list[Cells] = []
-            for column, name in zip(columns, names, strict=True):
-                if column is not None:
-                    parts += _json_parts(column, rows, name)
-            file.write(_lines(rows, [*parts, b"}\n"]))
+    for rows, columns in table.read(step):
+        parts: list[Cells] = []
+        for column, name in zip(columns, names, strict=True):
+            if column is not None:
+                parts += _json_parts(column, rows, name)
+        file.write(_lines(rows, [*parts, b"}\n"]))
 
 
 def _json_parts(column: Column, rows: int, name: bytes) -> list[Cells]:
@@ -126,7 +123,7 @@ def _json_parts(column: Column, rows: int, name: bytes) -> list[Cells]:
 # -- Parquet ----------------------------------------------------------------------------------------------
 
 
-def write_parquet(path: str, table: Table, step: Step) -> None:
+def write_parquet(file: IO[bytes], table: Table, step: Step) -> None:
     """Write columns of one type each. Where the values are of several types, a column holds their text or JSON."""
     import pyarrow
     from pyarrow import parquet
@@ -134,7 +131,7 @@ def write_parquet(path: str, table: Table, step: Step) -> None:
     names = table.columns()
     types = [getattr(pyarrow, name)() for name in table.types()]
     schema = pyarrow.schema(list(zip(names, types, strict=True)))
-    with parquet.ParquetWriter(path, schema) as writer:
+    with parquet.ParquetWriter(file, schema) as writer:
         blocks = table.read(step)
         while some := list(islice(blocks, BLOCKS_AT_ONCE)):
             arrays = [
@@ -174,7 +171,7 @@ def _needs_pyarrow() -> None:
         )
 
 
-FORMATS: dict[str, tuple[Callable[[str, Table, Step], None], Callable[[], None]]] = {
+FORMATS: dict[str, tuple[Callable[[IO[bytes], Table, Step], None], Callable[[], None]]] = {
     ".csv": (write_csv, lambda: None),
     ".jsonl": (write_jsonl, lambda: None),
     ".ndjson": (write_jsonl, lambda: None),
@@ -186,9 +183,10 @@ FORMATS: dict[str, tuple[Callable[[str, Table, Step], None], Callable[[], None]]
 def write(path: str, found: Iterable[Columns], reading: Step, writing: Step) -> tuple[int, int]:
     """Write results into a file, in the format that its name ends in. Return the numbers of rows and columns.
 
-    `found` is as `Queue.result_columns` yields it. Two passes: the first notes the columns, and keeps the rows in a
-    temporary file in the same directory; the second writes the table under a temporary name, and renames it when it is
-    whole. An existing file is replaced. `reading` and `writing` are told how many rows a pass has done.
+    `found` is as `Queue.result_columns` yields it; nothing is asked of it before the place of the file is found good.
+    Two passes: the first notes the columns, and keeps the rows in a temporary file in the same directory; the second
+    writes the table under a temporary name, and renames it when it is whole. An existing file is replaced. `reading`
+    and `writing` are told how many rows a pass has done.
     """
     ending = os.path.splitext(path)[1].lower()
     if ending not in FORMATS:
@@ -197,15 +195,7 @@ def write(path: str, found: Iterable[Columns], reading: Step, writing: Step) -> 
         raise click.UsageError(f"{path!r} is there already, and is no regular file. Name another file.")
     writes, prepare = FORMATS[ending]
     prepare()
-    directory, name = os.path.split(os.path.realpath(path))
-    with paused_collector(), Table(directory) as table:
+    with place_of(path) as place, paused_collector(), Table(place.spool()) as table:
         table.fill(found, reading)
-        fresh = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
-        try:
-            writes(fresh, table, writing)
-            os.replace(fresh, os.path.join(directory, name))
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(fresh)
-            raise
+        place.replace(lambda file: writes(file, table, writing))
         return table.rows, len(table.columns())

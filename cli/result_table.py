@@ -7,7 +7,6 @@ most of them apart without decoding them.
 from __future__ import annotations
 
 import base64
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -79,8 +78,8 @@ class Block(NamedTuple):
 class Table:
     """Rows in a temporary file, and the columns that they need. Memory does not grow with the rows."""
 
-    def __init__(self, directory: str) -> None:
-        self._spool: IO[bytes] = tempfile.TemporaryFile(dir=directory, prefix=".fsqueue-results-")  # noqa: SIM115
+    def __init__(self, spool: IO[bytes]) -> None:
+        self._spool = spool
         self.rows = 0
         self._kinds: dict[Field, set[Any]] = {}
         """All fields, in the order in which they were met, and what kinds of values each has."""

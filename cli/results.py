@@ -14,7 +14,10 @@ from fsqueue import wording
 
 from .common import brief, duration, example, json_option, moment, queue_argument
 from .conditions import Condition, all_of, where_option
-from .printing import Bar, is_screen, print_json, print_table, say
+from .printing import Bar, complain, is_screen, print_json, print_table, say
+
+Columns = list[Sequence[Any]]
+"""Results as `Queue.result_columns` yields them."""
 
 ROWS_AT_ONCE = 1_000
 """How many of the results that were chosen are turned into columns together."""
@@ -37,7 +40,8 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
     """Print the results of Q: what was put into each finished task beside what came out of it.
 
     FILE ends in .csv, .jsonl or .parquet. There each field of a payload and of a result is a column. A name that is
-    taken gets the prefix "payload." or "result.". FILE is written under another name, and renamed when it is whole.
+    taken gets the prefix "payload." or "result.". FILE is written under another name, and renamed when it is whole;
+    until then an older one stays. It must not lie in the directory of a queue. Standard error says what is missing.
 
     Without FILE: a table on a terminal, elsewhere (and with --json) a JSON object for each task, with its payload and
     result as they are. Finished tasks are known while the history keeps them. Their payloads are known if they are
@@ -45,37 +49,76 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
     """
     with fsqueue.Queue(queue) as q:
         condition = all_of(conditions)
+        found = CountedResults(q, failed)
         if file is not None:
-            _write(q, file, condition, failed, as_json)
-            return
-        found = q.results(where=condition, failed=failed)
-        if as_json or not is_screen(sys.stdout):
-            for result in found:
+            _write(found, file, condition, as_json)
+        elif as_json or not is_screen(sys.stdout):
+            for result in found.results(condition):
                 print_json(result.as_dict())
         else:
-            print_table(_rows(found), (36, 9, 8, 19, 9, 12))
+            print_table(_rows(found.results(condition)), (36, 9, 8, 19, 9, 12))
+        if found.missing:
+            complain(
+                f"{wording.counted(found.missing, 'completed task')} of {q.path} have no row: the history has none of "
+                "them. It was not kept (create --no-history), removed (gc --keep-history), or is damaged "
+                "('fsqueue fsck' tells)."
+            )
 
 
-def _write(q: fsqueue.Queue, file: str, condition: Condition | None, failed: bool, as_json: bool) -> None:
+class CountedResults:
+    """The results of a queue, counted as they are read."""
+
+    def __init__(self, q: fsqueue.Queue, failed: bool) -> None:
+        self._q, self._failed = q, failed
+        self.total = 0
+        """How many finished tasks the queue has counted, once they are asked for."""
+        self.missing = 0
+        """How many completed tasks of those were not among the results, once all are read."""
+
+    def columns(self) -> Iterator[Columns]:
+        """Yield what `Queue.result_columns` yields."""
+        known = self._q.status(exact=False)
+        self.total = known.completed + known.dead
+        completed = 0
+        for columns in self._q.result_columns(self._failed):
+            completed += columns[_STATE].count("completed")
+            yield columns
+        if not self._failed:  # what ends meanwhile is counted by neither, or by the second alone
+            self.missing = max(0, known.completed - completed)
+
+    def results(self, condition: Condition | None) -> Iterator[fsqueue.Result]:
+        """Yield those that meet a condition."""
+        for columns in self.columns():
+            yield from filter(condition or _every, map(fsqueue.Result._make, zip(*columns, strict=True)))
+
+
+_STATE = fsqueue.Result._fields.index("state")
+
+
+def _every(result: fsqueue.Result) -> bool:
+    return True
+
+
+def _write(found: CountedResults, file: str, condition: Condition | None, as_json: bool) -> None:
     from .result_files import write
 
-    found = q.result_columns(failed) if condition is None else _in_columns(q.results(condition, failed))
-    known = q.status(exact=False)
-    total = known.completed + known.dead
-    with Bar("reading results", "tasks") as progress, Bar("writing", "tasks") as bar:
-        rows, columns = write(
-            file,
-            found,
-            lambda done: progress.show(min(done, total), total),
-            lambda done: bar.show(done, total),
-        )
+    try:
+        with Bar("reading results", "tasks") as progress, Bar("writing", "tasks") as bar:
+            rows, columns = write(
+                file,
+                found.columns() if condition is None else _in_columns(found.results(condition)),
+                lambda done: progress.show(min(done, found.total), found.total),
+                lambda done: bar.show(done, found.total),
+            )
+    except fsqueue.QueuePurged as error:
+        raise fsqueue.QueuePurged(f"{error} Nothing was written: {file} is as it was.") from None
     if as_json:
         print_json({"file": file, "rows": rows, "columns": columns})
     else:
         say(f"{file}: {wording.counted(rows, 'row')}, {wording.counted(columns, 'column')}")
 
 
-def _in_columns(found: Iterator[fsqueue.Result]) -> Iterator[list[Sequence[Any]]]:
+def _in_columns(found: Iterator[fsqueue.Result]) -> Iterator[Columns]:
     while some := [*islice(found, ROWS_AT_ONCE)]:
         yield [*map(list, zip(*some, strict=True))]
 

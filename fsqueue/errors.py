@@ -60,9 +60,10 @@ class QueueNotFound(FsqueueError):
 
 
 class QueuePurged(FsqueueError):
-    """The queue was purged or overwritten while it was waited for, or while its dead letters were settled.
+    """The queue was purged or overwritten while it was waited for, while its dead letters were settled, or while its
+    results were read.
 
-    What was in it was not worked off, and is gone.
+    What was in it is gone, worked off or not.
     """
 
 

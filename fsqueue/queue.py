@@ -602,7 +602,8 @@ class Queue(Maintenance):
 
         Each has its payload, its result or error, and who worked on it, when and for how long. They go back as far as
         the queue keeps its history. `where`: a function that tells which to yield. For DataFrames:
-        `pandas.DataFrame(result.as_dict() for result in queue.results())`.
+        `pandas.DataFrame(result.as_dict() for result in queue.results())`. QueuePurged, at the end, if the queue was
+        purged meanwhile. Lines of the history that cannot be read are left out; a warning is logged.
         """
         if where is not None:
             user_function(where)  # raises InvalidArgument if it is no function

@@ -112,7 +112,7 @@ def mount_among(lines: Iterable[str], real: str) -> Mount:
     best = Mount(UNKNOWN, "/", "")
     for line in lines:
         fields = line.split()
-        point = _plain(fields[4]) if len(fields) > 6 else ""
+        point = plain(fields[4]) if len(fields) > 6 else ""
         if len(point) < len(best.point) or not (real == point or real.startswith(point.rstrip("/") + "/")):
             continue
         try:
@@ -121,11 +121,12 @@ def mount_among(lines: Iterable[str], real: str) -> Mount:
         except ValueError:
             continue
         options = ",".join([fields[5], *fields[after + 2 : after + 3]]).split(",")
-        best = Mount(kind, point, ",".join(dict.fromkeys(options)), _plain(source))
+        best = Mount(kind, point, ",".join(dict.fromkeys(options)), plain(source))
     return best
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Return a path as it is, of the way in which mountinfo writes it."""
     return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), text) if "\\" in text else text
 
 

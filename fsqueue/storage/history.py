@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from fsqueue import wording
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, nesting, task_file
 from fsqueue.format.names import Batch, Day, Shard, day_of
@@ -18,6 +20,8 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.storage import jsonl
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
+
+logger = logging.getLogger("fsqueue")
 
 PAGE_BYTES = 4096
 """The end of a line, with the record that says when its batch finished, is in so many bytes."""
@@ -107,18 +111,33 @@ def batches(store: Store) -> Iterator[tuple[Batch, Records]]:
 def finished_batches(store: Store, offsets: bool = True) -> Iterator[Finished]:
     """Yield all finished batches that the history keeps, with the lines that it has; repeats are dropped.
 
-    Without `offsets`, records have numbers in place of their offsets: that is four times as fast.
+    Without `offsets`, records have numbers in place of their offsets: that is four times as fast. Damaged lines are
+    left out. A warning says at the end how many.
     """
+    damaged = 0
     for shard in names.all_shards(store.layout.shards):
         seen: set[str] = set()
+        unread: list[str | None] = []
         for day in days(store):
             for line in _lines(store, store.layout.history(day, shard)):
-                if (batch := batch_named(line)) in seen or batch is None:
+                batch = batch_named(line)
+                if batch in seen:
                     continue
-                found = _parse_whole(line) if offsets else _parse_fast(line)
+                found = None
+                if batch is not None:
+                    found = _parse_whole(line) if offsets else _parse_fast(line)
                 if found is not None:
                     seen.add(found.batch)
                     yield found
+                elif jsonl.is_bad(line, lambda line: parse(line) is not None):
+                    unread.append(batch)
+        damaged += sum(batch not in seen for batch in unread)
+    if damaged:
+        logger.warning(
+            "%s in the history of %s cannot be read: what was finished there is left out; 'fsqueue fsck' shows where",
+            wording.counted(damaged, "line"),
+            store.path,
+        )
 
 
 def _parse_fast(line: bytes) -> Finished | None:

@@ -17,6 +17,7 @@ import orjson
 
 from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue
 from fsqueue.filesystem import NOT_FILES, Filesystem, holders_of
+from fsqueue.filesystem.above import files_above
 from fsqueue.format.layout import SETTINGS_FILE, read_queue_state, settings_file
 
 logger = logging.getLogger("fsqueue")
@@ -44,6 +45,19 @@ def around(path: str, shared: bool) -> str | None:
         finally:
             fs.close_root()
     return None
+
+
+def holds(directory: int) -> bool:
+    """Return whether an open directory is a queue's, or lies in one at any depth. OSError if that cannot be found out.
+
+    Its own name and those above it do not count: it asks `..` of each, and where mounts show a directory elsewhere. A
+    `queue.jsonl` that this user may not read counts as a queue's, but for a stranger's (see `around`).
+    """
+    for found in files_above(directory, SETTINGS_FILE, READ_BYTES):
+        is_queue = found.content is None or _is_birth(found.content)
+        if is_queue and not _was_put_there(found.holder, found.status.st_uid):
+            return True
+    return False
 
 
 def inside(fs: Filesystem, directory: str, of_itself: bool = True) -> str | None:
@@ -131,9 +145,10 @@ def _content(fs: Filesystem, directory: str) -> bytes | None:
 
 
 def _is_strangers(fs: Filesystem, directory: str) -> bool:
-    """Tell whether all users may write in a directory, and its `queue.jsonl` is neither its owner's nor this user's."""
-    holder = fs.stat(directory)
-    if not holder.st_mode & stat.S_IWOTH:
-        return False
     owner = fs.stat(f"{directory.rstrip('/')}/{SETTINGS_FILE}").st_uid
-    return owner not in (holder.st_uid, os.geteuid())
+    return _was_put_there(fs.stat(directory), owner)
+
+
+def _was_put_there(holder: os.stat_result, owner: int) -> bool:
+    """Tell whether all users may write in a directory, and its `queue.jsonl` is neither its owner's nor this user's."""
+    return bool(holder.st_mode & stat.S_IWOTH) and owner not in (holder.st_uid, os.geteuid())

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from fsqueue.errors import QueuePurged
 from fsqueue.format import names
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import COMPLETED
@@ -37,9 +38,11 @@ def results(store: Store, failed: bool = False) -> Iterator[list[Result]]:
 def columns(store: Store, failed: bool = False) -> Iterator[Columns]:
     """Yield the same as columns, those of a batch at a time. That is several times as fast as an object for each task.
 
-    Logs are read before the history, so that a batch which finishes in between is in one of them.
+    Logs are read before the history, so that a batch which finishes in between is in one of them. QueuePurged, at the
+    end, if the queue was purged meanwhile.
     """
     store.verify()
+    layout = store.layout
     if not failed:
         seen: set[Batch] = set()
         for at_work in inspection.partly_done(store):
@@ -51,6 +54,11 @@ def columns(store: Store, failed: bool = False) -> Iterator[Columns]:
     letters = map(_of_letter, deadletters.letters(store))
     while some := [*islice(letters, LETTERS_AT_ONCE)]:
         yield [*map(list, zip(*some, strict=True))]
+    store.refresh(now=True)
+    if store.layout is not layout:  # another call may have found it out
+        raise QueuePurged(
+            f"The queue {store.path} was purged while its results were being read: what was read of them is not whole."
+        )
 
 
 def completed(found: FinishedBatch) -> Iterator[Result]:

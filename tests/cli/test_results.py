@@ -8,12 +8,14 @@ import importlib.util
 import json
 import math
 import os
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
-from fsqueue_cli import result_files, result_table
+from fsqueue_cli import result_files, result_place, result_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,6 +160,62 @@ def test_every_value_comes_back_from_a_csv(tmp_path: Path, value: Any) -> None:
         assert [row["a"] for row in rows] == [wanted, "", wanted]
         assert [row["c"] for row in rows] == [wanted, "x,y", wanted]
     assert [(row["b"], row["d"]) for row in rows] == [("0", "null"), ("1", "null"), ("2", "null")]
+
+
+WICKED = [
+    "Mac\rline", "\r", "\n", "\r\n", "a\r\nb", '"', '""', '","', ",", "=1+1", "'", "null", "[", "{", "\\", "\\r",
+    "\u2028", "\x85", "\x0b\x0c\x1c", " x ", "\t", "true", "1", "NaN", "", "\ufeff", "日本",
+]  # fmt: skip
+cells = st.none() | st.sampled_from([*WICKED, "\0"]) | st.text(st.sampled_from('a,"\r\n\\ \u2028'), max_size=6)
+others = st.none() | st.integers(-(2**63), 2**63 - 1) | st.just([1, {"a": "x\r"}]) | st.just("null") | st.booleans()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is in the extra `arrow`")
+@given(st.lists(st.tuples(cells, others), min_size=1, max_size=8), st.sampled_from([1, 1000]))
+@settings(max_examples=how_many(60, 1000))
+def test_texts_are_quoted_and_null_is_empty_whichever_way_a_row_goes(rows: list[Any], at_once: int) -> None:
+    """For Python's reader, for Arrow's, and by the bytes: a text that is empty is `""`, and null is nothing."""
+    from pyarrow import csv as arrow_csv
+
+    payloads = [{"before": 1, "text": text, "other": other, "after": text} for text, other in rows]
+    blocks = (
+        [columns_of(payloads, [None] * len(rows))] if at_once > 1 else [columns_of([one], [None]) for one in payloads]
+    )
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result_table, "ROWS_AT_ONCE", at_once)
+        [(path, _)] = written(Path(directory), blocks, ".csv")
+        read = rows_of(path)
+        table = arrow_csv.read_csv(
+            path,
+            parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(("text", "other", "after"), "string"),
+                null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False,
+            ),
+        )  # fmt: skip
+        raw = path.read_bytes()
+    wanted = [other if isinstance(other, str | None) else json.dumps(other, separators=(",", ":")) for _, other in rows]
+    assert [(row["before"], row["text"], row["other"], row["after"]) for row in read] == [
+        ("1", text or "", other or "", text or "") for (text, _), other in zip(rows, wanted, strict=True)
+    ]
+    assert table["text"].to_pylist() == table["after"].to_pylist() == [text for text, _ in rows]
+    assert table["other"].to_pylist() == wanted
+    for text, other in rows:
+        quoted = "" if text is None else '"' + text.replace('"', '""') + '"'
+        shown = "" if other is None else json.dumps(other, separators=(",", ":"))
+        shown = '"' + shown.replace('"', '""') + '"' if isinstance(other, list) else shown
+        assert f",1,{quoted},{shown},{quoted},".encode() in raw
+
+
+def test_insert_takes_a_csv_of_results_back(fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path) -> None:
+    queue, again = queue_factory(), Queue.create(tmp_path / "again")
+    fill(queue, *[({"number": number, "text": text}, [text]) for number, text in enumerate([*WICKED, None])])
+    path = tmp_path / "out.csv"
+    fsqueue_cli("results", queue.path, path)
+    fsqueue_cli("insert", again.path, "--csv", path, "--text", "text", "--text", "result")
+    payloads = sorted((task.payload for task in again.lease(100)), key=lambda payload: int(payload["number"]))
+    assert [payload["text"] for payload in payloads] == [text or None for text in [*WICKED, None]]
+    assert [json.loads(payload["result"]) for payload in payloads] == [[text] for text in [*WICKED, None]]
 
 
 def columns_of(payloads: list[Any], results: list[Any], **others: list[Any]) -> list[list[Any]]:
@@ -361,7 +419,7 @@ def test_an_empty_table_has_a_header(fsqueue_cli: Run, queue_factory: QueueFacto
     [
         ("out.xlsx", "ends in none of .csv, .jsonl", 2),
         ("directory.csv", "no regular file", 2),
-        ("missing/out.csv", "No such file", 1),
+        ("missing/out.csv", "missing/out.csv", 1),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused(
@@ -379,15 +437,198 @@ def test_an_existing_file_stays_until_the_new_one_is_whole(
     file = tmp_path / "out.csv"
     file.write_text("before")
 
-    def failing(path: str, table: object, step: object) -> None:
-        Path(path).write_text("half")
+    def failing(new: IO[bytes], table: object, step: object) -> None:
+        new.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(result_files.FORMATS, ".csv", (failing, lambda: None))
     with pytest.raises(OSError, match="No space"):
         result_files.write(str(file), sweep.result_columns(), lambda done: None, lambda done: None)
     assert file.read_text() == "before"
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".out")]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("way", ["itself", "below", "dots", "link to a directory", "link to a file", "bare name"])
+def test_no_file_of_a_queue_is_replaced(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, way: str
+) -> None:
+    """Nor is any made in its directory, whatever path leads there."""
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "inner").symlink_to(sweep.path)
+    (tmp_path / f"link{ending}").symlink_to(Path("inner", "queue.jsonl"))
+    (tmp_path / f"again{ending}").symlink_to(f"link{ending}")
+    below = next(path for path in sweep.path.iterdir() if path.is_dir())
+    monkeypatch.chdir(below)
+    file = {
+        "itself": sweep.path / f"queue{ending}",
+        "below": below / f"out{ending}",
+        "dots": tmp_path / "beside" / ".." / "inner" / "." / f"out{ending}",
+        "link to a directory": tmp_path / "inner" / f"out{ending}",
+        "link to a file": tmp_path / f"again{ending}",
+        "bare name": f"out{ending}",
+    }[way]
+    before = {path: path.read_bytes() for path in sweep.path.rglob("*") if path.is_file()}
+    done = fsqueue_cli("results", sweep.path, file, code=2)
+    assert "inside the directory of a queue" in done.stderr
+    assert {path: path.read_bytes() for path in sweep.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_table_called_like_a_queue_s_file_makes_no_queue(fsqueue_cli: Run, sweep: Queue, tmp_path: Path) -> None:
+    """Otherwise the next table in the same directory would be refused."""
+    for _ in range(2):
+        fsqueue_cli("results", sweep.path, tmp_path / "queue.jsonl")
+    fsqueue_cli("results", sweep.path, tmp_path / "out.csv")
+
+
+def test_of_a_queue_that_is_purged_meanwhile_nothing_is_written(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out.csv").write_text("before")
+    read = Queue.result_columns
+
+    def purged(self: Queue, failed: bool = False) -> Iterator[Any]:
+        found = read(self, failed)
+        yield next(found)
+        Queue(sweep.path).purge()
+        yield from found
+
+    monkeypatch.setattr(Queue, "result_columns", purged)
+    done = fsqueue_cli("results", sweep.path, tmp_path / "out.csv", code=1)
+    assert "was purged while its results were being read" in done.stderr
+    assert f"{tmp_path / 'out.csv'} is as it was" in done.stderr
+    assert (tmp_path / "out.csv").read_text() == "before"
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def histories(queue: Queue) -> list[Path]:
+    return sorted(path for path in queue.path.glob("1-*/history/*/*") if path.is_file())
+
+
+@pytest.mark.parametrize("options", [[], ["out.csv"], ["out.csv", "--where", "payload.x=1"], ["--json"]])
+def test_what_is_missing_is_said(
+    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """A completed task that the history does not have, in whatever way the results are shown."""
+    monkeypatch.chdir(tmp_path)
+    queue = queue_factory()
+    fill(queue, ({"x": 1}, 1), ({"x": 2}, 2))
+    assert fsqueue_cli("results", queue.path, *options).stderr == ""
+    for path in histories(queue):
+        path.unlink()
+    done = fsqueue_cli("results", queue.path, *options)
+    assert done.stderr.startswith(f"fsqueue: 2 completed tasks of {queue.path} have no row: ")
+    assert fsqueue_cli("results", queue.path, "--failed").stderr == "", "they were not asked for"
+
+
+def test_without_a_history_that_is_said(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
+    queue = queue_factory(keep_history=False)
+    fill(queue, ({"x": 1}, 1))
+    assert "1 completed task of" in fsqueue_cli("results", queue.path).stderr
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o600, 0o664, 0o755])
+def test_the_mode_of_the_file_that_is_replaced_is_kept(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, mode: int
+) -> None:
+    file, link = tmp_path / "out.csv", tmp_path / "link.csv"
+    file.write_text("before")
+    file.chmod(mode)
+    link.symlink_to("out.csv")
+    fsqueue_cli("results", sweep.path, link)
+    assert link.is_symlink()
+    assert file.read_text().startswith('"id"')
+    assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
+def test_a_new_file_has_the_mode_that_the_umask_leaves(fsqueue_cli: Run, sweep: Queue, tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        fsqueue_cli("results", sweep.path, tmp_path / "out.csv")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "out.csv").stat().st_mode) == 0o640
+
+
+def test_without_the_group_of_the_old_file_one_s_own_group_may_do_no_more_than_all(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "out.csv"
+    file.write_text("before")
+    file.chmod(0o664)
+    known = os.stat
+
+    def of_another_group(path: Any, **options: Any) -> os.stat_result:
+        found = known(path, **options)
+        if path != "out.csv":
+            return found
+        fields = list(found)
+        fields[stat.ST_GID] += 1
+        return os.stat_result(fields)
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "stat", of_another_group)
+    monkeypatch.setattr(os, "fchown", refused)
+    fsqueue_cli("results", sweep.path, file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_what_a_killed_command_has_left_is_removed_by_the_next(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same file, if nobody has it locked. All else stays."""
+    with result_place.place_of(str(tmp_path / "out.csv")) as place:
+        monkeypatch.setattr(os, "rename", lambda *_, **__: os._exit(9))
+        if (pid := os.fork()) == 0:
+            place.replace(lambda file: None)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+        monkeypatch.undo()
+        [left] = [name for name in os.listdir(tmp_path) if name.startswith(".fsqueue-results-")]
+        kinds = {"a pipe": os.mkfifo, "a directory": os.mkdir}
+        digits = [digit for digit in "01234" if digit != left[-5]]
+        theirs = {
+            name: f"{left[:-5]}{digit}.tmp" for digit, name in zip(digits, [*kinds, "linked", "a link"], strict=False)
+        }
+        for kind, make in kinds.items():
+            make(tmp_path / theirs[kind])
+        (tmp_path / "mine").write_text("kept")
+        os.link(tmp_path / "mine", tmp_path / theirs["linked"])
+        (tmp_path / theirs["a link"]).symlink_to("mine")
+        strays = {left + "x", left.replace("results-", "results-0"), ".out.csv.0123456789abcdef.tmp"}
+        for name in strays:
+            (tmp_path / name).write_text("kept")
+        kept = {*theirs.values(), *strays, "mine"}
+
+        def while_locked(file: IO[bytes]) -> None:
+            fsqueue_cli("results", sweep.path, tmp_path / "out.csv")
+            assert len({*os.listdir(tmp_path)} - kept - {"out.csv", left, sweep.path.name}) == 1, "a living one's stays"
+            assert left not in os.listdir(tmp_path)
+            file.write(b"last")
+
+        place.replace(while_locked)
+    assert {*os.listdir(tmp_path)} - {sweep.path.name} == kept | {"out.csv"}
+    assert (tmp_path / "out.csv").read_text() == "last"
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_a_file_that_was_taken_away_before_it_was_whole_replaces_nothing(tmp_path: Path) -> None:
+    (tmp_path / "out.csv").write_text("before")
+
+    def exchanged(file: IO[bytes]) -> None:
+        [name] = [name for name in os.listdir(tmp_path) if name.startswith(".")]
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_text("another's")
+
+    with (
+        pytest.raises(OSError, match="was removed or replaced") as failed,
+        result_place.place_of(str(tmp_path / "out.csv")) as place,
+    ):
+        place.replace(exchanged)
+    assert failed.value.filename == str(tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "before"
+    assert len(os.listdir(tmp_path)) == 2, "what is not ours is not removed"
 
 
 def test_a_wrong_condition_is_refused(fsqueue_cli: Run, sweep: Queue) -> None:

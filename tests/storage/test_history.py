@@ -168,3 +168,36 @@ def test_old_days_are_removed_by_upkeep(q: Queue, clock: ManualClock) -> None:
         q.task(refs[0].id)
     assert q.task(refs[2].id).state == "completed"
     assert q.status().completed == 3
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_lines_that_cannot_be_read_are_left_out_counted_and_kept(
+    queue: Queue, caplog: pytest.LogCaptureFixture, offsets: bool
+) -> None:
+    """A blank line is none, nor one that was marked as void, nor one whose batch has another line."""
+    queue.insert_many([1, 2, 3, 4], batch_tasks=1)
+    queue.complete(queue.lease(4))
+    assert len(list(history.finished_batches(queue.store, offsets))) == 4
+    assert caplog.messages == []
+    paths = [path for path in queue.path.glob("1-*/history/*/*.jsonl") if path.stat().st_size]
+    line = paths[0].read_bytes().splitlines()[0]
+    begun = b'{"batch":"%s","count":1,"rec' % b"0193f0c2a4b97c31a2d5e8f001234567"
+    written = paths[0].read_bytes() + b"\n".join([b"garbage", begun, line[:50], begun + b"~", b"", b"~", line, b""])
+    paths[0].write_bytes(written)
+    assert len(list(history.finished_batches(queue.store, offsets))) == 4
+    [said] = caplog.messages
+    assert said.startswith(f"2 lines in the history of {queue.path} cannot be read: ")
+    assert "'fsqueue fsck'" in said
+    assert paths[0].read_bytes() == written
+
+
+def test_a_damaged_line_does_not_count_once_its_batch_is_read_from_a_later_one(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.insert_many([1], batch_tasks=1)
+    queue.complete(queue.lease())
+    [path] = [path for path in queue.path.glob("1-*/history/*/*.jsonl") if path.stat().st_size]
+    line = path.read_bytes()
+    path.write_bytes(line[:60] + b"\n" + line)
+    assert len(list(history.finished_batches(queue.store, False))) == 1
+    assert caplog.messages == []

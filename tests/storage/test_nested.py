@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fsqueue import InvalidArgument, Queue
 from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem.above import FileAbove
 from fsqueue.format import names
 from fsqueue.storage import commits, nested
 from fsqueue.upkeep import collect
@@ -233,3 +235,35 @@ def test_an_attempt_is_removed_as_before(outer: Queue) -> None:
     [attempt] = (base_of(outer) / "staging").iterdir()
     assert commits.drop(outer.store, str(attempt))
     assert not attempt.exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "content", "is_held"),
+    [
+        (0o755, 4711, None, True),
+        (0o1777, 4711, None, False),
+        (0o1777, os.geteuid(), None, True),
+        (0o755, os.geteuid(), b'{"x":1}\n', False),
+        (0o755, os.geteuid(), b"", False),
+    ],
+)
+def test_what_holds_an_open_directory_is_a_queue_by_its_content_and_its_owner(
+    outer: Queue, monkeypatch: pytest.MonkeyPatch, mode: int, owner: int, content: bytes | None, is_held: bool
+) -> None:
+    """A stranger's file in a directory like /tmp is none; what this user may not read may be one."""
+    found = nested.files_above
+
+    def seen(directory: int, name: str, bytes_max: int) -> Iterator[FileAbove]:
+        for each in found(directory, name, bytes_max):
+            holder, status = list(each.holder), list(each.status)
+            holder[stat.ST_MODE] = stat.S_IFDIR | mode
+            status[stat.ST_UID] = owner
+            yield FileAbove(os.stat_result(holder), os.stat_result(status), content)
+
+    fd = os.open(base_of(outer), os.O_PATH | os.O_DIRECTORY)
+    try:
+        assert nested.holds(fd)
+        monkeypatch.setattr(nested, "files_above", seen)
+        assert nested.holds(fd) == is_held
+    finally:
+        os.close(fd)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, Result
+from fsqueue import InvalidArgument, Queue, QueuePurged, Result
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.storage import payloads
@@ -158,3 +158,17 @@ def test_payloads_at_once_are_as_one_after_the_other() -> None:
     for indices in (range(5), [1, 2]):
         assert found.payloads_and_keys(indices)[0] == [found.task(index)[0] for index in indices]
     assert found.task(2)[0] == "new"
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_purge_meanwhile_is_an_error(q: Queue, clock: ManualClock, at_end: bool) -> None:
+    q.insert_many([{"x": x} for x in range(4)], batch_tasks=1)
+    work(q, clock)
+    found = q.results()
+    for _ in range(4 if at_end else 1):
+        next(found)
+    Queue(q.path, clock=clock).purge()
+    if at_end:  # another call may find it out first
+        q.insert({"x": 5})
+    with pytest.raises(QueuePurged, match="while its results were being read"):
+        list(found)
