@@ -281,7 +281,17 @@ def _fail(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
 
 
 def _bury(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    return bool(replay_state.bury(at, _lease_id(record), replay_state._tasks(record), _text(record["reason"]), offset))
+    worker = record.get("worker")
+    return bool(
+        replay_state.bury(
+            at,
+            _lease_id(record),
+            replay_state._tasks(record),
+            _text(record["reason"]),
+            offset,
+            worker if type(worker) is dict else None,
+        )
+    )
 
 
 def _cancel(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
