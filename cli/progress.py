@@ -209,7 +209,7 @@ class _Told:
         self._looker.failing_here.count(event.kind)
         if event.text:
             self._say(event.text)
-        elif event.kind == "failed":
+        elif event.kind in ("failed", "given-up"):
             with self._mutex:
                 self._failures.add(event.fields["task"], event.fields["reason"])
 

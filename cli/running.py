@@ -272,7 +272,9 @@ def run(
         _summarise(report, dead)
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
-    code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if report.buried else 0}.get(report.ended, 0)
+    code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if report.buried or report.spent else 0}.get(
+        report.ended, 0
+    )
     code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
@@ -354,6 +356,8 @@ def _summarise(report: fsqueue.WorkerReport, dead: dict[str, int]) -> None:
     if (others := report.failed - report.buried_attempts) > 0:
         more = "other " if report.buried else ""
         parts.append(wording.counted(others, f"{more}failed attempt"))
+    if report.spent:
+        parts.append(f"{report.spent:,} given up without another attempt")
     parts += [f"{value:,} {name}" for name in ("released", "lost") if (value := getattr(report, name))]
     if report.unkept:
         parts.append(f"the output of {report.unkept:,} not kept, or not all of it")

@@ -43,10 +43,16 @@ class Look:
 
     @property
     def left(self) -> fsqueue.TimeLeft | None:
-        """Return the time until the queue is drained. Of several queues, each with workers, the last one counts."""
+        """Return the time until the queue is drained. Of several queues, each with workers, the last one counts.
+
+        None: it is not known, or nothing moves in a queue that is not drained.
+        """
         if is_all_delayed(self.status):
             return None  # what is left waits for its time, and not for a worker
-        last = last_left([part.left for part in self.parts if part.status.remaining])
+        left = [part for part in self.parts or [self] if part.status.remaining]
+        if any(part.paused is not None or (part.activity is not None and not part.activity.is_worked) for part in left):
+            return None
+        last = last_left([part.left for part in left]) if self.parts else None
         if last is not None:
             return last
         return self.activity.left(self.status.remaining) if self.activity is not None else None

@@ -8,6 +8,7 @@ from fsqueue.filesystem.expected_errors import LOST, NOT_FILES, asking_again
 from fsqueue.filesystem.kept_output import KeptFile, KeptOutput, is_same_file, is_terminal, write_all
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
 from fsqueue.filesystem.operations import Filesystem
+from fsqueue.filesystem.pipes import PipeEnd
 from fsqueue.filesystem.processes import inheritable_descriptors, is_program, program_fault
 from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
 from fsqueue.filesystem.spools import Spool
@@ -29,6 +30,7 @@ __all__ = [
     "asking_again",
     "beegfs_setting",
     "holders_of",
+    "PipeEnd",
     "inheritable_descriptors",
     "is_program",
     "is_same_file",

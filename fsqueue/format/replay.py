@@ -356,8 +356,9 @@ def _fail(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
 
 
 def _bury(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    lease, reason = _lease_id(record), _text(record["reason"])
-    buried = replay_state.bury(at, lease, replay_state._tasks(record), reason, offset)
+    lease, reason, worker = _lease_id(record), _text(record["reason"]), record.get("worker")
+    holder = worker if type(worker) is dict else None
+    buried = replay_state.bury(at, lease, replay_state._tasks(record), reason, offset, holder)
     if lease is not None and ("used" in record or replay_state.used):  # without one, the last attempt's counts
         _note_used(replay_state, record, buried)
     return bool(buried)

@@ -50,6 +50,7 @@ class States:
         "attempts",
         "available_at",
         "base_version",
+        "blamed",
         "count",
         "counts",
         "done",
@@ -115,6 +116,9 @@ class States:
         """Tasks that were leased with others when their worker died: they are leased alone from then on."""
         self.payloads: dict[int, Any] = {}
         self.errors: dict[int, str] = {}
+        self.blamed: dict[int, dict[str, Any]] = {}
+        """The worker of the last attempt at tasks that were buried without a lease, where the record tells it. Behind a
+        checkpoint not of those buried before."""
         self.ended: set[tuple[int, str]] = set()
         """Tasks that were released, failed or buried by a lease, each with that lease."""
         self.results: dict[int, Any] = {}
@@ -592,8 +596,19 @@ class States:
             self.ended.add((index, lease))
         return returned
 
-    def bury(self, at: int, lease: str | None, tasks: list[int], reason: str, offset: int) -> list[int]:
-        """Bury tasks: by their lease or, without one, if no lease holds them. Return those that were."""
+    def bury(
+        self,
+        at: int,
+        lease: str | None,
+        tasks: list[int],
+        reason: str,
+        offset: int,
+        worker: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Bury tasks: by their lease or, without one, if no lease holds them. Return those that were.
+
+        `worker` made the last attempt at tasks that have no lease any more.
+        """
         buried = []
         for index in tasks:
             if lease is not None:
@@ -605,6 +620,8 @@ class States:
                 continue
             else:
                 self._expire(index)
+                if worker is not None:
+                    self.blamed[index] = worker
             self.errors[index] = reason
             self.decide(index, DEAD, at, offset)
             buried.append(index)

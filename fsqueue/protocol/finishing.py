@@ -106,6 +106,8 @@ def is_over(locked: LockedBatch) -> bool:
 def missing_letters(locked: LockedBatch) -> int:
     """Write the letters of dead tasks that have none yet, and sync them; how many."""
     dead = [index for index, state in enumerate(locked.replay_state.state) if state == DEAD]
+    if any(index not in locked.log.lettered and locked.replay_state.holder[index] is None for index in dead):
+        locked.recall()  # else a checkpoint would hide who made the last attempt
     return _write(locked, dead, certain=False)
 
 

@@ -6,6 +6,7 @@ import errno
 import logging
 import math
 import weakref
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -13,7 +14,6 @@ from orjson import loads
 
 from fsqueue import forks
 from fsqueue.clock import Backoff
-from fsqueue.cluster.identity import describe
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import movements, names, priority, task_file
@@ -21,7 +21,7 @@ from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.protocol import finishing, sealing, transitions
+from fsqueue.protocol import finishing, sealing, spending, transitions
 from fsqueue.protocol.ordered_selection import OrderedSelection, RandomSelection, RankedSelection
 from fsqueue.protocol.selection import Selection
 from fsqueue.storage import commits, deadletters, published, record_times
@@ -51,6 +51,8 @@ one is taken from whatever it has. A strict look counts those only that it has l
 
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 """Skip a batch that fails with one of these; raise only if nothing else could be leased."""
+UNREADABLE_LINE = "unreadable: its line in the task file is damaged"
+"""The reason of a task whose payload cannot be read."""
 WARN_AGAIN_S = 600.0
 """Log nothing more for so long about batches that are skipped for the same reason."""
 
@@ -70,6 +72,10 @@ BUSY: Final = Without.BUSY
 NOTHING: Final = Without.NOTHING
 LATER: Final = Without.LATER
 Got = list[LeasedTask] | Without
+
+
+def _ignore(task: str, attempts: int, reason: str) -> None:
+    """Take no notice of a task that was buried instead of leased."""
 
 
 class Leaser:
@@ -97,6 +103,9 @@ class Leaser:
         """The batch that was looked into last, and the rank of the next task that it has."""
         self.selection, self._ranked = self._new_selection()
         self._damaged: list[LeasedTask] = []
+        self.gave_up: Callable[[str, int, str], object] = _ignore
+        """Called with the id, the number of attempts and the reason of each task that was buried instead of leased. Its
+        batch may be locked meanwhile, so it must not block."""
         self.is_held_up = False
         """Whether the last look has given nothing because the queue is paused."""
         self._passed_over: dict[int, OSError] = {}
@@ -412,7 +421,8 @@ class Leaser:
         damaged, self._damaged = self._damaged, []
         try:
             for task in damaged:
-                transitions.bury(self.store, task, "unreadable: its line in the task file is damaged")
+                transitions.bury(self.store, task, UNREADABLE_LINE)
+                self.gave_up(task.id, 1, UNREADABLE_LINE)
         except (OSError, FsqueueError) as error:
             if not others:
                 raise
@@ -684,12 +694,13 @@ class Leaser:
         return choice
 
     def _bury_spent(self, locked: LockedBatch, spent: list[int], at: int) -> None:
-        """Bury tasks whose last allowed attempt ended with its lease."""
-        for index in spent:
-            holder = locked.replay_state.holder[index]
-            last = describe(holder.worker) if holder is not None else "unknown"
-            reason = transitions.shorten(f"lease expired, last worker {last}: out of attempts")
-            locked.append_record("bury", at, tasks=[[index, index + 1]], reason=reason)
+        """Bury tasks that have had all attempts: the last lease ran out, or `max_attempts` was lowered since."""
+        for index, charge in spending.last_charges(locked, spent).items():
+            attempts = locked.replay_state.charged(index)
+            reason = spending.reason(charge, attempts, self.store.settings.max_attempts)
+            worker = {} if charge.worker is None else {"worker": charge.worker}
+            locked.append_record("bury", at, tasks=[[index, index + 1]], reason=reason, **worker)
+            self.gave_up(names.task_id(locked.batch, index), attempts, reason)
         finishing.bury(locked, spent)
 
     def _nothing_now(self, locked: LockedBatch, name: TaskFileName | None, at: int) -> None:

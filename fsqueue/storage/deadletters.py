@@ -94,14 +94,14 @@ def restore(store: Store, batch: str, replay_state: ReplayState, tasks: Iterable
 def _letter(
     batch_id: str, replay_state: ReplayState, index: int, payload: Any, more: Mapping[str, Any] = MappingProxyType({})
 ) -> bytes:
-    holder = replay_state.holder[index]
+    holder, blamed = replay_state.holder[index], replay_state.blamed.get(index)
     letter = {
         "op": "dead",
         "at": replay_state.since[index],
         "id": names.task_id(batch_id, index),
         "reason": replay_state.errors.get(index, ""),
         "attempt": replay_state.attempts[index],
-        "worker": holder.worker if holder is not None else None,
+        "worker": blamed or (holder.worker if holder is not None else None),
         **({} if payload is LOST else task_file.payload_fields(payload)),
         **more,
     }

@@ -29,6 +29,7 @@ from fsqueue.format.task_states import Lease
 from fsqueue.models import DeadLetter
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
+from fsqueue.views import lease_holders
 
 WINDOWS_S = (60.0, 3600.0)
 """What rates are averages over, unless the caller says: the second where work goes on, but too little was finished in
@@ -143,7 +144,8 @@ class Activity:
     and means are estimates, and their errors include that of the sample. Of what was not read, the oldest leases and
     the tasks that come back are not among those told. `whole_reasons`: whether all dead letters were read.
 
-    `is_worked`: whether a worker holds a task in time, or has finished one within the last ten seconds.
+    `is_worked`: whether a worker that is not proven dead by this host holds a task in time; where none is held, whether
+    one was finished within the last ten seconds.
     `holders`: who holds tasks, each as JSON, in what was read; None: not known.
     `most_used`: of tasks that were finished within the window, and of those in batches at work that have none yet, in
     what was read; None: no worker measured any.
@@ -548,11 +550,15 @@ class _Survey:
         return bool(self.held or self.finished())
 
     def is_worked(self) -> bool:
-        """Return whether a worker holds tasks, or has just finished some: between two leases it holds none."""
+        """Return whether a worker holds tasks, or has just finished some: between two leases it holds none.
+
+        Workers that this host proves dead finish nothing. While they hold tasks and no other does, what has just been
+        finished may have been theirs.
+        """
+        if self.held:
+            return any(lease_holders.lives_here(orjson.loads(holder)) is not False for holder in self.holders)
         recent = self.now - STILL_S * 1000
-        return bool(self.held) or any(
-            at >= recent for part in self.parts for unit in part.units for at in unit.events[FINISHED]
-        )
+        return any(at >= recent for part in self.parts for unit in part.units for at in unit.events[FINISHED])
 
     def work_since(self) -> int:
         """Return when work began, if that was in the window. A rate over the time before that would be too low."""

@@ -157,19 +157,26 @@ def _held(replay_state: ReplayState) -> Iterator[tuple[int, Lease]]:
 # -- life ------------------------------------------------------------------------------------------------
 
 
+def lives_here(worker: dict[str, Any]) -> bool | None:
+    """Return whether this host's process table proves that a worker lives, or that it is gone; None if it tells
+    neither.
+    """
+    pid, process = worker.get("pid"), worker.get("process")
+    if isinstance(process, str) and type(pid) is int and pid > 0:
+        return processes.is_alive(pid, process)
+    return None
+
+
 def _judge(found: list[LeaseHolder], asks_slurm: bool) -> None:
     """Tell the living from the dead, as far as that can be told: first by this host's processes, then by Slurm."""
     undecided = []
     for worker in found:
-        pid, process = worker.worker.get("pid"), worker.worker.get("process")
-        lives = None
-        if isinstance(process, str) and type(pid) is int and pid > 0:
-            lives = processes.is_alive(pid, process)
+        lives = lives_here(worker.worker)
         if lives is None:
             undecided.append(worker)
         else:
             worker.life = ALIVE if lives else DEAD
-            worker.evidence = f"process {pid} of this host {'runs' if lives else 'is gone'}"
+            worker.evidence = f"process {worker.worker['pid']} of this host {'runs' if lives else 'is gone'}"
     # A shell may have outlived its allocation: only what a node's daemon has started ends with its job.
     in_jobs = [worker for worker in undecided if asks_slurm and worker.worker.get("slurm_node") is not None]
     for worker, lives in zip(in_jobs, slurm.alive([worker.worker for worker in in_jobs]), strict=True):

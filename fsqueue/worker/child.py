@@ -25,6 +25,7 @@ import orjson
 from fsqueue.errors import FsqueueError, in_unicode
 from fsqueue.models import Used
 from fsqueue.worker import calling, handlers, wire
+from fsqueue.worker.marks import Marker
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,6 +41,7 @@ def main() -> None:
         return  # the parent is gone
     setup = json.loads(first.body)
     _die_with(setup["parent"])
+    marker = Marker(setup["token"], flag)  # before user code can redirect what is printed
     sys.argv[:] = setup["argv"]
     handlers.is_loading = True
     try:
@@ -50,11 +52,13 @@ def main() -> None:
         wire.send(end, 0, "", orjson.dumps(in_unicode(why)))
         return
     handlers.is_loading = False
+    _flush()
+    marker.ended(0)
     wire.send(end, 0, "", orjson.dumps(""))
-    _serve(end, flag, handler, way, setup["queues"])
+    _serve(end, flag, marker, handler, way, setup["queues"])
 
 
-def _serve(end: socket.socket, flag: int, handler: Any, way: calling.Way, queues: list[str]) -> None:
+def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: calling.Way, queues: list[str]) -> None:
     clock = time.monotonic
 
     def should_stop() -> bool:
@@ -68,12 +72,18 @@ def _serve(end: socket.socket, flag: int, handler: Any, way: calling.Way, queues
         began, cpu_ms = clock(), _cpu_ms()
         verb, value = handlers.execute(handler, way, payload, task)
         seconds, used = clock() - began, Used(_cpu_ms() - cpu_ms, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                pass  # closed, or replaced by the handler
+        _flush()
+        marker.ended(message.number)
         wire.send(end, message.number, message.task, wire.encode_answer(verb, value, seconds, used))
+
+
+def _flush() -> None:
+    """Write out what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # closed, or replaced by the handler
 
 
 def _cpu_ms() -> int:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 
 from fsqueue import forks
@@ -55,6 +56,9 @@ class Fed:
 
 Say = Callable[[str, str], object]
 """Tells an event: its kind, and a sentence."""
+GaveUp = Callable[[str, str, int, str], object]
+"""Takes in a task that was made a dead letter instead of being leased: the path of its queue, its id, how many attempts
+it has had, and the reason."""
 
 
 class Feeder(BackgroundThread):
@@ -76,9 +80,10 @@ class Feeder(BackgroundThread):
         trouble: Callable[[FsqueueError], object],
         died: Died,
         say: Say,
+        gave_up: GaveUp,
     ) -> None:
         super().__init__("feeder", died)
-        self._say = say
+        self._say, self._gave_up = say, gave_up
         self.due_at = math.inf
         """When a task that was seen, and is delayed, becomes available: on the monotonic clock. A hint."""
         self.is_busy = False
@@ -158,6 +163,8 @@ class Feeder(BackgroundThread):
             self._listener.close()
 
     def _answer_all(self) -> None:
+        for queue in self._queues:
+            queue._leaser.gave_up = partial(self._gave_up, queue.store.path)
         watches = [Watch(queue._leaser, queue._lease_ms(self._lease_s)) for queue in self._queues]
         self._watches = watches[0] if len(watches) == 1 else Several(watches)
         self._drain_check = DrainCheck(*(queue.store for queue in self._queues))

@@ -65,7 +65,17 @@ class Loop:
         untold, unfed = map(self._trouble, ("outcomes cannot be told", "tasks cannot be leased"))
         self._reporter = OutcomeReporter(limits, taking, posted(self._settled), posted(untold), died)
         self._renewer = LeaseRenewer(lease_s, taking, posted(self._renewed), died)
-        self._feeder = Feeder(queues, lease_s, limits, taking, posted(self._fed), posted(unfed), died, self._say_later)
+        self._feeder = Feeder(
+            queues,
+            lease_s,
+            limits,
+            taking,
+            posted(self._fed),
+            posted(unfed),
+            died,
+            self._say_later,
+            self._given_up_later,
+        )
         self._queues, self._has_own_lease = queues, lease_s is not None
         self._executor = make_executor(self)
         self._pace = Pace(limits.lease_s, limits.prefetch)
@@ -302,6 +312,11 @@ class Loop:
             self._ahead_since = now
             self._look_at = min(self._look_at, now + STALL_S)
             self._renew_at = min(self._renew_at, now + self._renewal_s())
+
+    def _given_up(self, queue: str, task: str, attempts: int, reason: str) -> None:
+        """Count a task that this worker made a dead letter of without beginning it."""
+        self._report.spent += 1
+        self._say("given-up", "", task=task, attempt=attempts, queue=queue, reason=reason)
 
     def returned(self, jobs: list[Job], why: str) -> None:
         """Take back tasks that the executor has not begun; `why` it cannot do them, if that is worth a word."""
@@ -545,6 +560,10 @@ class Loop:
     def _say_later(self, kind: str, text: str) -> None:
         """Tell an event from another thread."""
         self.mailbox.post(lambda: self._say(kind, text))
+
+    def _given_up_later(self, queue: str, task: str, attempts: int, reason: str) -> None:
+        """Count a task that was given up, from the feeder's thread: before what it reports next."""
+        self.mailbox.post(lambda: self._given_up(queue, task, attempts, reason))
 
     def _trouble(self, what: str) -> Callable[[FsqueueError], object]:
         return lambda error: self._say("storage", f"{what}: {error} Trying again.")

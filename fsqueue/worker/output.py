@@ -21,6 +21,7 @@ from fsqueue.filesystem import KeptFile
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
+from fsqueue.worker.marks import Marks
 from fsqueue.worker.passing import Channel, Exits, Output, PassOn
 
 TAIL_BYTES = 4096
@@ -161,8 +162,16 @@ class Stream:
     """A pipe that a task prints into. The loop reads it; it ends with the end of the pipe or by `close`."""
 
     def __init__(
-        self, mailbox: Mailbox, output_writer: OutputWriter, ours: int, output: Output, has_tags: bool
+        self,
+        mailbox: Mailbox,
+        output_writer: OutputWriter,
+        ours: int,
+        output: Output,
+        has_tags: bool,
+        marks: Marks | None = None,
     ) -> None:
+        self.marks = marks
+        """What tells where the output of each task ends; None: all of it is one task's."""
         self._mailbox, self._output_writer, self._ours = mailbox, output_writer, ours
         self._channel = Channel(output_writer.exits, ours, output, has_tags)
         self._is_told_apart = output == "group" or has_tags
@@ -196,14 +205,28 @@ class Stream:
         if self._output_writer.is_full(lambda: self._mailbox.post(self._resume)):
             self._pause()
             return
+        self._read()
+
+    def _read(self) -> bool:
+        """Read a piece. Return whether there was one."""
+        if self.marks is not None:
+            self.marks.begin_read()
         try:
             chunk = os.read(self._fd, CHUNK_BYTES)
         except BlockingIOError:
-            return
-        if not chunk:
+            return False
+        is_end, tail = not chunk, self.tail + chunk
+        if self.marks is not None:
+            chunk, tail = self.marks.take(chunk, self.tail, is_cut=len(chunk) == CHUNK_BYTES)
+        self.tail = tail[-TAIL_BYTES:]
+        if chunk:
+            self._pass_on(chunk)
+        if is_end:
             self.close()
-            return
-        self.tail = (self.tail + chunk)[-TAIL_BYTES:]
+        return not is_end
+
+    def _pass_on(self, chunk: bytes) -> None:
+        """Show and keep what was printed."""
         if len(self.head) < self.head_bytes_max:
             self.head += chunk[: self.head_bytes_max - len(self.head)]
         if self.kept is not None:
@@ -222,14 +245,29 @@ class Stream:
             if self.tail is before:
                 return
 
+    def drain_to_end(self) -> None:
+        """Read all that an exited process has printed, also if the output writer is full: nothing reads it later.
+
+        That is no more than a pipe holds, unless another process prints on.
+        """
+        for _ in range(DRAIN_READS_MAX):
+            if self._fd < 0 or not self._read():
+                return
+
+    def tail_of(self, number: int) -> bytes:
+        """Return the end of what was printed by the task that was given with this number."""
+        return self.tail if self.marks is None else self.marks.tail_of(number, self.tail)[-TAIL_BYTES:]
+
     @property
     def is_open(self) -> bool:
         """Return whether a process may still print."""
         return self._fd >= 0
 
     def fresh(self, task: LeasedTask) -> None:
-        """Forget what was printed: what follows belongs to this task."""
-        self.tail = self.head = b""
+        """Forget what was printed: what follows belongs to this task. Where there are marks, these tell."""
+        self.head = b""
+        if self.marks is None:
+            self.tail = b""
         self._is_over = False
         if self._is_told_apart:
             channel, name = self._channel, task.id

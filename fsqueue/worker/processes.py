@@ -32,6 +32,7 @@ from fsqueue.worker.directories import open_directories
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Done, Job, kept_name
 from fsqueue.worker.limits import KILLED_S, STALL_S
+from fsqueue.worker.marks import Marks
 from fsqueue.worker.output import OutputWriter, Stream
 from fsqueue.worker.passing import Output
 from fsqueue.worker.spawning import Process, describe
@@ -43,6 +44,8 @@ UNREADY_MAX = 3
 """Number of children in a row, dead before they had found their handler, at which the worker gives up."""
 STARTING_MAX = os.cpu_count() or 1
 """Maximum number of children to start at a time: a signal, and the ends of tasks, are noticed between them."""
+NO_TASK = 0
+"""The number of what a child prints before it is given a task."""
 _NO_CHILD = "Another process for the handler could not be started"
 CLOSE_S = 5.0
 """How long a child that has nothing to do may take to end."""
@@ -62,10 +65,11 @@ class _Child:
         self.end, self.theirs = wire.pair()
         self.streams: list[Stream] = []
         self.is_watched = False
-        source = -1
+        source, token = -1, family.entropy.hex16()
         try:
             for ours in (1, 2):
-                self.streams.append(Stream(mailbox, output_writer, ours, family.output, family.has_tags))
+                marks = Marks(token, family.flag)
+                self.streams.append(Stream(mailbox, output_writer, ours, family.output, family.has_tags, marks))
             source = os.memfd_create("nothing")
             self.process = Process(
                 family.supervisors,
@@ -85,7 +89,8 @@ class _Child:
                 stream.started()
             mailbox.watch(self.end.fileno(), self.read)
             self.is_watched = True
-            wire.send(self.end, 0, "", json.dumps(family.setup | {"parent": self.process.supervisor}).encode())
+            setup = family.setup | {"parent": self.process.supervisor, "token": token}
+            wire.send(self.end, 0, "", json.dumps(setup).encode())
         except BaseException:  # it was told of no task, and waits to be told
             self.process.kill(signal.SIGKILL)
             self.process.reap(family.now() + KILLED_S)
@@ -199,13 +204,14 @@ class _Child:
         self.read()
         left = self.take_back() if self.is_ready else []
         for stream in self.streams:
-            stream.drain()
+            stream.drain_to_end()
         if self.given:
             self.process.kill(signal.SIGKILL)  # what is left of what it has started: the task is not done
         self.process.reap(self.family.now() + KILLED_S)
         self.close()
-        tails = [stream.tail for stream in reversed(self.streams)]
         blamed = list(self.given)  # one at most, as long as it is trusted
+        number = blamed[0].number if blamed else NO_TASK
+        tails = [stream.tail_of(number) for stream in reversed(self.streams)]
         self.given.clear()
         why = self.distrusted
         for job in blamed:
@@ -261,7 +267,8 @@ class Children:
         self.mailbox, self.output_writer, self.keep_output, self.done = mailbox, output_writer, keep_output, done
         self.number_of = {id(queue): number for number, queue in enumerate(queues)}
         self.now = Clock().monotonic
-        self._shortage = shortages.Shortage(self.now, Entropy().random)
+        self.entropy = Entropy()
+        self._shortage = shortages.Shortage(self.now, self.entropy.random)
         self.numbers = count(1)
         """Of the givings of tasks to children."""
         self._broken, self.returned = broken, returned

@@ -52,9 +52,25 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     out, err = process.communicate(timeout=60)
     assert process.returncode == 9
     counts = {"completed": 1, "failed": 2, "buried": 1, "released": 0, "lost": 0, "unkept": 0, "unwritten": False}
-    assert json.loads(out) == counts | {"buried_attempts": 2, "signal": None, "ended": "drained", "dead": 1}
+    assert json.loads(out) == counts | {"buried_attempts": 2, "spent": 0, "signal": None, "ended": "drained", "dead": 1}
     assert err == "trouble\n" * 3  # forwarded as it came
     assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]
+
+
+def test_a_task_whose_attempts_are_used_up_is_given_up_with_9_and_its_own_reason(spawn: Spawn, queue: Queue) -> None:
+    queue.change_settings(backoff_s=(0, 0))
+    queue.insert(1)
+    [task] = queue.lease()
+    task.fail("exit status 3: my own reason\nmy own reason")
+    queue.change_settings(max_attempts=1)
+    process = spawn("run", queue.path, "--", "true")
+    _, err = process.communicate(timeout=60)
+    failed, summary, hint = err.splitlines()
+    assert "exit status 3: my own reason (out of attempts" in failed
+    assert (process.returncode, summary) == (9, "fsqueue: 1 given up without another attempt")
+    assert hint.startswith("fsqueue: 1 dead letter in the queue")
+    [letter] = queue.dead()
+    assert letter.reason.splitlines()[1:] == ["my own reason"]
 
 
 @pytest.mark.parametrize("output", ["group", "line", "ungrouped"])

@@ -22,7 +22,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.live_render import LiveRender
 
-from fsqueue import Activity, Failure, Held, MostUsed, NotAQueue, Queue, Rate, Status, StorageError
+from fsqueue import Activity, Failure, Held, MostUsed, NotAQueue, Pause, Queue, Rate, Status, StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.views.rates import StatusRates
@@ -487,6 +487,20 @@ def test_rates_of_nothing_and_the_time_left_without_workers_are_not_shown() -> N
     assert status_text.progress_line(Look("q", "/q", status, idle)).endswith("waiting 50, leased 0")
     row = drawn([Look(name, "/q", status, idle) for name in "ab"], 100, 24)[2]
     assert row.split()[-4:] == ["0.0%", "50", "0", "0"], "neither a rate nor a time left"
+
+
+def test_no_time_is_left_where_nothing_moves() -> None:
+    work = Activity(0, None, None, None, Rate(1, 0.1, 60), None, None, 0, 1.0)
+    status = Status(waiting=50, leased=2)
+    moving = Look("a", "/a", status, work)
+    assert moving.left is not None
+    paused = replace(moving, paused=Pause(0.0, "", {}))
+    for halted in (paused, replace(moving, activity=replace(work, is_worked=False))):
+        assert halted.left is None
+        assert status_text.total([moving, halted]).left is None
+        drained = replace(halted, status=Status(completed=50))
+        assert status_text.total([moving, drained]).left is not None, "nothing of it is waited for"
+    assert not any("left" in line for line in status_text.details(paused, 24, "±"))
 
 
 def test_several_queues_are_done_when_the_last_is() -> None:

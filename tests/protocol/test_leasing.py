@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -24,10 +25,10 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.protocol import selection, transitions
+from fsqueue.protocol import finishing, selection, transitions
 from fsqueue.protocol.leasing import MISSING_S
 from fsqueue.protocol.selection import Selection
-from tests.support import QueueFactory, base_of, calls, insert_in_file, log_files, task_file_names
+from tests.support import Crash, QueueFactory, base_of, calls, insert_in_file, log_files, task_file_names
 
 
 @pytest.fixture
@@ -47,6 +48,10 @@ def q2(queue: Queue, clock: ManualClock) -> Queue:
 
 def together(q: Queue, *payloads: Any) -> None:
     q.insert_many(payloads, batch_tasks=len(payloads))
+
+
+def crash(*_: object) -> None:
+    raise Crash
 
 
 def payloads(tasks: list[LeasedTask]) -> list[Any]:
@@ -246,6 +251,80 @@ def test_every_expiry_is_charged_once_until_the_task_is_buried(queue_factory: Qu
     assert letter.attempt == 3
     assert [movement.op for movement in q.history(ref.id)] == ["insert", "lease", "lease", "lease", "bury"]
     assert q.status().as_dict() == {"inserted": 1, "waiting": 0, "delayed": 0, "leased": 0, "completed": 0, "dead": 1}
+
+
+OWN_REASON = "ValueError: my own reason\nand its traceback"
+
+
+def used_up(had: int) -> str:
+    return f"ValueError: my own reason (out of attempts: it has had {had}, and max_attempts is 1)\nand its traceback"
+
+
+@pytest.mark.parametrize("then", ["failed", "released", "ran out, with another"])
+def test_lowering_the_attempts_buries_for_the_reason_of_the_last_attempt(
+    queue_factory: QueueFactory, clock: ManualClock, then: str
+) -> None:
+    path = queue_factory().path
+    first, second, third = (Queue(path, worker=name, clock=clock) for name in ("first", "second", "third"))
+    together(first, "x", "y")
+    for task in first.lease(2):
+        task.fail(OWN_REASON, delay_s=0)
+    for task in second.lease(2):
+        if then == "failed":
+            task.fail(OWN_REASON, delay_s=0)
+        elif then == "released":
+            task.release()
+    clock.advance(7200)
+    third.change_settings(max_attempts=1)
+    assert third.lease(2) == []
+    had, who = (2, "second") if then == "failed" else (1, "first")
+    letters = list(third.dead())
+    assert [(letter.reason, letter.attempt) for letter in letters] == [(used_up(had), had)] * 2
+    assert [letter.worker and letter.worker["name"] for letter in letters] == [who] * 2
+    assert [third.history(letter.id)[-1].worker == letter.worker for letter in letters] == [True] * 2
+
+
+def test_a_lease_that_ran_out_before_another_was_released_is_the_reason(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    path = queue_factory().path
+    first, second, third = (Queue(path, worker=name, clock=clock) for name in ("first", "second", "third"))
+    first.insert("x")
+    first.lease(1)
+    clock.advance(7200)
+    [task] = second.lease(1)
+    task.release()
+    third.change_settings(max_attempts=1)
+    assert third.lease() == []
+    [letter] = third.dead()
+    assert letter.reason.startswith("lease expired, last worker first on ")
+    assert letter.reason.endswith(": out of attempts")
+    assert letter.worker is not None
+    assert letter.worker["name"] == "first"
+
+
+@pytest.mark.batched
+def test_a_letter_that_is_written_later_says_who_made_the_last_attempt(
+    q: Queue, q2: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together(q, "x", "y", "z")
+    for task in q.lease(2):
+        task.fail(OWN_REASON, delay_s=0)
+    q2.change_settings(max_attempts=1)
+    with monkeypatch.context() as dying:
+        dying.setattr(finishing, "bury", crash)
+        with pytest.raises(Crash):
+            q2.lease()
+    [log] = log_files(q)
+    [task] = Queue(q.path, clock=clock).lease()
+    while log.stat().st_size < 1 << 16:
+        task.renew()
+    task.release()
+    assert not list((base_of(q) / "dead").glob("*"))
+    other = Queue(q.path, worker="w3", clock=clock)  # it begins at the checkpoint, which does not tell
+    other.lease()[0].complete()
+    lines = [json.loads(line) for file in (base_of(q) / "dead").iterdir() for line in file.read_text().splitlines()]
+    assert [(line["reason"], line["worker"]["name"]) for line in lines] == [(used_up(1), "w1")] * 2
 
 
 def test_without_a_limit_a_task_is_never_buried(queue_factory: QueueFactory, clock: ManualClock) -> None:

@@ -16,7 +16,7 @@ from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.models import Used
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import activity
+from fsqueue.views import activity, lease_holders
 from fsqueue.views.activity import Activity, Rate, together
 from tests.conftest import QueueFactory
 from tests.pages import text_of
@@ -144,6 +144,24 @@ def test_when_the_last_worker_has_gone_no_end_is_promised(q: Queue, clock: Manua
     assert found.finished.per_s > 0
     assert found.left(50) is None
     assert not found.is_worked
+
+
+def test_while_only_the_dead_hold_tasks_no_end_is_promised(
+    queue: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, killed = (Queue(queue.path, worker=name, clock=clock) for name in ("living", "killed"))
+    q.insert_many(range(100), batch_tasks=10)
+    work(q, clock, 50, lease_s=0.5)
+    held = killed.lease(2)
+    assert q.activity().left(50) is not None
+    monkeypatch.setattr(lease_holders, "lives_here", lambda worker: worker["name"] != "killed")
+    assert q.activity().left(50) is None, "although tasks were finished just now"
+    [task] = q.lease()
+    assert q.activity().left(50) is not None, "another worker is at work"
+    monkeypatch.setattr(lease_holders, "lives_here", lambda worker: None)
+    task.release()
+    assert q.activity().left(50) is not None, "it may live on another host"
+    killed.release(held)
 
 
 def test_how_many_workers_hold_something(q: Queue, clock: ManualClock, queue_factory: QueueFactory) -> None:

@@ -96,6 +96,9 @@ def obey(payload: Any) -> Any:
         case "print":
             print(payload["text"])
             print(payload["text"], file=sys.stderr)
+        case "bye":
+            print(payload["text"])
+            sys.exit("bye")
         case "fork":
             os.fork()
         case "unprintable":

@@ -1,0 +1,160 @@
+"""Where the output of one task ends: the reason of a failure has no word of another task."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from fsqueue import Queue, Worker
+from fsqueue.filesystem import PipeEnd
+from fsqueue.worker import processes
+from fsqueue.worker.marks import Marker, Marks, mark
+from fsqueue.worker.output import Stream
+from tests.support import QueueFactory
+from tests.worker import tasks
+from tests.worker.support import drained
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def flag() -> Iterator[int]:
+    fd = os.memfd_create("stopping")
+    os.pwrite(fd, b"\0", 0)
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("size", range(1, 90))
+def test_a_mark_is_found_wherever_a_read_ends(flag: int, size: int) -> None:
+    printed = [b"import\n", b"one \0 two \0", b"", b"\0\0last"]
+    data = b"".join(piece + mark(TOKEN, number) for number, piece in enumerate(printed)) + b"at work\0"
+    marks, tail, shown = Marks(TOKEN, flag), b"", b""
+    for start in range(0, len(data), size):
+        got, tail = marks.take(data[start : start + size], tail, is_cut=True)
+        shown += got
+    got, tail = marks.take(b"", tail, is_cut=False)
+    assert shown + got == b"".join(printed) + b"at work\0"
+    assert marks.tail_of(4, tail) == b"at work\0"
+    assert marks.tail_of(3, tail) == b"\0\0lastat work\0", "it was ended, and has not been answered"
+
+
+def test_nothing_is_marked_before_something_was_printed(flag: int, capfd: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    kept = os.dup(1)
+    os.dup2(write, 1)
+    try:
+        marker, marks = Marker(TOKEN, flag), Marks(TOKEN, flag)
+        marker.ended(0)
+        os.write(1, b"one")
+        marker.ended(1)
+        assert os.read(read, 100) == b"one" + mark(TOKEN, 1), "it is in the pipe, and no byte was before it"
+        again = Marker(TOKEN, flag)
+        again.ended(2)
+        marks.begin_read()
+        again.ended(3)
+        assert os.read(read, 100) == mark(TOKEN, 3), "it may have been read already"
+    finally:
+        os.dup2(kept, 1)
+        for fd in (kept, read, write):
+            os.close(fd)
+
+
+def test_a_mark_goes_into_nothing_but_the_pipe(tmp_path: Any) -> None:
+    read, write = os.pipe()
+    own = os.dup(write)
+    os.close(own)
+    end = PipeEnd(write)  # it has the lowest free number
+    with open(tmp_path / "file", "wb") as other:
+        os.dup2(other.fileno(), own)
+        end.write(b"mark")
+    assert (tmp_path / "file").read_bytes() == b""
+    os.close(own)
+    end.write(b"mark")
+    assert end.unread() == 0
+    os.close(read)
+    os.close(write)
+
+
+def test_a_full_pipe_that_does_not_block_is_waited_for() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    end = PipeEnd(write)
+    assert end.unread() >= 4096
+    thread = threading.Thread(target=end.write, args=(b"mark",))
+    thread.start()
+    found = b""
+    while not found.endswith(b"mark"):
+        found += os.read(read, 1 << 16)
+    thread.join()
+    os.close(read)
+    end.write(b"without a reader nothing happens")
+    os.close(write)
+
+
+def late_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read nothing that is printed before the child has died."""
+    monkeypatch.setattr(Stream, "read", lambda stream: None)
+
+
+def late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read no answer before the child has died."""
+    read = processes._Child.read
+
+    def after_the_end(child: Any) -> None:
+        if not child.is_ready or child.process.status is not None:
+            read(child)
+
+    monkeypatch.setattr(processes._Child, "read", after_the_end)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("late", [late_output, late_answers])
+@pytest.mark.parametrize("before", [{"do": "print", "text": "its own"}, {"do": "bye", "text": "its own"}])
+@pytest.mark.parametrize("dying", [{"do": "kill"}, {"do": "vanish"}])
+def test_a_task_is_blamed_with_its_own_output(
+    queue_factory: QueueFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    late: Callable[[pytest.MonkeyPatch], None],
+    before: dict[str, Any],
+    dying: dict[str, Any],
+) -> None:
+    late(monkeypatch)
+    once = queue_factory(max_attempts=1, lease_s=60)
+    once.insert_many([before, dying])
+    Worker(once, tasks.obey, prefetch=2).run()
+    reasons = {letter.payload["do"]: letter.reason for letter in once.dead()}
+    own = ": going\ngoing" if dying["do"] == "vanish" else ""
+    ended = "exit status 5" if own else "killed by SIGKILL"
+    assert reasons[dying["do"]] == f"the handler's process ended: {ended}{own}"
+    if before["do"] == "bye":
+        assert reasons["bye"].startswith("SystemExit: bye\n")
+
+
+@pytest.mark.once
+def test_what_a_module_prints_as_it_is_imported_is_no_tasks(
+    queue_factory: QueueFactory, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_output(monkeypatch)
+    (tmp_path / "loud_module.py").write_text("import os\nprint('loading')\ndef g(payload): os._exit(5)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    once = queue_factory(max_attempts=1)
+    once.insert(1)
+    assert Worker(once, "loud_module:g").run() == drained(failed=1)
+    assert [letter.reason for letter in once.dead()] == ["the handler's process ended: exit status 5"]
+
+
+@pytest.mark.once
+def test_marks_are_not_shown(queue: Queue, capfd: pytest.CaptureFixture[str]) -> None:
+    queue.insert_many([{"do": "print", "text": f"line {number}"} for number in range(40)])
+    assert Worker(queue, tasks.obey).run() == drained(completed=40)
+    shown = capfd.readouterr()
+    assert sorted(shown.out.splitlines()) == sorted(shown.err.splitlines()) == sorted(f"line {n}" for n in range(40))
