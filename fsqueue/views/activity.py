@@ -371,7 +371,8 @@ class _Survey:
         self.now = store.clock.now_ms()
         self.since = self.asked = self.now - window_ms
         self.held: list[Held] = []
-        self.holders: set[bytes] = set()
+        self.holders: dict[bytes, dict[str, Any]] = {}
+        """The workers that hold tasks, each by its record as JSON."""
         self.failures: dict[str, Failure] = {}
         self.most_used: list[MostUsed] = []
         """Of each batch that tells of any, the most."""
@@ -515,7 +516,7 @@ class _Survey:
                 held[holder.id] = first, tasks + 1
         for lease_id, (first, tasks) in held.items():
             lease = replay_state.leases[lease_id]
-            self.holders.add(orjson.dumps(lease.worker or {}, option=orjson.OPT_SORT_KEYS))
+            self.holders[orjson.dumps(lease.worker or {}, option=orjson.OPT_SORT_KEYS)] = lease.worker or {}
             self.held.append(
                 Held(
                     names.task_id(batch, first),
@@ -556,7 +557,7 @@ class _Survey:
         finished may have been theirs.
         """
         if self.held:
-            return any(lease_holders.lives_here(orjson.loads(holder)) is not False for holder in self.holders)
+            return any(lease_holders.lives_here(worker) is not False for worker in self.holders.values())
         recent = self.now - STILL_S * 1000
         return any(at >= recent for part in self.parts for unit in part.units for at in unit.events[FINISHED])
 
