@@ -156,7 +156,8 @@ class Movement(AsDict):
 class DeadLetter(AsDict):
     """A task that was given up, with the reason. `at` is in Unix seconds.
 
-    `payload_lost`: its task file was damaged or removed, so that `payload` is None and it cannot be retried.
+    `payload_lost`: its task file was damaged or removed, so that `payload` is None and it cannot be retried. `cpu_s`,
+    `peak_memory_bytes`: processor time (s) and peak memory of the last attempt; None where its worker did not tell.
     """
 
     id: str
@@ -168,6 +169,8 @@ class DeadLetter(AsDict):
     payload_lost: bool = False
     key: str | None = None
     priority: str | int | None = None
+    cpu_s: float | None = None
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,11 @@ def took_ms(record: dict[str, Any], index: int) -> int | None:
 def used(record: dict[str, Any], index: int) -> tuple[int, int] | None:
     """Return the processor time (ms) and the peak memory (KiB) of the work on a task, if the record tells them."""
     given = record.get("used")
-    found = _at_place_of(index, given, record.get("tasks")) if type(given) is list else None
+    return usage(_at_place_of(index, given, record.get("tasks")) if type(given) is list else None)
+
+
+def usage(found: Any) -> tuple[int, int] | None:
+    """Return `[CPU_MS,PEAK_KIB]` as a pair; None for anything else."""
     if type(found) is list and len(found) == 2 and all(type(each) is int and 0 <= each <= TIME_MAX for each in found):
         return found[0], found[1]
     return None

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import FsqueueError, QueuePurged
-from fsqueue.format import names, priority, task_file
+from fsqueue.format import movements, names, priority, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard
 from fsqueue.format.replay import ReplayState
@@ -102,6 +102,7 @@ def _letter(
         "reason": replay_state.errors.get(index, ""),
         "attempt": replay_state.attempts[index],
         "worker": blamed or (holder.worker if holder is not None else None),
+        **({"used": used} if (used := replay_state.used.get(index)) is not None else {}),
         **({} if payload is LOST else task_file.payload_fields(payload)),
         **more,
     }
@@ -266,7 +267,7 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
     except ValueError:
         payload, is_lost = None, True  # the letter is still there to be seen
     at, attempt, worker = line.get("at"), line.get("attempt"), line.get("worker")
-    key, urgency = line.get("key"), line.get("priority")
+    key, urgency, used = line.get("key"), line.get("priority"), movements.usage(line.get("used"))
     return DeadLetter(
         id=line["id"],
         payload=payload,
@@ -277,6 +278,8 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
         payload_lost=is_lost,
         key=key if isinstance(key, str) else None,
         priority=None if priority.fault(urgency) is not None else urgency,
+        cpu_s=None if used is None else used[0] / 1000,
+        peak_memory_bytes=None if used is None else used[1] * 1024,
     )
 
 

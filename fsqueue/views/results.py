@@ -128,5 +128,7 @@ def _of_letter(letter: DeadLetter) -> Result:
         host=worker.get("host"),
         inserted_at=names.birth_ms(names.parse_task_id(letter.id)[0]) / 1000,
         finished_at=letter.at,
+        cpu_s=letter.cpu_s,
+        peak_memory_bytes=letter.peak_memory_bytes,
         key=letter.key,
     )

@@ -466,24 +466,6 @@ def test_a_task_whose_payload_is_lost_is_not_retried_as_none(
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("reason", "is_lost"),
-    [
-        ("task file gone: it was removed by something else than fsqueue", True),
-        ("unreadable: its line in the task file is damaged or missing", True),
-        ("no", False),
-    ],
-)
-def test_null_in_an_older_versions_letter_is_a_lost_payload_if_its_reason_says_so(
-    q: Queue, reason: str, is_lost: bool
-) -> None:
-    bury(q, None, reason=reason)
-    assert b'"payload":null' in letter_file(q).read_bytes()
-    assert [letter.payload_lost for letter in q.dead()] == [is_lost]
-    assert q.retry_dead() == (not is_lost)
-
-
-@pytest.mark.once
 def test_a_letter_that_was_written_again_without_its_payload_is_not_retried(q: Queue) -> None:
     [dead] = bury(q, "x")
     assert q.status().drained
