@@ -57,37 +57,36 @@ def say(*lines: object) -> None:
 
 def _print(text: str) -> None:
     """Print a line, which is harmless, on standard output; if that fails and `done` is on, on standard error."""
-    if _Done.now is None:
-        click.echo(text)
-    else:
-        _Done.now.print(text)
+    done_now = _Done.now
+    if done_now is None or not done_now.is_lost:
+        try:
+            click.echo(text)
+            return
+        except OSError as error:
+            if done_now is None:
+                raise
+            done_now.lose(error)
+    if not done_now.is_unread:
+        hint(text)
 
 
 class _Done:
-    """Print what was done, in spite of a standard output that takes nothing."""
+    """Know what became of the report of a command whose work is done."""
 
     now: _Done | None = None
 
     def __init__(self, meta: dict[str, Any]) -> None:
         self._meta = meta
-        self._is_lost = False
+        self.is_lost = self.is_unread = False
+        """Say whether standard output takes nothing, and whether that is so since its reader has gone."""
 
-    def print(self, text: str) -> None:
-        if not self._is_lost:
-            try:
-                click.echo(text)
-                return
-            except OSError as error:
-                self._lose(error)
-        if self._meta[_UNPRINTED] != GONE_EXIT:
-            hint(text)
-
-    def _lose(self, error: OSError) -> None:
+    def lose(self, error: OSError) -> None:
+        """Note that standard output has failed, and say so."""
         from fsqueue.errors import FULL, StorageFull
 
-        self._is_lost = True
+        self.is_lost, self.is_unread = True, isinstance(error, BrokenPipeError)
         silence_stdout()
-        if isinstance(error, BrokenPipeError):
+        if self.is_unread:
             self._meta[_UNPRINTED] = GONE_EXIT
             return
         self._meta[_UNPRINTED] = StorageFull.exit_code if error.errno in FULL else 1
