@@ -327,6 +327,8 @@ def _summarise(report: fsqueue.WorkerReport, dead: dict[str, int]) -> None:
         more = "other " if report.buried else ""
         parts.append(wording.counted(others, f"{more}failed attempt"))
     parts += [f"{value:,} {name}" for name in ("released", "lost") if (value := getattr(report, name))]
+    if report.unsettled:
+        parts.append(f"{report.unsettled:,} begun and not reported: available again when the lease ends")
     if report.unkept:
         parts.append(f"the output of {report.unkept:,} not kept, or not all of it")
     if report.unwritten:

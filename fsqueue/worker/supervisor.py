@@ -31,12 +31,14 @@ NUMBER = struct.Struct("!i")
 NUMBERS = struct.Struct("!ii")
 EXIT = struct.Struct("!ii2d14q")
 """How a command has ended: flags, its exit status as `os.waitstatus_to_exitcode` gives it, and its rusage."""
-FORK, RETIRE, START, SIGNAL, END = b"F", b"R", b"S", b"K", b"D"
-"""What the worker asks for: a supervisor on the socket that comes along; the end of one, by its number; a command; a
-signal for the command; the end of what a command has left."""
-HELLO, STARTED, REFUSED, EXITED, LOST = b"H", b"P", b"E", b"X", b"L"
-"""What it is told: a supervisor's number; a command's number; an errno; how a command has ended; that a supervisor was
-killed, and how many of its processes are left."""
+FORK, RETIRE, RESUME, KILL = b"F", b"R", b"C", b"Q"
+"""What the worker asks the fork server for: a supervisor on the socket that comes along; the end of one, by its number;
+that all of them go on which are stopped; SIGKILL for one, by its number."""
+START, SIGNAL, END = b"S", b"K", b"D"
+"""What it asks a supervisor for: a command; a signal for the command; the end of what a command has left."""
+HELLO, STARTED, REFUSED, HELD, EXITED, LOST = b"H", b"P", b"E", b"N", b"X", b"L"
+"""What it is told: a supervisor's number; a command's number; an errno; that SIGKILL has not ended a command, and 1 if
+it was refused; how a command has ended; that a supervisor was killed, and how many of its processes are left."""
 TOLD, LEFT = 1, 2
 """Flags of an exit: the worker had sent a signal before; processes that the command started are left."""
 
@@ -161,6 +163,12 @@ def is_child(number: int) -> bool:
     return True
 
 
+def resume(number: int) -> None:
+    """Have a child go on that is stopped (SIGSTOP)."""
+    if is_child(number):
+        os.kill(number, signal.SIGCONT)
+
+
 def kill(number: int) -> bool:
     """Send SIGKILL to a child and the process group that it leads. Return False if it is another user's process."""
     try:
@@ -202,6 +210,11 @@ class Reaper:
             self._hear()
         return ready
 
+    def pause(self, longest_ms: int) -> None:
+        """Wait until a child has exited, or so long. The worker's death does not end this: it would end each wait."""
+        if self._wake.poll(longest_ms):
+            self._hear()
+
     def _hear(self) -> None:
         """Take in that signals have come."""
         try:
@@ -237,8 +250,7 @@ class Reaper:
             is_late = within_s is not None and time.monotonic() > deadline
             if is_late or idle > (REFUSED_MAX if found else UNSEEN_MAX):
                 return max(1, len(found))
-            if self._wake.poll(pause_ms):
-                self._hear()
+            self.pause(pause_ms)
             pause_ms = min(2 * pause_ms, LOOK_MS[1])
         return 0
 
@@ -256,6 +268,8 @@ class Supervisor(Reaper):
 
     mask: frozenset[signal.Signals | int] = frozenset()
     """The signals that a command starts with blocked: those that the worker's loop has."""
+    server = 0
+    """The number of the fork server, its parent as long as that lives."""
 
     def serve(self) -> None:
         """Serve the worker until it is gone, or wants no more."""
@@ -299,16 +313,23 @@ class Supervisor(Reaper):
 
     def _watch(self, command: int) -> None:
         """Tell how a command has ended, and end what it has started, unless it has succeeded."""
-        is_told = False
+        is_told = is_refused = False
+        held_at: float | None = None  # when SIGKILL has had its time
         while (succeeded := self._has_succeeded(command)) is None:
-            ready = self.wait()
+            left_s = None if held_at is None else held_at - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                held_at = left_s = None
+                send(self.end, HELD, NUMBER.pack(is_refused))
+            ready = self.wait(None if left_s is None else int(left_s * 1000) + 1)
             if self.end.fileno() in ready:
                 kind, body, _ = receive(self.end)
                 if kind != SIGNAL:
                     self._give_up()
                 if self._has_succeeded(command) is None:  # else it has ended by itself, and that counts
-                    is_told = True
-                    self._signal(command, NUMBER.unpack(body)[0])
+                    is_told, number = True, NUMBER.unpack(body)[0]
+                    is_refused = not self._signal(command, number)
+                    if number == signal.SIGKILL:
+                        held_at = time.monotonic() + (0.0 if is_refused else KILLED_S)
             elif self.worker in ready:
                 self._give_up()
         is_over = not succeeded or is_told
@@ -329,20 +350,33 @@ class Supervisor(Reaper):
             os.waitpid(exited.si_pid, 0)
         return None
 
-    def _signal(self, command: int, number: int) -> None:
-        """Send a signal to the process group of a command that has not been waited for; SIGKILL to all there is."""
+    def _signal(self, command: int, number: int) -> bool:
+        """Send a signal to the process group of a command that has not been waited for; SIGKILL to all there is.
+
+        Return False if all of the group is another user's.
+        """
+        is_sent = True
         try:
             os.killpg(command, number)
-        except (ProcessLookupError, PermissionError):
-            pass  # another user's
+        except PermissionError:
+            is_sent = False
+        except ProcessLookupError:
+            pass
         if number == signal.SIGKILL:
             for child in listed_children():
                 if is_child(child):
                     kill(child)
+        return is_sent
 
     def _give_up(self) -> NoReturn:
         """End all that there is, however long that takes, and this process."""
         self.end_children()
+        self.leave()
+
+    def leave(self) -> NoReturn:
+        """End this process. If the fork server is stopped, it goes on: its worker may be gone, and it would stay."""
+        if os.getppid() == self.server:
+            os.kill(self.server, signal.SIGCONT)
         os._exit(0)
 
 
@@ -360,17 +394,35 @@ class ForkServer(Reaper):
                     self._fork(fds[0])
                 elif kind == RETIRE:
                     self._retire(NUMBER.unpack(body)[0])
+                elif kind == RESUME:
+                    self._resume()
+                elif kind == KILL:
+                    self._kill(NUMBER.unpack(body)[0])
                 elif not kind:
                     break
             elif self.worker in ready:
                 break
-        while self.spared:  # they see it themselves
-            self.wait(LOOK_MS[1])
-            self.has_children()
+        self._resume()  # a supervisor that is stopped would not see that the worker is gone
+        deadline = time.monotonic() + KILLED_S
+        while self.has_children() and self.spared:  # they see it themselves
+            if time.monotonic() > deadline:
+                for number in list(self.spared):
+                    self._kill(number)
+            self.pause(LOOK_MS[1])
         self.end_children()
 
+    def _resume(self) -> None:
+        """Have all supervisors go on that are stopped."""
+        for number in self.spared:
+            resume(number)
+
+    def _kill(self, number: int) -> None:
+        """Kill a supervisor. What it was at becomes this process's, and is ended when its death is seen."""
+        if number in self.spared and is_child(number):
+            os.kill(number, signal.SIGKILL)
+
     def _fork(self, fd: int) -> None:
-        end = socket.socket(fileno=fd)
+        end, server = socket.socket(fileno=fd), os.getpid()
         try:
             number = os.fork()
         except OSError as error:
@@ -381,13 +433,14 @@ class ForkServer(Reaper):
             self.spared.add(number)
             end.close()
             return
-        status = 1
         try:
             self.end.close()
-            Supervisor(end, self.worker).serve()
-            status = 0
+            supervisor = Supervisor(end, self.worker)
+            supervisor.server = server
+            supervisor.serve()
+            supervisor.leave()
         finally:
-            os._exit(status)
+            os._exit(1)
 
     def _retire(self, number: int) -> None:
         """End a supervisor, and leave what is below it to the next subreaper above this process, usually init."""
