@@ -12,8 +12,9 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.worker import Event, Output, check_command, check_program
+from fsqueue.worker import Event, Output, check_command, check_program, supervision
 
+from . import entry
 from .common import example, json_option, queues_argument, search_working_directory, worker_option
 from .options import DURATION, AfterDashes, renamed
 from .printing import complain, is_screen, print_json, unguarded
@@ -232,6 +233,7 @@ def run(
     paths = [str(queue.path) for queue in opened]
     progress = Progress(paths) if shows else None
     shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
+    supervision.is_own_process = entry.is_own_process
     made = fsqueue.Worker(
         opened,
         call,

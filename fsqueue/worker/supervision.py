@@ -49,6 +49,11 @@ ALONE = "and so was the process above it: what it had started may still be at wo
 """What became of the processes below a supervisor that was killed."""
 
 
+is_own_process = False
+"""Whether this process does nothing else than to be a worker, and that in its main thread, as the command line's. Then
+it is a subreaper, too: what is orphaned below it was started by its fork server, and by no other part of a program."""
+
+
 class NoForkServer(InvalidArgument):
     """Raised if the fork server cannot be executed: no process can be started then."""
 
@@ -91,7 +96,9 @@ class Supervisors:
         self._server_pid = 0
         self._environment: dict[bytes, bytes] = {}
         """The fork server's, and so the supervisors'."""
-        self._has_said = False
+        self._has_said = self._has_retired = False
+        self._adopts = False
+        """Whether what the fork server and a supervisor leave that are killed both comes to this process."""
         self._idle: list[Handle] = []
         self._all: set[Handle] = set()
         self._awaited: dict[int, Supervised] = {}
@@ -218,6 +225,9 @@ class Supervisors:
                 actions.append((os.POSIX_SPAWN_CLOSE, fd))
         program = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), str(theirs.fileno())]
         self._environment = dict(os.environb)
+        if is_own_process and os.getpid() != 1 and supervisor.own_children() == []:
+            supervisor.become_subreaper()
+            self._adopts = True
         try:
             with theirs:
                 theirs.set_inheritable(True)  # only the loop starts processes: no other gets it
@@ -273,7 +283,7 @@ class Supervisors:
         if process is None:
             return
         if self._server is None:
-            process.lost(ALONE)
+            process.lost(self._end_orphans())
         else:
             self._awaited[handle.pid] = process
             self._resume()
@@ -291,6 +301,9 @@ class Supervisors:
             if process is not None:
                 process.lost(NOT_ALL_ENDED if left else ENDED)
             return
+        if kind == supervisor.RETIRED:
+            self._has_retired = True
+            return
         try:
             os.waitpid(self._server_pid, 0)
         except ChildProcessError:
@@ -304,7 +317,22 @@ class Supervisors:
             self._server.close()
             self._server = None
         for number in list(self._awaited):
-            self._awaited.pop(number).lost(ALONE)
+            self._awaited.pop(number).lost(self._end_orphans())
+
+    def _end_orphans(self) -> str:
+        """End what a supervisor has left that was killed, as its fork server was. Return what became of it."""
+        if not self._adopts:
+            return ALONE
+        spared = {handle.pid for handle in self._all} | ({self._server_pid} if self._server is not None else set())
+        deadline = self._clock.monotonic() + supervisor.KILLED_S
+        while found := supervisor.orphans(spared):
+            for number in found:
+                supervisor.kill(number)
+            if self._clock.monotonic() > deadline:
+                self._not_ended()
+                return NOT_ALL_ENDED
+            self._clock.sleep(LOOK_S)
+        return ENDED
 
     def _not_ended(self) -> None:
         if not self._has_said:
@@ -378,13 +406,40 @@ class Supervisors:
 
         When this returns, neither the death of the worker nor anything else ends that.
         """
-        if self._server is not None:  # without its fork server it ends by itself
+        if self._adopts:
+            supervisor.become_subreaper(False)  # what is left passes by this process, too
+        if self._server is not None:
             self._resume()
             self._ask_server(supervisor.RETIRE, handle.pid)
-            gone = select.poll()
-            gone.register(handle.end, select.POLLIN)
-            gone.poll(supervisor.KILLED_S * 1000)
-        self.drop(handle)
+            is_gone = self._has_answered_retire()
+            self.drop(handle)
+        else:
+            self.drop(handle)  # without its fork server it ends by itself
+            is_gone = self._has_ended(handle.pid)
+        if self._adopts and is_gone:
+            supervisor.become_subreaper()
+        self._adopts = self._adopts and is_gone  # else what is left might come to this process, and be ended
+
+    def _has_answered_retire(self) -> bool:
+        """Wait until the fork server says that a supervisor is retired. Return whether it did, in time."""
+        self._has_retired, deadline = False, self._clock.monotonic() + supervisor.KILLED_S
+        poll = select.poll()
+        if self._server is not None:
+            poll.register(self._server, select.POLLIN)
+        while self._server is not None and not self._has_retired:
+            if not poll.poll(max(0.0, deadline - self._clock.monotonic()) * 1000):
+                break
+            self._heard_server()
+        return self._has_retired
+
+    def _has_ended(self, number: int) -> bool:
+        """Wait for a supervisor that this process has adopted. Return whether it has ended, in time."""
+        deadline = self._clock.monotonic() + supervisor.KILLED_S
+        while self._adopts and supervisor.is_child(number) and self._clock.monotonic() < deadline:
+            if os.waitpid(number, os.WNOHANG)[0]:
+                return True
+            self._clock.sleep(LOOK_S)
+        return False
 
     def drop(self, handle: Handle) -> None:
         """Let a supervisor go. If it is at anything, it ends that, however long that takes."""

@@ -36,9 +36,10 @@ FORK, RETIRE, RESUME, KILL = b"F", b"R", b"C", b"Q"
 that all of them go on which are stopped; SIGKILL for one, by its number."""
 START, SIGNAL, END = b"S", b"K", b"D"
 """What it asks a supervisor for: a command; a signal for the command; the end of what a command has left."""
-HELLO, STARTED, REFUSED, HELD, EXITED, LOST = b"H", b"P", b"E", b"N", b"X", b"L"
+HELLO, STARTED, REFUSED, HELD, EXITED, LOST, RETIRED = b"H", b"P", b"E", b"N", b"X", b"L", b"T"
 """What it is told: a supervisor's number; a command's number; an errno; that SIGKILL has not ended a command, and 1 if
-it was refused; how a command has ended; that a supervisor was killed, and how many of its processes are left."""
+it was refused; how a command has ended; that a supervisor was killed, and how many of its processes are left; that one
+has retired."""
 TOLD, LEFT = 1, 2
 """Flags of an exit: the worker had sent a signal before; processes that the command started are left."""
 
@@ -131,14 +132,23 @@ def become_subreaper(is_one: bool = True) -> None:
         pass
 
 
-def listed_children() -> list[int]:
-    """Return what /proc says are the children of this process: a hint. Nothing where there is no /proc."""
-    me = os.getpid()
+def own_children() -> list[int] | None:
+    """Return what /proc says are the children of the main thread, and what was orphaned below a subreaper: a hint.
+
+    None without CONFIG_PROC_CHILDREN, or with another namespace's /proc.
+    """
     try:
-        with open(f"/proc/self/task/{me}/children", "rb") as file:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
             return [int(word) for word in file.read().split()]
     except OSError:
-        pass  # a kernel without CONFIG_PROC_CHILDREN, or another namespace's /proc
+        return None
+
+
+def listed_children() -> list[int]:
+    """Return what /proc says are the children of this process: a hint. Nothing where there is no /proc."""
+    if (own := own_children()) is not None:
+        return own
+    me = os.getpid()
     try:
         numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -161,6 +171,25 @@ def is_child(number: int) -> bool:
     except (ChildProcessError, OverflowError):
         return False
     return True
+
+
+def orphans(spared: set[int]) -> list[int]:
+    """Return the children in other sessions than this process's, besides `spared`. Wait for those that are dead.
+
+    For the main thread of a subreaper that has started nothing in another session but a fork server: they all come from
+    below that. What other threads have started is not among them.
+    """
+    own = os.getsid(0)
+    while True:
+        found, is_any_dead = [], False
+        for number in own_children() or []:
+            if number not in spared and is_child(number) and os.getsid(number) != own:
+                if os.waitpid(number, os.WNOHANG)[0]:
+                    is_any_dead = True  # its own children have come to this process: they are looked for again
+                else:
+                    found.append(number)
+        if not is_any_dead:
+            return found
 
 
 def resume(number: int) -> None:
@@ -394,6 +423,7 @@ class ForkServer(Reaper):
                     self._fork(fds[0])
                 elif kind == RETIRE:
                     self._retire(NUMBER.unpack(body)[0])
+                    self._tell(RETIRED)
                 elif kind == RESUME:
                     self._resume()
                 elif kind == KILL:
@@ -459,11 +489,13 @@ class ForkServer(Reaper):
             return
         self.spared.discard(number)
         if status:
-            left = self.end_children(KILLED_S)
-            try:
-                send(self.end, LOST, NUMBERS.pack(number, left))
-            except OSError:
-                pass  # the worker is gone, too
+            self._tell(LOST, NUMBERS.pack(number, self.end_children(KILLED_S)))
+
+    def _tell(self, kind: bytes, body: bytes = b"") -> None:
+        try:
+            send(self.end, kind, body)
+        except OSError:
+            pass  # the worker is gone: the next look at its messages tells
 
 
 def main() -> None:

@@ -341,6 +341,54 @@ def test_of_a_worker_and_a_supervisor_that_are_killed_at_once_nothing_is_left(on
     until(lambda: not is_any_alive(pids), "the end of all of it")
 
 
+OWN = CODE.replace("prefetch=1", "prefetch=1, stop_after_failures=9").replace(
+    "Worker(", "supervision.is_own_process = True; Worker(", 1
+)
+OWN = "from fsqueue.worker import supervision; " + OWN
+"""As the command line's worker: the process is its own."""
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("first", ["fork server", "supervisor"])
+def test_of_a_fork_server_and_a_supervisor_that_are_killed_both_the_reason_is_true(
+    once: Queue, pids: Path, first: str, is_own: bool
+) -> None:
+    begins = [*script(ESCAPES["a daemon"], "echo $$ >>$0; exec sleep 9000"), str(pids)]
+    with worker_process(once, begins, OWN if is_own else CODE) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+        [server] = children_of(process.pid)
+        [one] = children_of(server)
+        process.send_signal(signal.SIGSTOP)  # it hears of both at once
+        for pid in (server, one) if first == "fork server" else (one, server):
+            os.kill(pid, signal.SIGKILL)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+    [letter] = once.dead()
+    if is_own or not is_any_alive(pids):  # the fork server may have ended them before it was killed
+        assert not is_any_alive(pids)
+    else:
+        assert supervision.ALONE in letter.reason
+    if is_own:
+        assert supervision.ENDED in letter.reason
+
+
+def test_what_completed_tasks_have_left_is_no_orphan_of_a_killed_supervisor(
+    queue: Queue, pids: Path, tmp_path: Path
+) -> None:
+    """Whether the supervisor was retired with a fork server or without."""
+    queue.insert_many(["leave", "kill-server", "leave", "kill-both"])
+    both = 'kill -9 $(cut -d " " -f 4 /proc/$PPID/stat)'
+    begins = (
+        f"case $1 in *leave*) {ESCAPES['a daemon']};; *server*) {both};; *) {both}; kill -9 $PPID; sleep 9000;; esac"
+    )
+    code = OWN.replace("prefetch=1", "prefetch=1, retries=0")
+    with worker_process(queue, ["sh", "-c", begins, str(pids), "{}"], code) as process:
+        assert process.wait(60) == 0
+    assert (queue.status().completed, queue.status().dead) == (3, 1)
+    until(lambda: len(numbers(pids)) == 2, "what the commands have left")
+    assert all(map(is_alive, numbers(pids)))
+
+
 def test_a_supervisor_killed_before_it_could_answer_costs_an_attempt_with_the_reason(
     once: Queue, pids: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
