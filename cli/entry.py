@@ -11,13 +11,16 @@ import sys
 
 closed: set[str] = set()
 """The standard streams that the caller had closed."""
+is_own_process = False
+"""Whether this process is the command line, and nothing else. False in tests."""
 _is_ours = False
 """Whether this process is the command line, so that its signals are ours to handle. False in tests."""
 
 
 def main() -> None:
     """Run the console script."""
-    global _is_ours
+    global _is_ours, is_own_process
+    is_own_process = True
     _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else nohup or a shell has it ignored
     leave_at_once()
     try:

@@ -225,6 +225,12 @@ def explain(error: Exception) -> tuple[str, int]:
         return f"Spark: {said[0] if said else type(error).__name__}", 1
     if isinstance(error, MemoryError):
         return "out of memory", 1
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # as Python says it
+        return (
+            "The system allows no further thread. Raise the limit of processes (ulimit -u, or that of the job or "
+            "container).",
+            1,
+        )
     return f"internal error, please report it: {type(error).__name__}: {error} (FSQUEUE_TRACEBACK=1 shows where)", 1
 
 

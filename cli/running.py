@@ -12,8 +12,9 @@ import click
 
 import fsqueue
 from fsqueue import wording
-from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program
+from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
 
+from . import entry
 from .common import example, json_option, queues_argument, search_working_directory, worker_option
 from .options import DURATION, AfterDashes, renamed
 from .printing import complain, done, is_screen, print_json, quoted, unguarded
@@ -239,6 +240,7 @@ def run(
     paths = [str(queue.path) for queue in opened]
     progress = Progress(paths) if shows else None
     shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
+    supervision.is_own_process = entry.is_own_process
     made = fsqueue.Worker(
         opened,
         call,
@@ -359,6 +361,8 @@ def _summarise(report: fsqueue.WorkerReport, dead: dict[str, int]) -> None:
     if report.spent:
         parts.append(f"{report.spent:,} given up without another attempt")
     parts += [f"{value:,} {name}" for name in ("released", "lost") if (value := getattr(report, name))]
+    if report.unsettled:
+        parts.append(f"{report.unsettled:,} begun and not reported: available again when the lease ends")
     if report.unkept:
         parts.append(f"the output of {report.unkept:,} not kept, or not all of it")
     if report.unwritten:

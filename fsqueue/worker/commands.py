@@ -98,6 +98,7 @@ class Commands:
     A thread makes the paths of results, and reads results (`ResultKeeper`). There is one path for each slot at most:
     that bounds how much may lie before the thread.
 
+    `is_hurried` tells whether the user waits no longer for answers.
     `refused` is called with an error if the command cannot be executed whatever the payload; its task is put back.
     """
 
@@ -117,6 +118,7 @@ class Commands:
         result_from_stdout: bool = False,
         output: Output = "group",
         has_tags: bool = False,
+        is_hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self._most, self.of_slots = len(of_slots), of_slots
         self.free = list(reversed(range(self._most)))
@@ -124,7 +126,7 @@ class Commands:
         self.output, self.has_tags = output, has_tags
         self.mailbox, self.output_writer, self.keep_output = mailbox, output_writer, keep_output
         self._argv, self._done, self._refused, self._results = list(argv), done, refused, results
-        self.supervisors = Supervisors(mailbox, output_writer.say)
+        self.supervisors = Supervisors(mailbox, output_writer.say, is_hurried)
         self._sysexits, self._result_from_stdout = sysexits, result_from_stdout
         self._is_fixed = placeholders.is_fixed(argv[0])  # else each payload names its own program
         self._faults_told = 0
@@ -242,9 +244,10 @@ class Commands:
 
     @property
     def due_at(self) -> float:
-        return min(self._shortage.until, self._give_up_at)
+        return min(self._shortage.until, self._give_up_at, self.supervisors.due_at)
 
     def keep_time(self, now: float) -> None:
+        self.supervisors.keep_time(now)
         if self._shortage.pass_by(now) and not self._is_open:
             self._keeper.open(self._opened)
         if now < self._give_up_at:
@@ -315,7 +318,7 @@ class Commands:
                 self._give_up_at = self._now() + UNREAD_S
             self._take(running)
             return
-        verb, value = self._judge(running, status)
+        verb, value = self._judge(running)
         self._finish(running)
         self._keeper.take(running.result, 0, self._has_let_go)
         self._done(job, verb, value, seconds)
@@ -352,18 +355,21 @@ class Commands:
             stream.ended()
         self._left.add(running.streams)
 
-    def _judge(self, running: _Running, status: int | None) -> tuple[str, Any]:
+    def _judge(self, running: _Running) -> tuple[str, Any]:
         """Judge a command whose result file does not count."""
-        out, err = running.streams
+        (out, err), status = running.streams, running.process.status
         if status == 0 and not running.job.doomed:
             return self._result_of(running, b"")
         if self._sysexits and status == EX_TEMPFAIL and not running.job.doomed:
             return "release", None
         verb = "bury" if self._sysexits and status == EX_DATAERR else "fail"
-        return verb, output.reason(running.job.why or self._described(status, err.tail, out.tail), err.tail, out.tail)
+        return verb, output.reason(
+            running.job.why or self._described(running.process, err.tail, out.tail), err.tail, out.tail
+        )
 
-    def _described(self, status: int | None, *tails: bytes) -> str:
+    def _described(self, process: Process, *tails: bytes) -> str:
         """Return how a command ended, with what else is to blame."""
+        status = process.status
         said = b"\n".join(tails).decode(errors="replace")
         if (
             self._is_fixed
@@ -374,7 +380,7 @@ class Commands:
             said_by = diagnosis.not_executed(self._argv[0], status, said)
         else:
             said_by = ""
-        return f"{describe(status)}{said_by or diagnosis.memory(said, status)}"
+        return f"{describe(process)}{said_by or diagnosis.memory(said, status)}"
 
     def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self._result_from_stdout:

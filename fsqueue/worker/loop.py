@@ -114,6 +114,10 @@ class Loop:
         """End because a thread has died of an unexpected exception. Called in that thread."""
         self.mailbox.post(lambda: self._thread_died(name, error))
 
+    def is_hurried(self) -> bool:
+        """Return whether the user has sent a second signal, also while the loop waits for an answer."""
+        return self._heard > 1
+
     @property
     def held_about(self) -> int:
         """Return how many tasks are held, or are not settled yet. A hint, for any thread."""
@@ -537,6 +541,8 @@ class Loop:
         """Leave nothing behind, also after an error in the loop itself. Usually nothing is held by then."""
         left = [Outcome(job.task, "release", begun=False) for job in (*self._ahead, *self._executor.held())]
         left += (*self._untold.values(), *self._outbox, *self._pending.left())
+        begun = sum(job.began < math.inf for job in self._executor.held())
+        self._report.unsettled = begun + sum(outcome.begun for outcome in left)
         self._feeder.close()
         try:
             self._executor.close()

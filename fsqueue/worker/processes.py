@@ -220,7 +220,7 @@ class _Child:
         if not why:
             printed = b"\n".join(tails).decode(errors="replace")
             blamed_too = diagnosis.memory(printed, self.process.status)
-            why = f"the handler's process ended: {describe(self.process.status)}{blamed_too}"
+            why = f"the handler's process ended: {describe(self.process)}{blamed_too}"
         self.family.lost(self, blamed, output.reason(why, *tails), left)
 
     def close(self) -> None:
@@ -242,7 +242,7 @@ class Children:
     process or descriptor, those that there are go on, and others are tried again after a pause.
     `of_slots` is what a slot's child has more in its environment. One that died is reaped before its slot is free.
     `broken` is called with a sentence, or an error, when no child can find the handler or be started; `returned` with
-    the tasks that one that died had not begun.
+    the tasks that one that died had not begun. `is_hurried` tells whether the user waits no longer for answers.
     """
 
     def __init__(
@@ -259,6 +259,7 @@ class Children:
         keep_output: KeptOutput | None = None,
         output: Output = "line",
         has_tags: bool = False,
+        is_hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self._most, self.of_slots = len(of_slots), of_slots
         self.output, self.has_tags = output, has_tags
@@ -282,7 +283,7 @@ class Children:
         self._handler = dict(handler)
         self._queues = [os.path.abspath(queue.store.path) for queue in queues]
         self.setup: dict[str, Any] = {}
-        self.supervisors = Supervisors(mailbox, output_writer.say)
+        self.supervisors = Supervisors(mailbox, output_writer.say, is_hurried)
 
     def start(self) -> None:
         self.supervisors.foreign = inheritable_descriptors()
@@ -343,9 +344,10 @@ class Children:
 
     @property
     def due_at(self) -> float:
-        return self._shortage.until
+        return min(self._shortage.until, self.supervisors.due_at)
 
     def keep_time(self, now: float) -> None:
+        self.supervisors.keep_time(now)
         if self._shortage.pass_by(now) and not (self._children or self._is_stopping or self._closing):
             self._add()
 

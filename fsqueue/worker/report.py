@@ -32,6 +32,9 @@ class WorkerReport:
     """Put back after they were begun: the run was told to stop, or the task asked for it."""
     lost: int = 0
     """Taken over, purged or cancelled while they ran: the results were dropped."""
+    unsettled: int = field(default=0, compare=False)
+    """Begun, and neither reported nor put back when the run ended: the user waited no longer. They are available again
+    when their leases end, at the latest."""
     unkept: int = 0
     """Attempts whose output was not kept, or not all of it, although `keep_output` asked for it."""
     unwritten: bool = False

@@ -39,6 +39,8 @@ class Process:
         self.was_told = False
         """Whether a signal was sent to it before it had exited. Set when it has exited."""
         self._has_exited = self._has_left = self._is_over = self._gone = False
+        self.rest = ""
+        """If its supervisor was killed: what became of what that had started."""
         encoded = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
         self._handle, self.pid = supervisors.begin(self, argv, encoded, files)
 
@@ -55,8 +57,17 @@ class Process:
         self._has_exited = True
         self._ended()
 
-    def lost(self) -> None:
-        """Take in that its supervisor was killed."""
+    def held(self, is_refused: bool) -> None:
+        """Tell the user that SIGKILL has not ended it."""
+        why = "it belongs to another user" if is_refused else "the kernel holds it, maybe for a file server"
+        self._supervisors.say(
+            f"Process {self.pid}, which executes a task, cannot be ended: {why}. The worker waits for its end. Two "
+            "signals (Ctrl-C, SIGTERM) end the worker, and leave that process at work."
+        )
+
+    def lost(self, rest: str) -> None:
+        """Take in that its supervisor was killed; `rest` says what became of what it had started."""
+        self.rest = rest
         self._has_exited = True
         self._ended()
 
@@ -69,10 +80,10 @@ class Process:
         if self._gone or self._is_over:
             return
         if not self._has_exited:
-            self._handle.ask(supervisor.SIGNAL, number)
+            self._supervisors.ask(self._handle, supervisor.SIGNAL, number)
         elif self._has_left:
             self._is_over = True
-            self._handle.ask(supervisor.END)
+            self._supervisors.ask(self._handle, supervisor.END)
 
     def reap(self, deadline: float = math.inf) -> None:
         """Wait for the exit, and let it go.
@@ -86,6 +97,11 @@ class Process:
         while not self._has_exited and self._clock.monotonic() < deadline:
             self._supervisors.wait(self._handle, min(1.0, deadline - self._clock.monotonic()))
         self._gone = True
+        if not self._has_exited:
+            self._supervisors.say(
+                f"Process {self.pid or 'of a task'} could not be ended, and may go on. Its task is put back, or comes "
+                "back when its lease ends; then it may be executed a second time beside it."
+            )
         if self._is_over:
             until = min(deadline, self._clock.monotonic() + KILLED_S)
             while self._supervisors.is_open(self._handle) and self._clock.monotonic() < until:
@@ -99,10 +115,11 @@ class Process:
         self._supervisors.drop(self._handle)
 
 
-def describe(status: int | None) -> str:
-    """Return an exit status in words."""
+def describe(process: Process) -> str:
+    """Return in words how a process has ended."""
+    status = process.status
     if status is None:
-        return "its exit status was lost: the process that supervises it was killed, and what it had started was ended"
+        return f"its exit status was lost: the process that supervises it was killed, {process.rest}"
     if status >= 0:
         return f"exit status {status}"
     try:

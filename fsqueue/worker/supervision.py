@@ -7,9 +7,11 @@ for an answer only while a supervisor is forked and while a program is loaded.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +29,29 @@ LOOK_S = 0.002
 """How often it is looked whether it has ended."""
 TRIES = 3
 """Maximum number of attempts to get a supervisor, if each fork server is killed at once."""
+ANSWER_S = 1.0
+"""How long an answer is waited for before what may be stopped (SIGSTOP) is told to go on, again and again."""
+KILL_ANSWER_S = 3 * supervisor.KILLED_S
+"""How long a supervisor of which SIGKILL was asked may take to say how that went. It says so in two thirds of it."""
 NOT_ENDED = (
     "Processes that a task had started could not be ended: they belong to another user, or the kernel holds them. They "
     "may still be at work when the task is executed again."
 )
+
+
+UNANSWERED = (
+    "The process that supervises a task did not answer, although it was told to go on: it is killed, with what it has "
+    "started."
+)
+ENDED = "and what it had started was ended"
+NOT_ALL_ENDED = "and not all that it had started could be ended: some of it may be at work"
+ALONE = "and so was the process above it: what it had started may still be at work"
+"""What became of the processes below a supervisor that was killed."""
+
+
+is_own_process = False
+"""Whether this process does nothing else than to be a worker, and that in its main thread, as the command line's. Then
+it is a subreaper, too: what is orphaned below it was started by its fork server, and by no other part of a program."""
 
 
 class NoForkServer(InvalidArgument):
@@ -43,8 +64,11 @@ class Supervised(Protocol):
     def exited(self, flags: int, status: int, usage: resource.struct_rusage) -> None:
         """Take in how it has ended."""
 
-    def lost(self) -> None:
-        """Take in that its supervisor was killed, and that all it had started was ended."""
+    def held(self, is_refused: bool) -> None:
+        """Take in that SIGKILL has not ended it: it was refused, or the kernel holds the process."""
+
+    def lost(self, rest: str) -> None:
+        """Take in that its supervisor was killed; `rest` says what became of all that it had started."""
 
 
 class Handle:
@@ -54,33 +78,33 @@ class Handle:
         self.end, self.pid = end, pid
         self.process: Supervised | None = None
 
-    def ask(self, kind: bytes, number: int = 0) -> None:
-        """Send a short message. If the supervisor is gone, that is heard of."""
-        try:
-            supervisor.send(self.end, kind, supervisor.NUMBER.pack(number))
-        except OSError:
-            pass
-
 
 class Supervisors:
     """The supervisors of a worker. They are made as processes are started, and used again.
 
     `say` is called with a sentence when something could not be ended, the first time. `foreign`: descriptors that
-    what is started is not to inherit, although they are inheritable.
+    what is started is not to inherit, although they are inheritable. `is_hurried` tells whether the user waits no
+    longer: then no answer is waited for.
     """
 
-    def __init__(self, mailbox: Mailbox, say: Callable[[str], object]) -> None:
-        self._mailbox, self._clock, self._say = mailbox, Clock(), say
+    def __init__(
+        self, mailbox: Mailbox, say: Callable[[str], object], is_hurried: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._mailbox, self._clock, self.say, self._is_hurried = mailbox, Clock(), say, is_hurried
         self.foreign: Sequence[int] = ()
         self._server: socket.socket | None = None
         self._server_pid = 0
         self._environment: dict[bytes, bytes] = {}
         """The fork server's, and so the supervisors'."""
-        self._has_said = False
+        self._has_said = self._has_retired = False
+        self._adopts = False
+        """Whether what the fork server and a supervisor leave that are killed both comes to this process."""
         self._idle: list[Handle] = []
         self._all: set[Handle] = set()
         self._awaited: dict[int, Supervised] = {}
         """By the numbers of supervisors that were killed: what they were at, until the fork server has ended that."""
+        self._unanswered: dict[Handle, float] = {}
+        """The supervisors that SIGKILL was asked of, and until when they may answer."""
         forks.register(self, Supervisors.after_fork)
 
     def after_fork(self) -> None:
@@ -98,7 +122,7 @@ class Supervisors:
         """Start a process with `files` as its first descriptors. Return its supervisor, and its number.
 
         OSError if it cannot be started; ValueError if an argument holds a NUL. NoForkServer if there can be no
-        fork server.
+        fork server. The number is 0 if nothing was heard: it may have been started, and what becomes of it is heard.
         """
         words = [os.fsencode(word) for word in argv]
         if any(b"\0" in word for word in (*words, *environment.values())):
@@ -111,7 +135,7 @@ class Supervisors:
                 supervisor.send(
                     handle.end, supervisor.START, supervisor.encode_command(words, changed, without), tuple(files)
                 )
-                kind, body, _ = supervisor.receive(handle.end)
+                kind, body = self._answer(handle.end)
             except ConnectionError:
                 self.drop(handle)
                 continue  # it was killed while it had nothing to do
@@ -125,8 +149,22 @@ class Supervisors:
                 self.give_back(handle)
                 code = supervisor.NUMBER.unpack(body)[0]
                 raise OSError(code, os.strerror(code), argv[0])
-            self.drop(handle)  # killed just now; the fork server ends what it may have started
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            handle.process = process  # it was killed just now, and may have started the process before
+            return handle, 0
+
+    def _answer(self, end: socket.socket) -> tuple[bytes, bytes]:
+        """Wait for an answer, and have what is stopped go on meanwhile. Kind b"": there is none, or it takes too long.
+
+        A program may be loaded from a file server that does not answer: that takes as long as it takes.
+        """
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        while not poll.poll(ANSWER_S * 1000):
+            self._resume()
+            if self._is_hurried():
+                return b"", b""
+        kind, body, _ = supervisor.receive(end)
+        return kind, body
 
     def _take(self) -> Handle:
         """Return a supervisor that has nothing to do."""
@@ -137,7 +175,7 @@ class Supervisors:
             try:
                 with theirs:
                     supervisor.send(self._running_server(), supervisor.FORK, fds=(theirs.fileno(),))
-                kind, body, _ = supervisor.receive(ours)
+                kind, body = self._answer(ours)
                 if kind == supervisor.HELLO:
                     handle = Handle(ours, supervisor.NUMBER.unpack(body)[0])
                     self._mailbox.watch(ours.fileno(), lambda handle=handle: self._heard(handle))  # type: ignore[misc]
@@ -187,6 +225,9 @@ class Supervisors:
                 actions.append((os.POSIX_SPAWN_CLOSE, fd))
         program = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), str(theirs.fileno())]
         self._environment = dict(os.environb)
+        if is_own_process and os.getpid() != 1 and supervisor.own_children() == []:
+            supervisor.become_subreaper()
+            self._adopts = True
         try:
             with theirs:
                 theirs.set_inheritable(True)  # only the loop starts processes: no other gets it
@@ -224,6 +265,12 @@ class Supervisors:
     def _heard(self, handle: Handle) -> None:
         kind, body, _ = supervisor.receive(handle.end)
         process = handle.process
+        self._unanswered.pop(handle, None)
+        if kind == supervisor.HELD and process is not None:
+            process.held(bool(supervisor.NUMBER.unpack(body)[0]))
+            return
+        if kind == supervisor.STARTED:
+            return  # later than it was waited for
         if kind == supervisor.EXITED and process is not None:
             handle.process = None
             flags, status, *usage = supervisor.EXIT.unpack(body)
@@ -236,20 +283,26 @@ class Supervisors:
         if process is None:
             return
         if self._server is None:
-            process.lost()
+            process.lost(self._end_orphans())
         else:
             self._awaited[handle.pid] = process
+            self._resume()
 
     def _heard_server(self) -> None:
         assert self._server is not None
         kind, body, _ = supervisor.receive(self._server)
         if kind == supervisor.LOST:
             number, left = supervisor.NUMBERS.unpack(body)
+            for handle in [handle for handle in self._all if handle.pid == number]:
+                self._heard(handle)  # what it had said before, or the end of that
             process = self._awaited.pop(number, None)
             if left:
                 self._not_ended()
             if process is not None:
-                process.lost()
+                process.lost(NOT_ALL_ENDED if left else ENDED)
+            return
+        if kind == supervisor.RETIRED:
+            self._has_retired = True
             return
         try:
             os.waitpid(self._server_pid, 0)
@@ -264,12 +317,27 @@ class Supervisors:
             self._server.close()
             self._server = None
         for number in list(self._awaited):
-            self._awaited.pop(number).lost()
+            self._awaited.pop(number).lost(self._end_orphans())
+
+    def _end_orphans(self) -> str:
+        """End what a supervisor has left that was killed, as its fork server was. Return what became of it."""
+        if not self._adopts:
+            return ALONE
+        spared = {handle.pid for handle in self._all} | ({self._server_pid} if self._server is not None else set())
+        deadline = self._clock.monotonic() + supervisor.KILLED_S
+        while found := supervisor.orphans(spared):
+            for number in found:
+                supervisor.kill(number)
+            if self._clock.monotonic() > deadline:
+                self._not_ended()
+                return NOT_ALL_ENDED
+            self._clock.sleep(LOOK_S)
+        return ENDED
 
     def _not_ended(self) -> None:
         if not self._has_said:
             self._has_said = True
-            self._say(NOT_ENDED)
+            self.say(NOT_ENDED)
 
     def wait(self, handle: Handle, seconds: float) -> None:
         """Wait for news of one supervisor, and hear them. For the end, when the mailbox is not waited at."""
@@ -283,6 +351,44 @@ class Supervisors:
                 self._heard_server()
             else:
                 self._heard(handle)
+
+    # -- to ask for something
+
+    def ask(self, handle: Handle, kind: bytes, number: int = 0) -> None:
+        """Send a supervisor a short message. If it is stopped, it goes on; if it is gone, that is heard of."""
+        try:
+            supervisor.send(handle.end, kind, supervisor.NUMBER.pack(number))
+        except OSError:
+            return
+        if kind == supervisor.SIGNAL and number == signal.SIGKILL:
+            self._unanswered.setdefault(handle, self._clock.monotonic() + KILL_ANSWER_S)
+        self._resume()
+
+    def _resume(self) -> None:
+        """Have the fork server and the supervisors go on, if they are stopped (SIGSTOP)."""
+        if self._server is not None:
+            supervisor.resume(self._server_pid)
+            self._ask_server(supervisor.RESUME)
+
+    def _ask_server(self, kind: bytes, number: int = 0) -> None:
+        if self._server is not None:
+            try:
+                supervisor.send(self._server, kind, supervisor.NUMBER.pack(number))
+            except OSError:
+                pass  # its end is heard of
+
+    @property
+    def due_at(self) -> float:
+        """Return when `keep_time` has something to do, on the monotonic clock."""
+        return min(self._unanswered.values(), default=math.inf)
+
+    def keep_time(self, now: float) -> None:
+        """Have a supervisor killed that does not answer: the fork server ends what it was at."""
+        for handle in [handle for handle, until in self._unanswered.items() if now >= until]:
+            del self._unanswered[handle]
+            if self._server is not None:
+                self.say(UNANSWERED)
+                self._ask_server(supervisor.KILL, handle.pid)
 
     # -- the end of a process
 
@@ -300,18 +406,44 @@ class Supervisors:
 
         When this returns, neither the death of the worker nor anything else ends that.
         """
+        if self._adopts:
+            supervisor.become_subreaper(False)  # what is left passes by this process, too
         if self._server is not None:
-            try:
-                supervisor.send(self._server, supervisor.RETIRE, supervisor.NUMBER.pack(handle.pid))
-                gone = select.poll()
-                gone.register(handle.end, select.POLLIN)
-                gone.poll(supervisor.KILLED_S * 1000)
-            except OSError:
-                pass  # without its fork server it ends by itself
-        self.drop(handle)
+            self._resume()
+            self._ask_server(supervisor.RETIRE, handle.pid)
+            is_gone = self._has_answered_retire()
+            self.drop(handle)
+        else:
+            self.drop(handle)  # without its fork server it ends by itself
+            is_gone = self._has_ended(handle.pid)
+        if self._adopts and is_gone:
+            supervisor.become_subreaper()
+        self._adopts = self._adopts and is_gone  # else what is left might come to this process, and be ended
+
+    def _has_answered_retire(self) -> bool:
+        """Wait until the fork server says that a supervisor is retired. Return whether it did, in time."""
+        self._has_retired, deadline = False, self._clock.monotonic() + supervisor.KILLED_S
+        poll = select.poll()
+        if self._server is not None:
+            poll.register(self._server, select.POLLIN)
+        while self._server is not None and not self._has_retired:
+            if not poll.poll(max(0.0, deadline - self._clock.monotonic()) * 1000):
+                break
+            self._heard_server()
+        return self._has_retired
+
+    def _has_ended(self, number: int) -> bool:
+        """Wait for a supervisor that this process has adopted. Return whether it has ended, in time."""
+        deadline = self._clock.monotonic() + supervisor.KILLED_S
+        while self._adopts and supervisor.is_child(number) and self._clock.monotonic() < deadline:
+            if os.waitpid(number, os.WNOHANG)[0]:
+                return True
+            self._clock.sleep(LOOK_S)
+        return False
 
     def drop(self, handle: Handle) -> None:
         """Let a supervisor go. If it is at anything, it ends that, however long that takes."""
+        self._unanswered.pop(handle, None)
         if handle in self._all:
             self._all.discard(handle)
             self._mailbox.forget(handle.end.fileno())

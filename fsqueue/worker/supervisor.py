@@ -31,12 +31,15 @@ NUMBER = struct.Struct("!i")
 NUMBERS = struct.Struct("!ii")
 EXIT = struct.Struct("!ii2d14q")
 """How a command has ended: flags, its exit status as `os.waitstatus_to_exitcode` gives it, and its rusage."""
-FORK, RETIRE, START, SIGNAL, END = b"F", b"R", b"S", b"K", b"D"
-"""What the worker asks for: a supervisor on the socket that comes along; the end of one, by its number; a command; a
-signal for the command; the end of what a command has left."""
-HELLO, STARTED, REFUSED, EXITED, LOST = b"H", b"P", b"E", b"X", b"L"
-"""What it is told: a supervisor's number; a command's number; an errno; how a command has ended; that a supervisor was
-killed, and how many of its processes are left."""
+FORK, RETIRE, RESUME, KILL = b"F", b"R", b"C", b"Q"
+"""What the worker asks the fork server for: a supervisor on the socket that comes along; the end of one, by its number;
+that all of them go on which are stopped; SIGKILL for one, by its number."""
+START, SIGNAL, END = b"S", b"K", b"D"
+"""What it asks a supervisor for: a command; a signal for the command; the end of what a command has left."""
+HELLO, STARTED, REFUSED, HELD, EXITED, LOST, RETIRED = b"H", b"P", b"E", b"N", b"X", b"L", b"T"
+"""What it is told: a supervisor's number; a command's number; an errno; that SIGKILL has not ended a command, and 1 if
+it was refused; how a command has ended; that a supervisor was killed, and how many of its processes are left; that one
+has retired."""
 TOLD, LEFT = 1, 2
 """Flags of an exit: the worker had sent a signal before; processes that the command started are left."""
 
@@ -129,14 +132,23 @@ def become_subreaper(is_one: bool = True) -> None:
         pass
 
 
-def listed_children() -> list[int]:
-    """Return what /proc says are the children of this process: a hint. Nothing where there is no /proc."""
-    me = os.getpid()
+def own_children() -> list[int] | None:
+    """Return what /proc says are the children of the main thread, and what was orphaned below a subreaper: a hint.
+
+    None without CONFIG_PROC_CHILDREN, or with another namespace's /proc.
+    """
     try:
-        with open(f"/proc/self/task/{me}/children", "rb") as file:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
             return [int(word) for word in file.read().split()]
     except OSError:
-        pass  # a kernel without CONFIG_PROC_CHILDREN, or another namespace's /proc
+        return None
+
+
+def listed_children() -> list[int]:
+    """Return what /proc says are the children of this process: a hint. Nothing where there is no /proc."""
+    if (own := own_children()) is not None:
+        return own
+    me = os.getpid()
     try:
         numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -159,6 +171,31 @@ def is_child(number: int) -> bool:
     except (ChildProcessError, OverflowError):
         return False
     return True
+
+
+def orphans(spared: set[int]) -> list[int]:
+    """Return the children in other sessions than this process's, besides `spared`. Wait for those that are dead.
+
+    For the main thread of a subreaper that has started nothing in another session but a fork server: they all come from
+    below that. What other threads have started is not among them.
+    """
+    own = os.getsid(0)
+    while True:
+        found, is_any_dead = [], False
+        for number in own_children() or []:
+            if number not in spared and is_child(number) and os.getsid(number) != own:
+                if os.waitpid(number, os.WNOHANG)[0]:
+                    is_any_dead = True  # its own children have come to this process: they are looked for again
+                else:
+                    found.append(number)
+        if not is_any_dead:
+            return found
+
+
+def resume(number: int) -> None:
+    """Have a child go on that is stopped (SIGSTOP)."""
+    if is_child(number):
+        os.kill(number, signal.SIGCONT)
 
 
 def kill(number: int) -> bool:
@@ -202,6 +239,11 @@ class Reaper:
             self._hear()
         return ready
 
+    def pause(self, longest_ms: int) -> None:
+        """Wait until a child has exited, or so long. The worker's death does not end this: it would end each wait."""
+        if self._wake.poll(longest_ms):
+            self._hear()
+
     def _hear(self) -> None:
         """Take in that signals have come."""
         try:
@@ -237,8 +279,7 @@ class Reaper:
             is_late = within_s is not None and time.monotonic() > deadline
             if is_late or idle > (REFUSED_MAX if found else UNSEEN_MAX):
                 return max(1, len(found))
-            if self._wake.poll(pause_ms):
-                self._hear()
+            self.pause(pause_ms)
             pause_ms = min(2 * pause_ms, LOOK_MS[1])
         return 0
 
@@ -256,6 +297,8 @@ class Supervisor(Reaper):
 
     mask: frozenset[signal.Signals | int] = frozenset()
     """The signals that a command starts with blocked: those that the worker's loop has."""
+    server = 0
+    """The number of the fork server, its parent as long as that lives."""
 
     def serve(self) -> None:
         """Serve the worker until it is gone, or wants no more."""
@@ -299,16 +342,23 @@ class Supervisor(Reaper):
 
     def _watch(self, command: int) -> None:
         """Tell how a command has ended, and end what it has started, unless it has succeeded."""
-        is_told = False
+        is_told = is_refused = False
+        held_at: float | None = None  # when SIGKILL has had its time
         while (succeeded := self._has_succeeded(command)) is None:
-            ready = self.wait()
+            left_s = None if held_at is None else held_at - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                held_at = left_s = None
+                send(self.end, HELD, NUMBER.pack(is_refused))
+            ready = self.wait(None if left_s is None else int(left_s * 1000) + 1)
             if self.end.fileno() in ready:
                 kind, body, _ = receive(self.end)
                 if kind != SIGNAL:
                     self._give_up()
                 if self._has_succeeded(command) is None:  # else it has ended by itself, and that counts
-                    is_told = True
-                    self._signal(command, NUMBER.unpack(body)[0])
+                    is_told, number = True, NUMBER.unpack(body)[0]
+                    is_refused = not self._signal(command, number)
+                    if number == signal.SIGKILL:
+                        held_at = time.monotonic() + (0.0 if is_refused else KILLED_S)
             elif self.worker in ready:
                 self._give_up()
         is_over = not succeeded or is_told
@@ -329,20 +379,33 @@ class Supervisor(Reaper):
             os.waitpid(exited.si_pid, 0)
         return None
 
-    def _signal(self, command: int, number: int) -> None:
-        """Send a signal to the process group of a command that has not been waited for; SIGKILL to all there is."""
+    def _signal(self, command: int, number: int) -> bool:
+        """Send a signal to the process group of a command that has not been waited for; SIGKILL to all there is.
+
+        Return False if all of the group is another user's.
+        """
+        is_sent = True
         try:
             os.killpg(command, number)
-        except (ProcessLookupError, PermissionError):
-            pass  # another user's
+        except PermissionError:
+            is_sent = False
+        except ProcessLookupError:
+            pass
         if number == signal.SIGKILL:
             for child in listed_children():
                 if is_child(child):
                     kill(child)
+        return is_sent
 
     def _give_up(self) -> NoReturn:
         """End all that there is, however long that takes, and this process."""
         self.end_children()
+        self.leave()
+
+    def leave(self) -> NoReturn:
+        """End this process. If the fork server is stopped, it goes on: its worker may be gone, and it would stay."""
+        if os.getppid() == self.server:
+            os.kill(self.server, signal.SIGCONT)
         os._exit(0)
 
 
@@ -360,17 +423,36 @@ class ForkServer(Reaper):
                     self._fork(fds[0])
                 elif kind == RETIRE:
                     self._retire(NUMBER.unpack(body)[0])
+                    self._tell(RETIRED)
+                elif kind == RESUME:
+                    self._resume()
+                elif kind == KILL:
+                    self._kill(NUMBER.unpack(body)[0])
                 elif not kind:
                     break
             elif self.worker in ready:
                 break
-        while self.spared:  # they see it themselves
-            self.wait(LOOK_MS[1])
-            self.has_children()
+        self._resume()  # a supervisor that is stopped would not see that the worker is gone
+        deadline = time.monotonic() + KILLED_S
+        while self.has_children() and self.spared:  # they see it themselves
+            if time.monotonic() > deadline:
+                for number in list(self.spared):
+                    self._kill(number)
+            self.pause(LOOK_MS[1])
         self.end_children()
 
+    def _resume(self) -> None:
+        """Have all supervisors go on that are stopped."""
+        for number in self.spared:
+            resume(number)
+
+    def _kill(self, number: int) -> None:
+        """Kill a supervisor. What it was at becomes this process's, and is ended when its death is seen."""
+        if number in self.spared and is_child(number):
+            os.kill(number, signal.SIGKILL)
+
     def _fork(self, fd: int) -> None:
-        end = socket.socket(fileno=fd)
+        end, server = socket.socket(fileno=fd), os.getpid()
         try:
             number = os.fork()
         except OSError as error:
@@ -381,13 +463,14 @@ class ForkServer(Reaper):
             self.spared.add(number)
             end.close()
             return
-        status = 1
         try:
             self.end.close()
-            Supervisor(end, self.worker).serve()
-            status = 0
+            supervisor = Supervisor(end, self.worker)
+            supervisor.server = server
+            supervisor.serve()
+            supervisor.leave()
         finally:
-            os._exit(status)
+            os._exit(1)
 
     def _retire(self, number: int) -> None:
         """End a supervisor, and leave what is below it to the next subreaper above this process, usually init."""
@@ -406,11 +489,13 @@ class ForkServer(Reaper):
             return
         self.spared.discard(number)
         if status:
-            left = self.end_children(KILLED_S)
-            try:
-                send(self.end, LOST, NUMBERS.pack(number, left))
-            except OSError:
-                pass  # the worker is gone, too
+            self._tell(LOST, NUMBERS.pack(number, self.end_children(KILLED_S)))
+
+    def _tell(self, kind: bytes, body: bytes = b"") -> None:
+        try:
+            send(self.end, kind, body)
+        except OSError:
+            pass  # the worker is gone: the next look at its messages tells
 
 
 def main() -> None:

@@ -301,11 +301,11 @@ class Worker:
                 how.command, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused, self._results(),
                 loop.thread_died,
                 sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
-                output=how.output, has_tags=how.has_tags,
+                output=how.output, has_tags=how.has_tags, is_hurried=loop.is_hurried,
             )  # fmt: skip
         return Children(
             how.handler, self._queues, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused,
-            loop.returned, keep_output=kept, output=how.output, has_tags=how.has_tags,
+            loop.returned, keep_output=kept, output=how.output, has_tags=how.has_tags, is_hurried=loop.is_hurried,
         )  # fmt: skip
 
     def _results(self) -> ResultFiles:

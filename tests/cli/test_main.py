@@ -129,6 +129,16 @@ def test_an_unexpected_error_is_one_line(fsqueue_cli: Run, queue: Queue, monkeyp
         fsqueue_cli("status", queue.path, code=1)  # the fixture finds fault with internal errors
 
 
+def test_a_thread_that_the_system_refuses_is_said_with_the_limit(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Queue, "status", status)
+    assert "ulimit -u" in fsqueue_cli("status", queue.path, code=1).stderr
+
+
 def test_a_reader_that_goes_away_ends_the_command_quietly(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many({"text": "x" * 100, "number": number} for number in range(3000))
     process = spawn("ls", queue.path, "--json")

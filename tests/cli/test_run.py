@@ -51,7 +51,16 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     process = spawn("run", queue.path, "--json", "--", "sh", "-c", 'echo trouble >&2; exit "$1"', "sh", "{}")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 9
-    counts = {"completed": 1, "failed": 2, "buried": 1, "released": 0, "lost": 0, "unkept": 0, "unwritten": False}
+    counts = {
+        "completed": 1,
+        "failed": 2,
+        "buried": 1,
+        "released": 0,
+        "lost": 0,
+        "unsettled": 0,
+        "unkept": 0,
+        "unwritten": False,
+    }
     assert json.loads(out) == counts | {"buried_attempts": 2, "spent": 0, "signal": None, "ended": "drained", "dead": 1}
     assert err == "trouble\n" * 3  # forwarded as it came
     assert [letter.reason for letter in queue.dead()] == ["exit status 1: trouble\ntrouble"]

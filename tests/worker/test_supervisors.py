@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue, Worker
-from fsqueue.worker import spawning, supervision, supervisor
+from fsqueue.worker import commands, spawning, supervision, supervisor
 from fsqueue.worker.events import Mailbox
 from tests.support import QueueFactory
 from tests.waiting import until
@@ -360,6 +361,167 @@ def test_of_a_worker_and_a_supervisor_that_are_killed_at_once_nothing_is_left(on
     until(lambda: not is_any_alive(pids), "the end of all of it")
 
 
+OWN = CODE.replace("prefetch=1", "prefetch=1, stop_after_failures=9").replace(
+    "Worker(", "supervision.is_own_process = True; Worker(", 1
+)
+OWN = "from fsqueue.worker import supervision; " + OWN
+"""As the command line's worker: the process is its own."""
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("first", ["fork server", "supervisor"])
+def test_of_a_fork_server_and_a_supervisor_that_are_killed_both_the_reason_is_true(
+    once: Queue, pids: Path, first: str, is_own: bool
+) -> None:
+    begins = [*script(ESCAPES["a daemon"], "echo $$ >>$0; exec sleep 9000"), str(pids)]
+    with worker_process(once, begins, OWN if is_own else CODE) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+        [server] = children_of(process.pid)
+        [one] = children_of(server)
+        process.send_signal(signal.SIGSTOP)  # it hears of both at once
+        for pid in (server, one) if first == "fork server" else (one, server):
+            os.kill(pid, signal.SIGKILL)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+    [letter] = once.dead()
+    if is_own or not is_any_alive(pids):  # the fork server may have ended them before it was killed
+        assert not is_any_alive(pids)
+    else:
+        assert supervision.ALONE in letter.reason
+    if is_own:
+        assert supervision.ENDED in letter.reason
+
+
+def test_what_completed_tasks_have_left_is_no_orphan_of_a_killed_supervisor(
+    queue: Queue, pids: Path, tmp_path: Path
+) -> None:
+    """Whether the supervisor was retired with a fork server or without."""
+    queue.insert_many(["leave", "kill-server", "leave", "kill-both"])
+    both = 'kill -9 $(cut -d " " -f 4 /proc/$PPID/stat)'
+    begins = (
+        f"case $1 in *leave*) {ESCAPES['a daemon']};; *server*) {both};; *) {both}; kill -9 $PPID; sleep 9000;; esac"
+    )
+    code = OWN.replace("prefetch=1", "prefetch=1, retries=0")
+    with worker_process(queue, ["sh", "-c", begins, str(pids), "{}"], code) as process:
+        assert process.wait(60) == 0
+    assert (queue.status().completed, queue.status().dead) == (3, 1)
+    until(lambda: len(numbers(pids)) == 2, "what the commands have left")
+    assert all(map(is_alive, numbers(pids)))
+
+
+def test_a_supervisor_killed_before_it_could_answer_costs_an_attempt_with_the_reason(
+    once: Queue, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command may have been begun: to say that it could not be begun would be wrong."""
+    real = supervisor.receive
+
+    def receive(end: socket.socket) -> tuple[bytes, bytes, list[int]]:
+        kind, body, fds = real(end)
+        if kind != supervisor.STARTED:
+            return kind, body, fds
+        until(lambda: numbers(pids), "the command")
+        [server] = [pid for pid in children_of(os.getpid()) if is_fork_server(pid)]
+        [one] = children_of(server)
+        os.kill(one, signal.SIGKILL)
+        return real(end)  # the end of the messages, as if it had been killed before it sent that one
+
+    monkeypatch.setattr(supervisor, "receive", receive)
+    assert Worker(once, command=["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)]).run() == drained(failed=1)
+    [letter] = once.dead()
+    assert letter.reason.startswith("its exit status was lost: the process that supervises it was killed, and what")
+    assert (len(numbers(pids)), is_any_alive(pids)) == (1, False)
+
+
+# -- a supervisor is stopped, or the fork server
+
+
+def stopped(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it to be stopped")
+
+
+@pytest.mark.parametrize("which", ["supervisor", "fork server"])
+def test_with_a_killed_worker_all_ends_although_one_of_them_was_stopped(once: Queue, pids: Path, which: str) -> None:
+    with worker_process(once, [*script(ESCAPES["a daemon"], "echo $$ >>$0; exec sleep 9000"), str(pids)]) as process:
+        until(lambda: len(numbers(pids)) == 2, "all that the command starts")
+        [server] = children_of(process.pid)
+        [one] = children_of(server)
+        stopped(one if which == "supervisor" else server)
+        process.kill()
+    until(lambda: not is_any_alive(pids), "the end of all of it")
+    until(lambda: not (is_alive(server) or is_alive(one)), "the end of the fork server and the supervisor")
+
+
+@pytest.mark.parametrize("how", ["timeout", "stopped"])
+def test_a_stopped_supervisor_goes_on_when_its_command_must_end(once: Queue, pids: Path, how: str) -> None:
+    worker = Worker(once, command=["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)], timeout_s=1000, grace_s=0)
+    thread, reports = in_background(worker)
+    until(lambda: numbers(pids), "the command")
+    [server] = [pid for pid in children_of(os.getpid()) if is_fork_server(pid)]
+    [one] = children_of(server)
+    stopped(server)
+    stopped(one)
+    time_out(worker) if how == "timeout" else worker.stop()
+    thread.join(60)
+    assert (reports[0].failed, reports[0].released) == ((1, 0) if how == "timeout" else (0, 1))
+    assert not is_any_alive(pids)
+
+
+def test_a_stopped_fork_server_goes_on_when_it_is_needed(queue: Queue, pids: Path, tmp_path: Path) -> None:
+    queue.insert_many(range(3))
+    command = ["sh", "-c", f"echo $$ >>$0; {until_there(tmp_path / 'go')}; {ESCAPES['a daemon']}", str(pids)]
+    with worker_process(queue, command) as process:
+        until(lambda: numbers(pids), "the first command")
+        stopped(children_of(process.pid)[0])
+        (tmp_path / "go").touch()
+        assert process.wait(60) == 0
+    assert queue.status().completed == 3
+    until(lambda: len(numbers(pids)) == 6, "all that the commands start")
+    assert sum(map(is_alive, numbers(pids))) == 3, "what they have left stays"
+
+
+def test_a_supervisor_that_does_not_answer_is_killed_with_what_it_was_at(pids: Path) -> None:
+    """As if it were stopped again and again."""
+    run = Run("sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids))
+    until(lambda: numbers(pids), "the command")
+    assert run.supervisors.due_at == math.inf
+    stopped(run.process.supervisor)
+    run.supervisors._unanswered[run.process._handle] = 0.0
+    run.supervisors.keep_time(1.0)
+    process = run.until_ended()
+    assert (process.status, run.said) == (None, [supervision.UNANSWERED])
+    assert spawning.describe(process).endswith(supervision.ENDED)
+    assert not is_any_alive(pids)
+
+
+SERVING = """
+import os, socket, sys, time
+sys.path.insert(0, sys.argv[1])
+import supervisor
+supervisor.KILLED_S, supervisor.LOOK_MS = 0.3, (10, 100)
+looks, real = [], supervisor.Reaper.has_children
+supervisor.Reaper.has_children = lambda reaper: looks.append(0) or real(reaper)
+ours, theirs = socket.socketpair()
+server = supervisor.ForkServer(theirs, -1)
+number = os.fork()
+if not number:
+    ours.close()
+    time.sleep(9000)
+server.spared.add(number)
+ours.close()
+server.serve()
+print(len(looks) < 50, server.spared)
+"""
+
+
+def test_after_the_workers_death_the_fork_server_sleeps_and_kills_a_supervisor_that_does_not_end() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SERVING, str(Path(supervisor.__file__).parent)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (run.stdout.strip(), run.stderr) == ("True set()", "")
+
+
 def test_a_fork_server_that_cannot_run_is_said_and_the_task_put_back(
     once: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,3 +661,45 @@ def test_ending_children_ends(then: str, answer: str) -> None:
         capture_output=True, text=True, timeout=60, check=False, start_new_session=True,
     )  # fmt: skip
     assert (run.stdout.strip(), run.stderr) == (answer, "")
+
+
+HOLDING = """
+import os, signal, sys
+sys.path.insert(0, {where!r})
+import supervisor
+supervisor.KILLED_S, real = 0.05, os.kill
+def refuse(*_): {refuse}
+os.killpg = refuse
+os.kill = lambda pid, number: real(pid, number) if number == signal.SIGCONT else refuse()
+supervisor.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("refuse", "said"),
+    [("raise PermissionError", "it belongs to another user"), ("pass", "the kernel holds it")],
+    ids=["another user's", "held by the kernel"],
+)
+def test_what_sigkill_does_not_end_is_said_and_that_it_goes_on(
+    once: Queue, pids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuse: str, said: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(HOLDING.format(where=str(Path(supervisor.__file__).parent), refuse=refuse))
+    monkeypatch.setattr(supervisor, "__file__", str(program))
+    monkeypatch.setattr(commands, "KILLED_S", 0.05)
+    told: list[str] = []
+    worker = Worker(
+        once, command=["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)], timeout_s=1000, grace_s=0,
+        tell=lambda event: told.append(event.text),
+    )  # fmt: skip
+    thread, reports = in_background(worker)
+    until(lambda: numbers(pids), "the command")
+    [pid] = numbers(pids)
+    time_out(worker)
+    until(lambda: any(f"Process {pid}, which executes a task, cannot be ended: {said}" in text for text in told), said)
+    for _ in range(3):
+        worker.stop()
+    thread.join(60)
+    assert (reports[0].ended, reports[0].unsettled) == ("signal", 1)
+    assert any(f"Process {pid} could not be ended, and may go on" in text for text in told)
+    assert is_alive(pid)
