@@ -24,9 +24,7 @@ from tests.cli.conftest import Run
 from tests.levels import how_many
 from tests.support import QueueFactory
 
-needs_pyarrow = pytest.mark.skipif(
-    importlib.util.find_spec("pyarrow") is None, reason="pyarrow is in the extra `arrow`"
-)
+pytestmark = pytest.mark.once  # its tests go by the order of the tasks, which batches of one do not keep
 HEAD, TAIL = ["id", "state", "attempts"], list(result_table.AFTER)
 
 
@@ -87,7 +85,6 @@ def test_json_lines_have_the_same_columns(fsqueue_cli: Run, sweep: Queue, tmp_pa
     assert "loss" not in rows[3], "what a result lacks is left out"
 
 
-@needs_pyarrow
 def test_parquet_has_types(fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path) -> None:
     from pyarrow import parquet
 
@@ -173,7 +170,6 @@ cells = st.none() | st.sampled_from([*WICKED, "\0"]) | st.text(st.sampled_from('
 others = st.none() | st.integers(-(2**63), 2**63 - 1) | st.just([1, {"a": "x\r"}]) | st.just("null") | st.booleans()
 
 
-@needs_pyarrow
 @given(st.lists(st.tuples(cells, others), min_size=1, max_size=8), st.sampled_from([1, 1000]))
 @settings(max_examples=how_many(60, 1000))
 def test_texts_are_quoted_and_null_is_empty_whichever_way_a_row_goes(rows: list[Any], at_once: int) -> None:
@@ -332,7 +328,6 @@ def is_numeric(values: list[Any]) -> bool:
     )
 
 
-@needs_pyarrow
 @pytest.mark.parametrize(
     ("given_values", "in_csv", "in_parquet"),
     [
@@ -451,7 +446,7 @@ def test_an_existing_file_stays_until_the_new_one_is_whole(
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
-@pytest.mark.parametrize("ending", [".csv", ".jsonl", pytest.param(".parquet", marks=needs_pyarrow)])
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", pytest.param(".parquet")])
 @pytest.mark.parametrize("way", ["itself", "below", "dots", "link to a directory", "link to a file", "bare name"])
 def test_no_file_of_a_queue_is_replaced(
     fsqueue_cli: Run, sweep: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, way: str

@@ -199,7 +199,7 @@ def drain_with_commands(seed: int) -> dict[str, int]:
         os.killpg(runners[0].pid, signal.SIGKILL)
         os.killpg(runners[1].pid, signal.SIGINT)
         for runner, codes in zip(runners[1:], ((0, 128 + signal.SIGINT), (0,), (0,)), strict=True):
-            assert runner.wait(PATIENCE_S) in codes, f"fsqueue run ended with {runner.returncode}"
+            assert runner.wait(5 * PATIENCE_S) in codes, f"fsqueue run ended with {runner.returncode}"
     finally:
         for runner in runners:
             if runner.poll() is None:
