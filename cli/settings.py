@@ -20,10 +20,17 @@ def _duration(text: str) -> float:
     return DURATION.convert(text, None, None)
 
 
+def _pair(text: str) -> tuple[float, ...]:
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise click.BadParameter(f"{text!r} is no pair. Write FIRST,MOST, the shortest and longest pause: 10s,30m.")
+    return tuple(map(_duration, parts))
+
+
 PARSERS: dict[str, Callable[[str], Any]] = {
     "max_attempts": lambda text: limit(ATTEMPTS.convert(text, None, None)),
     "lease_s": _duration,
-    "backoff_s": lambda text: tuple(map(_duration, text.split(","))),
+    "backoff_s": _pair,
     "keep_payloads": lambda text: limit(KEPT_PAYLOAD.convert(text, None, None)),
 }
 """How the value of each setting that can be changed is written."""

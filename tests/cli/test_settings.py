@@ -36,7 +36,7 @@ def test_set_changes_settings_and_shows_them(fsqueue_cli: Run, queue: Queue) -> 
         ("max_attempts=0", "from 1"),
         ("max_attempts=many", "or 'none'"),
         ("lease_s=soon", "no duration"),
-        ("backoff=5", "a pair"),
+        ("backoff=5", "Write FIRST,MOST"),
         ("keep_payloads=some", "or 'all'"),
         ("keep_payloads=9999999999", "keep_payloads must be"),
         ("backoff=5,1", "backoff_s must be"),
