@@ -171,7 +171,6 @@ CHANGES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("dead", "purge", "Q", "--yes"): ("0",),
     ("retry", "Q", "--state", "completed", "--all", "--json"): ('{"retried":0',),
     ("release-all", "Q", "--yes"): ("0",),
-    ("upgrade", "Q", "--yes"): ("Nothing was changed.",),
     ("gc", "Q"): ("nothing was to be cleaned up",),
     ("complete", "Q", "TOKEN", "--json"): ('{"completed":["',),
     ("run", "Q", "--json", "--", "true"): ('"completed":1',),

@@ -160,7 +160,6 @@ REMNANTS = (
     ".fsqueue-doctor-0123456789abcdef/threads/ledger",
     ".fsqueue-doctor-0123456789abcdef/processes/renamed-7-p2",
     ".fsqueue-doctor-0123456789abcdef/probe-0123456789abcdef/inner/file",
-    ".fsqueue-doctor/0123456789abcdef/threads/prize-0",  # as earlier versions left it
     ".fsqueue-doctor/join/0123456789abcdef.place/sights1/listing/gone",
     ".fsqueue-doctor/join/0123456789abcdef.here",
     ".fsqueue-doctor/join/0123456789abcdef.fedcba9876543210.000001",

@@ -53,7 +53,7 @@ CHILDREN = {
 
 SUPERVISOR = {
     "fork", "POSIX_SPAWN_DUP2", "pidfd_open", "kill", "killpg", "waitid", "wait4", "P_PID", "P_ALL", "CLD_EXITED",
-    "WEXITED", "WNOWAIT", "dup2",
+    "WEXITED", "WNOWAIT", "dup2", "getsid",
     # /dev/null, and what /proc says of its children
     "open", "listdir",
 }  # fmt: skip

@@ -20,7 +20,7 @@ from fsqueue.worker import commands, spawning, supervision, supervisor
 from fsqueue.worker.events import Mailbox
 from tests.support import QueueFactory
 from tests.waiting import until
-from tests.worker.support import drained, in_background, python, time_out, until_there
+from tests.worker.support import drained, in_background, python, shell_until, time_out, until_there
 
 pytestmark = pytest.mark.once
 
@@ -84,7 +84,7 @@ def pids(tmp_path: Path) -> Iterator[Path]:
 
 
 def script(escape: str, then: str) -> list[str]:
-    return ["sh", "-c", f"{escape}\n{until_there('$0')}\n{then}"]
+    return ["sh", "-c", f"{escape}\n{shell_until('[ -s $0 ]')}\n{then}"]
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_of_a_worker_killed_in_the_grace_nothing_is_left(once: Queue, pids: Path
 def test_of_a_killed_worker_what_completed_tasks_have_left_stays(queue: Queue, pids: Path, tmp_path: Path) -> None:
     queue.insert_many(range(2))
     left, then = tmp_path / "left", f'[ -e {pids} ] && exec sleep 9000; cp "$0" {pids}; mv "$0" {tmp_path}/left; exit 0'
-    begins = f"{ESCAPES['a daemon']}\n{until_there('$0')}\n{then}"
+    begins = f"{ESCAPES['a daemon']}\n{shell_until('[ -s $0 ]')}\n{then}"
     try:
         with worker_process(queue, ["sh", "-c", begins, str(tmp_path / "first")]) as process:
             until(lambda: queue.status().completed == 1 and numbers(tmp_path / "first"), "the second command")
@@ -392,11 +392,9 @@ def test_of_a_fork_server_and_a_supervisor_that_are_killed_both_the_reason_is_tr
         assert supervision.ENDED in letter.reason
 
 
-def test_what_completed_tasks_have_left_is_no_orphan_of_a_killed_supervisor(
-    queue: Queue, pids: Path, tmp_path: Path
-) -> None:
-    """Whether the supervisor was retired with a fork server or without."""
-    queue.insert_many(["leave", "kill-server", "leave", "kill-both"])
+def test_what_completed_tasks_have_left_is_no_orphan_of_a_killed_supervisor(queue: Queue, pids: Path) -> None:
+    """Whether the supervisor was retired with a fork server or without. In another order the last kills the worker."""
+    queue.insert_many(["leave", "kill-server", "leave", "kill-both"], batch_tasks=4)
     both = 'kill -9 $(cut -d " " -f 4 /proc/$PPID/stat)'
     begins = (
         f"case $1 in *leave*) {ESCAPES['a daemon']};; *server*) {both};; *) {both}; kill -9 $PPID; sleep 9000;; esac"
