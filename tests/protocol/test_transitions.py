@@ -27,6 +27,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol.transitions import ERROR_CHARS_MAX, backoff_ms, shorten
+from fsqueue.storage.jsonl import LOCK_TIMEOUT_S
 from tests.support import (
     Crash,
     CrashingFilesystem,
@@ -604,6 +605,27 @@ def test_a_stuck_lock_is_reported_with_who_was_seen_last(q: Queue, clock: Manual
     assert log.closed, "after an error nothing is believed"
     task.complete()
     assert q.status().completed == 1
+
+
+@pytest.mark.once
+def test_several_stuck_locks_are_waited_for_no_longer_than_one(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(4), batch_tasks=1)
+    tasks = q.lease(4)
+    other = Queue(q.path, clock=clock)
+    stuck = []
+    for path in log_files(q):
+        if path.stem != tasks[0].batch:
+            stuck.append(other.store.fs.open_append(str(path)))
+            assert other.store.fs.try_lock(stuck[-1])
+    assert len(stuck) == 3
+    began = clock.monotonic()
+    with pytest.raises(LockTimeout, match="Of 4 tasks this call has dealt with 1"):
+        q.complete(tasks)
+    assert LOCK_TIMEOUT_S <= clock.monotonic() - began < 1.5 * LOCK_TIMEOUT_S, "they share one time to wait"
+    for fd in stuck:
+        other.store.fs.close(fd)
+    q.complete(tasks[1:])
+    assert q.status().completed == 4
 
 
 def test_a_file_gets_an_earlier_name_before_its_tasks_come_back(q: Queue, clock: ManualClock) -> None:
