@@ -13,8 +13,9 @@ import pytest
 from fsqueue import Queue, Worker
 from fsqueue.filesystem import PipeEnd
 from fsqueue.worker import processes
+from fsqueue.worker.events import Mailbox
 from fsqueue.worker.marks import Marker, Marks, mark
-from fsqueue.worker.output import Stream
+from fsqueue.worker.output import OutputWriter, Stream
 from tests.support import QueueFactory
 from tests.worker import tasks
 from tests.worker.support import drained
@@ -63,6 +64,30 @@ def test_nothing_is_marked_before_something_was_printed(flag: int, capfd: pytest
         os.dup2(kept, 1)
         for fd in (kept, read, write):
             os.close(fd)
+
+
+def test_a_child_hears_of_a_read_before_the_read(flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that ends between the two finds its pipe empty. Unmarked, its output would be the next task's."""
+    output_writer = OutputWriter(lambda name, error: None, lambda text: None)
+    stream = Stream(Mailbox(), output_writer, 1, "line", False, Marks(TOKEN, flag))
+    marker = Marker(TOKEN, flag)
+    marker._ends = [PipeEnd(stream.write_end)]
+    os.write(stream.write_end, b"one")
+    read, source = os.read, stream._fd
+
+    def ending_the_task(fd: int, size: int) -> bytes:
+        chunk = read(fd, size)
+        if fd == source:
+            marker.ended(1)
+        return chunk
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", ending_the_task)
+        stream.read()
+    os.write(stream.write_end, b"two")
+    stream.read()
+    assert stream.tail_of(2) == b"two"
+    stream.close()
 
 
 def test_a_mark_goes_into_nothing_but_the_pipe(tmp_path: Any) -> None:
