@@ -178,6 +178,17 @@ def test_a_column_without_values_in_a_part_agrees_with_any(fsqueue_cli: Run, que
     assert fsqueue_cli("insert", queue.path, table).stdout == "6\n"
 
 
+def test_a_column_without_values_in_the_first_part_has_the_type_of_the_next(
+    fsqueue_cli: Run, queue: Queue, table: Path
+) -> None:
+    write(table / "part-00000.a.parquet", n=[0], x=pa.nulls(1))
+    last = write(table / "part-00002.parquet", n=[5], x=[1])
+    result = fsqueue_cli("insert", queue.path, table, code=2)
+    known = table / "part-00000.snappy.parquet"
+    assert f"{last} has the column 'x' of type int64, and {known} has it of type string" in result.stderr
+    assert queue.status().inserted == 0
+
+
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
