@@ -19,7 +19,7 @@ COMMANDS = {
 }
 """What to type instead of a command."""
 
-_JOBS = "Use -j N: so many tasks at a time."
+_JOBS = "Use -j N to execute N tasks at a time."
 _MEMORY = (
     "No option limits memory. Limit it in the command: "
     "-- sh -c 'ulimit -v 4000000; exec \"$@\"' sh ./process {} (in KiB, for each process)."

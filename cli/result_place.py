@@ -25,7 +25,7 @@ DIRECTORY_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LEFTOVER_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 LINKS_MAX = 40
-"""So many symbolic links are followed, one after the other, as Linux does."""
+"""Maximum number of symbolic links to follow, one after the other, as Linux does."""
 _DIGITS = 16
 
 

@@ -62,7 +62,7 @@ def _text(name: str, value: Any) -> str:
         return ",".join(_text(name, each) for each in value)
     if value is None:
         return "all" if name == "keep_payloads" else "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 @click.command(

@@ -233,7 +233,7 @@ class CommitReport(AsDict):
 
 
 UNKEPT_NAMED_MAX = 20
-"""Tasks whose payload is not kept: so many are named in a report; all are counted."""
+"""Maximum number of tasks without a kept payload that a report names. It counts all of them."""
 
 
 @dataclass(slots=True)

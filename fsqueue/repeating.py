@@ -23,7 +23,7 @@ from fsqueue.views import finished, inspection, results
 from fsqueue.views.finished import FinishedBatch
 
 GROUP_TASKS_MAX, GROUP_BYTES_MAX = 16_384, 8 << 20
-"""So many tasks of a shard, or so many bytes of their lines, are held before the shard's file is locked for them."""
+"""Maximum number of tasks of a shard, and of bytes of their lines, to hold before the lock of its file is taken."""
 
 Where = Callable[[Result], bool]
 

@@ -240,7 +240,7 @@ class Reaper:
         return ready
 
     def pause(self, longest_ms: int) -> None:
-        """Wait until a child has exited, or so long. The worker's death does not end this: it would end each wait."""
+        """Wait until a child has exited, for `longest_ms` at most. The worker's death does not end this wait."""
         if self._wake.poll(longest_ms):
             self._hear()
 
