@@ -11,6 +11,17 @@ import click
 
 from fsqueue import wording
 
+if TYPE_CHECKING:
+    from click import ParamType as Type
+else:
+
+    class Type(click.ParamType):
+        """A type of parameters that names what it converts into: click's own is generic in its new versions only."""
+
+        def __class_getitem__(cls, _: Any) -> type[Type]:
+            return cls
+
+
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(rf"{_NUMBER}(?:e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _CLOCK = re.compile(rf"(?:(?P<d>\d+)-)?(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>{_NUMBER})", re.ASCII)
@@ -42,13 +53,7 @@ def seconds_in(text: str) -> float | None:
     return total if math.isfinite(total) else None
 
 
-if TYPE_CHECKING:
-    _Seconds = click.ParamType[float]
-else:
-    _Seconds = click.ParamType  # generic in new versions of click only
-
-
-class Duration(_Seconds):
+class Duration(Type[float]):
     """Convert a duration, such as `90`, `5m` or `1:00:00`, into seconds from 0 on."""
 
     name = "duration"
@@ -64,13 +69,7 @@ class Duration(_Seconds):
 DURATION = Duration()
 
 
-if TYPE_CHECKING:
-    _NumberOrWord = click.ParamType[int | str]
-else:
-    _NumberOrWord = click.ParamType
-
-
-class NumberOr(_NumberOrWord):
+class NumberOr(Type[int | str]):
     """Convert a whole number from `least` on, or the one word that stands for "no limit"."""
 
     name = "number"
@@ -96,13 +95,7 @@ ATTEMPTS = NumberOr(1, "from 1", "none")
 KEPT_PAYLOAD = NumberOr(0, "of bytes", "all")
 
 
-if TYPE_CHECKING:
-    _Priority = click.ParamType[str | int]
-else:
-    _Priority = click.ParamType
-
-
-class PriorityType(_Priority):
+class PriorityType(Type[str | int]):
     """Convert a priority: a whole number, or any other text. A text that looks like a number is in double quotes."""
 
     name = "priority"

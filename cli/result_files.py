@@ -191,8 +191,6 @@ def write(path: str, found: Iterable[Columns], reading: Step, writing: Step) -> 
     ending = os.path.splitext(path)[1].lower()
     if ending not in FORMATS:
         raise click.UsageError(f"{path!r} ends in none of {', '.join(FORMATS)}, so its format is not known.")
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise click.UsageError(f"{path!r} is there already, and is no regular file. Name another file.")
     writes, prepare = FORMATS[ending]
     prepare()
     with place_of(path) as place, paused_collector(), Table(place.spool()) as table:

@@ -1,196 +1,54 @@
-"""Where a table of results goes: an open directory, a name in it, and what is made beside it (docs/results.md).
-
-Everything is done by way of the open directory, so what was found out about it holds until the table is there. A file
-that is made has a name of its own grammar and is locked while its maker lives: both tell what a killed one leaves.
-"""
+"""Where a table of results goes, and where none may be (docs/results.md)."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
 import os
-import re
-import secrets
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import IO
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
+from fsqueue.filesystem import following
+from fsqueue.filesystem.replacing import Replaced
 from fsqueue.storage import nested
 
-DIRECTORY_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-LEFTOVER_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-LINKS_MAX = 40
-"""Maximum number of symbolic links to follow, one after the other, as Linux does."""
-_DIGITS = 16
-
-
-class TablePlace:
-    """The place of a file that is written whole or not at all."""
-
-    def __init__(self, directory: int, name: str, path: str) -> None:
-        self._directory, self._name, self._path = directory, name, path
-        whose = hashlib.sha256(os.fsencode(f"{os.uname().nodename}/{name}")).hexdigest()
-        self._prefix = f".fsqueue-results-{whose[:_DIGITS]}-"
-        """What is made for this file on this host begins so: elsewhere the lock of its maker may not be seen."""
-
-    def spool(self) -> IO[bytes]:
-        """Return an empty file without a name, which goes when it is closed."""
-        fd, made = self._make(0o600)
-        try:
-            os.unlink(made, dir_fd=self._directory)
-            return os.fdopen(fd, "w+b")
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def replace(self, write: Callable[[IO[bytes]], None]) -> None:
-        """Have a file written, and give it the name. One that is there is replaced; its mode is kept, and its group
-        where the system allows it.
-        """
-        before = self._status()
-        fd, made = self._make(0o666 if before is None else 0o600)
-        try:
-            if before is not None:
-                _take_over(fd, before)
-            with os.fdopen(fd, "wb", closefd=False) as file:
-                write(file)
-            os.fsync(fd)
-            if not self._is(fd, made):
-                raise OSError(errno.ESTALE, "The new file was removed or replaced before it was whole")
-            os.rename(made, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        except BaseException:
-            if self._is(fd, made):
-                os.unlink(made, dir_fd=self._directory)
-            raise
-        finally:
-            os.close(fd)
-
-    def tidy(self) -> None:
-        """Remove what a killed process of this user has left on this host when it wrote this file."""
-        grammar = re.compile(re.escape(self._prefix) + rf"[0-9a-f]{{{_DIGITS}}}\.tmp")
-        try:
-            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
-        except OSError:
-            return  # this user may make files here, but not list them
-        try:
-            names = os.listdir(fd)
-        finally:
-            os.close(fd)
-        for name in filter(grammar.fullmatch, names):
-            with suppress(OSError):
-                self._reap(name)
-
-    def _reap(self, name: str) -> None:
-        """Remove a file if it is this user's, has no second name, and no process holds its lock."""
-        fd = os.open(name, LEFTOVER_FLAGS, dir_fd=self._directory)
-        try:
-            status = os.fstat(fd)
-            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is(fd, name):
-                    os.unlink(name, dir_fd=self._directory)
-        finally:
-            os.close(fd)
-
-    def _make(self, mode: int) -> tuple[int, str]:
-        """Make a file with a random name, locked; its descriptor and its name."""
-        while True:
-            name = f"{self._prefix}{secrets.token_hex(_DIGITS // 2)}.tmp"
-            fd = os.open(name, NEW_FILE_FLAGS, mode, dir_fd=self._directory)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)  # another one took it for a leftover before it was locked, and removes it
-                continue
-            except OSError:
-                pass  # a filesystem without locks: nobody locks a leftover there, and so nobody removes one
-            if self._is(fd, name):
-                return fd, name
-            os.close(fd)
-
-    def _is(self, fd: int, name: str) -> bool:
-        """Return whether a name still leads to an open file."""
-        try:
-            found = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(found, os.fstat(fd))
-
-    def _status(self) -> os.stat_result | None:
-        try:
-            return os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-
-    def check(self) -> None:
-        """Refuse a place that is not for tables: in a queue, or taken by what is no regular file. click.UsageError."""
-        if nested.holds(self._directory):
-            raise click.UsageError(
-                f"{self._path!r} lies inside the directory of a queue, whose files are not to be replaced. Nothing was "
-                "written. Name a file outside of it."
-            )
-        before = self._status()
-        if before is not None and not stat.S_ISREG(before.st_mode):
-            raise click.UsageError(f"{self._path!r} is there already, and is no regular file. Name another file.")
+GRAMMAR = ".fsqueue-results-"
 
 
 @contextmanager
-def place_of(path: str) -> Iterator[TablePlace]:
-    """Hold the place of a file, which need not exist, until the end of a `with` block. Symbolic links are followed.
+def place_of(path: str) -> Iterator[Replaced]:
+    """Hold the place of a file, which need not exist, until the end of a `with` block. Symbolic links of this user's
+    and of root's are followed.
 
     click.UsageError if no table may be there. An OSError in the block names the file that the user named.
     """
     try:
-        directory, name = _followed(path)
+        directory, name = following.place(path)
         try:
-            place = TablePlace(directory, name, path)
-            place.check()
+            place = Replaced(directory, name or ".", GRAMMAR)
+            _check(place, directory, path)
             place.tidy()
             yield place
         finally:
             os.close(directory)
+    except following.OthersLink:
+        raise click.UsageError(
+            f"{path!r} is, or leads to, a symbolic link of another user, who could choose which of your files is "
+            "replaced. Nothing was written. Name another file."
+        ) from None
     except OSError as error:
         error.filename, error.filename2 = path, None
         raise
 
 
-def _followed(path: str) -> tuple[int, str]:
-    """Open the directory that has a file, or would have it; return its descriptor and the file's name in it."""
-    holder, name = os.path.split(path)
-    here = os.open(holder or ".", DIRECTORY_FLAGS)
-    try:
-        for _ in range(LINKS_MAX):
-            if name in ("", ".", ".."):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            try:
-                target = os.readlink(name, dir_fd=here)
-            except OSError as error:
-                if error.errno in (errno.EINVAL, errno.ENOENT):  # no link; nothing
-                    return here, name
-                raise
-            holder, name = os.path.split(target)
-            there = os.open(holder or ".", DIRECTORY_FLAGS, dir_fd=here)
-            os.close(here)
-            here = there
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    except BaseException:
-        os.close(here)
-        raise
-
-
-def _take_over(fd: int, before: os.stat_result) -> None:
-    """Give a new file the mode of the one that it replaces, and its group.
-
-    If this user may not give it that group, his own group may do no more with it than all others may.
-    """
-    mode = stat.S_IMODE(before.st_mode) & 0o777
-    with suppress(OSError):
-        os.fchown(fd, -1, before.st_gid)
-    if os.fstat(fd).st_gid != before.st_gid:
-        mode &= ~0o070 | (mode & 0o007) << 3
-    os.fchmod(fd, mode)
+def _check(place: Replaced, directory: int, path: str) -> None:
+    """Refuse a place that is not for tables: in a queue, or taken by what is no regular file. click.UsageError."""
+    if nested.holds(directory):
+        raise click.UsageError(
+            f"{path!r} lies inside the directory of a queue, whose files are not to be replaced. Nothing was "
+            "written. Name a file outside of it."
+        )
+    before = place.status()
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        raise click.UsageError(f"{path!r} is there already, and is no regular file. Name another file.")

@@ -23,6 +23,7 @@ from fsqueue import Queue, Result
 from tests.cli.conftest import Run
 from tests.levels import how_many
 from tests.support import QueueFactory
+from tests.test_group import MEMBER, needs_root
 
 pytestmark = pytest.mark.once  # its tests go by the order of the tasks, which batches of one do not keep
 HEAD, TAIL = ["id", "state", "attempts"], list(result_table.AFTER)
@@ -638,3 +639,47 @@ def test_ls_shows_both(fsqueue_cli: Run, sweep: Queue) -> None:
     lines = fsqueue_cli("ls", sweep.path, "--state", "completed").stdout.splitlines()
     assert lines[0].split()[-3:] == ["PAYLOAD", "->", "RESULT"]
     assert '{"x":2,"name":"n2"} -> {"loss":0.5,"ok":true}' in lines[3]
+
+
+@needs_root
+@pytest.mark.parametrize("target", ["there.csv", "made.csv"])
+def test_a_link_of_another_user_is_not_followed_to_the_file(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, target: str
+) -> None:
+    """Whoever may write beside it would choose which of this user's files is replaced, or where one is made."""
+    project, mine = tmp_path / "project", tmp_path / "mine"
+    project.mkdir()
+    mine.mkdir()
+    (mine / "there.csv").write_text("before")
+    theirs, chain = project / "out.csv", tmp_path / "chain.csv"
+    theirs.symlink_to(mine / target)
+    os.lchown(theirs, MEMBER, MEMBER)
+    chain.symlink_to(theirs)
+    for path in (theirs, chain):
+        said = fsqueue_cli("results", sweep.path, path, code=2).stderr
+        assert f"{str(path)!r}" in said
+        assert "a symbolic link of another user" in said
+    assert os.listdir(mine) == ["there.csv"]
+    assert (mine / "there.csv").read_text() == "before"
+    os.lchown(theirs, 0, 0)
+    fsqueue_cli("results", sweep.path, chain)
+    assert (mine / target).read_text().startswith('"id"')
+
+
+@pytest.mark.parametrize("target", ["there.csv", "there.csv/", "there.csv/.", "pipe.csv"])
+def test_what_is_no_file_is_not_replaced(fsqueue_cli: Run, sweep: Queue, tmp_path: Path, target: str) -> None:
+    (tmp_path / "there.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "out.csv").symlink_to(target)
+    for name in ("there.csv", "pipe.csv", "out.csv"):
+        assert "no regular file" in fsqueue_cli("results", sweep.path, tmp_path / name, code=2).stderr
+    assert os.listdir(tmp_path / "there.csv") == []
+    assert stat.S_ISFIFO((tmp_path / "pipe.csv").stat().st_mode)
+
+
+def test_where_a_link_leads_to_nothing_the_file_is_made(fsqueue_cli: Run, sweep: Queue, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "out.csv").symlink_to("below/made.csv")
+    fsqueue_cli("results", sweep.path, tmp_path / "out.csv")
+    assert os.listdir(tmp_path / "below") == ["made.csv"]
+    assert (tmp_path / "out.csv").is_symlink()

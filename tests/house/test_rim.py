@@ -100,6 +100,8 @@ WHOLE = {
     "filesystem.beneath.open_at",
     "filesystem.locks.description_locks_work",
     "filesystem.kept_output.KeptOutput.open",
+    "filesystem.replacing.Replaced.replace",
+    "filesystem.replacing.Replaced.spool",
     "filesystem.results.ResultFiles.close",
     "filesystem.results.ResultFiles.open",
     "filesystem.results.ResultFiles.sweep",

@@ -1,0 +1,140 @@
+"""Write a file whole or not at all, beside the one that it replaces.
+
+Everything is done by way of an open directory, so what was found out about it holds until the file is there. A file
+that is made has a name of its own grammar and is locked while its maker lives: both tell what a killed one leaves.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO
+
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE
+
+NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LEFTOVER_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIGITS = 16
+
+
+class Replaced:
+    """The place of a file that is written whole or not at all: a name in an open directory, which the caller closes.
+
+    `grammar`: begins the names of what is made beside it. After that come digits for the host and the name, since
+    another host may not see the lock of what is made here.
+    """
+
+    def __init__(self, directory: int, name: str, grammar: str) -> None:
+        self._directory, self._name = directory, name
+        whose = hashlib.sha256(os.fsencode(f"{os.uname().nodename}/{name}")).hexdigest()
+        self._prefix = f"{grammar}{whose[:_DIGITS]}-"
+
+    def spool(self) -> IO[bytes]:
+        """Return an empty file without a name, which goes when it is closed."""
+        fd, made = self._make(0o600)
+        try:
+            os.unlink(made, dir_fd=self._directory)
+            return os.fdopen(fd, "w+b")
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def replace(self, write: Callable[[IO[bytes]], None]) -> None:
+        """Have a file written, and give it the name. One that is there is replaced; its mode is kept, and its group
+        where the system allows it.
+        """
+        before = self.status()
+        fd, made = self._make(FILE_MODE if before is None else 0o600)
+        try:
+            if before is not None:
+                _take_over(fd, before)
+            with os.fdopen(fd, "wb", closefd=False) as file:
+                write(file)
+            os.fsync(fd)
+            if not self._is(fd, made):
+                raise OSError(errno.ESTALE, "The new file was removed or replaced before it was whole")
+            os.rename(made, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except BaseException:
+            if self._is(fd, made):
+                os.unlink(made, dir_fd=self._directory)
+            raise
+        finally:
+            os.close(fd)
+
+    def tidy(self) -> None:
+        """Remove what a killed process of this user has left on this host when it wrote this file."""
+        grammar = re.compile(re.escape(self._prefix) + rf"[0-9a-f]{{{_DIGITS}}}\.tmp")
+        try:
+            fd = os.open(".", DIRECTORY_FLAGS, dir_fd=self._directory)
+        except OSError:
+            return  # this user may make files here, but not list them
+        try:
+            names = os.listdir(fd)
+        finally:
+            os.close(fd)
+        for name in filter(grammar.fullmatch, names):
+            with suppress(OSError):
+                self._reap(name)
+
+    def _reap(self, name: str) -> None:
+        """Remove a file if it is this user's, has no second name, and no process holds its lock."""
+        fd = os.open(name, LEFTOVER_FLAGS, dir_fd=self._directory)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is(fd, name):
+                    os.unlink(name, dir_fd=self._directory)
+        finally:
+            os.close(fd)
+
+    def _make(self, mode: int) -> tuple[int, str]:
+        """Make a file with a random name, locked; its descriptor and its name."""
+        while True:
+            name = f"{self._prefix}{secrets.token_hex(_DIGITS // 2)}.tmp"
+            fd = os.open(name, NEW_FILE_FLAGS, mode, dir_fd=self._directory)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)  # another one took it for a leftover before it was locked, and removes it
+                continue
+            except OSError:
+                pass  # a filesystem without locks: nobody locks a leftover there, and so nobody removes one
+            if self._is(fd, name):
+                return fd, name
+            os.close(fd)
+
+    def _is(self, fd: int, name: str) -> bool:
+        """Return whether a name still leads to an open file."""
+        try:
+            found = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(fd))
+
+    def status(self) -> os.stat_result | None:
+        """Return what has the name now, not following links; None if nothing has."""
+        try:
+            return os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+
+def _take_over(fd: int, before: os.stat_result) -> None:
+    """Give a new file the mode of the one that it replaces, and its group.
+
+    If this user may not give it that group, his own group may do no more with it than all others may.
+    """
+    mode = stat.S_IMODE(before.st_mode) & 0o777
+    with suppress(OSError):
+        os.fchown(fd, -1, before.st_gid)
+    if os.fstat(fd).st_gid != before.st_gid:
+        mode &= ~0o070 | (mode & 0o007) << 3
+    os.fchmod(fd, mode)
