@@ -56,7 +56,7 @@ def write(
         if wanted and not store.fs.same_file(log.fd, log.path):
             return 0  # this process has lost the batch's lock, and another has finished it, which includes its letters
         if wanted and not certain:
-            there, settled = letter_files.alive(store, fd)
+            there, settled = letter_files.dead_and_settled(store, fd)
             wanted = [index for index in wanted if names.task_id(log.batch, index) not in there | settled]
         if wanted:
             jsonl.append(
@@ -84,7 +84,7 @@ def restore(store: Store, batch: str, replay_state: ReplayState, tasks: Iterable
     """Write the letters of a finished batch that are missing all the same, without the payloads, which are gone."""
     shard = store.layout.shard(batch)
     with letter_files.locked(store, store.layout, shard, durable=store.sync_inserts) as fd:
-        there, settled = letter_files.alive(store, fd)
+        there, settled = letter_files.dead_and_settled(store, fd)
         for line in letter_files.given_back(store, shard, names.birth_ms(batch)):
             settled.update(one for one in line["ids"] if isinstance(one, str))
         lost = [index for index in tasks if names.task_id(batch, index) not in there | settled]
@@ -124,7 +124,7 @@ class Ids:
         layout = store.layout
 
         def read(shard: Shard, fd: int) -> tuple[set[str], set[str], frozenset[str]]:
-            return *letter_files.alive(store, fd), _staged_of(store, layout, shard, fd)
+            return *letter_files.dead_and_settled(store, fd), _staged_of(store, layout, shard, fd)
 
         for some, others, staged in letter_files.each(store, layout, read, None if only is None else [only]):
             self.dead |= some
@@ -140,7 +140,7 @@ class Ids:
 def known(store: Store, shard: Shard) -> set[str]:
     """Return the ids in a shard that have a letter, or had one that was dealt with."""
     found: set[str] = set()
-    for ids in letter_files.each(store, store.layout, lambda _, fd: letter_files.alive(store, fd), [shard]):
+    for ids in letter_files.each(store, store.layout, lambda _, fd: letter_files.dead_and_settled(store, fd), [shard]):
         found.update(*ids)
     for line in letter_files.given_back(store, shard):
         found.update(one for one in line["ids"] if isinstance(one, str))

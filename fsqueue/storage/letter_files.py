@@ -78,7 +78,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def alive(store: Store, fd: int) -> tuple[set[str], set[str]]:
+def dead_and_settled(store: Store, fd: int) -> tuple[set[str], set[str]]:
     """Return the ids that are dead, and those that were dealt with."""
     dead: set[str] = set()
     settled: set[str] = set()
