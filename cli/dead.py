@@ -28,7 +28,7 @@ from .counts import print_count
 from .printing import hint, plain, print_json, print_table, quoted, say
 
 EXAMPLES_MAX = 3
-"""Show at most so many tasks of a group."""
+"""Maximum number of tasks of a group that are shown."""
 PAYLOAD_CHARS = 60
 """How much of a payload is shown."""
 

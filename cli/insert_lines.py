@@ -177,7 +177,7 @@ def nul_items(source: Input) -> NulFormat:
 
 
 def too_long(bytes_max: int) -> BadLine:
-    """Return the error on a line that cannot be a task, so long is it."""
+    """Return the error on a line that is too long for a task."""
     return BadLine(f"is longer than a task of this queue may be ({bytes_max:,} bytes)")
 
 

@@ -26,7 +26,7 @@ class InsertBar:
         self._bar: Any = None
 
     def read(self, count: float) -> None:
-        """Count bytes that were read, or about so many."""
+        """Count bytes that were read, exactly or about."""
         self._bytes += count
 
     def count(self) -> None:

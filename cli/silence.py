@@ -16,7 +16,7 @@ from .printing import say_at_once
 TICK_S = 1.0
 """How often the watch looks. It costs a healthy command some microseconds a second, and a short one nothing."""
 SILENT_TICKS = 5
-"""After so many looks in a row at which a thread waits, it counts as waiting for the file server."""
+"""Number of looks in a row that find a thread waiting before it counts as waiting for the file server."""
 IDLE_NS = 2_000_000
 """A thread that used more processor time meanwhile does get answers, if slowly: a loop of syncs on a busy disk."""
 WAITING = ("D", "I")

@@ -19,7 +19,7 @@ LEAST_ROWS, LEAST_COLUMNS, TABLE_COLUMNS = 10, 50, 70
 """On a smaller terminal only numbers are shown. A table of several queues needs TABLE_COLUMNS."""
 NAME_COLUMNS_MAX = 40
 DETAIL_ROWS = 6
-"""Keep so many rows below a table of queues for rates, failures and the slowest leased tasks."""
+"""Number of rows kept free below a table of queues, for rates, failures and the slowest leased tasks."""
 
 
 def line(console: Console, text: str) -> Text:

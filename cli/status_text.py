@@ -18,7 +18,7 @@ from .common import duration, size
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
 OLDEST = 10
-"""Show at most so many of the slowest tasks."""
+"""Maximum number of the slowest tasks that are shown."""
 LEASED_AHEAD = 0.9
 """If work takes less than this part of the leases, both times are shown."""
 

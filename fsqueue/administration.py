@@ -449,7 +449,7 @@ def _holds(outside: Filesystem, directory: str, fd: int) -> bool:
 
 
 REAPED_AT_ONCE = 64
-"""On a full disk: so many names are removed before the mark is tried again."""
+"""On a full disk: number of names that are removed before the mark is tried again."""
 
 
 def _empty_until_marked(

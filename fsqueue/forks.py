@@ -29,7 +29,7 @@ depth = 0
 """How many forks lie between this process and the one that imported fsqueue: cheaper to ask for than its number."""
 
 IMPORT_S = 60.0
-"""A fork waits so long, at most, for an import that is under way: see `held_off`."""
+"""Maximum number of seconds that a fork waits for an import that is under way: see `held_off`."""
 TRIES = 3
 """Maximum number of times that a holder that fails is asked to let go."""
 

@@ -157,7 +157,7 @@ class Maintenance:
 
         `touch` refreshes the times of all files that the queue needs, for scratch systems that delete idle files.
         `history_days`: remove history that is older than this. `payload_days`, `payload_bytes`: remove files with
-        payloads of finished tasks that are older, or that exceed so many bytes, by whole days; today's stay.
+        payloads of finished tasks that are older, or that exceed those bytes, by whole days; today's stay.
         """
         if history_days is not None:
             whole("history_days", history_days, 0)

@@ -48,7 +48,7 @@ otherwise bury the queue."""
 WAIT_S = (0.05, 15.0)
 """Shortest and longest pause between two looks of `wait`, ..."""
 LATE = 0.1
-"""... which grows with the time waited: so much of it may pass before the end is noticed."""
+"""... which grows with the time waited: the part of it that may pass before the end is noticed."""
 LOOK_SHARE = 0.2
 """At most this part of the time goes into looking, where that takes long."""
 

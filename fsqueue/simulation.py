@@ -53,14 +53,14 @@ ELEMENTS_MAX = 10_000_000
 """As many elements may be added in a run, the first `lag` included. Each takes about 100 bytes of memory."""
 RUNS_MAX = 100_000
 TELL_EACH = 1_000
-"""After so many pops `tell` is called."""
+"""Number of pops between two calls of `tell`."""
 
 
 @dataclass(frozen=True)
 class Distribution:
     """Hold how often each index was popped, by index, from the lowest on. It has at least one pop.
 
-    Percentiles are by nearest rank: the lowest index such that so many percent of the pops had it or a lower one.
+    Percentiles are by nearest rank: the lowest index such that this percentage of the pops had it or a lower one.
     """
 
     counts: dict[int, int]

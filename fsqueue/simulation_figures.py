@@ -134,13 +134,13 @@ FIRST_SHARE = 0.10
 SIGMAS = 4
 """A share may be off by as many standard errors from what it must be."""
 LEVEL, LEVEL_FROM = 1.15, (20_000, 100_000)
-"""Figure 3, peeks before a pop: between these lags the mean grows at most so many times. The others level out later:
+"""Figure 3, peeks before a pop: between these lags the mean grows at most LEVEL times. The others level out later:
 there it grows less than between STEEP, which are five times apart, too."""
 STEEP = (1_000, 5_000)
 LINEAR = 1.15
 """Figure 4: the PEI for each node is the same within that ratio."""
 FEW_PEEKS, LOW = 5, 1 / 10
-"""Figure 5: so few peeks bring the 90th percentile down to this part of what no choice (one peek) has."""
+"""Figure 5: the first number of peeks brings the 90th percentile down to the second part of what one peek has."""
 HALF, HIGH = 0.6, 50
 """Figure 7: from HIGH clients on, half as many as nodes, each measure is at most this part of figure 6's. With few
 clients the median of figure 6 is hardly above that of a single client: nothing is there to be halved."""

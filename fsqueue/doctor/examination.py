@@ -33,9 +33,9 @@ BYTES_LOW, FILES_LOW = 100 << 20, 10_000
 """Warn if less room than this is left."""
 
 NAMES_MAX = 100_000
-"""Look for leftovers of killed doctors among so many names at most: strangers may have made any number."""
+"""Maximum number of names among which leftovers of killed doctors are looked for: strangers may have made more."""
 MEETINGS = 20
-"""Try so often to enter the meeting place. The last party to leave may remove it at the same moment."""
+"""Maximum number of tries to enter the meeting place. The last party to leave may remove it at the same moment."""
 
 Progress = Callable[[str], None]
 

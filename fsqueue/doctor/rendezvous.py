@@ -34,9 +34,9 @@ POLL_S = (0.005, 0.25)
 GOODBYE = "goodbye"
 """A message of its own name, since its author may have been interrupted in the middle of another."""
 SILENCE_S = 60.0
-"""A partner that says nothing for so long is lost."""
+"""Seconds of silence after which a partner is lost."""
 TESTS_S = 600.0
-"""A partner whose tests take so long is lost, too: they take half a minute."""
+"""Seconds of tests after which a partner is lost, too: they take half a minute."""
 MESSAGE_BYTES_MAX = 1 << 18
 """No message of a doctor is longer."""
 ENDED = "The doctor on the other host was ended."
@@ -137,7 +137,7 @@ class Rendezvous:
         self._post(f"{self.partner}.{self._sent:06d}", body)
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return what the partner said next; PartnerLost if that is nothing, for SILENCE_S seconds or so many."""
+        """Return what the partner said next; PartnerLost after SILENCE_S seconds, or those given, of silence."""
         timeout_s = SILENCE_S if timeout_s is None else timeout_s
         if self._until:
             timeout_s = min(timeout_s, self._until - self.clock.monotonic())

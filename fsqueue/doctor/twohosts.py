@@ -17,7 +17,7 @@ from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
 
 AMONG = "hosts"
 ROUNDS, TURNS_S = 2000, 3.0
-"""Lock at most so often on each host, and for so many seconds: one host may start a little later than the other."""
+"""Maximum number of locks that each host takes, and seconds for them: one host may start later than the other."""
 HEAD_START_S, SLOT_S = 1.0, 0.02
 """When the first name is raced for, after both agreed on it, and the time between two names."""
 PINGS = 6

@@ -9,9 +9,9 @@ import time
 from fsqueue.filesystem.processes import fields_of
 
 TEXT_BYTES_MAX = 1 << 20
-"""Read so many bytes of a batch system's file at most."""
+"""Maximum number of bytes to read of a batch system's file."""
 ANCESTORS_MAX = 100
-"""Look at so many generations of parent processes at most."""
+"""Maximum number of generations of parent processes to look at."""
 
 
 def text_of(path: str) -> str:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from contextlib import suppress
 
-from fsqueue.filesystem.beneath import FILE_MODE, HOLDER_FLAGS
+from fsqueue.filesystem import following
+from fsqueue.filesystem.beneath import FILE_MODE
 
 NEW_FILE_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """With O_EXCL the system follows no link, opens no pipe and no file of another user: it makes a regular file."""
-LINKS_MAX = 40
-"""Maximum number of links to follow, one after the other, as the system does (path_resolution(7))."""
 NAMES_MAX = 99
 """Maximum number of names to try for a file: `NAME`, then `NAME-2` and so on."""
 
@@ -26,7 +24,8 @@ class KeptOutput:
 
     A link in its own place is not followed if it is another user's: he could choose where it leads.
 
-    `open_max`: so many files are open at a time; the one that was written to least recently is closed for another.
+    `open_max`: maximum number of files that are open at a time; the one that was written to least recently is closed
+    for another.
     One thread uses it at a time.
     """
 
@@ -39,7 +38,7 @@ class KeptOutput:
     def open(self) -> None:
         """Open the directory, which is made if it is missing, and try to make a file in it. OSError."""
         os.makedirs(self.path, exist_ok=True)
-        self._fd = _open_named(self.path)
+        self._fd = following.directory(self.path)
         trial = f".fsqueue-{os.urandom(8).hex()}"
         try:
             os.close(os.open(trial, NEW_FILE_FLAGS, FILE_MODE, dir_fd=self._fd))
@@ -106,22 +105,6 @@ class KeptFile:
             self._directory.closed(self)
             os.close(self._fd)
             self._fd = -1
-
-
-def _open_named(path: str) -> int:
-    """Open a directory that the user named: itself, or where a link of this user's or root's leads. OSError."""
-    for _ in range(LINKS_MAX):
-        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISLNK(found.st_mode):
-                return os.open(".", HOLDER_FLAGS, dir_fd=fd)
-            if found.st_uid not in (os.geteuid(), 0):
-                raise PermissionError(errno.EPERM, "It is a symbolic link of another user's", path)
-            path = os.path.join(os.path.dirname(path), os.readlink("", dir_fd=fd))
-        finally:
-            os.close(fd)
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -12,7 +12,7 @@ from fsqueue.filesystem.holders import boot_id
 
 BOOT_DIGITS = 12
 _HEAD_BYTES = 256
-"""The kernel looks for an interpreter in so many bytes."""
+"""Number of bytes in which the kernel looks for an interpreter."""
 
 
 def _place() -> str | None:

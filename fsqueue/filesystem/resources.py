@@ -116,7 +116,7 @@ class _Records:
     """
 
     _PRUNE_AT = 64
-    """From so many records on, those of threads that have ended are looked for."""
+    """Number of records from which on those of threads that have ended are looked for."""
 
     def __init__(self) -> None:
         self.of_threads: dict[int, ThreadResources] = {}

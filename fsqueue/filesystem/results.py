@@ -26,7 +26,7 @@ PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
 LOCK_PREFIX = ".alive-"
 AGE_S = 7 * 86_400.0
-"""`reap` removes what a killed worker of another host left once nothing in it has changed for so long (seconds)."""
+"""Seconds without a change after which `reap` removes what a killed worker of another host has left."""
 _BUSY = (errno.EAGAIN, errno.EACCES)
 """What the system says of a lock that another process has."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -199,7 +199,7 @@ class ResultFiles:
         return bool(self._trees)
 
     def sweep(self, names_max: int) -> None:
-        """Remove up to so many names of what commands have left beside their results. `close` removes the rest."""
+        """Remove up to `names_max` names of what commands have left beside their results. `close` removes the rest."""
         name = self._trees.pop()
         with suppress(OSError):
             if trees.remove(name, self._fd, most=names_max) >= names_max:

@@ -69,8 +69,8 @@ def remove(
 
     With a `proof` nothing goes unless the name is a directory (no link) and the proof holds. `last`: the file right in
     it that the proof rests on. It goes after all the rest, so that what an interrupted removal leaves can be proven
-    again. `most`: stop after so many names. If one name may not be removed, the rest goes; then that error is raised.
-    `by`: what closes the descriptors after an interruption (see `taken`).
+    again. `most`: maximum number of names to remove. If one name may not be removed, the rest goes; then that error is
+    raised. `by`: what closes the descriptors after an interruption (see `taken`).
     """
     try:
         top = opened(by, map(partial(os.open, dir_fd=within), (name,), (DIRECTORY_FLAGS | os.O_NOFOLLOW,)))

@@ -54,7 +54,8 @@ class Settings:
     `shards`: hashed subdirectories, 1 to 4,096. `batch_tasks_max`: tasks a file, 1 to 1,024.
     `max_attempts`: a task becomes a dead letter after this many; None: never. `lease_s`: how long a lease lasts
     unless the worker asks for another time. `backoff_s`: the shortest and the longest pause after a failure.
-    `keep_payloads`: the history keeps payloads of up to so many bytes; 0: none; None: all. Without a history, none.
+    `keep_payloads`: maximum size in bytes of payloads that the history keeps; 0: none; None: all. Without a
+    history, none.
     """
 
     shards: int = 64

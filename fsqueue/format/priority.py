@@ -98,7 +98,7 @@ def in_lines(lines: Iterable[bytes]) -> dict[int, Priority]:
 
 
 _DIGITS_SURE = 18
-"""A number of so many digits has 64 bits."""
+"""Maximum number of digits of numbers that surely have 64 bits."""
 _QUOTE = ord('"')
 _MEMBER = b',"priority":'
 """What stands before a priority in a line that this package writes; nothing but the priority and a brace follow it."""

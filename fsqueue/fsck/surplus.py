@@ -22,7 +22,7 @@ from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
 COUNT_BITS = names.BATCH_TASKS_MAX.bit_length()
-"""A claim is kept as one number: its offset, then its length in so many bits. It is at most the tasks of a batch."""
+"""Bits of a claim's length, at most the tasks of a batch. A claim is kept as one number, offset before length."""
 OFFSET_MAX = 1 << 51
 DRIFT_MS = 3_600_000
 """By how much the claims of a counter may be out of order: they are dated before their authors wait for its lock."""

@@ -20,12 +20,12 @@ GROUP_BYTES_MAX = 8 << 20
 GROUP_BATCHES_MAX = 64
 """... or this many batches."""
 SPREAD, SMALL_JOB = 32, 2_000
-"""How many batches, about, a job of so many tasks or fewer is spread over (decision 0008)."""
+"""Number of batches, about, and the most tasks of a job that is spread over these (decision 0008)."""
 HELD_MAX, HELD_S = 10_000, 1.0
 """Number of tasks and time after which a stream is no longer held back. It is held back to see how large the job is,
 and no longer than GROUP_BYTES_MAX."""
 RUN_TASKS_MAX, RUN_BYTES_MAX, RUN_S = 256, 1 << 18, 0.05
-"""Lines are handed on when there are so many, or so many bytes; fewer, if they take longer than this to come."""
+"""Lines are handed on in runs of this number or this size; in smaller ones, if they take longer than RUN_S to come."""
 OPEN_BATCHES_MAX = 64
 """How many batches with different availability times are filled side by side."""
 
@@ -46,7 +46,7 @@ class Encoded:
         self.tasks = self.size = 0
 
     def take(self, piece: bytes | memoryview, tasks: int) -> None:
-        """Append a piece that holds so many tasks."""
+        """Append a piece that holds `tasks` tasks."""
         self.pieces.append(piece)
         self.size += len(piece)
         self.tasks += tasks

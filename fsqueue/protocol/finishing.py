@@ -27,7 +27,7 @@ from fsqueue.storage.locked_batch import LockedBatch
 logger = logging.getLogger("fsqueue")
 
 LINGER_MS = 2_000
-"""A batch that takes inserts ends so long after its last insert at the earliest: a task whose completion inserts the
+"""A batch that takes inserts ends this time after its last insert at the earliest: a task whose completion inserts the
 next one would otherwise cost the end of a batch each time, and the beginning of another.
 """
 WAIT_S = 2.0

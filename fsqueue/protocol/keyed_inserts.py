@@ -32,11 +32,11 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 TRIES = 20
-"""Begin an insert anew at most so often: the queue was purged, a key epoch began, or the key's file was removed."""
+"""Maximum number of times that an insert begins anew: after a purge, a new key epoch, or the loss of the key's file."""
 LOOKS = 10
-"""Look at most so often for a task with a file of its own, which workers may rename meanwhile."""
+"""Maximum number of looks for a task with a file of its own, which workers may rename meanwhile."""
 KNOWN_MAX = 64
-"""Remember of at most so many batches up to which offset their logs are known to be durable."""
+"""Maximum number of batches of which it is remembered up to which offset their logs are durable."""
 REPEAT = "Repeat the insert: the key keeps it from being inserted twice while it waits or is leased."
 """Advise how to go on when nobody knows whether a task with a key is in the queue: a repeat is safe."""
 

@@ -36,17 +36,17 @@ BUSY_WAIT_S = 2.0
 
 A strict look passes a batch by after that time."""
 BUSY_AGAIN_MS = 50
-"""Look again after so long into a batch that was locked when one of its tasks came due."""
+"""Pause before another look into a batch that was locked when one of its tasks came due."""
 MISSING_S = 10.0
 """Seconds during which a worker tries again to make a log. An NFS client can answer "no such file" to that: once if
 another client removes the log at that moment, and for seconds while the server restarts.
 """
 LOOKS_ANEW = 3
-"""Look from the beginning so often because a decided commit was still to be published."""
+"""Maximum number of looks from the beginning because a decided commit was still to be published."""
 
 OVERPROMISED_MAX = 32
-"""After so many batches in a row that had less urgent tasks than they promised, as others take them meanwhile, the next
-one is taken from whatever it has. A strict look counts those only that it has looked into before.
+"""Maximum number of batches in a row that had less urgent tasks than they promised, as others take them meanwhile: the
+next one is taken from whatever it has. A strict look counts those only that it has looked into before.
 """
 
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
@@ -54,7 +54,7 @@ UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 UNREADABLE_LINE = "unreadable: its line in the task file is damaged"
 """The reason of a task whose payload cannot be read."""
 WARN_AGAIN_S = 600.0
-"""Log nothing more for so long about batches that are skipped for the same reason."""
+"""Pause before batches that are skipped for the same reason are logged again."""
 
 
 class Without(Enum):

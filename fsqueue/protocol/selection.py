@@ -17,7 +17,7 @@ from fsqueue.storage.store import Store
 HEADS_MAX = 1024
 """How many task files of a shard are kept in mind."""
 LISTING_S = 1.0
-"""After so long another shard is listed, although heads are left."""
+"""Another shard is listed after this time, although heads are left."""
 SHARDS_LISTED = 2
 """How many shards with something in them are looked at before choosing (the paper's peeks)."""
 LISTINGS_MAX = 3

@@ -31,11 +31,11 @@ TASK_BYTES_MAX = 64 << 10
 LOG_BYTES_MAX = 1 << 20
 """A batch whose log is longer takes no more inserts."""
 BUSY_WAIT_S = 0.02
-"""Wait so long for the lock of the batch of the last insert, then take another batch: the holder may be stopped."""
+"""Longest wait for the lock of the batch of the last insert. Then another batch is taken: the holder may be stopped."""
 ADOPT_MAX = 8
-"""Of the open batches that other processes of this host have left, so many are tried, the newest first."""
+"""Maximum number of open batches left by other processes of this host that are tried, the newest first."""
 SPREAD = 16
-"""Over so many shards a process spreads its open batches: workers share the work, and few directories are made."""
+"""Number of shards over which a process spreads its open batches: workers share the work, few directories are made."""
 TRIES = 20
 """Maximum number of attempts at an insert: the batch was full, sealed, finished or locked, or the queue was purged."""
 

@@ -23,7 +23,7 @@ from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store
 
 LEAST_WAIT_S = 0.01
-"""Wait at least so long for a batch whose lock is busy: the error then says who has it."""
+"""Shortest wait for a batch whose lock is busy: the error then says who has it."""
 ERROR_CHARS_MAX = 8_000
 """Longer errors and reasons are cut in the middle."""
 

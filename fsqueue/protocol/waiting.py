@@ -23,9 +23,9 @@ logger = logging.getLogger("fsqueue")
 BELL_S = (0.1, 6.0)
 """Shortest and longest pause between two readings of the doorbell."""
 SETTLE_S = 1.2 * QUIET_S
-"""After a notification, look again so much later: for what was inserted without one of its own."""
+"""Pause after a notification before another look, for what was inserted without one of its own."""
 SWEEP_S = 600.0
-"""After so long an idle worker lists everything although the doorbell is unchanged (it is a hint)."""
+"""An idle worker lists everything after this time, although the doorbell is unchanged (it is a hint)."""
 
 
 class IdlePoller:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AHEAD_BYTES = 16 << 20
-"""The thread takes record batches until there are so many bytes; a sync of one group of files takes no longer."""
+"""Bytes of record batches that the thread takes ahead; a sync of one group of files takes no longer."""
 
 
 class _Taker(threading.Thread):

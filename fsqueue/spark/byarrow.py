@@ -24,7 +24,7 @@ KEYS_MAX = 64
 SAMPLE_BYTES = 1 << 16
 """Number of bytes of a record batch that tell the keys. With keys that never repeat, memory grows with its square."""
 REFUSALS_MAX = 3
-"""After so many record batches in a row that did not fit, no further one is tried."""
+"""Maximum number of record batches in a row that do not fit; then no further one is tried."""
 NULL = b"null"
 
 

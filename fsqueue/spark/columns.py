@@ -23,9 +23,9 @@ from fsqueue.spark.parsing import PREFIX, SUFFIX, Parser
 from fsqueue.spark.views import Row
 
 ROWS_MAX = 16_384
-"""A record batch has about so many rows (fewer cost more calls, more no longer fit the processor's cache), ..."""
+"""Rows of a record batch, about (fewer cost more calls, more no longer fit the processor's cache), ..."""
 BYTES_MAX = 8 << 20
-"""... or about so many bytes of payload (the largest task more)."""
+"""... or bytes of payload (the largest task may have more)."""
 INDICES = pa.array([str(index) for index in range(names.BATCH_TASKS_MAX)])
 NEWLINE = ord("\n")
 
@@ -156,7 +156,7 @@ class Columns:
 
 
 def are_lines(content: bytes, count: int) -> bool:
-    """Return whether this is so many whole lines of text, whatever stands in them."""
+    """Return whether this is `count` whole lines of text, whatever stands in them."""
     ends = numpy.count_nonzero(numpy.frombuffer(content, numpy.uint8) == NEWLINE)
     return content.endswith(SUFFIX) and ends == count and is_text(content)
 

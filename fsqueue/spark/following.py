@@ -30,9 +30,9 @@ logger = logging.getLogger("fsqueue")
 LOOK_S = 1.0
 """Spark asks a hundred times a second for news; the queue is looked at this often."""
 LATE_MS = 3_600_000
-"""Files of a day are taken to grow no more, so long after its end: a worker that finishes a batch waits for locks."""
+"""Time after the end of a day from which on its files are taken to grow no more: a worker may wait for a lock."""
 PARTITION_BYTES = 8 << 20
-"""About so many bytes of history make a partition."""
+"""Bytes of history in a partition, about."""
 PIECE_BYTES = 1 << 16
 
 Offset = dict[str, Any]

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from fsqueue.spark.columns import Columns
 
 PARTITION_TASKS = 500_000
-"""About so many tasks make a partition (it is at least a shard), ..."""
+"""Tasks in a partition, about (it is at least a shard), ..."""
 TASK_BYTES = 128 << 20
-"""... or so many bytes of task files, ..."""
+"""... or bytes of task files, ..."""
 HISTORY_BYTES = 8 << 20
 """... or of history and letters, which take longer. Starting a partition costs as much as reading 50,000 tasks."""
 PLANNED_QUEUES_MAX = 64
 """A group with more queues is split queue by queue, not looked into beforehand."""
 SPREAD_MAX = 256
-"""Then into at most so many partitions."""
+"""Maximum number of partitions then."""
 
 
 class Piece(NamedTuple):

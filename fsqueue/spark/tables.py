@@ -26,7 +26,7 @@ METADATA = "fsqueue"
 PAYLOAD = "payload"
 """The column that SQL may insert."""
 COLUMNS_LEAST = 11
-"""The view `tasks` had so many columns at first, and tables that were created then have them. Later ones follow."""
+"""Number of columns that the view `tasks` had at first, as tables have that were created then. Later ones follow."""
 
 
 def marked(schema: StructType, options: Mapping[str, str]) -> StructType:

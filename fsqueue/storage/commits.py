@@ -45,7 +45,7 @@ REAP_S = 2.0
 LOOKS = 3
 """How many listings may miss a staged file before it counts as gone."""
 ROUNDS = 20
-"""After so many tries without success to publish what a listing shows, something is wrong."""
+"""Maximum number of tries without success to publish what a listing shows; then something is wrong."""
 FILES_MAX = 1 << 32
 
 

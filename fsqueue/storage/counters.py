@@ -28,7 +28,7 @@ and takes another offset, even if the announced bytes are never written. A NUL b
 HOLE = b"\0\0"
 """Two NUL bytes in a row: bytes that were announced and are not written yet, or that a crash has prevented."""
 READ_AGAIN_S = 600.0
-"""After so many seconds a process reads a counter from its beginning again: `fsck --repair` may have voided bytes."""
+"""Seconds after which a process reads a counter from its beginning again: `fsck --repair` may have voided bytes."""
 
 
 def mark(batch: str, count: int) -> bytes:

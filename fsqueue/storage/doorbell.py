@@ -10,7 +10,7 @@ BYTES = 16
 """What the doorbell holds."""
 LONG_AGO_S = -1e9
 QUIET_S = 0.05
-"""A process that inserts singly notifies no more often. A worker that was notified looks once more after so long, for
+"""A process that inserts singly notifies no more often. A worker that was notified looks once more after this time, for
 what was inserted meanwhile.
 """
 

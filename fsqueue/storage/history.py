@@ -24,9 +24,9 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 PAGE_BYTES = 4096
-"""The end of a line, with the record that says when its batch finished, is in so many bytes."""
+"""Number of bytes that hold the end of a line, with the record that says when its batch finished."""
 LATE_MS = 5_000
-"""Lines stand in the order in which batches finished, but for so much: a finishing process waits for the lock."""
+"""How far lines may stand out of the order in which batches finished: a finishing process waits for the lock."""
 
 
 def keep(locked: LockedBatch, at: int, timeout_s: float, tasks: bytes = b"") -> None:

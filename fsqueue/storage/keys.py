@@ -22,7 +22,7 @@ from fsqueue.storage.store import Store
 LOOKS = 10
 """How often a file that others keep removing is opened anew."""
 LOOK_BYTES_MAX = 1 << 20
-"""The last line that can be read is looked for within so many bytes from the end."""
+"""Maximum number of bytes from the end in which the last line that can be read is looked for."""
 BYTES_MAX = 64 << 10
 """A longer file of a free key is begun anew: on a disk of this host by the next process that inserts with the key, on
 a network mount with the next key epoch.

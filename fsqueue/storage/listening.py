@@ -24,7 +24,7 @@ logger = logging.getLogger("fsqueue")
 LINGER_S = 1.0
 """Longest time that a listener is kept for the next wait."""
 RETRY_S = 60.0
-"""After so long a worker that could not listen tries again: other programs may have given inotify instances back."""
+"""Seconds until a worker that could not listen tries again: other programs may have given inotify instances back."""
 NONE = -1
 
 

@@ -20,7 +20,7 @@ from fsqueue.storage.logs import Log
 from fsqueue.storage.store import Store
 
 THREADS_WAIT_S = 0.05
-"""A caller that does not wait for other processes waits so long for another thread in the same batch."""
+"""Longest wait for another thread in the same batch, by a caller that does not wait for other processes."""
 
 
 class BatchBusy(LockTimeout):

@@ -23,7 +23,7 @@ from fsqueue.storage.insert_ids import InsertIds
 
 TAIL_BYTES = 1 << 16
 FAR_BYTES = 1 << 14
-"""A process that has so much to replay before a checkpoint begins at the checkpoint: that is faster."""
+"""Number of bytes to replay before a checkpoint from which on a process begins at the checkpoint: that is faster."""
 SEAL_BYTES = 512
 """A `seal` is no longer than this."""
 RECENT_WINDOWS = (1 << 16, 1 << 19)

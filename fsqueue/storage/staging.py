@@ -61,7 +61,7 @@ class Staged:
 def stage(
     store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int, rank: Rank = LAST
 ) -> Staged:
-    """Write a new batch of so many tasks, available `at`, into a generation's staging, as `stage_as` does.
+    """Write a new batch of `tasks` tasks, available `at`, into a generation's staging, as `stage_as` does.
 
     `rank`: of the most urgent of them. `ordering.mark` comes before.
     """

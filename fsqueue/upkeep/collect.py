@@ -54,9 +54,9 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 
 
 PAYLOAD_DAYS = 30
-"""Task files of finished batches are kept so many days, unless a user asks for another time."""
+"""Number of days for which task files of finished batches are kept, unless a user asks for another time."""
 PAYLOAD_BYTES = 10 << 30
-"""... and the latest of so many bytes; those of the present day in any case."""
+"""... and the bytes of the latest ones that are kept; those of the present day in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +469,7 @@ def reap_results(store: Store) -> int:
 
 
 def _day_before(store: Store, days: int) -> str:
-    """Return the day that was so many days ago."""
+    """Return the day that was `days` days ago."""
     return time.strftime("%Y-%m-%d", time.gmtime(max(0, store.clock.now_ms() / 1000 - days * 86_400)))
 
 

@@ -40,7 +40,7 @@ EPOCH_AGE_S = 72_000
 Less than a day, so that an upkeep that runs daily does not come too early.
 """
 FREE_MIN = 100
-"""An epoch begins when there are at least so many files to remove, and not fewer than there are to keep."""
+"""Minimum number of files to remove for which an epoch begins. They must not be fewer than those to keep."""
 CLAIM_BYTES = 200
 """About what a claim takes. An epoch does not begin for one long file if all others have more to carry over."""
 

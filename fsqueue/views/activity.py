@@ -43,8 +43,8 @@ LOGS_MAX, LOGS_BYTES_MAX = 512, 4 << 20
 HISTORY_BYTES_MAX = 4 << 20
 """Number of bytes of history after which no further shard's is read; most bytes to read of one shard's."""
 TASKS_MAX = 1 << 16
-"""No further log is read after so many leases of tasks; of a history that has more tasks, batches are drawn at random.
-A batch that was worked off at once has a thousand tasks in 700 bytes, so a bound of bytes alone bounds no work."""
+"""Number of leases of tasks after which no further log is read; of a history that has more tasks, batches are drawn at
+random. A batch that was worked off at once has a thousand tasks in 700 bytes: a bound of bytes alone bounds no work."""
 GROUPS = 32
 """Into how many groups the batches are put that were drawn, to see how much they differ."""
 LETTERS_BYTES_MAX = 1 << 20
@@ -52,11 +52,11 @@ LETTERS_BYTES_MAX = 1 << 20
 OLDEST, REASONS = 10, 20
 """How many of the oldest leases, and of the most frequent reasons, are told."""
 STILL_S = 10.0
-"""If no worker holds a task, and none was finished for so long, no worker is at work."""
+"""No worker is at work if none holds a task, and none was finished for this time."""
 PIECES = 10
 """Into how many pieces a window is cut, to see how much a rate varies."""
 QUANTILE = 2.26
-"""Student's t, 9 degrees of freedom: 19 of 20 times the rate lies within so many standard errors."""
+"""Student's t, 9 degrees of freedom: the number of standard errors within which the rate lies 19 of 20 times."""
 
 _NUMBER = re.compile(r"(?<![0-9])(?<!exit status )[0-9]+")
 HEADLINE_CHARS_MAX = 200

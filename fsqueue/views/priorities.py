@@ -23,11 +23,11 @@ from fsqueue.views import inspection
 KEPT_MAX = 4096
 """Maximum number of ranges to keep while counting."""
 CUTS = 512
-"""The sample cuts the priorities in so many parts, ..."""
+"""Number of parts into which the sample cuts the priorities, ..."""
 SAMPLED = 256
-"""... and is drawn from so many batches, ..."""
+"""... of batches that it is drawn from, ..."""
 OF_EACH = 64
-"""... of each so many tasks, about."""
+"""... and of tasks of each, about."""
 Progress = Callable[[int, int], object]
 """Called with how many shards were read, of how many."""
 

@@ -21,7 +21,7 @@ from fsqueue.storage.store import Store
 QUIET_S = 2.0
 """A file that was written to more recently is at work: its lock is not looked at."""
 LOOKS, LOOK_PAUSE_S = 8, 0.05
-"""A lock counts as stuck if it is taken at each of so many looks: others hold theirs for moments."""
+"""Number of looks, and the pause between them. A lock that is taken at each is stuck: others are held for moments."""
 
 
 @dataclass(slots=True)

@@ -35,8 +35,8 @@ DRAIN_CHECK_S = 30.0
 """How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log.
 Besides it asks when there is a reason to: see `CHECKS`."""
 DEATH_CHECK_S = (1.0, 600.0)
-"""When a worker has found nothing to lease for so long, it looks whether holders of tasks have died on this host; again
-after as long as it has waited by then, after the second number at most. That reads the logs of all batches at work."""
+"""Shortest and longest pause before a worker that finds nothing to lease looks whether holders of tasks have died on
+this host. Each pause is as long as the worker has waited by then. That reads the logs of all batches at work."""
 CHECKS = 2
 """Number of times that a worker asks whether all is done when it was notified and found no task, or when its own last
 outcome was told: after that look and after the next one. While others still count their last batches, a check may say

@@ -20,9 +20,9 @@ LEAVE_S = 5.0
 FAILURES_FIRST = 10
 """Number of failures before the first success that stops the worker: the command is likelier wrong than each task."""
 STALL_S = 1.0
-"""What was leased ahead and is not begun after so long is given to others."""
+"""Time after which what was leased ahead and is not begun is given to others."""
 UNTOLD_MAX = 256
-"""With so many outcomes before it that the queues have not been told, a worker takes nothing more."""
+"""Number of outcomes that the queues have not been told with which a worker takes nothing more."""
 
 
 @dataclass(frozen=True, slots=True)

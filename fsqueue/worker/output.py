@@ -28,7 +28,7 @@ TAIL_BYTES = 4096
 """How much of what was printed is kept as the reason of a failure."""
 CHUNK_BYTES = 1 << 16
 BACKLOG_BYTES_MAX = 1 << 20
-"""When so much waits to be written, nothing more is read."""
+"""Number of bytes waiting to be written from which on nothing more is read."""
 DRAIN_READS_MAX = 32
 """Maximum number of reads of a pipe to get what was printed so far: a command that prints without end must not block
 the loop."""

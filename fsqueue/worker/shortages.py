@@ -22,7 +22,7 @@ PAUSES_S = (0.1, 5.0)
 OWN_S, PATIENCE_S = 5.0, 60.0
 """How long a worker with nothing at work waits: for descriptors of its own, and for what others may give back."""
 TRIES = 6
-"""It tries so often at least: on a busy machine a few tries may take all of that time."""
+"""Minimum number of tries: on a busy machine a few tries may take all of that time."""
 FORGOTTEN_S = 15.0
 """A refusal that much later is the first of a new shortage: there was nothing to begin meanwhile."""
 FEWER = "or execute fewer tasks at a time (-j, processes=)"

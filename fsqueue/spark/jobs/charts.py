@@ -36,7 +36,7 @@ LOG_FROM = 20.0
 """From this ratio of the longest duration to the shortest on, an axis is logarithmic."""
 BINS_A_DECADE = 6
 BINS = 24
-"""About so many bars has a linear axis."""
+"""Number of bars on a linear axis, about."""
 
 
 def moment(at_s: float) -> str:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 STEPS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
 POINTS = 60
-"""Throughput over time has about so many points, a step of those apart."""
+"""Number of points of throughput over time, about, a step of those apart."""
 ROWS_MAX = 50
-"""The page's tables have at most so many rows; the Parquet tables have all."""
+"""Maximum number of rows of the page's tables; the Parquet tables have all."""
 SLOWEST = 20
 """Number of the slowest tasks to name."""
 EDGE = 1e-6
