@@ -278,9 +278,13 @@ class _Places:
                 yield from self._old(path, "staged-file", partial(collect.reap_staged, self.store, name))
 
     def _is_pending(self, name: str) -> bool:
-        """Return whether a retry has staged it and no process is about to publish it."""
+        """Return whether a retry has staged it and no process is about to publish it.
+
+        The lock is asked for first: a process that gives it up has published the file, or died. Asked for afterwards,
+        it would not be held either by one that publishes it between the two looks.
+        """
         path = f"{self.layout.staging}/{name}"
-        return name in deadletters.pending(self.store) and not staging.is_held(self.store, path)
+        return not staging.is_held(self.store, path) and name in deadletters.pending(self.store)
 
     def _publish(self) -> None:
         if deadletters.publish_pending(self.store):

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ from fsqueue.format import movements, names
 from fsqueue.format.replay import ReplayState
 from fsqueue.fsck.findings import KINDS
 from fsqueue.protocol import finishing
-from fsqueue.storage import commits, counters, staging
+from fsqueue.storage import commits, counters, deadletters, staging
+from fsqueue.storage.store import Store
 from fsqueue.upkeep import trash as own_trash
 from tests.concurrency.processes import Child
 from tests.concurrency.trapped import trapped
@@ -857,6 +859,46 @@ def test_what_a_retry_is_about_to_publish_is_no_finding(
     monkeypatch.setattr(staging, "publish", slow)
     assert queue.retry_dead() == 1
     assert found == []
+    assert queue.status().waiting == 1
+
+
+@pytest.mark.parametrize("look", [1, 2], ids=["the first look", "the second look"])
+def test_what_a_retry_publishes_during_a_look_is_no_finding(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    """It is named and staged when the look begins, and published before it ends."""
+    queue = queue_factory()
+    queue.insert("again")
+    queue.lease()[0].bury("for now")
+    publish, pending = staging.publish, deadletters.pending
+    retry = threading.Thread(target=queue.retry_dead)
+    is_named, goes_on = threading.Event(), threading.Event()
+    looks = 0
+
+    def slow(*args: Any) -> Any:
+        is_named.set()
+        goes_on.wait(60)
+        return publish(*args)
+
+    def overtaken(store: Store) -> set[str]:
+        nonlocal looks
+        looks += 1
+        found = pending(store)
+        if looks == look:
+            assert found
+            goes_on.set()
+            retry.join(60)
+        return found
+
+    monkeypatch.setattr(staging, "publish", slow)
+    monkeypatch.setattr(deadletters, "pending", overtaken)
+    retry.start()
+    assert is_named.wait(60)
+    found = list(Queue(queue.path).fsck())
+    goes_on.set()
+    retry.join(60)
+    assert found == []
+    assert looks == 1, "the lock, which is asked for first, says that the author lives"
     assert queue.status().waiting == 1
 
 
