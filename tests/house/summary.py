@@ -1,4 +1,6 @@
-"""What a run says at its end: each failed test with the command that repeats it and why, and where the time went."""
+"""What a run says of each failed test, at once and at its end: the command that repeats it, and why. And where the time
+went.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ WHY_LINES = 10
 """Lines that tell why a test failed."""
 LEVEL = "--all " if os.environ.get("FSQUEUE_TEST_LEVEL") == "all" else ""
 
+_terminal: pytest.TerminalReporter | None = None
+"""What prints. The processes that run tests for another one have none."""
 _cpu_before = 0.0
 _times: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
 """By directory: the number of tests, seconds of wall time, seconds of processor time."""
@@ -34,7 +38,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    global _terminal
+    _terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed and _terminal is not None:
+        _terminal.ensure_newline()
+        for line in told(report):
+            _terminal.write_line(line)
     used = _times[directory_of(report.nodeid)]
     used[0] += report.when == "call"
     used[1] += report.duration

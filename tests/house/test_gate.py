@@ -203,10 +203,12 @@ def test_a_run_ends_with_each_failure_its_seed_the_command_that_repeats_it_and_w
     ]
     environment = os.environ | {"PYTHONPATH": str(TOP)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    end = done.stdout[done.stdout.index("what failed, and how to repeat it") :]
-    assert "::test_fails'" in end
-    assert "seed 4711" in end
-    assert "AssertionError: never so" in end
+    meanwhile, end = done.stdout.split("what failed, and how to repeat it")
+    for said in (meanwhile, end):
+        assert "::test_fails'" in said
+        assert "seed 4711" in said
+        assert "AssertionError: never so" in said
+    assert meanwhile.count("::test_fails'") == 1
     assert "1 failed, 1 passed" in end
 
 
