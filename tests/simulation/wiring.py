@@ -304,7 +304,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     *((module, "os", _OsOfThread()) for module in (operations, beneath, freed, resources)),
     (beneath, "openat2_works", lambda: False),
-    *((module, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)) for module in (queue_file, store)),
+    (queue_file, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)),
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),
