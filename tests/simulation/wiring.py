@@ -41,7 +41,7 @@ class SimFilesystem(Filesystem):
     """The filesystem layer, over the `os` of the process that acts."""
 
     def __init__(self, root: str, process: Process, shared: bool) -> None:
-        super().__init__(root, shared=shared, process_locks=False)
+        super().__init__(root, shared=shared)
         self.pauses_s = PAUSES_S
         self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, self._close
         self.is_locked, self.drop = process.is_locked, self._close
