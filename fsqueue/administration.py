@@ -6,8 +6,8 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from fsqueue import forks
@@ -31,8 +31,8 @@ from fsqueue.format.layout import QueueState, Settings
 from fsqueue.format.names import QueueId
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.protocol import overwriting, revoking
-from fsqueue.storage import jsonl, listing, nested
-from fsqueue.storage.queue_changes import changing
+from fsqueue.storage import jsonl, listing, nested, queue_changes
+from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 from fsqueue.wording import counted
@@ -220,9 +220,9 @@ def _sync_name(fs: Filesystem, path: str) -> None:
 def _allow_unsafe(fs: Filesystem, path: str) -> None:
     """Record, once, that a queue may be used where it is known to be unsafe: opening it refuses that otherwise."""
     clock = Clock()
-    with _settings(fs, path, clock, Entropy()) as (fd, queue_state):
-        if not queue_state.allows_unsafe and not queue_state.closed:
-            jsonl.append(fs, fd, layout.unsafe_record(clock.now_ms()), True)
+    with queue_changes.locked(fs, clock, Entropy(), path) as queue_file:
+        if not queue_file.state.allows_unsafe and not queue_file.state.closed:
+            queue_file.append(layout.unsafe_record(clock.now_ms()))
 
 
 def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: Entropy) -> None:
@@ -258,38 +258,30 @@ def change_settings(store: Store, given: dict[str, Any]) -> Settings:
                 f"was changed. These can be changed: {', '.join(layout.CHANGEABLE)}. For another {name}, create "
                 "another queue."
             )
-    with changing(store) as queue_file:
-        before = queue_file.state.settings
-        after = layout.changed(before, given)
+
+    def line(state: QueueState) -> bytes | None:
+        before, after = state.settings, layout.changed(state.settings, given)
         changes = {name: getattr(after, name) for name in given if getattr(after, name) != getattr(before, name)}
-        if changes:
-            queue_file.append(layout.settings_record(changes, store.clock.now_ms()))
-        else:
-            store.fs.fsync(queue_file.fd)  # another process may have died before it did
-    return after
+        return layout.settings_record(changes, store.clock.now_ms()) if changes else None
+
+    queue_changes.append(store, line)
+    return store.settings
 
 
 def pause(store: Store, reason: str | None, by: dict[str, Any]) -> bool:
     """Have no task leased from now on. Return False, with nothing changed, if the queue is paused already."""
-    with changing(store) as queue_file:
-        is_new = queue_file.state.paused is None
-        if is_new:
-            queue_file.append(layout.pause_record(reason, by, store.clock.now_ms()))
-        else:
-            store.fs.fsync(queue_file.fd)
-    return is_new
+    return queue_changes.append(
+        store, lambda state: None if state.paused else layout.pause_record(reason, by, store.clock.now_ms())
+    )
 
 
 def resume(store: Store) -> bool:
     """Have tasks leased again, and notify idle workers. Return False if the queue was not paused."""
-    with changing(store) as queue_file:
-        is_paused = queue_file.state.paused is not None
-        if is_paused:
-            queue_file.append(layout.resume_record(store.clock.now_ms()))
-        else:
-            store.fs.fsync(queue_file.fd)
+    was_paused = queue_changes.append(
+        store, lambda state: layout.resume_record(store.clock.now_ms()) if state.paused else None
+    )
     store.doorbell.ring()
-    return is_paused
+    return was_paused
 
 
 _PERHAPS_PURGED = (
@@ -306,15 +298,15 @@ def purge(store: Store) -> None:
     A crash in between leaves the old tree where it is; upkeep moves it.
     """
     store.refresh(now=True)
-    old, fs = store.queue_state, store.fs
-    with _settings(fs, store.path, store.clock, store.entropy) as (fd, queue_state):
-        if queue_state == old:  # else another process purged or deleted it just now
-            begun = queue_state.generation + 1
-            overwriting.clear(store, names.generation(begun, queue_state.id))
+    old = store.queue_state
+    with queue_changes.locked(store.fs, store.clock, store.entropy, store.path) as queue_file:
+        if queue_file.state == old:  # else another process purged or deleted it just now
+            begun = old.generation + 1
+            overwriting.clear(store, names.generation(begun, old.id))
             try:
-                jsonl.append(fs, fd, layout.generation_record(begun, store.clock.now_ms()), True)
+                queue_file.append(layout.generation_record(begun, store.clock.now_ms()))
             except OSError as error:
-                if overwriting.may_have_begun(store, fd, queue_state):
+                if queue_file.may_differ():
                     raise store.explain(error, "purging", _PERHAPS_PURGED) from error
                 raise
     # It is purged from here on. No error may say something else: a second purge would drop what comes in meanwhile.
@@ -346,22 +338,23 @@ def delete(store: Store, wait: bool) -> None:
         raise StorageError(_NOT_YOURS.format(path=path, parent=outside.root))
     nested.refuse_inside(fs, path)
     store.logs.close()
-    with _settings(fs, path, store.clock, store.entropy) as (fd, queue_state):
-        if queue_state.id != store.queue_state.id or not fs.is_in_place():
+    with queue_changes.locked(fs, store.clock, store.entropy, path) as queue_file:
+        state = queue_file.state
+        if state.id != store.queue_state.id or not fs.is_in_place():
             return  # another process deleted it just now, and another queue is there
         try:
-            marked = queue_state.closed or _mark(fs, fd, mark)
-            moved = _move(outside, path, queue_state.id, fd, store.entropy)
+            marked = state.closed or _mark(queue_file, mark)
+            moved = _move(outside, queue_file, store.entropy)
         except BaseException:
-            if not queue_state.closed:
-                _unmark(fs, path, fd, mark)
+            if not state.closed:
+                _unmark(queue_file, mark)
             raise
         if moved is not None and not marked:
-            _empty_until_marked(fs, fd, mark, outside, moved, queue_state.id)
+            _empty_until_marked(queue_file, mark, outside, moved)
     if moved is not None and wait:
-        _reap(outside, moved, queue_state.id)
+        _reap(outside, moved, state.id)
     elif moved is not None:
-        _later(_reap, outside, moved, queue_state.id)
+        _later(_reap, outside, moved, state.id)
 
 
 def _reap(outside: Filesystem, moved: str, queue_id: QueueId) -> None:
@@ -392,10 +385,10 @@ def _refuse_link(outside: Filesystem, path: str) -> None:
         )
 
 
-def _mark(fs: Filesystem, fd: int, mark: bytes) -> bool:
-    """Append the mark to the locked `queue.jsonl`; False if there is no room for it."""
+def _mark(queue_file: Locked, mark: bytes) -> bool:
+    """Append the mark to `queue.jsonl`; False if there is no room for it."""
     try:
-        jsonl.append(fs, fd, mark, True)
+        queue_file.append(mark)
         return True
     except OSError as error:
         if error.errno not in FULL:
@@ -403,15 +396,16 @@ def _mark(fs: Filesystem, fd: int, mark: bytes) -> bool:
         return False
 
 
-def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
-    """Blank the mark out of the locked `queue.jsonl`: a queue that could not be deleted is one still."""
+def _unmark(queue_file: Locked, mark: bytes) -> None:
+    """Blank the mark out of `queue.jsonl`: a queue that could not be deleted is one still."""
+    fs, path = queue_file.fs, queue_file.path
     if not fs.is_in_place():
         return  # it was moved away after all, and is proven to be trash by its mark
     try:
-        fd = fs.look(layout.settings_file(path), os.O_RDWR)  # `locked` can only append
+        fd = fs.look(layout.settings_file(path), os.O_RDWR)  # that of `queue_file` can only append
         try:
             pieces = fs.all_pieces(fd)
-            if fs.same_file(locked, layout.settings_file(path)) and sparse.joined(pieces).endswith(mark):
+            if fs.same_file(queue_file.fd, layout.settings_file(path)) and sparse.joined(pieces).endswith(mark):
                 fs.pwrite(fd, b" " * (len(mark) - 1), sparse.end_of(pieces) - len(mark))
                 fs.fsync(fd)
         finally:
@@ -420,15 +414,16 @@ def _unmark(fs: Filesystem, path: str, locked: int, mark: bytes) -> None:
         collect.logger.warning("the queue %s counts as deleted, but it is still in place: %s", path, error)
 
 
-def _move(outside: Filesystem, path: str, queue_id: QueueId, fd: int, entropy: Entropy) -> str | None:
+def _move(outside: Filesystem, queue_file: Locked, entropy: Entropy) -> str | None:
     """Rename a queue's directory to that of a deleted queue; return its path then, or None if another did.
 
-    Under the lock of its `queue.jsonl`, open as `fd`. Where that is afterwards tells what happened: a renaming may be
-    reported as failed on NFS, and another directory may have been put in place of the queue's.
+    Under the lock of its `queue.jsonl`. Where that is afterwards tells what happened: a renaming may be reported as
+    failed on NFS, and another directory may have been put in place of the queue's.
     """
-    target = f"{outside.root.rstrip('/')}/{names.deleted(queue_id, entropy.hex16())}"
+    path = queue_file.path
+    target = f"{outside.root.rstrip('/')}/{names.deleted(queue_file.state.id, entropy.hex16())}"
     renamed = outside.rename(path, target)
-    if _holds(outside, target, fd):
+    if _holds(outside, target, queue_file.fd):
         return target
     if renamed:
         outside.rename(target, path)
@@ -452,9 +447,7 @@ REAPED_AT_ONCE = 64
 """On a full disk: number of names that are removed before the mark is tried again."""
 
 
-def _empty_until_marked(
-    fs: Filesystem, fd: int, mark: bytes, outside: Filesystem, moved: str, queue_id: QueueId
-) -> None:
+def _empty_until_marked(queue_file: Locked, mark: bytes, outside: Filesystem, moved: str) -> None:
     """Remove files of a queue that was moved away without its mark, until there is room for that, or nothing is left.
 
     Deleting is how users make room. That this process has moved the directory is the proof, for itself. If it dies
@@ -463,10 +456,12 @@ def _empty_until_marked(
 
     def is_the_one(tree: OpenTree) -> bool:
         content = tree.read(layout.SETTINGS_FILE)
-        return content is not None and layout.read_queue_state(content, moved).id == queue_id
+        return content is not None and layout.read_queue_state(content, moved).id == queue_file.state.id
 
     try:
-        while not _mark(fs, fd, mark) and outside.remove_tree(moved, is_the_one, layout.SETTINGS_FILE, REAPED_AT_ONCE):
+        while not _mark(queue_file, mark) and outside.remove_tree(
+            moved, is_the_one, layout.SETTINGS_FILE, REAPED_AT_ONCE
+        ):
             pass
     except (OSError, FsqueueError) as error:
         collect.logger.warning("%s is left of the deleted queue: %s", moved, error)
@@ -488,9 +483,9 @@ def move_away(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None
     _refuse_link(outside, path)
     nested.refuse_inside(fs, path)
     try:
-        with _settings(fs, path, clock, entropy) as (fd, queue_state):
-            if queue_state.closed and fs.is_in_place():
-                _move(outside, path, queue_state.id, fd, entropy)
+        with queue_changes.locked(fs, clock, entropy, path) as queue_file:
+            if queue_file.state.closed and fs.is_in_place():
+                _move(outside, queue_file, entropy)
     except FileNotFoundError:
         pass  # another process did
 
@@ -508,13 +503,6 @@ def reap_later(store: Store) -> None:
 def _later(action: Callable[..., object], *args: object) -> None:
     """Call `action` in a thread that does not keep the process alive."""
     threading.Thread(target=action, args=args, name="fsqueue-reaper", daemon=True).start()
-
-
-@contextmanager
-def _settings(fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> Iterator[tuple[int, QueueState]]:
-    """Lock `queue.jsonl`, and yield its descriptor and what it says now. FileNotFoundError if there is none."""
-    with jsonl.held(fs, clock, entropy, layout.settings_file(path), flags=os.O_APPEND) as fd:
-        yield fd, layout.read_queue_state(sparse.joined(fs.all_pieces(fd)), path)
 
 
 def release_all(

@@ -33,7 +33,6 @@ from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument, LeaseLost
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
-from fsqueue.format.priority import Rank, rank_of
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
@@ -233,19 +232,15 @@ class Queue(Maintenance):
         seconds) on; a Task may say otherwise. InvalidTask or TaskTooLarge if it cannot be stored.
         """
         item = one_task(payload, key, priority)
-        urgency = encoding.priority_of(item, None)
         if strict:
             task_file.check_unchanged(item.payload)
         default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
-        when = encoding.available_from(item, None, default)
-        line = task_file.encode_task(item.payload, self.settings.task_bytes_max, priority=urgency)
-        rank = rank_of(urgency)
         try:
-            if (key := encoding.key_of(item, None)) is not None:
-                line = encoding.with_key(line, key, self.settings.task_bytes_max)
-                return self._keyed.insert(line, when, rank, key)
-            if (id := self._inserter.insert_if_taken(line, when, rank)) is None:
-                id = insertion.insert_in_file(self.store, line, when, rank)
+            task = encoding.encode(item, self.settings.task_bytes_max, default=default)
+            if task.key is not None:
+                return self._keyed.insert(task)
+            if (id := self._inserter.insert_if_taken(task)) is None:
+                id = insertion.insert_in_file(self.store, task)
             return TaskRef(id)
         except OSError as error:
             raise insert_errors.is_out(self.store, error) from error
@@ -291,8 +286,8 @@ class Queue(Maintenance):
         insert_one = self._inserter.insert_if_taken if batch_tasks is None else None
         return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, insert_one, self._insert_keyed)
 
-    def _insert_keyed(self, line: bytes, when: encoding.When, rank: Rank, key: str, index: int) -> bool:
-        return self._keyed.insert(line, when, rank, key, index).inserted
+    def _insert_keyed(self, task: encoding.EncodedTask) -> bool:
+        return self._keyed.insert(task).inserted
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
         """Return a named commit: many writers on many hosts stage, one publishes; all of it appears together, once.

@@ -75,10 +75,9 @@ def work(queue: Queue, n: int = 1) -> list[str]:
 # -- threads ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("process_locks", [False, True])
-def test_many_threads_drain_through_one_queue_object(queue: Queue, process_locks: bool) -> None:
+def test_many_threads_drain_through_one_queue_object(queue: Queue) -> None:
     queue.insert_many(range(600), batch_tasks=7)
-    shared = Queue(queue.path, filesystem=Filesystem(str(queue.path), shared=False, process_locks=process_locks))
+    shared = Queue(queue.path)
     with threads(*(lambda n=n: work(shared, n) for n in (1, 1, 1, 3, 3, 20, 20, 50))) as results:
         pass
     done = [payload for result in results for payload in result]

@@ -14,10 +14,9 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.filesystem import forked, freed, resources, trees
+from fsqueue.filesystem import forked, freed, locks, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
-from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted
 from fsqueue.filesystem.trees import Proof
 
@@ -39,22 +38,17 @@ class Filesystem(Rooted):
     because nothing else reports a lost lock or a full disk there. `lists_by_time`: see `Mount`.
     Missing directories on the way to a file are made below `root`, but never `root` itself nor, unless hidden, one
     right in it: neither a deleted queue nor an earlier generation must come back to life. For paths see `Rooted`.
+    UnsafeFilesystem if the system lacks the locks (`locks.require`).
     """
 
-    def __init__(
-        self, root: str, *, shared: bool = True, lists_by_time: bool = False, process_locks: bool | None = None
-    ) -> None:
+    def __init__(self, root: str, *, shared: bool = True, lists_by_time: bool = False) -> None:
+        locks.require()
         super().__init__(root)
         self.shared, self.lists_by_time = shared, lists_by_time
         self.pauses_s = SHARED_PAUSES_S if shared else LOCAL_PAUSES_S
-        if process_locks is None:
-            process_locks = not description_locks_work()
-        self._locks = locks = ProcessLocks() if process_locks else DescriptionLocks()
         self.try_lock: Callable[[int], bool] = locks.try_lock
         self.unlock: Callable[[int], None] = locks.unlock
         self.is_locked: Callable[[int], bool] = locks.is_locked
-        self.close: Callable[[int], None] = locks.close
-        self.drop = locks.drop if isinstance(locks, ProcessLocks) else os.close
         self.pread: Callable[[int, int, int], bytes] = os.pread
         self.write: Callable[[int, bytes | memoryview], int] = os.write
         self.pwrite: Callable[[int, bytes, int], int] = os.pwrite
@@ -82,7 +76,7 @@ class Filesystem(Rooted):
                 return fd
             except OSError as error:
                 if fd >= 0:
-                    self._locks.close(fd)
+                    resources.close(fd)
                 if error.errno == errno.ESTALE and left:
                     continue
                 code = errno.ENOENT if error.errno == errno.ESTALE else error.errno
@@ -140,7 +134,7 @@ class Filesystem(Rooted):
             try:
                 self._share(fd, os.fstat(fd))
             except BaseException:
-                self._locks.close(fd)
+                resources.close(fd)
                 raise
         return fd
 

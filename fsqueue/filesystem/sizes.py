@@ -21,8 +21,7 @@ class SizeOf(partial[int]):
     """Return the size of an open file when called: one system call, without a Python frame. It owns the descriptor.
 
     Each call moves the descriptor's offset to the end, so nothing may read by that offset. Only this object may close
-    the descriptor: another file could get its number, and the next call would move that file's offset. `drop` closes
-    it, and not `os.close`: with classic locks, closing any descriptor of a file gives back this process's locks on it.
+    the descriptor, by `drop`: another file could get its number, and the next call would move that file's offset.
     """
 
     kept: resources.Kept

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from fsqueue.cluster.identity import describe
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import layout, movements, names, sparse, task_file
+from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
@@ -24,7 +24,7 @@ from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import history, jsonl, published, record_times
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import LinesInLog
-from fsqueue.storage.queue_file import FRESH_S
+from fsqueue.storage.queue_file import FRESH_S, state_in
 from fsqueue.storage.store import Store
 from fsqueue.wording import counted
 
@@ -108,8 +108,7 @@ class Repair:
     def generation(self, path: str) -> None:
         """Move the directory of a generation that does not exist aside, while no process can begin that one."""
         with held(self.store, self.store.layout.settings_file) as fd:
-            queue_state = layout.read_queue_state(sparse.joined(self.store.fs.all_pieces(fd)), self.store.path)
-            if path.rpartition("/")[2] != queue_state.directory:
+            if path.rpartition("/")[2] != state_in(self.store.fs, fd, self.store.path).directory:
                 self.quarantine.move(path)
 
     # -- lines ----------------------------------------------------------------------------------

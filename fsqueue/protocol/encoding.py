@@ -33,15 +33,27 @@ When = tuple[bool, int]
 """(absolute or from now on, milliseconds)."""
 
 
+class EncodedTask(NamedTuple):
+    """A task on its way to the disk. It was checked and encoded once: nothing that comes later looks into its line."""
+
+    line: bytes
+    """As it stands in a task file, with its priority and its key in it."""
+    when: When
+    priority: Priority | None = None
+    rank: Rank = LAST
+    """That of its priority."""
+    key: str | None = None
+
+
 class Encoded:
     """A batch being filled, or full, on its way to the disk: `pieces` of its file, each of several whole lines."""
 
-    __slots__ = ("pieces", "rank", "size", "tasks", "when")
+    __slots__ = ("pieces", "priority", "rank", "size", "tasks", "when")
 
-    def __init__(self, when: When, rank: Rank = LAST) -> None:
+    def __init__(self, when: When, priority: Priority | None = None) -> None:
         self.when = when
-        self.rank = rank
-        """That of its most urgent task."""
+        self.priority, self.rank = priority, rank_of(priority)
+        """Those of its most urgent task."""
         self.pieces: list[bytes | memoryview] = []
         self.tasks = self.size = 0
 
@@ -54,6 +66,10 @@ class Encoded:
     def content(self) -> bytes | memoryview:
         """Return what the file holds, copied only if it is in several pieces."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+    def only_task(self) -> EncodedTask:
+        """Return the task of a batch that holds one."""
+        return EncodedTask(bytes(self.content()), self.when, self.priority, self.rank)
 
 
 NOW: When = (True, 0)
@@ -78,22 +94,18 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
         raise InvalidTask(f"{_where(index)}: {error}", index) from None
 
 
-def priority_of(task: Task, index: int | None) -> Priority | None:
-    """Return a task's priority as a str or an int itself; None if it has none. InvalidTask if it is no priority."""
-    if task.priority is None:
-        return None
-    priority = plain(task.priority)
+def priority_of(given: object, index: int | None) -> Priority:
+    """Return what a task has as its priority as a str or an int itself. InvalidTask if it is no priority."""
+    priority = plain(given)
     if (why := fault(priority)) is not None:
         raise InvalidTask(f"{_where(index)}: {why}.", index)
     assert isinstance(priority, (str, int))
     return priority
 
 
-def key_of(task: Task, index: int | None) -> str | None:
-    """Return a task's key as a str itself; None if it has none. InvalidTask if it is no key."""
-    if task.key is None:
-        return None
-    key = plain(task.key)
+def key_of(given: object, index: int | None) -> str:
+    """Return what a task has as its key as a str itself. InvalidTask if it is no key."""
+    key = plain(given)
     if (why := keys.fault(key)) is not None:
         raise InvalidTask(f"{_where(index)}: {why}.", index)
     assert isinstance(key, str)
@@ -104,36 +116,34 @@ def _where(index: int | None) -> str:
     return "The task" if index is None else f"Task number {index + 1}"
 
 
-def with_key(line: bytes, key: str, bytes_max: int, index: int | None = None) -> bytes:
-    """Return the line of a task with its key in it. TaskTooLarge."""
-    line = keys.with_key(line, key)
-    if len(line) > bytes_max:
-        raise task_file.too_large(len(line), bytes_max, index)
-    return line
+def encode(task: Task, bytes_max: int, index: int | None = None, default: When = NOW) -> EncodedTask:
+    """Check a task and encode it. `index`: its place in a stream. InvalidTask says what is wrong with it; TaskTooLarge.
+
+    `default`: when it becomes available, if it does not say so itself.
+    """
+    when = available_from(task, index, default)
+    priority = None if task.priority is None else priority_of(task.priority, index)
+    line = task_file.encode_task(task.payload, bytes_max, index, priority)
+    key = None if task.key is None else key_of(task.key, index)
+    if key is not None:
+        line = keys.with_key(line, key)
+        if len(line) > bytes_max:
+            raise task_file.too_large(len(line), bytes_max, index)
+    return EncodedTask(line, when, priority, rank_of(priority), key)
 
 
-class KeyedTask(NamedTuple):
-    """A task of a stream that has a key: its line, with the key in it, the rank of its priority, and its place."""
-
-    line: bytes
-    when: When
-    rank: Rank
-    key: str
-    place: int
-
-
-InsertKeyed = Callable[[bytes, When, Rank, str, int], bool]
-"""Insert a KeyedTask, given as its fields. Return whether it is new."""
+InsertKeyed = Callable[[EncodedTask], bool]
+"""Insert a task that has a key. Return whether it is new."""
 
 
 class TaskStream:
     """A caller's tasks, read in stretches. A stretch ends before a task with a key that follows others."""
 
-    def __init__(self, tasks: Iterable[Any], insert_keyed: Callable[[KeyedTask], None] | None = None) -> None:
+    def __init__(self, tasks: Iterable[Any], insert_keyed: Callable[[EncodedTask], None] | None = None) -> None:
         self.tasks: Iterator[tuple[int, Any]] = enumerate(tasks)
         self.insert_keyed = insert_keyed
         """Insert a task with a key: called for those at the beginning of a stretch. None: tasks may have no keys."""
-        self.keyed: KeyedTask | None = None
+        self.keyed: EncodedTask | None = None
         """The task before which the latest stretch ended; None if the stream has ended. Insert it next."""
         self.number = 0
         """How many tasks the stretches before this one had."""
@@ -169,7 +179,7 @@ def _runs(
     stream: TaskStream, bytes_max: int, default: When, tasks_max: int, monotonic: Callable[[], float]
 ) -> Iterator[Run]:
     """Yield the lines of a stretch, handed on by the hundred, or as they come where it is slow; InvalidTask ends it."""
-    encode = task_file.encode_task
+    encode_task = task_file.encode_task
     when, size = default, 0
     lines: list[bytes] = []
     given: list[Priority] | None = None
@@ -180,21 +190,18 @@ def _runs(
         for index, item in stream.tasks:
             if given is not None or isinstance(item, Task):
                 task = item if isinstance(item, Task) else Task(item)
-                at = available_from(task, index, default)
-                priority = None if task.priority is None else priority_of(task, index)
-                line = encode(task.payload, bytes_max, index, priority)
                 if task.key is not None:
                     if stream.insert_keyed is None:
                         raise InvalidTask(NO_KEYS.format(_where(index)), index)
-                    key = key_of(task, index)
-                    assert key is not None
-                    keyed_line = with_key(line, key, bytes_max, index)
-                    keyed = KeyedTask(keyed_line, at, rank_of(priority), key, index)
+                    keyed = encode(task, bytes_max, index, default)
                     if is_begin and not lines:  # nothing that came before it waits
                         stream.insert_keyed(keyed)
                         continue
                     stream.keyed = keyed
                     break
+                at = available_from(task, index, default)
+                priority = None if task.priority is None else priority_of(task.priority, index)
+                line = encode_task(task.payload, bytes_max, index, priority)
                 if priority is not None or given is not None:
                     if priority is None or given is None or at != when:
                         if lines:
@@ -204,7 +211,7 @@ def _runs(
                     if priority is not None and given is not None:
                         given.append(priority)
             else:
-                at, line = default, encode(item, bytes_max, index)
+                at, line = default, encode_task(item, bytes_max, index)
             if at is not when and at != when:
                 if lines:
                     yield Run(when, lines, size, None)
@@ -276,7 +283,7 @@ class SortWindow:
                     ends = accumulate(map(len, chosen))
                     chosen = chosen[: max(1, sum(end <= BATCH_BYTES_MAX for end in ends))]
                     content = b"".join(chosen)
-                batch = Encoded(when, rank_of(priorities[places[first]]))
+                batch = Encoded(when, priorities[places[first]])
                 batch.take(content, len(chosen))
                 first += len(chosen)
                 yield batch

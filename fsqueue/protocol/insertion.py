@@ -16,13 +16,12 @@ from fsqueue.errors import FsqueueError, InvalidTask, QueueNotFound, StorageErro
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
-from fsqueue.format.priority import Rank
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import (
     GROUP_BYTES_MAX,
     Encoded,
+    EncodedTask,
     InsertKeyed,
-    KeyedTask,
     TaskStream,
     When,
     batches_of,
@@ -42,9 +41,9 @@ KEYS_ADVISED = 100_000
 """Warn of a call that inserts more tasks with keys than this: each of them makes a file for its key."""
 SOME_MAY_BE = "Some of the tasks may be in the queue"
 
-InsertOne = Callable[[bytes, When, Rank], str | None]
-"""Insert one task, given as the line of a task file, durably, and return its id; None if it needs a file of its own.
-An FsqueueError says whether the task is in the queue. After an OSError it is not.
+InsertOne = Callable[[EncodedTask], str | None]
+"""Insert one task durably, and return its id; None if it needs a file of its own. An FsqueueError says whether the task
+is in the queue. After an OSError it is not.
 """
 
 
@@ -67,11 +66,11 @@ def insert_many(
     """
     done, default = _Done(), default_when(delay_s)
 
-    def insert_next(task: KeyedTask) -> None:
+    def insert_next(task: EncodedTask) -> None:
         assert insert_keyed is not None
         done.begin_stretch()
         done.step = _KEYED
-        done.count_keyed(insert_keyed(*task))
+        done.count_keyed(insert_keyed(task))
         done.step = _GROUP
 
     stream = TaskStream(tasks, None if insert_keyed is None else insert_next)
@@ -82,7 +81,7 @@ def insert_many(
                     publish(store, group, done.group)
                 else:
                     done.step = _SINGLE
-                    is_in = insert_one(bytes(group[0].content()), group[0].when, group[0].rank) is not None
+                    is_in = insert_one(group[0].only_task()) is not None
                     done.step = _GROUP
                     if not is_in:
                         publish(store, group, done.group)
@@ -304,13 +303,13 @@ def moment(store: Store, when: When) -> int:
     return ms if absolute else min(store.clock.now_ms() + ms, MS_MAX)
 
 
-def insert_in_file(store: Store, line: bytes, when: When, rank: Rank) -> str:
+def insert_in_file(store: Store, task: EncodedTask) -> str:
     """Insert one task as a task file of its own, durably, and return its id.
 
     An FsqueueError says whether the task is in the queue. After an OSError it is not.
     """
-    encoded, published = Encoded(when, rank), Published()
-    encoded.take(line, 1)
+    encoded, published = Encoded(task.when, task.priority), Published()
+    encoded.take(task.line, 1)
     try:
         return names.task_id(publish(store, [encoded], published)[0], 0)
     except (OSError, FsqueueError) as error:

@@ -19,10 +19,9 @@ from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch
-from fsqueue.format.priority import Rank
 from fsqueue.models import TaskRef
 from fsqueue.protocol import finishing, insert_errors, insertion, sealing, transitions
-from fsqueue.protocol.encoding import When
+from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import insert_ids, jsonl, keys, logs, ordering, published, record_times, staging
@@ -53,18 +52,18 @@ class KeyedInserter:
         self._single = single
         self._claims = Claims(store, single)
 
-    def insert(self, line: bytes, when: When, rank: Rank, key: str, index: int | None = None) -> TaskRef:
+    def insert(self, task: EncodedTask) -> TaskRef:
         """Insert a task with a key, durably; or return the id of the task that has the key, with `inserted` False.
 
-        `line` is the task as it would stand in a task file, with the key. The task that is named lived during this
-        call. An error says whether the task is in the queue, or that this is unknown.
+        The task that is named lived during this call. An error says whether the task is in the queue, or that this is
+        unknown.
         """
         store = self.store
         store.refresh()
         for _ in range(TRIES):
             layout = store.layout
             try:
-                ref = self._insert(layout, line, when, rank, key)
+                ref = self._insert(layout, task)
             except _Moved:
                 continue
             except FileNotFoundError:
@@ -83,9 +82,10 @@ class KeyedInserter:
             "being inserted. The task is not in it."
         )
 
-    def _insert(self, layout: Layout, line: bytes, when: When, rank: Rank, key: str) -> TaskRef | None:
+    def _insert(self, layout: Layout, task: EncodedTask) -> TaskRef | None:
         """Insert into a generation. None: begin anew."""
-        store = self.store
+        store, key = self.store, task.key
+        assert key is not None
         with keys.locked(store, layout, key) as held:
             claim = held.last(key) or keys.earlier(store, held, key)
             if claim is not None:
@@ -95,9 +95,9 @@ class KeyedInserter:
                 if held.size > keys.BYTES_MAX and not store.fs.shared:
                     held.remove()
                     return None
-            if self._single.takes(line):
-                return TaskRef(self._single.insert(line, when, rank, self._announcing(held, key)))
-            return self._with_own_file(held, line, when, rank, key)
+            if self._single.takes(task):
+                return TaskRef(self._single.insert(task, self._announcing(held, key)))
+            return self._with_own_file(held, task, key)
 
     def _announcing(self, held: KeyFile, key: str) -> Callable[[Layout, Batch, str], None]:
         """Return a function that appends a claim to the key's file. Call it before the `insert` record is appended."""
@@ -126,11 +126,11 @@ class KeyedInserter:
             store.fs.shared,
         )
 
-    def _with_own_file(self, held: KeyFile, line: bytes, when: When, rank: Rank, key: str) -> TaskRef | None:
+    def _with_own_file(self, held: KeyFile, task: EncodedTask, key: str) -> TaskRef | None:
         """Insert a task that does not go into an open batch: stage it, name it in the key's file, publish it."""
         store, layout = self.store, held.layout
-        ordering.mark(store, rank)
-        staged = staging.stage(store, layout, [line], 1, insertion.moment(store, when), rank)
+        ordering.mark(store, task.rank)
+        staged = staging.stage(store, layout, [task.line], 1, insertion.moment(store, task.when), task.rank)
         claim = self._claim(key, staged.name.batch, staged=staged.name)
 
         def announce() -> None:

@@ -11,17 +11,17 @@ its tasks again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from fsqueue.errors import CommitLost, FsqueueError
-from fsqueue.format import names, sparse
-from fsqueue.format.layout import Layout, QueueState, generation_record, read_queue_state
+from fsqueue.errors import CommitLost
+from fsqueue.format import names
+from fsqueue.format.layout import Layout, generation_record
 from fsqueue.format.names import Generation
-from fsqueue.storage import commits, jsonl
+from fsqueue.storage import commits
 from fsqueue.storage.commits import Record
+from fsqueue.storage.queue_changes import locked
 from fsqueue.storage.store import Store
 
 
@@ -32,8 +32,8 @@ def begin(store: Store, record: Record) -> Record:
     OSError nothing has begun.
     """
     fs, layout, queue_state = store.fs, store.layout, store.queue_state
-    with jsonl.held(fs, store.clock, store.entropy, layout.settings_file, flags=os.O_APPEND) as fd, ExitStack() as undo:
-        if read_queue_state(sparse.joined(fs.all_pieces(fd)), store.path) != queue_state:
+    with locked(fs, store.clock, store.entropy, store.path) as queue_file, ExitStack() as undo:
+        if queue_file.state != queue_state:
             store.refresh(now=True)
             found = commits.find(store, store.layout, record.name)
             if found is None:
@@ -54,23 +54,15 @@ def begin(store: Store, record: Record) -> Record:
         _move(store, layout, following, record, undo)
         _note(store, following, record)
         try:
-            jsonl.append(fs, fd, generation_record(begun, store.clock.now_ms()), True)
+            queue_file.append(generation_record(begun, store.clock.now_ms()))
         except BaseException as error:
-            if may_have_begun(store, fd, queue_state):
+            if queue_file.may_differ():
                 undo.pop_all()  # perhaps it will last, and then it has begun
                 if isinstance(error, OSError):
                     raise commits.undecided(store, error) from error
             raise
         undo.pop_all()
     return record
-
-
-def may_have_begun(store: Store, fd: int, queue_state: QueueState) -> bool:
-    """Return whether the open `queue.jsonl` says something else than before, or cannot be read."""
-    try:
-        return read_queue_state(sparse.joined(store.fs.all_pieces(fd)), store.path) != queue_state
-    except (OSError, FsqueueError):
-        return True
 
 
 def _undoing(store: Store, undo: Callable[[], object]) -> None:

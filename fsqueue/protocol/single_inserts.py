@@ -15,13 +15,13 @@ from contextlib import suppress
 from fsqueue import forks
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
 from fsqueue.filesystem import LOST, resources
-from fsqueue.format import movements, names, priority, sparse, task_file
+from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import finishing, insert_errors, insertion, sealing, transitions
-from fsqueue.protocol.encoding import When
+from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.storage import history, jsonl, ordering, published, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
@@ -63,14 +63,14 @@ class SingleInserter:
         self._finding = resources.Mutex()
         self._synced = _Synced(store)
 
-    def takes(self, line: bytes) -> bool:
+    def takes(self, task: EncodedTask) -> bool:
         """Return whether a task goes into an open batch. Else insert it as a file of its own."""
         store = self.store
-        return len(line) <= TASK_BYTES_MAX and store.settings.batch_tasks_max > 1 and bool(store.domain)
+        return len(task.line) <= TASK_BYTES_MAX and store.settings.batch_tasks_max > 1 and bool(store.domain)
 
-    def insert_if_taken(self, line: bytes, when: When, rank: Rank = LAST) -> str | None:
+    def insert_if_taken(self, task: EncodedTask) -> str | None:
         """Insert a task as `insert` does; None, and nothing was done, if it needs a file of its own."""
-        return self.insert(line, when, rank) if self.takes(line) else None
+        return self.insert(task) if self.takes(task) else None
 
     def close(self) -> None:
         """Close what is open. The inserter may be used again."""
@@ -81,26 +81,24 @@ class SingleInserter:
         synced, end = self._synced.done
         return end if batch == synced == self._named else -1
 
-    def insert(self, line: bytes, when: When, rank: Rank = LAST, announce: Announce | None = None) -> str:
-        """Insert a task, durably, and return its id. `line` is the task as it would stand in a task file.
-
-        `rank`: that of its priority.
+    def insert(self, task: EncodedTask, announce: Announce | None = None) -> str:
+        """Insert a task, durably, and return its id.
 
         An error says whether the task is in the queue, or that this is unknown. An error of `announce` ends the insert.
         Of the records that were announced only the last one may be in the queue.
         """
         store = self.store
         store.refresh()
-        ordering.mark(store, rank)
+        ordering.mark(store, task.rank)
         identity = store.entropy.hex16()
         refused: OSError | None = None
         lost = False
-        for batch in self._batches(rank):
+        for batch in self._batches(task.rank):
             layout, index = store.layout, None
             if announce is not None:
                 announce(layout, batch, identity)
             try:
-                index = self._into(batch, identity, line, when, rank)
+                index = self._into(batch, identity, task)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
             except FileNotFoundError:
@@ -216,9 +214,9 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, identity: str, line: bytes, when: When, rank: Rank) -> int | None:
+    def _into(self, batch: Batch, identity: str, task: EncodedTask) -> int | None:
         """Insert a task into a batch, durably, and return its index; None if the batch takes no inserts."""
-        place = self._appended(batch, identity, line, when, rank)
+        place = self._appended(batch, identity, task)
         if place is None:
             return None
         index, end = place
@@ -230,7 +228,7 @@ class SingleInserter:
             raise insert_errors.is_unknown(self.store, error) from error
         return index
 
-    def _appended(self, batch: Batch, identity: str, line: bytes, when: When, rank: Rank) -> tuple[int, int] | None:
+    def _appended(self, batch: Batch, identity: str, task: EncodedTask) -> tuple[int, int] | None:
         """Append a task to a batch's log. Return its index, and where its record ends; None if it takes no inserts.
 
         If that ends with an error, the same record is appended once more, to the same log and to no other: a write that
@@ -247,10 +245,10 @@ class SingleInserter:
                     if opening is not None:
                         self._synced.open(batch)
                         began = True
-                        if rank != LAST:
-                            opening = self._promised_in(locked, opening, rank)
+                        if task.rank != LAST:
+                            opening = self._promised_in(locked, opening, task.rank)
                     if opening is not None:
-                        index = self._append(locked, opening, identity, line, when)
+                        index = self._append(locked, opening, identity, task)
                         self._synced.wrote(locked)
                         return index, locked.log.end
             except LockTimeout as busy:
@@ -324,17 +322,16 @@ class SingleInserter:
         self._promise = name
         return opening
 
-    def _append(self, locked: LockedBatch, opening: bytes, identity: str, line: bytes, when: When) -> int:
+    def _append(self, locked: LockedBatch, opening: bytes, identity: str, task: EncodedTask) -> int:
         """Append an `insert` record. Return the task's index."""
         log, replay_state = locked.log, locked.replay_state
         # Where the log is empty, `present` must not correct its time: what `opening` says is not written yet.
         at = max(self.store.clock.now_ms(), replay_state.at) if opening else record_times.present(locked)
         index = replay_state.count
-        available_at = insertion.moment(self.store, when)
-        given = priority.in_lines([line]).get(0)  # as a reader of the record would find it
-        replay_state.insert(at, identity, index, available_at, log.next_offset() + len(opening), given)
+        available_at = insertion.moment(self.store, task.when)
+        replay_state.insert(at, identity, index, available_at, log.next_offset() + len(opening), task.priority)
         replay_state.at = at
-        log.append(opening + movements.insert(at, identity, index, line, available_at))
+        log.append(opening + movements.insert(at, identity, index, task.line, available_at))
         return index
 
     def _make_durable(self, batch: Batch, end: int) -> None:

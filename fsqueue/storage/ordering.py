@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsqueue.format.layout import ordered_record
 from fsqueue.format.priority import LAST, Rank
-from fsqueue.storage.queue_changes import changing
+from fsqueue.storage import queue_changes
 from fsqueue.storage.store import Store
 
 
@@ -16,6 +16,5 @@ def mark(store: Store, rank: Rank) -> None:
     """
     if rank == LAST or store.queue_state.is_ordered:
         return
-    with changing(store, "Nothing was inserted.") as queue_file:
-        if not queue_file.state.is_ordered:
-            queue_file.append(ordered_record(store.clock.now_ms()))
+    record = ordered_record(store.clock.now_ms())
+    queue_changes.append(store, lambda state: None if state.is_ordered else record, "Nothing was inserted.")

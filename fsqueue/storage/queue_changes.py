@@ -1,46 +1,69 @@
-"""Change `queue.jsonl`: lock it, compare it with what is known, append a line, and read it again.
-
-Creating, purging and deleting a queue have steps of their own under this lock (`administration`, `overwriting`).
-"""
+"""Append to `queue.jsonl`: every line but the first comes there through this module (docs/design.md, section 4.20)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fsqueue.errors import QueueNotFound
-from fsqueue.format import sparse
-from fsqueue.format.layout import QueueState, read_queue_state
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import FsqueueError, QueueNotFound
+from fsqueue.filesystem import Filesystem
+from fsqueue.format.layout import QueueState, settings_file
 from fsqueue.storage import jsonl
+from fsqueue.storage.queue_file import state_in
 from fsqueue.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """Hold the locked `queue.jsonl`, and what it says now."""
+    """Hold the locked `queue.jsonl` of the queue at `path`, open as `fd`, and what it said when it was locked."""
 
-    store: Store
+    fs: Filesystem
+    path: str
     fd: int
     state: QueueState
 
     def append(self, record: bytes) -> None:
-        """Append a line, durably. After an error the line may be there, or not: reading the file tells."""
-        jsonl.append(self.store.fs, self.fd, record, True)
+        """Append a line, durably. After an error the line may be there: see `may_differ`."""
+        jsonl.append(self.fs, self.fd, record, True)
+
+    def may_differ(self) -> bool:
+        """Return whether the queue was purged or deleted since the file was locked. True also if it cannot be read."""
+        try:
+            return state_in(self.fs, self.fd, self.path) != self.state
+        except (OSError, FsqueueError):
+            return True
 
 
 @contextmanager
-def changing(store: Store, untouched: str = "Nothing was changed.") -> Iterator[Locked]:
-    """Lock `queue.jsonl`, and yield it with what it says now; read it again at the end.
+def locked(fs: Filesystem, clock: Clock, entropy: Entropy, path: str) -> Iterator[Locked]:
+    """Lock the `queue.jsonl` of the queue at `path`, read it, and yield both. The caller compares.
 
-    QueueNotFound if the queue was deleted, or another one was created in its place; `untouched` is its last sentence.
     FileNotFoundError if there is no such file, LockTimeout if it stays locked.
     """
-    fs, path = store.fs, store.layout.settings_file
-    with jsonl.held(fs, store.clock, store.entropy, path, flags=os.O_APPEND) as fd:
-        state = read_queue_state(sparse.joined(fs.all_pieces(fd)), store.path)
-        if state.closed or state.id != store.queue_state.id or not fs.is_in_place():
+    with jsonl.held(fs, clock, entropy, settings_file(path), flags=os.O_APPEND) as fd:
+        yield Locked(fs, path, fd, state_in(fs, fd, path))
+
+
+def append(store: Store, line: Callable[[QueueState], bytes | None], untouched: str = "Nothing was changed.") -> bool:
+    """Append the line that `line` makes of what `queue.jsonl` says now, durably, and read the file again.
+
+    `line` returns None if the file says what is wanted, or not what is expected. The file is synced then: its writer
+    may have died before it did. Return whether a line was appended.
+
+    QueueNotFound if the queue was deleted, or another one was created in its place; `untouched` is its last sentence.
+    Other errors as `locked`, and those of `line`.
+    """
+    with locked(store.fs, store.clock, store.entropy, store.path) as queue_file:
+        state = queue_file.state
+        if state.closed or state.id != store.queue_state.id or not store.fs.is_in_place():
             raise QueueNotFound(f"The queue {store.path} was deleted just now. {untouched}")
-        yield Locked(store, fd, state)
+        record = line(state)
+        if record is None:
+            store.fs.fsync(queue_file.fd)
+        else:
+            queue_file.append(record)
     store.refresh(now=True)
+    return record is not None

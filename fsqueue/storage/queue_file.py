@@ -15,6 +15,11 @@ FRESH_S = 1.0
 LONG_AGO_S = -1e9
 
 
+def state_in(fs: Filesystem, fd: int, path: str) -> QueueState:
+    """Return what the open `queue.jsonl` of the queue at `path` says. Errors as `read_queue_state`."""
+    return read_queue_state(sparse.joined(fs.all_pieces(fd)), path)
+
+
 class QueueClosed(QueueNotFound):
     """The queue is marked as deleted, but its directory is still in place: any process may move it away."""
 

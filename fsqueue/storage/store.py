@@ -16,15 +16,15 @@ from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of, mountadvice, resources
 from fsqueue.filesystem.holders import boot_id
-from fsqueue.format import sparse, task_file
-from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState, read_queue_state
+from fsqueue.format import task_file
+from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.storage import jsonl, listening
 from fsqueue.storage.doorbell import Doorbell
 from fsqueue.storage.durable import DurableNames
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.open_logs import OpenLogs
-from fsqueue.storage.queue_file import QueueClosed, QueueFile
+from fsqueue.storage.queue_file import QueueClosed, QueueFile, state_in
 
 __all__ = ["QueueClosed", "Store"]
 
@@ -231,7 +231,7 @@ class Store:
 
     def _make_generation(self, fd: int) -> None:
         """Make the directory of the generation, if the open `queue.jsonl` still names this generation."""
-        if read_queue_state(sparse.joined(self.fs.all_pieces(fd)), self.path) == self.queue_state:
+        if state_in(self.fs, fd, self.path) == self.queue_state:
             self.fs.make_directory(self.layout.base)
 
     def making_generation(self, action: Callable[[], T]) -> T:

@@ -17,13 +17,12 @@ from typing import ParamSpec
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import names
-from fsqueue.format.layout import key_epochs_record
+from fsqueue.format.layout import QueueState, key_epochs_record
 from fsqueue.models import GcReport
 from fsqueue.protocol import finishing
 from fsqueue.protocol.keyed_inserts import Claims
-from fsqueue.storage import keys
+from fsqueue.storage import keys, queue_changes
 from fsqueue.storage.keys import KeyFile
-from fsqueue.storage.queue_changes import changing
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
@@ -166,12 +165,13 @@ class KeyCollector:
     def _append(self, earlier: int, present: int) -> bool:
         """Append to `queue.jsonl` which epochs count now, unless another process was faster. Return whether it did."""
         store, known = self.store, self.store.queue_state
-        with changing(store) as queue_file:
-            state = queue_file.state
-            is_as_before = state == known and state.key_epochs == self.epochs
-            if is_as_before:
-                queue_file.append(key_epochs_record(state.generation, earlier, present, store.clock.now_ms()))
-        return is_as_before
+
+        def line(state: QueueState) -> bytes | None:
+            if state != known or state.key_epochs != self.epochs:
+                return None
+            return key_epochs_record(state.generation, earlier, present, store.clock.now_ms())
+
+        return queue_changes.append(store, line)
 
     # -- each file -------------------------------------------------------------------------------------
 

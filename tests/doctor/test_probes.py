@@ -92,11 +92,6 @@ def test_the_quick_part_costs_a_few_dozen_calls(fs: Filesystem) -> None:
     assert calls.count("fsync") <= 2
 
 
-def test_classic_locks_pass_too(fs: Filesystem) -> None:
-    findings = probes.quick(bench(Filesystem(fs.root, shared=False, process_locks=True)))
-    assert worst(findings) == OK
-
-
 # -- lies, probe by probe ---------------------------------------------------------------------------------
 
 

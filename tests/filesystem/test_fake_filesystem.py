@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import Queue, administration
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem, beneath, resources
+from fsqueue.filesystem import Filesystem, beneath, locks, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, walk
 from fsqueue.format import layout, movements
 from fsqueue.format.layout import Settings
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from pyfakefs.fake_filesystem import FakeFilesystem
 
 ROOT = "/project/tiles"
+locks.require()  # asks the kernel, once: before the fake, which it knows nothing of
 
 
 class FakeFilesystemLayer(Filesystem):
     """The filesystem layer over a fake filesystem."""
 
     def __init__(self, root: str) -> None:
-        super().__init__(root, shared=False, process_locks=True)
+        super().__init__(root, shared=False)
         self.try_lock = lambda fd: True
         self.unlock = lambda fd: None
         self.close = self.drop = self._close

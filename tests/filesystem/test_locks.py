@@ -1,40 +1,40 @@
-"""Locks on open files: between openings, threads and processes, with either kind."""
+"""Locks between openings of a file, threads and processes, waiting for them, and systems without them."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import fsqueue
-from fsqueue import Queue
+from fsqueue import Queue, UnsafeFilesystem
 from fsqueue.clock import Entropy, ManualClock
-from fsqueue.filesystem import Filesystem, resources, rooted
-from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks, description_locks_work
-from tests.support import in_time
-
-Locks = DescriptionLocks | ProcessLocks
+from fsqueue.filesystem import Filesystem, locks
 
 TRY = """
-import sys
-from fsqueue.filesystem.locks import DescriptionLocks, ProcessLocks
-import os
-locks = {"DescriptionLocks": DescriptionLocks, "ProcessLocks": ProcessLocks}[sys.argv[1]]()
-sys.exit(0 if locks.try_lock(os.open(sys.argv[2], os.O_RDWR)) else 17)
+import fcntl, os, sys
+for name in ("F_OFD_GETLK", "F_OFD_SETLK", "F_OFD_SETLKW"):
+    delattr(fcntl, name)
+from fsqueue.filesystem import locks
+fd = os.open(sys.argv[1], os.O_RDWR)
+sys.exit(0 if locks.try_lock(fd) else 17)
 """
+"""Lock a file with a Python whose `fcntl` lacks the names, as one that was built with an old C library does."""
 
-
-@pytest.fixture(params=[DescriptionLocks, ProcessLocks])
-def locks(request: pytest.FixtureRequest) -> Locks:
-    made: Locks = request.param()
-    return made
+CLASSIC = """
+import fcntl, os, sys
+try:
+    fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit(17)
+"""
+"""Lock a file as another program may do it."""
 
 
 class Opener:
@@ -58,18 +58,14 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
             pass  # the test closed it
 
 
-def free_for_another_process(kind: Locks, path: Path) -> bool:
+def free_for_another_process(path: Path, script: str = TRY) -> bool:
     environment = os.environ | {"PYTHONPATH": str(Path(fsqueue.__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", TRY, type(kind).__name__, str(path)], check=False, env=environment)
+    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False, env=environment)
     assert done.returncode in (0, 17)
     return done.returncode == 0
 
 
-def test_this_kernel_has_locks_of_open_file_descriptions() -> None:
-    assert description_locks_work()
-
-
-def test_two_openings_in_one_process_exclude_each_other(locks: Locks, opened: Opener) -> None:
+def test_two_openings_in_one_process_exclude_each_other(opened: Opener) -> None:
     first, second = opened(), opened()
     assert locks.try_lock(first)
     assert not locks.try_lock(second)
@@ -78,7 +74,7 @@ def test_two_openings_in_one_process_exclude_each_other(locks: Locks, opened: Op
     assert not locks.try_lock(first)
 
 
-def test_locking_what_one_holds_already_is_harmless(locks: Locks, opened: Opener) -> None:
+def test_locking_what_one_holds_already_is_harmless(opened: Opener) -> None:
     first, second = opened(), opened()
     assert locks.try_lock(first)
     assert locks.try_lock(first)
@@ -87,35 +83,88 @@ def test_locking_what_one_holds_already_is_harmless(locks: Locks, opened: Opener
     assert locks.try_lock(second)
 
 
-def test_closing_gives_the_lock_back(locks: Locks, opened: Opener) -> None:
+def test_asking_takes_no_lock(opened: Opener) -> None:
+    first, second = opened(), opened()
+    assert not locks.is_locked(first)
+    assert locks.try_lock(second)
+    assert locks.is_locked(first)
+    assert not locks.is_locked(second), "what one has locked oneself is not another's"
+
+
+def test_closing_gives_the_lock_back(opened: Opener) -> None:
     first, second = opened(), opened()
     assert locks.try_lock(first)
-    locks.close(first)
+    os.close(first)
     assert locks.try_lock(second)
 
 
-def test_closing_another_opening_keeps_the_lock(locks: Locks, opened: Opener) -> None:
+def test_closing_another_opening_keeps_the_lock(opened: Opener) -> None:
     """A classic lock would be lost here, and two processes would write at once."""
     first, second = opened(), opened()
     assert locks.try_lock(first)
-    locks.close(second)
-    assert not free_for_another_process(locks, opened.path)
+    os.close(second)
+    assert not free_for_another_process(opened.path)
     locks.unlock(first)
-    assert free_for_another_process(locks, opened.path)
-    if isinstance(locks, ProcessLocks):
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(second)  # it was closed when the lock was given back
+    assert free_for_another_process(opened.path)
 
 
-def test_other_processes_are_excluded(locks: Locks, opened: Opener) -> None:
+def test_a_forked_child_keeps_the_lock_until_it_closes_the_file(opened: Opener) -> None:
+    """So a child lets go of what its parent has open: `resources`."""
+    first, second = opened(), opened()
+    assert locks.try_lock(first)
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(there)
+        os.read(here, 1)
+        os._exit(0)
+    os.close(first)
+    assert not locks.try_lock(second)
+    os.close(there)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(here)
+    assert locks.try_lock(second)
+
+
+def test_other_processes_are_excluded(opened: Opener) -> None:
     first = opened()
     assert locks.try_lock(first)
-    assert not free_for_another_process(locks, opened.path)
-    locks.close(first)
-    assert free_for_another_process(locks, opened.path)
+    assert not free_for_another_process(opened.path)
+    os.close(first)
+    assert free_for_another_process(opened.path)
 
 
-def test_threads_exclude_each_other(locks: Locks, opened: Opener) -> None:
+def test_programs_with_classic_locks_are_excluded(opened: Opener) -> None:
+    first = opened()
+    assert locks.try_lock(first)
+    assert not free_for_another_process(opened.path, CLASSIC)
+    locks.unlock(first)
+    assert free_for_another_process(opened.path, CLASSIC)
+
+
+def test_the_classic_lock_of_another_program_excludes(opened: Opener) -> None:
+    first = opened()
+    held, locked = os.pipe()
+    ended, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end)
+        fcntl.lockf(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(locked, b"!")
+        os.read(ended, 1)
+        os._exit(0)
+    os.close(locked)
+    assert os.read(held, 1) == b"!"
+    assert locks.is_locked(first)
+    assert not locks.try_lock(first)
+    os.close(end)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert locks.try_lock(first)
+    os.close(held)
+    os.close(ended)
+
+
+def test_threads_exclude_each_other(opened: Opener) -> None:
     counter, inside, most = [0], [0], [0]
 
     def work(fd: int) -> None:
@@ -136,28 +185,57 @@ def test_threads_exclude_each_other(locks: Locks, opened: Opener) -> None:
     assert (counter, most) == ([150], [1])
 
 
-def test_locks_of_different_files_have_nothing_to_do_with_each_other(locks: Locks, tmp_path: Path) -> None:
+def test_locks_of_different_files_have_nothing_to_do_with_each_other(tmp_path: Path) -> None:
     fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in "ab"]
     assert all(locks.try_lock(fd) for fd in fds)
     for fd in fds:
-        locks.close(fd)
+        os.close(fd)
 
 
-def test_a_forked_child_does_not_believe_to_hold_its_parent_s_classic_locks(opened: Opener) -> None:
-    locks = ProcessLocks()
-    first = opened()
-    assert locks.try_lock(first)
-    child = os.fork()
-    if child == 0:
-        os._exit(17 if locks.try_lock(opened()) else 0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_the_numbers_are_those_of_the_system() -> None:
+    assert (locks.GET, locks.SET) == (fcntl.F_OFD_GETLK, fcntl.F_OFD_SETLK)
 
 
-def test_the_fallback_is_chosen_where_the_kernel_has_no_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delattr(fcntl, "F_OFD_SETLK")
-    assert not description_locks_work()
-    fs = Filesystem(str(tmp_path))
-    assert isinstance(fs.try_lock.__self__, ProcessLocks)  # type: ignore[attr-defined]
+# -- a system without them ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A kernel that does not know the calls."""
+    monkeypatch.setattr(locks, "GET", 9999)
+    monkeypatch.setattr(locks, "SET", 9999)
+    locks.fault.cache_clear()
+    yield
+    monkeypatch.undo()
+    locks.fault.cache_clear()
+
+
+VERBS: dict[str, Callable[[Path], object]] = {
+    "open": Queue,
+    "create": lambda path: Queue.create(path.with_name("new")),
+    "allow": lambda path: Queue.create(path.with_name("new"), allow_unsafe=True),
+    "allow an old one": lambda path: Queue.create(path, exist_ok=True, allow_unsafe=True),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_a_system_without_such_locks_is_refused_and_nothing_is_changed(
+    tmp_path: Path, request: pytest.FixtureRequest, verb: Callable[[Path], object]
+) -> None:
+    """Nor does it help to allow what is unsafe: no two workers would exclude each other, on one host either."""
+    before = (Queue.create(tmp_path / "q").path / "queue.jsonl").read_bytes()
+    request.getfixturevalue("no_locks")
+    with pytest.raises(UnsafeFilesystem, match=r"F_OFD_GETLK: Invalid argument.*Use Linux 3\.15 or newer"):
+        verb(tmp_path / "q")
+    assert os.listdir(tmp_path) == ["q"]
+    assert os.listdir(tmp_path / "q") == ["queue.jsonl"]
+    assert (tmp_path / "q" / "queue.jsonl").read_bytes() == before
+
+
+def test_the_system_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Filesystem(str(tmp_path))
+    monkeypatch.setattr(locks, "is_locked", None)
+    Filesystem(str(tmp_path))
 
 
 # -- waiting for one ------------------------------------------------------------------------------------
@@ -192,116 +270,3 @@ def test_waiting_for_a_lock_gives_up(tmp_path: Path) -> None:
     assert 1.5 <= clock.monotonic() - begun < 1.6
     fs.close(first)
     fs.close(second)
-
-
-# -- classic locks, between objects of one process ----------------------------------------------------------
-
-
-def two_filesystems(root: Path) -> tuple[Filesystem, Filesystem]:
-    first, second = (Filesystem(str(root), shared=False, process_locks=True) for _ in range(2))
-    return first, second
-
-
-def test_two_filesystems_of_a_process_exclude_each_other_by_classic_locks(tmp_path: Path) -> None:
-    first, second = two_filesystems(tmp_path)
-    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
-    assert first.try_lock(a)
-    assert not second.try_lock(b)
-    assert second.is_locked(b)
-    first.unlock(a)
-    assert second.try_lock(b)
-    second.close(b)
-    first.close(a)
-
-
-def test_closing_in_one_filesystem_keeps_the_classic_lock_that_another_has(tmp_path: Path) -> None:
-    first, second = two_filesystems(tmp_path)
-    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
-    assert first.try_lock(a)
-    second.close(b)
-    assert not free_for_another_process(ProcessLocks(), f"{tmp_path}/f")
-    first.close(a)
-    assert free_for_another_process(ProcessLocks(), f"{tmp_path}/f")
-
-
-def test_a_log_that_is_closed_while_a_classic_lock_is_taken_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The collector closes a forgotten log in the thread that is just locking the same file."""
-    first, second = two_filesystems(tmp_path)
-    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
-    lockf = fcntl.lockf
-
-    def collecting(fd: int, how: int) -> None:
-        lockf(fd, how)
-        monkeypatch.undo()
-        second.close(b)
-
-    monkeypatch.setattr(fcntl, "lockf", collecting)
-    in_time(lambda: first.try_lock(a))
-    assert not free_for_another_process(ProcessLocks(), f"{tmp_path}/f")
-    first.close(a)
-
-
-def test_two_queues_of_a_process_exclude_each_other_by_classic_locks(tmp_path: Path) -> None:
-    q = Queue.create(tmp_path / "q", shards=1, durability="none")
-    q.insert_many(range(4), batch_tasks=4)
-    ours, theirs = (
-        Queue(q.path, filesystem=Filesystem(str(q.path), shared=False, process_locks=True)) for _ in range(2)
-    )
-    [task] = ours.lease(1)
-    log = ours.store.logs.get(task.batch)
-    with log.mutex:
-        assert ours.store.fs.try_lock(log.fd)
-        assert theirs.store.fs.is_locked(theirs.store.logs.open(log.batch).fd)
-        ours.store.fs.unlock(log.fd)
-    assert {one.payload for one in theirs.lease(4)} == {1, 2, 3}
-
-
-def test_a_lock_whose_descriptor_was_closed_by_somebody_else_is_free(tmp_path: Path) -> None:
-    """Else the file would stay locked for this process until it ends."""
-    first, second = two_filesystems(tmp_path)
-    a, b = first.open_append(f"{tmp_path}/f"), second.open_append(f"{tmp_path}/f")
-    assert first.try_lock(a)
-    os.close(a)
-    assert not second.is_locked(b)
-    assert second.try_lock(b)
-    second.close(b)
-
-
-@pytest.mark.parametrize("way", ["watched", "opened"])
-def test_asking_for_a_size_gives_no_classic_lock_of_the_file_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"123")
-    monkeypatch.setattr(rooted, "size_on_server", lambda *_: None)  # so the file is opened instead
-    fs = Filesystem(str(tmp_path), process_locks=True)
-    watch = fs.watch(str(path), fs.look(str(path)))
-    fd = fs.look(str(path), os.O_RDWR)
-    assert fs.try_lock(fd)
-    if way == "watched":
-        assert watch() == 3
-        del watch
-    else:
-        assert fs.size_on_server(str(path)) == 3
-    assert not free_for_another_process(ProcessLocks(), path)
-    fs.unlock(fd)
-    assert free_for_another_process(ProcessLocks(), path)
-    fs.close(fd)
-
-
-def test_a_descriptor_that_its_server_has_forgotten_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fs = Filesystem(str(tmp_path), process_locks=True)
-    (tmp_path / "file").write_bytes(b"")
-    fd = fs.look(str(tmp_path / "file"))
-
-    def forgotten(fd: int) -> tuple[int, int]:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ProcessLocks, "_file", staticmethod(forgotten))
-        fs.close(fd)
-    assert fd not in resources.this_thread.owned.fds
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(fd)

@@ -256,3 +256,16 @@ def test_no_package_hands_out_a_name_that_one_of_its_modules_has() -> None:
         defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         clashes += [f"{package.relative_to(TOP)}: {name}" for name in sorted((named | bound | defined) & modules)]
     assert clashes == []
+
+
+def test_lines_come_into_queue_jsonl_in_one_place() -> None:
+    """Elsewhere the lock, the comparison or the sync could be left out."""
+    appending = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in files()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call)
+        and "settings_file" in (text := ast.unparse(node))
+        and ("O_APPEND" in text or "open_append" in text or text.startswith(("jsonl.locked", "store.locked")))
+    }
+    assert appending == {"storage/queue_changes.py"}

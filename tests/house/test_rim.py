@@ -98,7 +98,6 @@ def test_what_the_filesystem_layer_offers_has_a_kind() -> None:
 
 WHOLE = {
     "filesystem.beneath.open_at",
-    "filesystem.locks.description_locks_work",
     "filesystem.kept_output.KeptOutput.open",
     "filesystem.replacing.Replaced.replace",
     "filesystem.replacing.Replaced.spool",

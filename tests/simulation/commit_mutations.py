@@ -237,12 +237,12 @@ MUTATIONS = [
                 """
                 _note(store, following, record)
                 try:
-                    jsonl.append(...)
+                    queue_file.append(...)
                 except BaseException as error: ...
                 """,
                 """
                 try:
-                    jsonl.append(...)
+                    queue_file.append(...)
                     _note(store, following, record)
                 except BaseException as error: ...
                 """,

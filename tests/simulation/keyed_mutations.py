@@ -20,9 +20,9 @@ MUTATIONS = [
             ),
             (
                 "SingleInserter.insert",
-                "index = self._into(batch, identity, line, when, rank)",
+                "index = self._into(batch, identity, task)",
                 """
-                index = self._into(batch, identity, line, when, rank)
+                index = self._into(batch, identity, task)
                 if announce is not None and index is not None:
                     announce(layout, batch, identity)
                 """,
@@ -207,8 +207,8 @@ MUTATIONS = [
         (
             (
                 "KeyedInserter._insert",
-                "self._single.insert(line, when, rank, self._announcing(held, key))",
-                "self._single.insert(line, when, announce=self._announcing(held, key))",
+                "self._single.insert(task, self._announcing(held, key))",
+                r"self._single.insert(task._replace(rank=b'\x01'), self._announcing(held, key))",
             ),
         ),
     ),
@@ -219,8 +219,8 @@ MUTATIONS = [
         (
             (
                 "KeyedInserter._with_own_file",
-                "staging.stage(..., insertion.moment(store, when), rank)",
-                "staging.stage(..., insertion.moment(store, when))",
+                "staging.stage(..., insertion.moment(store, task.when), task.rank)",
+                "staging.stage(..., insertion.moment(store, task.when))",
             ),
         ),
     ),
@@ -228,19 +228,19 @@ MUTATIONS = [
         "a large keyed task does not make it known that there are priorities",
         "a worker with a bound believes that there are none",
         "keyed-order-large",
-        (("KeyedInserter._with_own_file", "ordering.mark(store, rank)", ""),),
+        (("KeyedInserter._with_own_file", "ordering.mark(store, task.rank)", ""),),
     ),
     Mutation(
         "what is known of priorities comes behind a large keyed task",
         "its inserter dies between the two: the task is there, and a worker with a bound believes that there are none",
         "keyed-order-large",
         (
-            ("KeyedInserter._with_own_file", "ordering.mark(store, rank)", ""),
+            ("KeyedInserter._with_own_file", "ordering.mark(store, task.rank)", ""),
             (
                 "KeyedInserter._with_own_file",
                 "store.doorbell.ring()",
                 """
-                ordering.mark(store, rank)
+                ordering.mark(store, task.rank)
                 store.doorbell.ring()
                 """,
             ),
@@ -250,7 +250,13 @@ MUTATIONS = [
         "of a stream the tasks with keys lose their priorities in names",
         "no worker looks for them before all that have one",
         "keyed-order",
-        (("_runs", "rank_of(priority)", "LAST"),),
+        (
+            (
+                "encoding.encode",
+                "return EncodedTask(line, when, priority, rank_of(priority), key)",
+                "return EncodedTask(line, when, priority, LAST if key else rank_of(priority), key)",
+            ),
+        ),
     ),
     Mutation(
         "of a stream the tasks with keys are inserted without their priorities",
@@ -258,21 +264,9 @@ MUTATIONS = [
         "keyed-order",
         (
             (
-                "_runs",
-                """
-                line = encode(task.payload, bytes_max, index, priority)
-                if task.key is not None:
-                    ...
-                    keyed_line = with_key(line, key, bytes_max, index)
-                    ...
-                """,
-                """
-                line = encode(task.payload, bytes_max, index, priority)
-                if task.key is not None:
-                    ...
-                    keyed_line = with_key(encode(task.payload, bytes_max, index), key, bytes_max, index)
-                    ...
-                """,
+                "encoding.encode",
+                "line = task_file.encode_task(task.payload, bytes_max, index, priority)",
+                "line = task_file.encode_task(task.payload, bytes_max, index, None if task.key else priority)",
             ),
         ),
     ),
@@ -289,8 +283,8 @@ MUTATIONS = [
         (
             (
                 "KeyedInserter._insert",
-                "return TaskRef(self._single.insert(line, when, rank, self._announcing(held, key)))",
-                "return TaskRef(self._single.insert(line, when, rank, self._announcing(held, key)), inserted=False)",
+                "return TaskRef(self._single.insert(task, self._announcing(held, key)))",
+                "return TaskRef(self._single.insert(task, self._announcing(held, key)), inserted=False)",
             ),
         ),
     ),

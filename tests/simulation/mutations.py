@@ -210,7 +210,7 @@ MUTATIONS = [
         "purge without the mark",
         "who still has the old tree's path cached inserts into the trash, and reports success",
         "stale-purge",
-        (("purge", "if queue_state == old: ...", "if False: ..."),),
+        (("purge", "if queue_file.state == old: ...", "if False: ..."),),
     ),
     Mutation(
         "published, and not looked again",
@@ -231,7 +231,7 @@ MUTATIONS = [
         "a purge that is not synced",
         "after a power loss the old generation counts again, and what was inserted into the new one is nowhere",
         "power-purge",
-        (("purge", "jsonl.append(..., True)", "jsonl.append(..., False)"),),
+        (("purge", "queue_file.append(...)", "jsonl.append(queue_file.fs, queue_file.fd, ..., False)"),),
     ),
     Mutation(
         "task file unlinked before the log is synced",
@@ -533,7 +533,7 @@ MUTATIONS = [
         "who has the queue open, or its path cached, inserts into the trash",
         ("nfs", "insert-twice", "delete", "on"),
         (
-            ("_mark", "jsonl.append(fs, fd, mark, True)", ""),
+            ("_mark", "queue_file.append(mark)", ""),
             ELSEWHERE,
         ),
     ),

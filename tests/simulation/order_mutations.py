@@ -13,8 +13,8 @@ MUTATIONS = [
             (
                 "SingleInserter._appended",
                 """
-                if rank != LAST:
-                    opening = self._promised_in(locked, opening, rank)
+                if task.rank != LAST:
+                    opening = self._promised_in(locked, opening, task.rank)
                 """,
                 "",
             ),
@@ -22,7 +22,7 @@ MUTATIONS = [
                 "SingleInserter._appended",
                 "self._synced.wrote(locked)",
                 """
-                rank == LAST or self._promised_in(locked, b"", rank)
+                task.rank == LAST or self._promised_in(locked, b"", task.rank)
                 self._synced.wrote(locked)
                 """,
             ),
@@ -65,19 +65,19 @@ MUTATIONS = [
         "an inserter does not tell its own state of the priority",
         "a worker in the same process takes tasks as they came, and its checkpoints leave the priority out",
         "order-restated",
-        (("SingleInserter._append", "replay_state.insert(..., given)", "replay_state.insert(...)"),),
+        (("SingleInserter._append", "replay_state.insert(..., task.priority)", "replay_state.insert(...)"),),
     ),
     Mutation(
         "it is told after the insert that there are priorities",
         "a worker with a bound believes that there are none",
         "order",
         (
-            ("SingleInserter.insert", "ordering.mark(store, rank)", ""),
+            ("SingleInserter.insert", "ordering.mark(store, task.rank)", ""),
             (
                 "SingleInserter.insert",
                 "store.doorbell.ring_now_and_then(...)",
                 """
-                ordering.mark(store, rank)
+                ordering.mark(store, task.rank)
                 store.doorbell.ring_now_and_then(...)
                 """,
             ),
@@ -221,11 +221,11 @@ MUTATIONS = [
             (
                 "SortWindow.drain",
                 """
-                batch = Encoded(when, rank_of(priorities[places[first]]))
+                batch = Encoded(when, priorities[places[first]])
                 batch.take(content, len(chosen))
                 """,
                 """
-                batch = Encoded(when, rank_of(priorities[places[first + len(chosen) - 1]]))
+                batch = Encoded(when, priorities[places[first + len(chosen) - 1]])
                 batch.take(content, len(chosen))
                 """,
             ),

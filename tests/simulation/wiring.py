@@ -41,7 +41,7 @@ class SimFilesystem(Filesystem):
     """The filesystem layer, over the `os` of the process that acts."""
 
     def __init__(self, root: str, process: Process, shared: bool) -> None:
-        super().__init__(root, shared=shared, process_locks=False)
+        super().__init__(root, shared=shared)
         self.pauses_s = PAUSES_S
         self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, self._close
         self.is_locked, self.drop = process.is_locked, self._close
@@ -304,7 +304,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     *((module, "os", _OsOfThread()) for module in (operations, beneath, freed, resources)),
     (beneath, "openat2_works", lambda: False),
-    *((module, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)) for module in (queue_file, store)),
+    (queue_file, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)),
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),
