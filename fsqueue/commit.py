@@ -12,6 +12,7 @@ from typing import Any
 from fsqueue import forks
 from fsqueue.arguments import payloads_of, unchanged, verb, whole
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
+from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import CommitName, Generation, Uuid
@@ -75,7 +76,7 @@ class Commit:
             return stager.stage(batches)
         except OSError as error:
             failure = self.store.explain(error, "staging", commits.NOTHING)
-            if isinstance(error, FileNotFoundError) and stager.is_overtaken:
+            if is_gone(error) and stager.is_overtaken:
                 failure = stager.overtaken()
             insert_errors.note_nothing(failure)
             raise failure from error

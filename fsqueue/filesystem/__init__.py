@@ -4,7 +4,7 @@ Everything that fsqueue does on disk goes through one `Filesystem` object, so th
 failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
-from fsqueue.filesystem.expected_errors import LOST, NOT_FILES, asking_again
+from fsqueue.filesystem.expected_errors import LOST, NOT_FILES, asking_again, is_gone, stale_is_missing
 from fsqueue.filesystem.kept_output import KeptFile, KeptOutput, is_same_file, is_terminal, write_all
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
 from fsqueue.filesystem.operations import Filesystem
@@ -32,10 +32,12 @@ __all__ = [
     "holders_of",
     "PipeEnd",
     "inheritable_descriptors",
+    "is_gone",
     "is_program",
     "is_same_file",
     "is_terminal",
     "mount_of",
     "program_fault",
+    "stale_is_missing",
     "write_all",
 ]

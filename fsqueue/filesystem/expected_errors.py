@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -30,6 +31,29 @@ def asking_again(action: Callable[[], T]) -> T:
         if error.errno != errno.ESTALE:
             raise
         return action()
+
+
+def is_gone(error: Exception) -> bool:
+    """Return whether an error says that a file or directory was removed: "missing", or ESTALE, as a network filesystem
+    says of what another host has removed while it was open here.
+
+    A hint: ESTALE may also come where nothing was removed. Read anew what would have removed it.
+    """
+    return isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.ESTALE)
+
+
+@contextmanager
+def stale_is_missing(path: str) -> Iterator[None]:
+    """Raise FileNotFoundError where the system says ESTALE, with the same words. `path`: what it is about.
+
+    For steps of which the caller handles a missing file, and begins anew.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ESTALE), path) from error
 
 
 def kind_of(entry: os.DirEntry[str]) -> str:

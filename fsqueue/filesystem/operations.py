@@ -417,16 +417,23 @@ class Filesystem(Rooted):
             os.utime(name, dir_fd=within, follow_symlinks=False)
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable: one below the root, or the directory that holds the root."""
+        """Make the names in a directory durable: one below the root, or the directory that holds the root.
+
+        FileNotFoundError if it is gone, also where the system says ESTALE first (NFS).
+        """
         holds_root = path == (os.path.dirname(self.root) or "/")
-        if holds_root:
-            fd = resources.opened(self, map(os.open, (path,), (DIRECTORY_FLAGS,)))
-        else:
-            fd = self._open_directory(path)
-        try:
-            self.fsync(fd)
-        finally:
-            resources.close(fd)
+
+        def sync() -> None:
+            if holds_root:
+                fd = resources.opened(self, map(os.open, (path,), (DIRECTORY_FLAGS,)))
+            else:
+                fd = self._open_directory(path)
+            try:
+                self.fsync(fd)
+            finally:
+                resources.close(fd)
+
+        asking_again(sync)
 
     def remove_directory(self, path: str) -> bool:
         """Remove an empty directory; False if it is not empty, not there or not ours to remove."""

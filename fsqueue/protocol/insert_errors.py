@@ -7,6 +7,7 @@ error's `inserted`, `new` and `is_exact` say the same to programs.
 from __future__ import annotations
 
 from fsqueue.errors import FsqueueError, QueueNotFound, StorageError, from_os_error
+from fsqueue.filesystem import is_gone
 from fsqueue.storage.store import Store
 
 LOOK_FIRST = "Look for it before you insert it again."
@@ -43,7 +44,7 @@ def _one(
     store: Store, error: OSError | FsqueueError, then: str, inserted: int, new: int, is_exact: bool
 ) -> FsqueueError:
     if isinstance(error, OSError):
-        gone = store.explain(error, "inserting") if isinstance(error, FileNotFoundError) else None
+        gone = store.explain(error, "inserting") if is_gone(error) else None
         failure = (
             gone if isinstance(gone, QueueNotFound) else from_os_error(error, f"inserting into {store.path}", then)
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from fsqueue.clock import MS_MAX
 from fsqueue.errors import FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
+from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
@@ -335,13 +336,15 @@ def publish(store: Store, group: list[Encoded], published: Published | None = No
         layout, before = store.layout, len(published.names)
         try:
             _publish(store, layout, group, published)
-        except FileNotFoundError:
+        except OSError as error:
+            if not is_gone(error):
+                raise
             store.refresh(now=True)
-            store.make_generation()
             if store.layout is not layout:
                 published.forget()
-            elif layout is missed and len(published.names) == before:
-                raise
+            elif not isinstance(error, FileNotFoundError) or (layout is missed and len(published.names) == before):
+                raise  # of ESTALE it is not known what was done, unless all of it has gone
+            store.make_generation()
             missed = layout
             continue
         store.refresh(now=True)

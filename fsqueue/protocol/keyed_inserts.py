@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 
 from fsqueue.errors import FsqueueError, StorageError
-from fsqueue.filesystem import LOST
+from fsqueue.filesystem import LOST, is_gone
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
@@ -61,13 +61,20 @@ class KeyedInserter:
         store = self.store
         store.refresh()
         for _ in range(TRIES):
-            layout = store.layout
+            layout, epochs = store.layout, store.queue_state.key_epochs
+            unexplained: OSError | None = None
             try:
                 ref = self._insert(layout, task)
             except _Moved:
                 continue
-            except FileNotFoundError:
+            except OSError as error:  # the task is not in the queue
+                if not is_gone(error):
+                    raise
                 store.refresh(now=True)
+                if store.layout is layout and store.queue_state.key_epochs == epochs:
+                    if not isinstance(error, FileNotFoundError):
+                        raise
+                    unexplained = error
                 store.make_generation()
                 continue
             except FsqueueError as error:
@@ -77,6 +84,8 @@ class KeyedInserter:
                 raise
             if ref is not None:
                 return ref
+        if unexplained is not None:  # neither a purge nor a key epoch was the cause
+            raise unexplained
         raise StorageError(
             f"The queue {store.path} was purged, or its files of keys were moved, again and again while a task was "
             "being inserted. The task is not in it."
@@ -144,6 +153,8 @@ class KeyedInserter:
         except FileNotFoundError:
             raise  # begin anew
         except (OSError, FsqueueError) as error:
+            if staged.is_published is not False and self._single.is_overtaken(layout):
+                raise _Moved from error
             if staged.is_published:
                 raise insert_errors.is_in(store, error) from error
             if staged.is_published is None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from fsqueue import forks
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
-from fsqueue.filesystem import LOST, resources
+from fsqueue.filesystem import LOST, is_gone, resources
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName
@@ -41,6 +41,10 @@ TRIES = 20
 
 Announce = Callable[[Layout, Batch, str], None]
 """Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""
+
+
+class _Overtaken(Exception):
+    """The queue was purged while a task was being appended, which ended with an error: the task is not in the queue."""
 
 
 class _Unknown(Exception):
@@ -101,7 +105,7 @@ class SingleInserter:
                 index = self._into(batch, identity, task)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
-            except FileNotFoundError:
+            except (FileNotFoundError, _Overtaken):
                 store.refresh(now=True)
             except OSError as error:
                 is_own = batch == self._named
@@ -192,11 +196,20 @@ class SingleInserter:
         store = self.store
         for _ in range(TRIES):
             layout = store.layout
+            unexplained: OSError | None = None
             try:
                 return self._publish(layout, rank)
-            except FileNotFoundError:
+            except OSError as error:
+                if not is_gone(error):
+                    raise
                 store.refresh(now=True)
+                if store.layout is layout:
+                    if not isinstance(error, FileNotFoundError):
+                        raise
+                    unexplained = error
                 store.make_generation()
+        if unexplained is not None:  # no purge was the cause
+            raise unexplained
         raise StorageError(
             f"The queue {store.path} was purged again and again while a task was being inserted. The task is not in it."
         )
@@ -233,8 +246,9 @@ class SingleInserter:
 
         If that ends with an error, the same record is appended once more, to the same log and to no other: a write that
         failed may land later. Only then the batch can be left, or the error be raised as one that tells that the task
-        is not in the queue.
+        is not in the queue. _Overtaken: a purge took the batch along, and all that may land in it.
         """
+        layout = self.store.layout
         is_known, error = batch == self._named, None
         wait_s = BUSY_WAIT_S if is_known else 0.0
         for is_last in (False, True):
@@ -264,7 +278,7 @@ class SingleInserter:
                 if error is None:
                     return None
             is_full = isinstance(error, OSError) and error.errno in FULL
-            found = self._found(batch, identity, error, closing=is_last and not is_full)
+            found = self._found(layout, batch, identity, error, closing=is_last and not is_full)
             if found is not None or is_closed or isinstance(error, FileNotFoundError):
                 return found
             if is_last or is_full:
@@ -352,14 +366,15 @@ class SingleInserter:
     # -- after an error ----------------------------------------------------------------------------
 
     def _found(
-        self, batch: Batch, identity: str, error: OSError | StorageError, closing: bool
+        self, layout: Layout, batch: Batch, identity: str, error: OSError | StorageError, closing: bool
     ) -> tuple[int, int] | None:
         """Return the index of a task whose append ended with an error, and where the log ends; None if the task is not
         in the batch, for certain.
 
         `closing`: let the batch take no more inserts where a write may still land, so that it stays certain.
 
-        The error that says that this is unknown, if neither the log nor the history tells.
+        The error that says that this is unknown, if neither the log nor the history tells. _Overtaken if the batch was
+        in an earlier generation, that of `layout`.
         """
         try:
             try:
@@ -369,7 +384,17 @@ class SingleInserter:
                     raise
                 return self._look_for(batch, identity, closing)  # the log is opened anew
         except (OSError, FsqueueError, _Unknown) as other:
+            if self.is_overtaken(layout):
+                raise _Overtaken from other
             raise insert_errors.is_unknown(self.store, error) from other
+
+    def is_overtaken(self, layout: Layout) -> bool:
+        """Return whether the queue is in another generation than that of `layout`. False, too, if it cannot be read."""
+        try:
+            self.store.refresh(now=True)
+        except (OSError, FsqueueError):
+            return False
+        return self.store.layout is not layout
 
     def _look_for(self, batch: Batch, identity: str, closing: bool) -> tuple[int, int] | None:
         store = self.store

@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES
+from fsqueue.filesystem import NOT_FILES, is_gone
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
@@ -233,16 +233,27 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
                 ballots.withdraw(store, layout, record.id)
                 found = find(store, layout, record.name)
         except (OSError, FsqueueError) as other:
+            if is_gone(other) and _is_overtaken(store, layout):
+                raise _given_up(store, record) from error
             raise undecided(store, other) from error
         if found is not None:
             return found
-        if isinstance(error, FileNotFoundError):
-            store.refresh(now=True)
-            raise CommitLost(
-                f"The commit {record.name} of {store.path} was given up meanwhile: the queue was purged, or this "
-                "process was taken for dead. Nothing of it is visible; publish it again, or else stage it again."
-            ) from error
+        if is_gone(error) and (_is_overtaken(store, layout) or isinstance(error, FileNotFoundError)):
+            raise _given_up(store, record) from error
         raise
+
+
+def _is_overtaken(store: Store, layout: Layout) -> bool:
+    """Read `queue.jsonl` again. Return whether the generation of `layout` has ended. QueueNotFound."""
+    store.refresh(now=True)
+    return store.layout is not layout
+
+
+def _given_up(store: Store, record: Record) -> CommitLost:
+    return CommitLost(
+        f"The commit {record.name} of {store.path} was given up meanwhile: the queue was purged, or this "
+        "process was taken for dead. Nothing of it is visible; publish it again, or else stage it again."
+    )
 
 
 DOING = "publishing a commit"
@@ -282,7 +293,7 @@ def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
 
 
 def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts: list[Part], locks: ExitStack) -> None:
-    """Make sure that all is there that a record names of an attempt. CommitLost if not.
+    """Make sure that all is there that a record names of an attempt. CommitLost if not; QueueNotFound.
 
     Under the attempt's lock, which `locks` gives back.
     """
@@ -292,6 +303,7 @@ def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts
     except FileNotFoundError:
         whole = False
     if not whole:
+        store.refresh(now=True)  # it may have gone with the whole queue
         raise lost(store, commit)
 
 
@@ -358,9 +370,8 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
             if store.sync_inserts:
                 for shard in _shards(layout, record):
                     _sync(store, f"{layout.tasks}/{shard}")
-    except FileNotFoundError:
-        store.refresh(now=True)
-        if store.layout is layout:
+    except OSError as error:
+        if not is_gone(error) or not _is_overtaken(store, layout):
             raise
         return
     for attempt in record.attempts():

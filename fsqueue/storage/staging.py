@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from fsqueue import forks
 from fsqueue.errors import FULL, ForkedChild, StorageError
+from fsqueue.filesystem import stale_is_missing
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
@@ -72,19 +73,23 @@ def stage(
 def stage_as(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], name: TaskFileName) -> Staged:
     """Write the file of a new batch into a generation's staging, locked, and not synced yet.
 
-    FileNotFoundError if another process took it for an orphan before it was locked: repeat.
+    FileNotFoundError if another process took it for an orphan before it was locked, or if it went with its generation:
+    repeat.
     """
     fs = store.fs
     path = layout.staged(name)
     began = store.clock.monotonic()
-    fd = fs.create(path, store.sync_inserts)
+    with stale_is_missing(path):
+        fd = fs.create(path, store.sync_inserts)
     staged = Staged(fd, path, name, layout, began)
     try:
-        locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)
-        late = store.clock.monotonic() - began > LATE_S
-        if not locked or (late and not fs.same_file(fd, path)):
-            raise FileNotFoundError(errno.ENOENT, "the staged file was taken for an orphan before it was locked", path)
-        fs.write_all(fd, b"".join(pieces))
+        with stale_is_missing(path):
+            locked = fs.lock(fd, store.clock, store.entropy, LOCK_S)
+            late = store.clock.monotonic() - began > LATE_S
+            if not locked or (late and not fs.same_file(fd, path)):
+                why = "the staged file was taken for an orphan before it was locked"
+                raise FileNotFoundError(errno.ENOENT, why, path)
+            fs.write_all(fd, b"".join(pieces))
         if store.sync_inserts:
             fs.drop_cached(fd)  # write now: else the sync of each of many waits for a commit of the journal
     except BaseException:
@@ -140,7 +145,8 @@ def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Sta
     FileNotFoundError if the generation has gone meanwhile.
     """
     directories = sorted({shard_directory(layout, staged.name) for staged in batches})
-    prepare(store, layout, directories)
+    with stale_is_missing(layout.tasks):
+        prepare(store, layout, directories)
     for staged in batches:
         move(store, staged)
         yield staged
@@ -184,10 +190,14 @@ def sync_shards(store: Store, layout: Layout, published: Sequence[TaskFileName])
 
 
 def sync(store: Store, batches: list[Staged]) -> None:
-    """Make what is staged durable: before a record names it, and before it gets its name."""
+    """Make what is staged durable: before a record names it, and before it gets its name.
+
+    FileNotFoundError if the generation has gone meanwhile.
+    """
     if store.sync_inserts:
         for staged in batches:
-            store.fs.fsync(staged.fd)
+            with stale_is_missing(staged.path):
+                store.fs.fsync(staged.fd)
 
 
 def prepare(store: Store, layout: Layout, directories: list[str]) -> None:
@@ -224,7 +234,9 @@ def move(store: Store, staged: Staged) -> None:
     except OSError as error:
         if store.fs.shared and error.errno in REFUSALS:  # on a local disk it may be one of the look behind the renaming
             staged.is_published = False
-        raise
+        if error.errno != errno.ESTALE:
+            raise
+        is_done = False  # perhaps: what became of it is looked for, as where the file is missing
     if not is_done:
         try:
             _move(store, staged)

@@ -14,7 +14,7 @@ from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
-from fsqueue.filesystem import Filesystem, mount_of, mountadvice, resources
+from fsqueue.filesystem import Filesystem, is_gone, mount_of, mountadvice, resources
 from fsqueue.filesystem.holders import boot_id
 from fsqueue.format import task_file
 from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
@@ -161,7 +161,7 @@ class Store:
             if then and not isinstance(error, QueueNotFound):
                 error.args = (f"{error} {then}", *error.args[1:])
             return error
-        if isinstance(error, FileNotFoundError):
+        if is_gone(error):
             try:
                 self.refresh(now=True)
             except FsqueueError as gone:

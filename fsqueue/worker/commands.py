@@ -199,7 +199,7 @@ class Commands:
             return True
         self._shortage.over()
         self._running[job] = running
-        self.free.pop()
+        self.free.remove(running.slot)  # others may have become free meanwhile
         for stream in running.streams:
             stream.head_bytes_max = RESULT_BYTES_MAX + 1 if self._result_from_stdout else 0
         return True

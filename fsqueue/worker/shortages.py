@@ -28,6 +28,16 @@ FORGOTTEN_S = 15.0
 FEWER = "or execute fewer tasks at a time (-j, processes=)"
 
 
+class NoSupervisor(OSError):
+    """Raised if the process that starts commands and functions has ended, or gives no answer, each time it is asked.
+
+    Like a refused call, it is tried again after a pause. `why`: what became of that process, as the end of a sentence.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EAGAIN, f"The process that starts commands and functions {why}")
+
+
 def is_short(error: OSError) -> bool:
     """Return whether a call was refused for want of something."""
     return error.errno in SHORT
@@ -35,6 +45,9 @@ def is_short(error: OSError) -> bool:
 
 def words(error: OSError, what: str, then: str) -> str:
     """Return what happened, what `then` holds, and what helps, in sentences."""
+    if isinstance(error, NoSupervisor):
+        advice = "Look for what ends or stops it: the limits of the job, the kernel's log (dmesg)"
+        return f"{what}. {error.strerror}. {then} {advice}."
     if error.errno in NO_DESCRIPTORS:
         advice = "Raise the limit of open files (ulimit -n)"
     elif error.errno in _NO_MEMORY:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import resource
-import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from fsqueue.clock import Clock
 from fsqueue.models import Used
 from fsqueue.worker import supervisor
 from fsqueue.worker.limits import KILLED_S
-from fsqueue.worker.supervision import Supervisors
+from fsqueue.worker.supervision import Supervisors, how_ended
 
 
 class Process:
@@ -120,9 +119,4 @@ def describe(process: Process) -> str:
     status = process.status
     if status is None:
         return f"its exit status was lost: the process that supervises it was killed, {process.rest}"
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+    return how_ended(status)

@@ -6,7 +6,6 @@ for an answer only while a supervisor is forked and while a program is loaded.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import resource
@@ -52,6 +51,16 @@ ALONE = "and so was the process above it: what it had started may still be at wo
 is_own_process = False
 """Whether this process does nothing else than to be a worker, and that in its main thread, as the command line's. Then
 it is a subreaper, too: what is orphaned below it was started by its fork server, and by no other part of a program."""
+
+
+def how_ended(status: int) -> str:
+    """Return an exit status in words, given as `os.waitstatus_to_exitcode` gives it."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
 
 
 class NoForkServer(InvalidArgument):
@@ -172,6 +181,7 @@ class Supervisors:
             return self._idle.pop()
         for _ in range(TRIES):
             ours, theirs = socket.socketpair()
+            has_ended = False
             try:
                 with theirs:
                     supervisor.send(self._running_server(), supervisor.FORK, fds=(theirs.fileno(),))
@@ -185,13 +195,14 @@ class Supervisors:
                 if kind == supervisor.REFUSED:
                     code = supervisor.NUMBER.unpack(body)[0]
                     raise OSError(code, os.strerror(code))
-            except ConnectionError:
+            except ConnectionError:  # of the fork server's socket, which is closed when that has ended
                 ours.close()
+                has_ended = True
             except BaseException:
                 ours.close()
                 raise
-            self._check_server()  # it was killed: another one is started
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            why = self._failed_server(has_ended)
+        raise shortages.NoSupervisor(f"{why}, {TRIES} times in a row")
 
     def _running_server(self) -> socket.socket:
         if self._server is None:
@@ -223,7 +234,9 @@ class Supervisors:
                 os.set_inheritable(fd, False)
             else:
                 actions.append((os.POSIX_SPAWN_CLOSE, fd))
-        program = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), str(theirs.fileno())]
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        program = [sys.executable, "-I", "-S", supervisor.__file__]
+        program += map(str, (os.getpid(), theirs.fileno(), *map(int, blocked)))
         self._environment = dict(os.environb)
         if is_own_process and os.getpid() != 1 and supervisor.own_children() == []:
             supervisor.become_subreaper()
@@ -233,7 +246,7 @@ class Supervisors:
                 theirs.set_inheritable(True)  # only the loop starts processes: no other gets it
                 self._server_pid = os.posix_spawnp(
                     program[0], program, self._environment, file_actions=actions, setsid=True,
-                    setsigdef=supervisor.DEFAULT,
+                    setsigdef=supervisor.DEFAULT, setsigmask=supervisor.CAUGHT | blocked,
                 )  # fmt: skip
         except BaseException as error:
             ours.close()
@@ -245,20 +258,34 @@ class Supervisors:
             ) from error
         return ours
 
-    def _check_server(self) -> None:
-        """Have another fork server started the next time, if this one has ended. NoForkServer if it cannot run."""
+    def _failed_server(self, has_ended: bool) -> str:
+        """Return what became of a fork server that has given no supervisor, in words. If it has ended, forget it.
+
+        `has_ended`: its end is known. Else its socket tells; or it goes on, and the supervisor alone was killed.
+        NoForkServer if it cannot run.
+        """
+        if not (has_ended or self._has_hung_up()):
+            return "has not answered"
         try:
-            number, status = os.waitpid(self._server_pid, os.WNOHANG)
+            # A look without waiting would find it alive: its socket is closed a moment before it can be waited for.
+            code: int | None = os.waitstatus_to_exitcode(os.waitpid(self._server_pid, 0)[1])
         except ChildProcessError:
-            number, status = self._server_pid, 0
-        if number:
-            self._server_ended()
-            code = os.waitstatus_to_exitcode(status)
-            if code > 0:
-                raise NoForkServer(
-                    f"The process that starts commands and functions has failed with exit status {code}: "
-                    f"{sys.executable} -I -S {supervisor.__file__}"
-                )
+            code = None  # something else in this process has waited for it
+        self._server_ended()
+        if code is not None and code > 0:
+            raise NoForkServer(
+                f"The process that starts commands and functions has failed with exit status {code}: "
+                f"{sys.executable} -I -S {supervisor.__file__}"
+            )
+        return "has ended" if code is None else f"has ended ({how_ended(code)})"
+
+    def _has_hung_up(self) -> bool:
+        """Return whether the fork server has ended. Wait for that, or for its message that a supervisor was killed."""
+        poll = select.poll()
+        assert self._server is not None
+        poll.register(self._server, select.POLLIN)
+        longest_s = 0.0 if self._is_hurried() else ANSWER_S
+        return any(events & select.POLLHUP for _, events in poll.poll(longest_s * 1000))
 
     # -- what it is told
 

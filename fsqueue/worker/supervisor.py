@@ -61,6 +61,9 @@ _UNTOUCHED = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS,
 }  # fmt: skip
+CAUGHT = frozenset(signal.valid_signals() - _UNTOUCHED)
+"""What a fork server and its supervisors catch. The worker starts a fork server with these blocked: a signal that comes
+while its interpreter starts waits, and does not end it."""
 
 
 # -- messages
@@ -499,18 +502,23 @@ class ForkServer(Reaper):
 
 
 def main() -> None:
-    """Be a fork server. The arguments: the number of the worker's process, and of the socket to it."""
-    worker, given = map(int, sys.argv[1:])
+    """Be a fork server.
+
+    The arguments are numbers: of the worker's process, of the socket to it, and of the signals that the worker's loop
+    has blocked.
+    """
+    worker, given, *blocked = map(int, sys.argv[1:])
     while (null := os.open(os.devnull, os.O_RDWR)) < FIRST_FD:
         pass  # keep the low numbers taken
     end = socket.socket(fileno=os.dup(given))
     os.dup2(null, given, inheritable=False)
-    for number in signal.valid_signals() - _UNTOUCHED:
+    for number in CAUGHT:
         # Slurm's signals reach all processes of a job. A command gets what is caught here as default, and what the
         # worker was started to ignore (nohup) ignored.
         if number == signal.SIGCHLD or signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, lambda *_: None)
-    Supervisor.mask = frozenset(signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD]))
+    Supervisor.mask = frozenset(blocked)
+    signal.pthread_sigmask(signal.SIG_SETMASK, Supervisor.mask - {signal.SIGCHLD})  # what has come meanwhile is caught
     try:
         watched = os.pidfd_open(worker)
     except (OSError, AttributeError):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -428,6 +429,27 @@ def test_a_supervisor_killed_before_it_could_answer_costs_an_attempt_with_the_re
     [letter] = once.dead()
     assert letter.reason.startswith("its exit status was lost: the process that supervises it was killed, and what")
     assert (len(numbers(pids)), is_any_alive(pids)) == (1, False)
+
+
+def test_a_command_that_ends_while_another_one_is_begun_gives_back_its_own_slot(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does of which the supervisor and the fork server were killed: the next begin finds that out."""
+    real, begun = supervision.Supervisors.begin, list[spawning.Process]()
+
+    def begin(supervisors: supervision.Supervisors, process: spawning.Process, *rest: Any) -> Any:
+        begun.append(process)
+        while len(begun) == 2 and not begun[0]._has_exited:
+            supervisors.wait(begun[0]._handle, 60)
+        return real(supervisors, process, *rest)
+
+    monkeypatch.setattr(supervision.Supervisors, "begin", begin)
+    queue.insert_many(range(3))
+    slots = tmp_path / "slots"
+    both = shell_until(f"[ $(wc -l <{slots}) = 2 ]")
+    script = f"mkdir {tmp_path}/first && exit; echo $FSQUEUE_SLOT >>{slots}; {both}"
+    assert Worker(queue, command=["sh", "-c", script], processes=2).run() == drained(completed=3)
+    assert sorted(numbers(slots)) == [0, 1]
 
 
 # -- a supervisor is stopped, or the fork server
