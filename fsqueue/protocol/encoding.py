@@ -75,7 +75,7 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
         delay = duration_ms(task.delay_s, "delay_s")
         return (False, delay) if delay else default
     except InvalidArgument as error:
-        raise InvalidTask(f"{_where(index)}: {error}", index) from None
+        raise InvalidTask(f"{task_at(index)}: {error}", index) from None
 
 
 def priority_of(task: Task, index: int | None) -> Priority | None:
@@ -84,7 +84,7 @@ def priority_of(task: Task, index: int | None) -> Priority | None:
         return None
     priority = plain(task.priority)
     if (why := fault(priority)) is not None:
-        raise InvalidTask(f"{_where(index)}: {why}.", index)
+        raise InvalidTask(f"{task_at(index)}: {why}.", index)
     assert isinstance(priority, (str, int))
     return priority
 
@@ -95,12 +95,13 @@ def key_of(task: Task, index: int | None) -> str | None:
         return None
     key = plain(task.key)
     if (why := keys.fault(key)) is not None:
-        raise InvalidTask(f"{_where(index)}: {why}.", index)
+        raise InvalidTask(f"{task_at(index)}: {why}.", index)
     assert isinstance(key, str)
     return key
 
 
-def _where(index: int | None) -> str:
+def task_at(index: int | None) -> str:
+    """Return the beginning of a sentence about a task, with its place in the call, if it has one."""
     return "The task" if index is None else f"Task number {index + 1}"
 
 
@@ -185,7 +186,7 @@ def _runs(
                 line = encode(task.payload, bytes_max, index, priority)
                 if task.key is not None:
                     if stream.insert_keyed is None:
-                        raise InvalidTask(NO_KEYS.format(_where(index)), index)
+                        raise InvalidTask(NO_KEYS.format(task_at(index)), index)
                     key = key_of(task, index)
                     assert key is not None
                     keyed_line = with_key(line, key, bytes_max, index)
