@@ -110,8 +110,9 @@ def insert(
     command prints only if the command ends with exit code 0. Else nothing is inserted, the exit code is 1, and NAME
     stays free. A signal to fsqueue ends the command, too.
 
-    With --key, fsqueue prints how many tasks are new. Lines without the field, or with null in it, have no key. Each
-    key makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
+    With --key, fsqueue prints how many tasks are new. Lines without the field, or with null in it, have no key. A task
+    with a key may take 64 KiB: a longer line is a bad line. A queue with one task in each batch takes no keys. Each key
+    makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
     that ended early may be repeated: a line is not inserted again while its task waits or is leased.
     """
     asked = insert_options.asked(options | {"batch_tasks": batch_tasks})

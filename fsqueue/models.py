@@ -42,6 +42,9 @@ class Task:
     `delay_s`: seconds before it becomes available; `available_at`: the same as an absolute time in
     Unix seconds (give one of the two).
 
+    `key`: text of up to 1,024 bytes, unique among the tasks that are to be done: see `Queue.insert`. The task may then
+    take 64 KiB.
+
     `priority`: text of up to 1,024 bytes, or a whole number of 64 bits. Smaller ones come first ("" before all), and
     tasks without one after all that have one. Texts are compared by their bytes in UTF-8, numbers by their size.
     """

@@ -224,7 +224,8 @@ class Queue(Maintenance):
 
         `key` (1 to 1,024 bytes) is unique: while a task with it is waiting, delayed or leased, nothing is inserted, and
         the id of that task is returned, with `inserted` False. The key is free once the task is completed, cancelled
-        or dead. A Task may bring its own key and priority; InvalidArgument if the call says another one.
+        or dead. A task with a key may take 64 KiB; a queue with one task a batch takes no keys. A Task may bring its
+        own key and priority; InvalidArgument if the call says another one.
 
         Some values come back as others: a tuple as a list, a UUID as text, a member of an Enum as its value, an
         instance of a subclass of str, int, list or dict as one of the base class, bytearray and memoryview as bytes.

@@ -507,7 +507,7 @@ ENDS: dict[str, tuple[Callable[[], object], int]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("keys", [False, True])
+@pytest.mark.parametrize("keys", [False, pytest.param(True, marks=pytest.mark.batched)])
 def test_a_child_of_the_payloads_inserts_nothing(queue: Queue, end: str, keys: bool) -> None:
     act, expected = ENDS[end]
     statuses: list[int] = []
@@ -749,9 +749,11 @@ LOCKED: dict[str, tuple[str, Callable[[Queue], object]]] = {
     "a log": ("/movements/", lambda queue: queue.lease()),
 }
 """What a call locks: a part of its path, and the call."""
+NEEDS = {"a key": pytest.mark.batched}
+"""With one task a batch a queue takes no keys."""
 
 
-@pytest.mark.parametrize("what", LOCKED)
+@pytest.mark.parametrize("what", [pytest.param(what, marks=NEEDS.get(what, ())) for what in LOCKED])
 @pytest.mark.parametrize("whose", ["another thread", "the thread that forks"])
 def test_no_lock_of_a_dead_parent_lives_on_with_its_child(queue: Queue, what: str, whose: str) -> None:
     """The parent is killed while it holds the lock. Its child lives, and has inherited the descriptor."""

@@ -187,7 +187,6 @@ SINGLE_INSERTS: dict[str, Callable[[Queue], object]] = {
 KEYED: dict[str, Callable[[Queue], object]] = {
     "insert with a key": lambda q: [q.insert(1, key="k") for _ in range(2)],
     "free a key": lambda q: (q.insert(1, key="k"), q.complete(q.lease(3)), q.insert(1, key="k")),
-    "insert a large task with a key": lambda q: q.insert("x" * 70_000, key="large"),
 }
 """Inserts with keys: new ones, those of tasks that wait, those of tasks that have ended."""
 

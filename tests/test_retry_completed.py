@@ -97,6 +97,7 @@ def test_of_a_batch_at_work_those_that_are_completed(q: Queue) -> None:
     assert [letter.payload for letter in q.dead()] == ["dead"]
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 def test_single_inserts_bytes_null_and_priorities_come_back_and_keys_do_not(q: Queue) -> None:
     q.insert(b"\x00\xff", key="k")
     q.insert(None)

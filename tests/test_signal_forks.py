@@ -132,9 +132,11 @@ VERBS: dict[str, tuple[Callable[[Queue], Any], Callable[[Queue, Any], Any], Coun
     "a step of a loop": (_loop, lambda queue, loop: next(loop), (0, 1, 0)),
 }  # fmt: skip
 """How to prepare a verb, the verb, and how many tasks are waiting, leased and completed afterwards."""
+NEEDS = {"insert with a key": pytest.mark.batched}
+"""With one task a batch a queue takes no keys."""
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [pytest.param(verb, marks=NEEDS.get(verb, ())) for verb in VERBS])
 def test_a_child_of_a_signal_handler_does_nothing_in_its_parents_verb(queue: Queue, verb: str) -> None:
     prepare, act, counts = VERBS[verb]
     forker, wrong, lines = Forker(), [], 0

@@ -7,11 +7,12 @@ the last line that can be read counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from fsqueue.format import names
-from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.names import Batch
 
 BYTES_MAX = 1024
 """The longest key, in bytes of UTF-8."""
@@ -37,10 +38,8 @@ class KeyClaim:
     key: str
     at: int
     batch: Batch
-    insert: str | None
-    """The id of the task's `insert` record, for a task in the log of an open batch."""
-    staged: TaskFileName | None
-    """The name under which the task's own file was staged, for a task with a file of its own."""
+    insert: str
+    """The id of the task's `insert` record, in the log of that batch."""
     host: str = ""
     pid: int = 0
     shared: bool = False
@@ -54,11 +53,13 @@ class KeyClaim:
 
 def encode(claim: KeyClaim) -> bytes:
     """Return a claim as a line, with its newline."""
-    record: dict[str, object] = {"op": "key", "at": claim.at, "key": claim.key}
-    if claim.staged is not None:
-        record["staged"] = str(claim.staged)
-    else:
-        record |= {"batch": claim.batch, "insert": claim.insert}
+    record: dict[str, object] = {
+        "op": "key",
+        "at": claim.at,
+        "key": claim.key,
+        "batch": claim.batch,
+        "insert": claim.insert,
+    }
     if claim.host:
         record |= {"host": claim.host, "pid": claim.pid}
     if claim.shared:
@@ -68,23 +69,31 @@ def encode(claim: KeyClaim) -> bytes:
 
 def parse(line: bytes) -> KeyClaim | None:
     """Return the claim in a line, given without its newline; None if the line is not a claim."""
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    match record:
-        case {"op": "key", "at": int(at), "key": str(key), "staged": str(text)}:
-            insert, staged = None, names.parse_task_file(text)
-            batch = staged.batch if staged is not None and staged.count else None
-        case {"op": "key", "at": int(at), "key": str(key), "batch": str(text), "insert": str(insert)}:
-            staged, batch = None, names.parse_batch(text)
+    match _record(line):
+        case {"op": "key", "at": int(at), "key": str(key), "batch": str(text), "insert": str(insert)} as record:
+            batch = names.parse_batch(text)
         case _:
             return None
     if batch is None:
         return None
     host, pid = record.get("host"), record.get("pid")
     host, pid = host if isinstance(host, str) else "", pid if isinstance(pid, int) else 0
-    return KeyClaim(key, at, batch, insert, staged, host, pid, record.get("shared") is True)
+    return KeyClaim(key, at, batch, insert, host, pid, record.get("shared") is True)
+
+
+def names_a_file(line: bytes) -> bool:
+    """Return whether a line names a task with a file of its own: no such task gets a key any more (decision 43)."""
+    match _record(line):
+        case {"op": "key", "key": str(), "staged": str()}:
+            return True
+    return False
+
+
+def _record(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
 
 
 def with_key(line: bytes, key: str) -> bytes:

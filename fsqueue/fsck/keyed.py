@@ -12,13 +12,13 @@ from functools import partial
 from typing import NamedTuple
 
 from fsqueue.format import keys as format_keys
-from fsqueue.format import movements, names, sparse, task_file
+from fsqueue.format import movements, names, sparse
 from fsqueue.format.keys import KeyClaim
-from fsqueue.format.names import Batch, Shard, TaskFileName
+from fsqueue.format.names import Batch, Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import OPEN, WAIT_S
-from fsqueue.storage import keys, published
+from fsqueue.storage import keys
 from fsqueue.storage.store import Store
 
 MARK = b'"key":'
@@ -26,13 +26,12 @@ MARK = b'"key":'
 
 
 class Keyed(NamedTuple):
-    """A living task with a key: `insert` is the id of its record, `file` its own task file."""
+    """A living task with a key: `insert` is the id of its record."""
 
     key: str
     batch: Batch
     place: int
-    insert: str | None
-    file: TaskFileName | None
+    insert: str
 
     def is_named_by(self, claim: KeyClaim | None) -> bool:
         """Return whether a claim means this task."""
@@ -45,14 +44,17 @@ def is_claim(line: bytes) -> bool:
 
 
 def check(store: Store, shard: Shard) -> Iterator[Suspect]:
-    """Yield the tasks of a shard's batches that have a key, live, and are not named by the key's file."""
+    """Yield the tasks of a shard's batches that have a key, live, and are not named by the key's file.
+
+    Tasks with keys are in logs: batches with their tasks in task files are not looked into.
+    """
     layout = store.layout
     if all(names.parse_key_epoch(name) is None for name in store.fs.names(layout.base)):
         return
     batches = {
         name.batch
         for text in store.fs.names(f"{layout.tasks}/{shard}")
-        if (name := names.parse_task_file(text)) is not None
+        if (name := names.parse_task_file(text)) is not None and name.inserted is not None
     }
     for batch in sorted(batches):
         for task in living(store, batch):
@@ -68,10 +70,10 @@ def check(store: Store, shard: Shard) -> Iterator[Suspect]:
 
 def living(store: Store, batch: Batch) -> Iterator[Keyed]:
     """Yield the tasks of a batch that have keys and no outcome."""
-    layout = store.layout
-    pieces: list[sparse.Piece] = []
-    with suppress(FileNotFoundError):
-        pieces = store.fs.read_pieces(layout.log(batch))
+    try:
+        pieces = store.fs.read_pieces(store.layout.log(batch))
+    except FileNotFoundError:
+        return
     state = ReplayState()
     state.replay_pieces(pieces, 0)
     for offset, line, _ in sparse.lines(pieces, 0):
@@ -79,15 +81,7 @@ def living(store: Store, batch: Batch) -> Iterator[Keyed]:
         match record:
             case {"first": int(first), "id": str(identity), "key": str(key)} if not format_keys.fault(key):
                 if state.places.get(first) == offset and state.state[first] in OPEN:
-                    yield Keyed(key, batch, first, identity, None)
-    for name in published.names_of(store, layout, batch):
-        if name.count != 1 or (state.opened and state.state[0] not in OPEN):
-            continue
-        with suppress(FileNotFoundError, ValueError, IndexError):
-            line = task_file.split_lines(published.content_of(store, layout.task_file(name)))[0]
-            given = task_file.decode_task(line).get("key") if MARK in line else None
-            if isinstance(given, str) and not format_keys.fault(given):
-                yield Keyed(given, batch, 0, None, name)
+                    yield Keyed(key, batch, first, identity)
 
 
 def _lives(store: Store, claim: KeyClaim | None) -> bool:
@@ -129,4 +123,4 @@ def _name(store: Store, task: Keyed) -> None:
     with keys.locked(store, layout, task.key, WAIT_S) as held:
         claim = held.last(task.key) or keys.earlier(store, held, task.key, WAIT_S)
         if not task.is_named_by(claim) and _is_there(store, task) and not _lives(store, claim):
-            held.append(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert, task.file))
+            held.append(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from fsqueue.errors import LockTimeout
+from fsqueue.errors import LockTimeout, StorageError
 from fsqueue.format import names
 from fsqueue.fsck import checks, places, surplus
 from fsqueue.fsck.access import guarded, no_access
@@ -107,7 +107,7 @@ def _settle(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
             suspect.mend()
         except FileNotFoundError:
             pass  # another process was faster
-        except (OSError, LockTimeout, StillHeld) as error:
+        except (OSError, StorageError, StillHeld) as error:
             finding.note = f"{finding.note}; not repaired: {error}" if finding.note else f"not repaired: {error}"
             break
         finding.repaired = not suspect.confirm()

@@ -43,6 +43,8 @@ class EncodedTask(NamedTuple):
     rank: Rank = LAST
     """That of its priority."""
     key: str | None = None
+    index: int | None = None
+    """Its place in the call, if it has one."""
 
 
 class Encoded:
@@ -91,14 +93,14 @@ def available_from(task: Task, index: int | None, default: When = NOW) -> When:
         delay = duration_ms(task.delay_s, "delay_s")
         return (False, delay) if delay else default
     except InvalidArgument as error:
-        raise InvalidTask(f"{_where(index)}: {error}", index) from None
+        raise InvalidTask(f"{task_at(index)}: {error}", index) from None
 
 
 def priority_of(given: object, index: int | None) -> Priority:
     """Return what a task has as its priority as a str or an int itself. InvalidTask if it is no priority."""
     priority = plain(given)
     if (why := fault(priority)) is not None:
-        raise InvalidTask(f"{_where(index)}: {why}.", index)
+        raise InvalidTask(f"{task_at(index)}: {why}.", index)
     assert isinstance(priority, (str, int))
     return priority
 
@@ -107,12 +109,13 @@ def key_of(given: object, index: int | None) -> str:
     """Return what a task has as its key as a str itself. InvalidTask if it is no key."""
     key = plain(given)
     if (why := keys.fault(key)) is not None:
-        raise InvalidTask(f"{_where(index)}: {why}.", index)
+        raise InvalidTask(f"{task_at(index)}: {why}.", index)
     assert isinstance(key, str)
     return key
 
 
-def _where(index: int | None) -> str:
+def task_at(index: int | None) -> str:
+    """Return the beginning of a sentence about a task, with its place in the call, if it has one."""
     return "The task" if index is None else f"Task number {index + 1}"
 
 
@@ -129,7 +132,7 @@ def encode(task: Task, bytes_max: int, index: int | None = None, default: When =
         line = keys.with_key(line, key)
         if len(line) > bytes_max:
             raise task_file.too_large(len(line), bytes_max, index)
-    return EncodedTask(line, when, priority, rank_of(priority), key)
+    return EncodedTask(line, when, priority, rank_of(priority), key, index)
 
 
 InsertKeyed = Callable[[EncodedTask], bool]
@@ -192,7 +195,7 @@ def _runs(
                 task = item if isinstance(item, Task) else Task(item)
                 if task.key is not None:
                     if stream.insert_keyed is None:
-                        raise InvalidTask(NO_KEYS.format(_where(index)), index)
+                        raise InvalidTask(NO_KEYS.format(task_at(index)), index)
                     keyed = encode(task, bytes_max, index, default)
                     if is_begin and not lines:  # nothing that came before it waits
                         stream.insert_keyed(keyed)

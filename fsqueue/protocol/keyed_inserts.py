@@ -1,8 +1,8 @@
-"""Insert a task with a key, unless a task with this key lives (docs/design.md, section 4.17; decision 31).
+"""Insert a task with a key, unless a task with this key lives (docs/design.md, section 4.17; decisions 31 and 43).
 
 Under the lock of the key's file: does the task that its last line names live? If not, append a line that names the new
-task, synced, and then insert that as any single task. The line comes first, and is durable first: no task lives whose
-key's file does not name it.
+task, synced, and then insert that into an open batch, as any single task. The line comes first, and is durable first:
+no task lives whose key's file does not name it. What does not go into an open batch takes no key.
 
 Keys are locked before logs. No process locks a key while it holds a log.
 """
@@ -13,27 +13,24 @@ import errno
 import os
 from collections.abc import Callable
 
-from fsqueue.errors import FsqueueError, StorageError
+from fsqueue.errors import FsqueueError, InvalidTask, StorageError, TaskTooLarge
 from fsqueue.filesystem import LOST, is_gone
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch
 from fsqueue.models import TaskRef
-from fsqueue.protocol import finishing, insert_errors, insertion, sealing, transitions
-from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol import finishing, sealing, transitions
+from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
-from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.storage import insert_ids, jsonl, keys, logs, ordering, published, record_times, staging
-from fsqueue.storage.insert_ids import LIVING
+from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
+from fsqueue.storage import insert_ids, jsonl, keys, logs, published, record_times
 from fsqueue.storage.keys import KeyFile
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 TRIES = 20
 """Maximum number of times that an insert begins anew: after a purge, a new key epoch, or the loss of the key's file."""
-LOOKS = 10
-"""Maximum number of looks for a task with a file of its own, which workers may rename meanwhile."""
 KNOWN_MAX = 64
 """Maximum number of batches of which it is remembered up to which offset their logs are durable."""
 REPEAT = "Repeat the insert: the key keeps it from being inserted twice while it waits or is leased."
@@ -56,9 +53,11 @@ class KeyedInserter:
         """Insert a task with a key, durably; or return the id of the task that has the key, with `inserted` False.
 
         The task that is named lived during this call. An error says whether the task is in the queue, or that this is
-        unknown.
+        unknown. InvalidTask, before anything is written, if the task does not go into an open batch.
         """
         store = self.store
+        if not self._single.takes(task):
+            raise self._refusal(task)
         store.refresh()
         for _ in range(TRIES):
             layout, epochs = store.layout, store.queue_state.key_epochs
@@ -104,9 +103,29 @@ class KeyedInserter:
                 if held.size > keys.BYTES_MAX and not store.fs.shared:
                     held.remove()
                     return None
-            if self._single.takes(task):
-                return TaskRef(self._single.insert(task, self._announcing(held, key)))
-            return self._with_own_file(held, task, key)
+            return TaskRef(self._single.insert(task, self._announcing(held, key)))
+
+    def _refusal(self, given: EncodedTask) -> InvalidTask:
+        """Return the error for a task that does not go into an open batch. It says why, and what to do."""
+        task, path, index = task_at(given.index), self.store.path, given.index
+        if self.store.settings.batch_tasks_max == 1:
+            return InvalidTask(
+                f"{task} has a key, and the queue {path} takes none: it has one task in each batch. Leave the key out, "
+                "or create the queue with a batch_tasks_max of 2 or more.",
+                index,
+            )
+        if not self.store.domain:
+            return InvalidTask(
+                f"{task} has a key, and this host cannot insert it into {path}: the host does not tell when it was "
+                "booted (/proc/sys/kernel/random/boot_id cannot be read), and a key on a local disk needs that. Make "
+                "that file readable, or leave the key out.",
+                index,
+            )
+        return TaskTooLarge(
+            f"{task} takes {len(given.line):,} bytes with its key; a task with a key may take {TASK_BYTES_MAX:,}. Store "
+            "the data in a file and queue its path, or leave the key out.",
+            index,
+        )
 
     def _announcing(self, held: KeyFile, key: str) -> Callable[[Layout, Batch, str], None]:
         """Return a function that appends a claim to the key's file. Call it before the `insert` record is appended."""
@@ -114,56 +133,17 @@ class KeyedInserter:
         def announce(layout: Layout, batch: Batch, identity: str) -> None:
             if layout.generation != held.layout.generation:
                 raise _Moved
-            held.append(self._claim(key, batch, insert=identity))
+            held.append(self._claim(key, batch, identity))
             if not held.is_in_present():
                 raise _Moved
 
         return announce
 
-    def _claim(
-        self, key: str, batch: Batch, insert: str | None = None, staged: names.TaskFileName | None = None
-    ) -> KeyClaim:
+    def _claim(self, key: str, batch: Batch, insert: str) -> KeyClaim:
         worker, store = self.store.worker, self.store
         return KeyClaim(
-            key,
-            store.clock.now_ms(),
-            batch,
-            insert,
-            staged,
-            str(worker.get("host", "")),
-            worker.get("pid", 0),
-            store.fs.shared,
+            key, store.clock.now_ms(), batch, insert, str(worker.get("host", "")), worker.get("pid", 0), store.fs.shared
         )
-
-    def _with_own_file(self, held: KeyFile, task: EncodedTask, key: str) -> TaskRef | None:
-        """Insert a task that does not go into an open batch: stage it, name it in the key's file, publish it."""
-        store, layout = self.store, held.layout
-        ordering.mark(store, task.rank)
-        staged = staging.stage(store, layout, [task.line], 1, insertion.moment(store, task.when), task.rank)
-        claim = self._claim(key, staged.name.batch, staged=staged.name)
-
-        def announce() -> None:
-            staged.is_named = True
-            held.append(claim)
-            if not held.is_in_present() and staging.withdraw(store, staged):
-                raise _Moved  # else who has found the claim has published the file
-
-        try:
-            staging.publish_one(store, staged, announce)
-        except FileNotFoundError:
-            raise  # begin anew
-        except (OSError, FsqueueError) as error:
-            if staged.is_published is not False and self._single.is_overtaken(layout):
-                raise _Moved from error
-            if staged.is_published:
-                raise insert_errors.is_in(store, error) from error
-            if staged.is_published is None:
-                raise insert_errors.is_unknown(store, error) from error
-            raise
-        if not self._single._is_in_present(layout):
-            return None
-        store.doorbell.ring()
-        return TaskRef(names.task_id(staged.name.batch, 0))
 
 
 class Claims:
@@ -181,14 +161,7 @@ class Claims:
 
         None: it does not, and never will again, a power loss included. Call it under the lock of the key's file.
         """
-        if claim.staged is not None:
-            return self._with_own_file(layout, claim, claim.staged)
-        return self._in_log(layout, claim, claim.insert or "")
-
-    # -- a task in the log of an open batch ------------------------------------------------------------
-
-    def _in_log(self, layout: Layout, claim: KeyClaim, identity: str) -> str | None:
-        store, batch = self.store, claim.batch
+        store, batch, identity = self.store, claim.batch, claim.insert
         may_come_late = store.fs.shared or claim.shared
         found = None if may_come_late else self._in_open_log(layout, batch, identity)
         if found is not None:
@@ -272,53 +245,6 @@ class Claims:
         except FileNotFoundError:
             store.refresh(now=True)
             return None  # it ended meanwhile, or went with a purge: the next inserter finds that out
-
-    # -- a task with a file of its own -----------------------------------------------------------------
-
-    def _with_own_file(self, layout: Layout, claim: KeyClaim, name: names.TaskFileName) -> str | None:
-        """Publish the staged file that a claim names: its inserter has died, or is cut off. Return the task's id."""
-        store, batch = self.store, claim.batch
-        for _ in range(LOOKS):
-            if staging.publish_named(store, layout, str(name)):
-                store.doorbell.ring()
-            state = self._state(layout, batch)
-            if state is not None:
-                return names.task_id(batch, 0) if state else None
-            listed = published.names_of(store, layout, batch)  # of the past, perhaps: a listing may be old
-            if any(store.fs.exists(layout.task_file(one)) for one in listed):
-                if store.sync_inserts:
-                    staging.sync_shards(store, layout, [name])
-                return names.task_id(batch, 0)
-            state = self._state(layout, batch)  # a worker may have leased it, and renamed its file meanwhile
-            if state is not None:
-                return names.task_id(batch, 0) if state else None
-            if not store.fs.exists(layout.staged(name)):
-                if store.sync_inserts:  # else a power loss could bring the file back
-                    staging.sync_shards(store, layout, [name])
-                return None
-        raise StorageError(
-            f"It cannot be told whether the task {names.task_id(batch, 0)} of the key {claim.key!r} lives: its file "
-            f"{layout.staged(name)} can neither be published nor does it go. The task was not inserted."
-        )
-
-    def _state(self, layout: Layout, batch: Batch) -> bool | None:
-        """Return whether the task of a batch with a log lives; None if there is no log, or nothing in it."""
-        store = self.store
-        try:
-            fd = store.fs.look_anew(layout.log(batch))
-        except FileNotFoundError:
-            return None
-        try:
-            state, begin = logs.present(store.fs, fd)
-            end = state.replay_pieces(store.fs.all_pieces(fd, begin), begin)
-            if not state.opened:
-                return None
-            if state.count and state.state[0] in LIVING:
-                return True
-            self._make_end_durable(layout, batch, end)
-            return False
-        finally:
-            store.fs.close(fd)
 
     # -- durable ---------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
 
 TASK_BYTES_MAX = 64 << 10
-"""A longer task gets a file of its own: the log of a batch is read again and again, and a task file once."""
+"""A longer task gets a file of its own, and takes no key: a log is read again and again, and a task file once."""
 LOG_BYTES_MAX = 1 << 20
 """A batch whose log is longer takes no more inserts."""
 BUSY_WAIT_S = 0.02

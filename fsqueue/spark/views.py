@@ -29,8 +29,6 @@ Row = tuple[Any, ...]
 PID_MAX = 2**31 - 1
 """A record may hold any number. One that the column cannot hold would make the view fail for all rows."""
 KIB_MAX = (2**63 - 1) // 1024
-KEY = b',"key":"'
-"""A line with a key has this in it. Tasks with keys have files of their own, or are in logs."""
 FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 
@@ -317,7 +315,6 @@ def content_of(store: Store, name: TaskFileName) -> bytes | None:
     if name.priority is not None:
         return None
     try:
-        content = published.content_of(store, store.layout.task_file(name))
+        return published.content_of(store, store.layout.task_file(name))
     except OSError:
         return None
-    return None if name.count == 1 and KEY in content else content

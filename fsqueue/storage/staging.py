@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -44,8 +44,6 @@ class Staged:
     """When it was made, on the clock that never jumps."""
     is_published: bool | None = False
     """Noted where it happens. None: a renaming has begun, and it is not known whether it was done."""
-    is_named: bool = False
-    """Whether a key's line may name it: as long as it is there, the next inserter with the key publishes it."""
     process: int = field(default_factory=lambda: forks.depth)
     """The process that has made it: no other publishes or removes it."""
 
@@ -118,11 +116,10 @@ def _remove(store: Store, staged: Staged) -> bool | None:
     """Remove a staged file. Return whether it is published; None if that cannot be told."""
     fs, in_doubt = store.fs, staged.is_published is None
     try:
-        if fs.unlink(staged.path) or not (in_doubt or staged.is_named):
+        if fs.unlink(staged.path) or not in_doubt:
             return False  # a renaming that comes late finds nothing to rename
     except OSError:
-        is_out = not in_doubt or (not fs.shared and fs.same_file(staged.fd, staged.path))
-        if is_out and not staged.is_named:
+        if not in_doubt or (not fs.shared and fs.same_file(staged.fd, staged.path)):
             return False
     return True if fs.same_file(staged.fd, staged.layout.task_file(staged.name)) else None
 
@@ -154,32 +151,13 @@ def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Sta
         sync_shards(store, layout, [staged.name for staged in batches])
 
 
-def publish_one(store: Store, staged: Staged, announce: Callable[[], None] | None = None) -> None:
-    """Sync a staged file, publish it, durably, and close it. An error before its renaming removes it.
-
-    `announce` is called in between: the file is durable, and not published. An error of it ends this. After an error
-    `staged.is_published` says whether it is in the queue.
-    """
+def publish_one(store: Store, staged: Staged) -> None:
+    """Sync a staged file, publish it, durably, and close it. An error before its renaming removes it."""
     try:
         sync(store, [staged])
-        if announce is not None:
-            announce()
         list(publish(store, staged.layout, [staged]))
     finally:
         discard(store, staged)
-
-
-def withdraw(store: Store, staged: Staged) -> bool:
-    """Take back a staged file that a key's line names. Return False if it is gone: another process has published it.
-
-    It is renamed first: of a removal whose reply got lost, the repeat would say that it is gone.
-    """
-    fs, aside = store.fs, f"{staged.layout.staging}/{names.probe(store.entropy.hex16())}"
-    if not fs.rename(staged.path, aside) and not fs.same_file(staged.fd, aside):
-        return False
-    staged.is_named = False
-    fs.unlink(aside)
-    return True
 
 
 def sync_shards(store: Store, layout: Layout, published: Sequence[TaskFileName]) -> None:

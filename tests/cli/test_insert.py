@@ -479,6 +479,7 @@ def test_lines_have_no_fields(queue: Queue) -> None:
     assert queue.status().waiting == 0
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 def test_tasks_with_keys_are_inserted_once_while_they_live(fsqueue_cli: Run, queue: Queue) -> None:
     lines = '{"scan": "a"}\n{"scan": 7}\n{"scan": "a", "again": true}\n{"other": 1}\n'
     first = fsqueue_cli("insert", queue.path, "--key", "scan", input=lines)
@@ -490,6 +491,7 @@ def test_tasks_with_keys_are_inserted_once_while_they_live(fsqueue_cli: Run, que
     assert fsqueue_cli("insert", queue.path, "--key", "scan", input=lines).stdout == "3\n"
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 def test_what_cannot_be_a_key_is_a_bad_line(fsqueue_cli: Run, queue: Queue) -> None:
     lines = '{"k": "a"}\n{"k": [1]}\n{"k": ""}\n{"k": true}\n{"k": null}\n5\n{"k": "a"}\n'
     result = fsqueue_cli("insert", queue.path, "--key", "k", "--skip-bad", input=lines, code=1)
@@ -502,6 +504,7 @@ def test_what_cannot_be_a_key_is_a_bad_line(fsqueue_cli: Run, queue: Queue) -> N
         assert why in result.stderr
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 def test_a_line_that_is_refused_is_no_task_whose_key_was_taken(fsqueue_cli: Run, queue: Queue) -> None:
     lines = '{"k":"1"}\nbad\n{"k":["x"]}\n'
     result = fsqueue_cli("insert", queue.path, "--key", "k", "--skip-bad", input=lines, code=1)
@@ -510,7 +513,30 @@ def test_a_line_that_is_refused_is_no_task_whose_key_was_taken(fsqueue_cli: Run,
     assert json.loads(result.stdout) == {"inserted": 0, "skipped": 2, "tasks": 1}
 
 
-@pytest.mark.parametrize("option", ["--key", "--priority"])
+@pytest.mark.batched
+def test_a_line_that_is_too_long_for_a_key_is_named(fsqueue_cli: Run, queue: Queue) -> None:
+    lines = f'{{"k":"1"}}\n\n{{"k":"2","x":"{"y" * 70_000}"}}\n{{"k":"3"}}\n'
+    result = fsqueue_cli("insert", queue.path, "--key", "k", input=lines, code=2)
+    assert result.stdout == "1\n"
+    assert "line 3 is no task for this queue: Task number 2 takes 70,0" in result.stderr
+    assert "a task with a key may take 65,536. Store the data in a file and queue its path" in result.stderr
+    assert "or repeat the command: it inserts no line whose key is taken" in result.stderr
+    result = fsqueue_cli("insert", queue.path, "--key", "k", "--skip-bad", input=lines, code=1)
+    assert (result.stdout, result.stderr.count("line 3 is no task")) == ("1\n", 1)
+    assert sorted(str(task.key) for task in queue.tasks()) == ["1", "3"]
+
+
+def test_a_queue_of_one_task_a_batch_refuses_the_first_line_with_a_key(
+    fsqueue_cli: Run, queue_factory: QueueFactory
+) -> None:
+    queue = queue_factory(batch_tasks_max=1)
+    result = fsqueue_cli("insert", queue.path, "--key", "k", input='{"u":1}\n{"k":"2"}\n{"k":"3"}\n', code=2)
+    assert result.stdout == "1\n"
+    assert "line 2 is no task for this queue: Task number 2 has a key, and the queue" in result.stderr
+    assert [task.payload for task in queue.tasks()] == [{"u": 1}]
+
+
+@pytest.mark.parametrize("option", [pytest.param("--key", marks=pytest.mark.batched), "--priority"])
 def test_a_mistyped_field_gets_a_hint(fsqueue_cli: Run, queue: Queue, option: str) -> None:
     lines = '{"a":1}\n{"a":null,"b":2}\n'
     hint = f"hint: no line has a value in the field 'typo' ({option}), so no task has a {option[2:]}\n"
@@ -533,6 +559,7 @@ def test_what_does_not_go_with_keys_is_refused(fsqueue_cli: Run, queue_factory: 
     assert queue.status().inserted == 0
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 def test_after_a_bad_line_only_lines_with_keys_may_be_repeated(fsqueue_cli: Run, queue: Queue) -> None:
     result = fsqueue_cli("insert", queue.path, "--key", "k", input='{"k":1}\n{"k":1}\n\nbad\n', code=2)
     assert result.stdout == "1\n"
@@ -555,6 +582,7 @@ def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Q
     assert "or repeat the command: it inserts no line whose key is taken" in err
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 def test_a_line_whose_key_is_locked_by_a_stopped_process_may_be_repeated(
     fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fsqueue.format import keys, names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
-from fsqueue.format.names import Batch, Generation, TaskFileName
+from fsqueue.format.names import Batch, Generation
 
 BATCH = Batch("01a31" + "0" * 27)
 LAYOUT = Layout("/q", Generation("1-0123456789abcdef"), 64)
@@ -18,27 +18,31 @@ LAYOUT = Layout("/q", Generation("1-0123456789abcdef"), 64)
 
 @given(st.text(min_size=1).filter(lambda text: keys.fault(text) is None), st.integers(0, 1 << 40))
 def test_a_claim_is_read_as_it_was_written(key: str, at: int) -> None:
-    for claim in (
-        KeyClaim(key, at, BATCH, "0123456789abcdef", None, "node7", 4711),
-        KeyClaim(key, at, BATCH, None, TaskFileName(at % 10**13, BATCH, 1)),
-    ):
-        line = keys.encode(claim)
-        assert line.endswith(b"\n")
-        assert line.count(b"\n") == 1
-        assert keys.parse(line[:-1]) == claim
+    claim = KeyClaim(key, at, BATCH, "0123456789abcdef", "node7", 4711)
+    line = keys.encode(claim)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert keys.parse(line[:-1]) == claim
+    assert not keys.names_a_file(line[:-1])
 
 
 @pytest.mark.parametrize(
     "line",
     [
         b"", b"~", b"{}", b"[]", b'{"op":"key"}', b'{"op":"key","at":1,"key":"k","batch":"x","insert":"y"}',
-        b'{"op":"key","at":1,"key":"k","staged":"../x"}', b'{"op":"key","at":"1","key":"k","staged":""}',
+        b'{"op":"key","at":1,"key":"k","batch":"' + BATCH.encode() + b'"}',
         b'{"op":"other","at":1,"key":"k","batch":"' + BATCH.encode() + b'","insert":"y"}',
-        b'{"op":"key","at":1,"key":"k","staged":"0000000000000-' + BATCH.encode() + b'-0+.jsonl"}',
     ],
 )  # fmt: skip
 def test_what_is_no_claim(line: bytes) -> None:
     assert keys.parse(line) is None
+    assert not keys.names_a_file(line)
+
+
+def test_a_line_of_a_task_with_a_file_of_its_own_is_no_claim_and_is_told_apart() -> None:
+    line = b'{"op":"key","at":1,"key":"k","staged":"0000000000000-' + BATCH.encode() + b'-1.jsonl","pid":7}'
+    assert keys.parse(line) is None
+    assert keys.names_a_file(line)
 
 
 @given(st.text(max_size=40))

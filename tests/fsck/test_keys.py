@@ -10,10 +10,10 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.format.names import key_digest
-from fsqueue.protocol import single_inserts
 
 QueueFactory = Callable[..., Queue]
-PAYLOADS = pytest.mark.parametrize("payload", ["x", "x" * (single_inserts.TASK_BYTES_MAX + 1)], ids=["log", "file"])
+
+pytestmark = pytest.mark.batched  # with one task a batch a queue takes no keys
 
 
 def path_of(queue: Queue, key: str) -> Path:
@@ -24,20 +24,18 @@ def kinds(queue: Queue, repair: bool = False) -> list[tuple[str, bool]]:
     return [(finding.kind, finding.repaired) for finding in queue.fsck(repair=repair)]
 
 
-@PAYLOADS
-def test_a_sound_queue_with_keys_has_no_findings(queue_factory: QueueFactory, payload: str) -> None:
+def test_a_sound_queue_with_keys_has_no_findings(queue_factory: QueueFactory) -> None:
     queue = queue_factory()
-    queue.insert(payload, key="k")
-    queue.insert(payload, key="l")
+    queue.insert("x", key="k")
+    queue.insert("x", key="l")
     queue.complete(queue.lease())
     assert kinds(queue) == []
 
 
-@PAYLOADS
 @pytest.mark.parametrize("how", ["removed", "damaged", "another"])
-def test_a_living_task_is_named_again(queue_factory: QueueFactory, payload: str, how: str) -> None:
+def test_a_living_task_is_named_again(queue_factory: QueueFactory, how: str) -> None:
     queue = queue_factory()
-    ref = queue.insert(payload, key="k")
+    ref = queue.insert("x", key="k")
     path = path_of(queue, "k")
     if how == "removed":
         path.unlink()
@@ -52,12 +50,11 @@ def test_a_living_task_is_named_again(queue_factory: QueueFactory, payload: str,
     assert queue.insert("y", key="k").id == ref.id
 
 
-@PAYLOADS
-def test_two_living_tasks_with_one_key(queue_factory: QueueFactory, payload: str) -> None:
+def test_two_living_tasks_with_one_key(queue_factory: QueueFactory) -> None:
     queue = queue_factory()
-    first = queue.insert(payload, key="k")
+    first = queue.insert("x", key="k")
     path_of(queue, "k").unlink()
-    second = queue.insert(payload, key="k")
+    second = queue.insert("x", key="k")
     [finding] = queue.fsck(repair=True)
     assert (finding.kind, finding.repaired, finding.tasks) == ("shared-key", False, 1)
     assert first.id in finding.note

@@ -32,11 +32,10 @@ def option(command: object, name: str) -> object:
 
 BATCH = names.Batch(f"{0x19AB0C0D0E0F:012x}7000800000000000")
 CLAIM_SIZES = [
-    len(keys.encode(keys.KeyClaim("", 1_795_255_200_000, BATCH, insert, staged, "node0001", 12_345, shared)))
+    len(keys.encode(keys.KeyClaim("", 1_795_255_200_000, BATCH, "0" * 16, "node0001", 12_345, shared)))
     for shared in (False, True)
-    for insert, staged in (("0" * 16, None), (None, names.TaskFileName(0, BATCH, 1)))
 ]
-"""What a key's file takes besides the key: of a task in a log, and of one with a file of its own."""
+"""What a key's file takes besides the key: on a disk of the host, and on a network mount."""
 NUMBERS = [
     ("README.md", "ten minutes unless you say otherwise", DEFAULT.lease_s == 600),
     ("README.md", "after five attempts becomes a **dead letter**", DEFAULT.max_attempts == 5),

@@ -28,6 +28,8 @@ from tests.support import failing
 
 QueueFactory = Callable[..., Queue]
 
+pytestmark = pytest.mark.batched  # with one task a batch a queue takes no keys
+
 
 def files_of(queue: Queue) -> list[str]:
     return glob.glob(f"{queue.store.layout.keys(0)}/*/*")
@@ -99,14 +101,90 @@ def test_a_key_is_free_when_the_batch_of_its_task_is_gone(queue_factory: QueueFa
         assert second.id != first.id
 
 
-@pytest.mark.parametrize("size", [10, single_inserts.TASK_BYTES_MAX + 1])
-def test_large_tasks_with_a_file_of_their_own_are_unique_too(queue_factory: QueueFactory, size: int) -> None:
-    queue = queue_factory()
-    first = queue.insert("x" * size, key="k")
-    assert queue.insert("y", key="k") == queue.insert("z" * size, key="k")
-    assert queue.insert("y", key="k").id == first.id
+# -- what takes no key --------------------------------------------------------------------------------
+
+
+LONGEST = "x" * (single_inserts.TASK_BYTES_MAX - len('{"payload":"","key":"k"}\n'))
+TOO_LONG = rf"takes {single_inserts.TASK_BYTES_MAX + 1:,} bytes with its key; a task with a key may take 65,536\. Store"
+
+
+def leftovers(queue: Queue) -> list[str]:
+    """Return what inserts have left: files of keys, task files, logs, and what is staged."""
+    base = Path(queue.store.layout.base)
+    return [str(path) for part in ("keys", "queue", "movements", "staging") for path in (base / part).rglob("*.*")]
+
+
+def test_a_task_of_64_kib_may_have_a_key_and_a_longer_one_may_not(queue: Queue) -> None:
+    with pytest.raises(TaskTooLarge, match=f"^The task {TOO_LONG}") as caught:
+        queue.insert(LONGEST + "x", key="k")
+    assert (caught.value.inserted, caught.value.new, caught.value.is_exact) == (0, 0, True)
+    assert leftovers(queue) == []
+    first = queue.insert(LONGEST, key="k")
+    assert first.inserted
+    assert queue.insert(LONGEST, key="k").id == first.id
+    with pytest.raises(TaskTooLarge, match=TOO_LONG):
+        queue.insert(Task(LONGEST + "x", key="k"))
+    assert queue.insert(LONGEST + "x").inserted
+    assert [task.key for task in queue.lease(9) if task.payload == LONGEST] == ["k"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_of_a_stream_a_task_that_is_too_long_for_a_key_is_named_and_those_before_it_are_in(
+    queue: Queue, number: int
+) -> None:
+    tasks: list[Any] = [0, 1, Task(2, key="a"), Task(3, key="b")]
+    tasks[number:number] = [Task(LONGEST + "x", key="k", priority=1)]
+    with pytest.raises(TaskTooLarge, match=f"^Task number {number + 1} takes 65,550 bytes with its key") as caught:
+        queue.insert_many(tasks)
+    assert (caught.value.index, caught.value.inserted, caught.value.new) == (number, number, number)
+    assert sorted(info.payload for info in queue.tasks()) == [*range(number)]
+    assert len(files_of(queue)) == max(0, number - 2)
+    assert queue.insert_many(tasks[number + 1 :]) == 4 - number
+
+
+def test_a_queue_of_one_task_a_batch_takes_no_keys(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(batch_tasks_max=1)
+    with pytest.raises(InvalidTask, match=r"The task has a key, .* it has one task in each batch"):
+        queue.insert("x", key="k")
+    assert leftovers(queue) == []
+    with pytest.raises(InvalidTask, match=r"^Task number 2 has a key, .* with a batch_tasks_max of 2 or more"):
+        queue.insert_many([1, Task(2, key="k"), 3])
+    assert [info.payload for info in queue.tasks()] == [1]
+    assert files_of(queue) == []
+
+
+def test_a_host_that_does_not_tell_its_boot_inserts_no_keys(queue: Queue) -> None:
+    queue.store.domain = ""
+    with pytest.raises(InvalidTask, match=r"The task has a key, .*boot_id cannot be read.* or leave the key out\."):
+        queue.insert("x", key="k")
+    assert leftovers(queue) == []
+    assert queue.insert("x").inserted
+
+
+OLD = '{"op":"key","at":1,"key":"k","staged":"0000000000000-019ab0c0d0e0f70008000000000000000-1.jsonl"}\n'
+"""A line of an unreleased fsqueue, which gave keys to tasks with files of their own, too."""
+
+
+def test_a_key_of_a_task_with_a_file_of_its_own_is_told_and_not_taken(queue: Queue) -> None:
+    queue.insert("x", key="k")
     queue.complete(queue.lease())
-    assert queue.insert("y" * size, key="k").inserted
+    [path] = map(Path, files_of(queue))
+    with path.open("a") as file:
+        file.write(OLD)
+    for act in (lambda: queue.insert("y", key="k"), lambda: queue.insert_many([Task("y", key="k")])):
+        with pytest.raises(FsqueueError, match=r"was not inserted\. Drain the queue, then .*fsck --repair") as caught:
+            act()
+        assert (caught.value.new, caught.value.is_exact) == (0, True)
+    assert queue.status().waiting == 0
+    os.utime(path, (1, 1))
+    assert queue.gc().keys_removed == 0
+    [finding] = queue.fsck()
+    assert (finding.kind, finding.path) == ("damaged-line", str(path.relative_to(queue.path)))
+    assert [finding.repaired for finding in queue.fsck(repair=True)] == [True]
+    assert queue.insert("y", key="k").inserted
+
+
+# -- what is a key ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,15 +279,13 @@ class Liar:
         return str
 
 
-@pytest.mark.parametrize("size", [1, 70_000], ids=["small", "large"])
-def test_a_key_is_the_text_that_a_subclass_holds_whatever_it_overrides(queue_factory: QueueFactory, size: int) -> None:
-    queue = queue_factory()
-    assert queue.insert("x" * size, key="k").inserted
-    assert not queue.insert("y" * size, key=Strange("k")).inserted
+def test_a_key_is_the_text_that_a_subclass_holds_whatever_it_overrides(queue: Queue) -> None:
+    assert queue.insert("x", key="k").inserted
+    assert not queue.insert("y", key=Strange("k")).inserted
     assert not queue.insert(Task("y", key=Strange("k")), key="k").inserted
-    assert queue.insert_many([Task("y" * size, key=Strange("k")), Task("z" * size, key=Strange("l"))]) == 1
-    assert not queue.insert("y" * size, key="l").inserted
-    assert not queue.insert("y" * size, key=Strange("l")).inserted
+    assert queue.insert_many([Task("y", key=Strange("k")), Task("z", key=Strange("l"))]) == 1
+    assert not queue.insert("y", key="l").inserted
+    assert not queue.insert("y", key=Strange("l")).inserted
     assert sorted((type(task.key), task.key) for task in queue.lease(9)) == [(str, "k"), (str, "l")]
     assert [problem.kind for problem in queue.fsck()] == []
 
@@ -234,12 +310,8 @@ def test_a_commits_name_is_the_text_that_a_subclass_holds(queue_factory: QueueFa
 
 
 @pytest.mark.parametrize(("given", "key"), [(Text("k"), "k"), (Word.ONE, "one")])
-@pytest.mark.parametrize("size", [1, 70_000], ids=["small", "large"])
-def test_subclasses_of_text_are_keys_as_their_values(
-    queue_factory: QueueFactory, given: str, key: str, size: int
-) -> None:
-    queue = queue_factory()
-    assert queue.insert("x" * size, key=given).inserted
+def test_subclasses_of_text_are_keys_as_their_values(queue: Queue, given: str, key: str) -> None:
+    assert queue.insert("x", key=given).inserted
     assert not queue.insert("again", key=key).inserted
     assert queue.insert_many([Task("again", key=given)]) == 0
     (task,) = queue.lease(5)
@@ -384,7 +456,6 @@ def test_a_stopped_holder_is_waited_for_and_named(queue_factory: QueueFactory) -
     assert queue.insert("y", key="k").id != first.id
 
 
-@pytest.mark.batched  # it is in the log of an open batch
 def test_a_line_whose_record_never_came_leaves_the_key_free(queue_factory: QueueFactory) -> None:
     queue = queue_factory()
 
@@ -463,7 +534,6 @@ class Synced(Filesystem):
         self.fsync = fsync
 
 
-@pytest.mark.batched  # it is in the log of an open batch
 def test_the_key_is_on_disk_before_the_task(queue_factory: QueueFactory) -> None:
     path = queue_factory(shards=1).path
     queue = Queue(path, filesystem=Synced(str(path)))
@@ -484,7 +554,6 @@ def test_the_key_is_on_disk_before_the_task(queue_factory: QueueFactory) -> None
     assert len(fs.told) <= 4
 
 
-@pytest.mark.batched  # it is in the log of an open batch
 def test_a_task_that_is_named_is_on_disk_and_synced_once(queue_factory: QueueFactory) -> None:
     path = queue_factory(shards=1).path
     first = Queue(path)
@@ -521,7 +590,6 @@ class Counted(Filesystem):
         self.pread = pread
 
 
-@pytest.mark.batched  # it is in the log of an open batch
 @pytest.mark.parametrize("is_own", [False, True])
 def test_a_look_for_a_task_reads_what_is_new_in_the_log(queue_factory: QueueFactory, is_own: bool) -> None:
     path = queue_factory(durability="none").path
@@ -541,7 +609,6 @@ def test_a_look_for_a_task_reads_what_is_new_in_the_log(queue_factory: QueueFact
     assert fs.read_bytes < 300 * 1500
 
 
-@pytest.mark.batched  # it is in the log of an open batch
 def test_a_log_that_another_process_has_locked_is_read_without_its_lock(queue_factory: QueueFactory) -> None:
     queue = queue_factory(durability="none")
     ref = queue.insert("x", key="k")
@@ -557,7 +624,6 @@ def test_a_log_that_another_process_has_locked_is_read_without_its_lock(queue_fa
         fs.close(fd)
 
 
-@pytest.mark.batched  # it is in the log of an open batch
 def test_a_task_whose_log_a_cleaner_has_removed_does_not_keep_its_key(queue_factory: QueueFactory) -> None:
     queue = queue_factory(durability="none")
     ref = queue.insert("x", key="k")
@@ -590,11 +656,8 @@ def test_a_file_of_a_key_with_a_second_name_is_neither_waited_for_nor_written(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("payload", ["x", "x" * (single_inserts.TASK_BYTES_MAX + 1)], ids=["small", "large"])
 @pytest.mark.parametrize("is_used", [False, True])
-def test_an_inserter_killed_at_every_step_leaves_one_task_at_most(
-    queue_factory: QueueFactory, payload: str, is_used: bool
-) -> None:
+def test_an_inserter_killed_at_every_step_leaves_one_task_at_most(queue_factory: QueueFactory, is_used: bool) -> None:
     step = 0
     while True:
         step += 1
@@ -607,7 +670,7 @@ def test_an_inserter_killed_at_every_step_leaves_one_task_at_most(
             trap = DieAt(step)
             mine = trapped(queue, trap)
             trap.armed = True
-            mine.insert(payload, key="k")
+            mine.insert("x", key="k")
 
         with children((live,)) as [child]:
             status = child.wait()
@@ -634,15 +697,13 @@ def test_errors_are_the_packages_own(queue_factory: QueueFactory) -> None:
         queue.insert("x", key="k")
 
 
-@pytest.mark.parametrize("payload", ["x", "x" * (single_inserts.TASK_BYTES_MAX + 1)], ids=["small", "large"])
-def test_a_key_and_a_priority(queue_factory: QueueFactory, payload: str) -> None:
-    queue = queue_factory()
+def test_a_key_and_a_priority(queue: Queue) -> None:
     queue.insert("last")
-    ref = queue.insert(Task(payload, key="k", priority=1))
-    assert not queue.insert(payload, key="k", priority=0).inserted
+    ref = queue.insert(Task("x", key="k", priority=1))
+    assert not queue.insert("x", key="k", priority=0).inserted
     assert queue.insert_many([Task("first", key="l", priority=0), Task("again", key="k", priority=0)]) == 1
     found = {info.payload: (info.key, info.priority) for info in queue.tasks()}
-    assert found == {"last": (None, None), payload: ("k", 1), "first": ("l", 0)}
+    assert found == {"last": (None, None), "x": ("k", 1), "first": ("l", 0)}
     assert ref.inserted
 
 

@@ -114,7 +114,6 @@ VERBS = {
     "insert": Verb([1], lambda q: q.insert(1)),
     "insert, large": Verb([LARGE], lambda q: q.insert(LARGE)),
     "insert, key": Verb([1], lambda q: q.insert(1, key="k")),
-    "insert, key, large": Verb([LARGE], lambda q: q.insert(LARGE, key="k")),
     "insert, priority": Verb([1], lambda q: q.insert(1, priority=3)),
     "insert_many, one": Verb([1], lambda q: q.insert_many([1])),
     "insert_many": Verb(list(range(20)), lambda q: q.insert_many(range(20), batch_tasks=5)),
@@ -256,7 +255,6 @@ ROWS = [
     Row("insert, large", "rename", "/queue/", 1, errno.EIO, "Nothing was inserted; the call may be repeated."),
     Row("insert, key", "fsync", "/keys/", 1, errno.EIO, "Nothing was inserted; the call may be repeated."),
     Row("insert, key", "fsync", "/movements/", 1, errno.EIO, "is in the queue. Repeat the insert: the key keeps it"),
-    Row("insert, key, large", "sync_directory", "/queue/", 1, errno.EIO, "The task is in the queue: do not insert it"),
     Row("insert_many", "create", "", 1, errno.EACCES, "None of the tasks is in the queue: repeat the call."),
     Row("insert_many", "create", "", 1, errno.EIO, "None of the tasks is in the queue: repeat the call."),
     Row("insert_many", "fsync", "/staging/", 2, errno.EIO, "None of the tasks is in the queue: repeat the call."),
@@ -302,7 +300,6 @@ def test_an_error_says_what_is_on_disk(queue: Queue, row: Row) -> None:
     ("insert_many, 2", "The first 5 tasks of this call are in the queue, and some of those that came next may be."),
     ("insert_many", "Some of the tasks may be in the queue; repeating the call would insert those again."),
     ("insert, large", "It is unknown whether the task is in the queue. Look for it before you insert it again."),
-    ("insert, key, large", "It is unknown whether the task is in the queue. Repeat the insert: the key keeps it"),
 ])  # fmt: skip
 def test_a_disk_that_answers_no_more_leaves_it_open(queue: Queue, verb: str, says: str) -> None:
     """The renaming fails, and so does each look at what has become of it."""
@@ -348,28 +345,6 @@ def test_an_error_of_the_look_behind_the_renaming_is_none_of_the_renaming(
     assert [info.payload == LARGE for info in queue.tasks()].count(True) == 1
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-def test_it_is_open_whether_a_task_comes_whose_file_a_key_names_and_nobody_could_remove(
-    queue: Queue, code: int
-) -> None:
-    """Neither the renaming nor the removal of the staged file works: the next inserter with the key publishes it."""
-    fs = Faulty(str(queue.path), code, 1, step="rename", where="/queue/", lasting=True)
-
-    def unlink(path: str) -> bool:
-        raise OSError(code, os.strerror(code))
-
-    q = Queue(queue.path, filesystem=fs)
-    q.insert("before")
-    fs.armed, fs.unlink = True, unlink  # type: ignore[method-assign]
-    with pytest.raises(
-        FsqueueError, match=r"It is unknown whether the task is in the queue\. Repeat the insert"
-    ) as caught:
-        q.insert(LARGE, key="k")
-    assert (caught.value.new, caught.value.is_exact) == (0, False)
-    assert not queue.insert("other", key="k").inserted
-    assert sorted(str(info.payload)[:9] for info in queue.tasks()) == sorted(["before", str(LARGE)[:9]])
-
-
 # -- every call --------------------------------------------------------------------------------------------------
 
 
@@ -390,7 +365,7 @@ def sweep(queue_factory: QueueFactory, verb: Verb, code: int, late: bool, lastin
 
 
 SWEPT = [name for name in VERBS if name != "insert_many, groups"]
-QUICK = ("insert", "insert, key, large", "insert_many", "insert_many, some keys")
+QUICK = ("insert, key", "insert, large", "insert_many", "insert_many, some keys")
 
 
 @pytest.mark.parametrize("lasting", [False, True])

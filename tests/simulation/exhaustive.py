@@ -31,7 +31,6 @@ from tests.simulation.handles import Crash
 from tests.simulation.history import Actor
 from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import CALL_S, Process
-from tests.simulation.keyed_scenarios import LARGE
 from tests.simulation.scenarios import KEPT, MANY, MOVED
 from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
@@ -58,7 +57,6 @@ KINDS = {
         Scenario("open-lossy", shared=False, hosts=1, lossy=True, singly=True, settings=MANY),
         Scenario("order", shared=False, hosts=1, singly=True, settings=MANY, **ORDERED),
         Scenario("order-nfs", stale=1.0, singly=True, settings=MANY, **ORDERED),
-        Scenario("order-large", shared=False, hosts=1, limits=LARGE, singly=True, settings=MANY, **ORDERED),
         Scenario("order-lossy", shared=False, hosts=1, lossy=True, singly=True, settings=MANY, **ORDERED),
     )
 }
@@ -112,7 +110,6 @@ ALONE = {
     "open-lossy": ("power", "power-names", "power-data", "power-all"),
     "order": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "full-halfway", "interrupted"),
     "order-nfs": ("killed", "late", "locks-lost", "host-lost", "reply-lost", "estale"),
-    "order-large": ("killed", "cut-short", "eio-after", "eio", "full-halfway"),
     "order-lossy": ("power", "power-names", "power-data"),
     "moved": ("killed", "cut-short", "reply-lost", "eio-after", "eio", "eacces", "full", "full-halfway", "interrupted",
               "interrupted-after"),

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-import orjson
-
 from fsqueue import Task
 from tests.simulation import invariants
 from tests.simulation.disk import File
@@ -56,7 +54,7 @@ def _insert(story: Story, actor: Actor, key: str, delay_s: float = 0) -> bool | 
     """Insert; whether the task is new; None if that was refused."""
     [payload] = story.fresh(1)
     # A power loss may have taken an outcome.
-    ended = set(_ended(story)).difference(*living(story).values(), _staged_again(story))
+    ended = set(_ended(story)).difference(*living(story).values())
     task = Task(payload, key=key, delay_s=delay_s, priority=story.priority(payload))
     ref = actor.do(ACT, lambda q: q.insert(task), payloads=[payload], key=key)
     call = actor.last
@@ -89,50 +87,17 @@ def _ended(story: Story) -> Iterator[str]:
         yield from (f"{batch}.{index}" for index, task in enumerate(replay.tasks) if task.state in OUTCOMES)
 
 
-def _staged_again(story: Story) -> Iterator[str]:
-    """Tasks that ended, whose logs a power loss took, and whose files it put back into staging: keys lead to them.
-
-    Their inserter died before it synced the shard. Where each movement is synced, the process that opens a log first
-    syncs the shard instead, so that a power loss takes no renaming back.
-    """
-    if story.power_lost and not story.durable:
-        logs = {batch for batch, file, _ in _logs(story) if file.links}
-        files = invariants.files(story, f"{invariants.generation(story)}/staging")
-        staged = {path.rpartition("/")[2][14:46] for path, _ in files}
-        yield from (one for one in _ended(story) if one.rpartition(".")[0] in staged - logs)
-
-
 def _was_ever(story: Story, task_id: str) -> bool:
     batch, _, index = task_id.rpartition(".")
-    published = any(batch in path for path, _ in invariants.files(story, f"{invariants.generation(story)}/queue"))
-    return published or any(one == batch and int(index) < len(replay.tasks) for one, _, replay in _logs(story))
+    return any(one == batch and int(index) < len(replay.tasks) for one, _, replay in _logs(story))
 
 
 def living(story: Story) -> dict[str, list[str]]:
     """The tasks with keys that live, by their keys."""
     found: dict[str, list[str]] = {}
-    states: dict[str, Replay] = {}
     for batch, file, replay in _logs(story):
-        if not file.links:
-            continue
-        states[batch] = replay
-        for index, key in replay.keys.items():
+        for index, key in replay.keys.items() if file.links else ():
             if replay.tasks[index].state in (AVAILABLE, LEASED):
-                found.setdefault(key, []).append(f"{batch}.{index}")
-    for path, file in invariants.files(story, f"{invariants.generation(story)}/queue"):
-        name = path.rpartition("/")[2]
-        if name.startswith(".nfs"):  # removed, and open on the host that did that
-            continue
-        batch, of_log = name[14:46], states.get(name[14:46])
-        for index, line in enumerate(bytes(file.data).split(b"\n")[:-1]):
-            try:
-                key = orjson.loads(line).get("key")
-            except ValueError:
-                continue
-            if key is None:
-                continue
-            is_open = of_log is None or not of_log.opened or of_log.tasks[index].state in (AVAILABLE, LEASED)
-            if is_open and f"{batch}.{index}" not in found.get(key, ()):
                 found.setdefault(key, []).append(f"{batch}.{index}")
     return found
 
@@ -157,9 +122,10 @@ def insert_at_the_end(story: Story, last: Actor) -> Iterator[str]:
     if ACT not in story.scenario.actions:
         return
     for key in KEYS:
-        if _insert(story, last, key) is False and last.last.result.id not in living(story).get(key, ()):
-            yield f"{last.last}: all tasks had ended, and the key was not free"  # a task that was staged may live now
-        if _insert(story, last, key) and last.last.outcome == DONE:
+        is_new = _insert(story, last, key)
+        if is_new is False:
+            yield f"{last.last}: all tasks had ended, and the key was not free"
+        if _insert(story, last, key) and is_new:  # else the first was refused
             yield f"{last.last}: the key was taken"
     yield from two_living(story)
 

@@ -39,7 +39,7 @@ MUTATIONS = [
         "a batch without a log counts as ended on a network mount",
         "the inserter that has named it may be about to make the log",
         "keyed-cut",
-        (("Claims._in_log", "if not may_come_late: ...", "if True: ..."),),
+        (("Claims.living", "if not may_come_late: ...", "if True: ..."),),
     ),
     Mutation(
         "a task lives because the key's last line names it",
@@ -123,38 +123,6 @@ MUTATIONS = [
             ("KeyedInserter._announcing", "if layout.generation != held.layout.generation: ...", "if False: ..."),
         ),
     ),
-    Mutation(
-        "a listing proves that a task with a file of its own lives",
-        "the listing is old, and the task has ended",
-        "keyed-files-nfs",
-        (("Claims._with_own_file", "any(store.fs.exists(layout.task_file(one)) for one in listed)", "listed"),),
-    ),
-    Mutation(
-        "a staged file that a key's line names is not published",
-        "its key can never be used again",
-        "keyed-files",
-        (("Claims._with_own_file", "if staging.publish_named(store, layout, str(name)): ...", "if False: ..."),),
-    ),
-    Mutation(
-        "a task with a file of its own is published before the key's line",
-        "its inserter dies between the two: the next insert finds no line, and inserts a second task",
-        "keyed-files",
-        (
-            (
-                "publish_one",
-                """
-                if announce is not None:
-                    announce()
-                list(publish(store, staged.layout, [staged]))
-                """,
-                """
-                list(publish(store, staged.layout, [staged]))
-                if announce is not None:
-                    announce()
-                """,
-            ),
-        ),
-    ),
     # -- key epochs --------------------------------------------------------------------------------------
     Mutation(
         "an inserter goes on that has written its claim where nobody looks any more",
@@ -213,48 +181,14 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "the file of a large keyed task has a name without its priority",
-        "no worker looks for it before all that have one",
-        "keyed-order-large",
-        (
-            (
-                "KeyedInserter._with_own_file",
-                "staging.stage(..., insertion.moment(store, task.when), task.rank)",
-                "staging.stage(..., insertion.moment(store, task.when))",
-            ),
-        ),
-    ),
-    Mutation(
-        "a large keyed task does not make it known that there are priorities",
-        "a worker with a bound believes that there are none",
-        "keyed-order-large",
-        (("KeyedInserter._with_own_file", "ordering.mark(store, task.rank)", ""),),
-    ),
-    Mutation(
-        "what is known of priorities comes behind a large keyed task",
-        "its inserter dies between the two: the task is there, and a worker with a bound believes that there are none",
-        "keyed-order-large",
-        (
-            ("KeyedInserter._with_own_file", "ordering.mark(store, task.rank)", ""),
-            (
-                "KeyedInserter._with_own_file",
-                "store.doorbell.ring()",
-                """
-                ordering.mark(store, task.rank)
-                store.doorbell.ring()
-                """,
-            ),
-        ),
-    ),
-    Mutation(
         "of a stream the tasks with keys lose their priorities in names",
         "no worker looks for them before all that have one",
         "keyed-order",
         (
             (
                 "encoding.encode",
-                "return EncodedTask(line, when, priority, rank_of(priority), key)",
-                "return EncodedTask(line, when, priority, LAST if key else rank_of(priority), key)",
+                "return EncodedTask(line, when, priority, rank_of(priority), key, index)",
+                "return EncodedTask(line, when, priority, LAST if key else rank_of(priority), key, index)",
             ),
         ),
     ),

@@ -12,8 +12,6 @@ AWAY = WORK | {"gc": 4.0}
 
 MANY = {"batch_tasks_max": 4, "shards": 1}
 FEW = {"batch_tasks_max": 2, "shards": 1, "durability": "default"}
-ONE = {"batch_tasks_max": 1, "shards": 1}
-"""Each task has a file of its own."""
 SHORTLY = (("protocol.finishing:LINGER_MS", 1),)
 RESTATED = (
     ("format.checkpoints:LEAST_BYTES", 1), ("format.checkpoints:SHARE", 0), ("storage.logs:TAIL_BYTES", 128),
@@ -35,7 +33,7 @@ RANKED = {
 """Keys and priorities together: in single inserts, and several in one call."""
 RANKED_PURGES = {"insert_keyed": 4.0, "insert_many_keyed": 2.0, "consume_ranked": 2.0, "purge": 1.5}
 LARGE = (("protocol.single_inserts:TASK_BYTES_MAX", 46),)
-"""Tasks with a key and a priority that is not short have a file of their own, others not."""
+"""Tasks with a key and a priority that is not short are refused. Others with a priority have a file of their own."""
 
 SCENARIOS = {
     one.name: one
@@ -44,32 +42,26 @@ SCENARIOS = {
         Scenario("keyed-calm", actions=WORK, workers=4, settings=MANY, torn_listings=0.2, tasks_before=0),
         Scenario("keyed-nfs", actions=WORK, faults=("kill", "delay", "cut", "cut", "reply", "stop"), limits=SHORTLY, settings=MANY, tasks_before=0, **NFS),
         Scenario("keyed-cut", actions=WORK, faults=("cut", "cut", "cut", "delay"), settings=MANY, tasks_before=0, faults_most=5),
-        Scenario("keyed-files", shared=False, hosts=1, actions=WORK, faults=("kill", "delay", "error", "after"), settings=ONE, tasks_before=0),
-        Scenario("keyed-files-nfs", actions=WORK, faults=("kill", "delay", "cut", "cut", "reply"), settings=ONE, tasks_before=0, **NFS),
         Scenario("keyed-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, settings=FEW, tasks_before=0),
-        Scenario("keyed-files-power", shared=False, hosts=1, actions=WORK, faults=("power", "kill"), lossy=True, settings=ONE, tasks_before=0),
         Scenario("keyed-again-power", shared=False, hosts=1, actions={"insert_keyed": 3.0, "consume": 2.0, "insert": 0.5}, faults=("power",), lossy=True, settings=FEW, tasks_before=0, workers=4),
         Scenario("keyed-restated", actions=WORK, faults=("kill", "cut", "delay"), limits=(*SHORTLY, *RESTATED, *FEW_LINES), settings=MANY, tasks_before=0),
         Scenario("keyed-purge", actions=PURGES, faults=("delay", "kill"), stale=0.4, settings=MANY, tasks_before=0),
         Scenario("keyed-away", actions=AWAY, faults=("away", "away", "nap", "kill"), limits=SHORTLY, settings=MANY, tasks_before=0),
-        Scenario("keyed-files-away", actions=AWAY, faults=("away", "away", "nap", "kill"), settings=ONE, tasks_before=0),
         Scenario("keyed-gc", shared=False, hosts=1, actions=AWAY, faults=("kill", "delay", "error"), limits=(*SHORTLY, *AT_ONCE), settings=MANY, tasks_before=0),
         Scenario("keyed-gc-nfs", actions=AWAY, faults=("kill", "delay", "cut", "cut"), limits=(*SHORTLY, *EPOCHS), settings=MANY, tasks_before=0, faults_most=6, **NFS),
         Scenario("keyed-epochs", actions=AWAY, faults=("cut", "kill", "delay", "delay", "stop"), limits=(*SHORTLY, *EPOCHS), settings=MANY, tasks_before=0, faults_most=8),
-        Scenario("keyed-files-epochs", actions=AWAY, faults=("cut", "kill", "delay", "delay"), limits=EPOCHS, settings=ONE, tasks_before=0, faults_most=8),
         Scenario("keyed-full", shared=False, hosts=1, actions=WORK, faults=("full", "full", "kill"), settings=MANY, tasks_before=0),
         Scenario("keyed-order", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), limits=SHORTLY, settings=MANY, priorities=PRIORITIES),
-        Scenario("keyed-order-calm", actions=RANKED, workers=4, limits=LARGE, settings=MANY, priorities=PRIORITIES, torn_listings=0.2),
+        Scenario("keyed-order-calm", actions=RANKED, workers=4, settings=MANY, priorities=PRIORITIES, torn_listings=0.2),
         Scenario("keyed-order-nfs", actions=RANKED, faults=("kill", "delay", "cut", "reply", "stop"), limits=SHORTLY, settings={"batch_tasks_max": 4}, priorities=PRIORITIES, **NFS),
-        Scenario("keyed-order-large", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
-        Scenario("keyed-order-large-nfs", actions=RANKED, faults=("kill", "delay", "cut", "cut", "reply"), limits=LARGE, settings=MANY, priorities=PRIORITIES, **NFS),
-        Scenario("keyed-order-power", shared=False, hosts=1, actions=RANKED, faults=("power", "kill"), lossy=True, limits=LARGE, settings=FEW, priorities=PRIORITIES, tasks_before=0),
+        Scenario("keyed-order-power", shared=False, hosts=1, actions=RANKED, faults=("power", "kill"), lossy=True, settings=FEW, priorities=PRIORITIES, tasks_before=0),
+        Scenario("keyed-refused", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-order-restated", actions=RANKED, faults=("kill", "cut", "delay"), limits=(*SHORTLY, *RESTATED, *FEW_LINES), settings=MANY, priorities=PRIORITIES),
-        Scenario("keyed-order-purge", actions=RANKED_PURGES, faults=("delay", "kill"), stale=0.4, limits=LARGE, settings=MANY, priorities=PRIORITIES),
-        Scenario("keyed-order-gc", shared=False, hosts=1, actions=RANKED | {"gc": 4.0}, faults=("kill", "delay", "error"), limits=(*SHORTLY, *AT_ONCE, *LARGE), settings=MANY, priorities=PRIORITIES),
-        Scenario("keyed-order-full", shared=False, hosts=1, actions=RANKED, faults=("full", "full", "kill"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
-        Scenario("keyed-unclean", shared=False, hosts=1, actions=RANKED, faults=("broken", "broken", "unclean"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
-        Scenario("keyed-fork", shared=False, hosts=1, actions=RANKED, faults=("fork", "fork", "error"), limits=LARGE, settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-order-purge", actions=RANKED_PURGES, faults=("delay", "kill"), stale=0.4, settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-order-gc", shared=False, hosts=1, actions=RANKED | {"gc": 4.0}, faults=("kill", "delay", "error"), limits=(*SHORTLY, *AT_ONCE), settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-order-full", shared=False, hosts=1, actions=RANKED, faults=("full", "full", "kill"), settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-unclean", shared=False, hosts=1, actions=RANKED, faults=("broken", "broken", "unclean"), settings=MANY, priorities=PRIORITIES),
+        Scenario("keyed-fork", shared=False, hosts=1, actions=RANKED, faults=("fork", "fork", "error"), settings=MANY, priorities=PRIORITIES),
         Scenario("keyed-interrupt", shared=False, hosts=1, actions=WORK, faults=("interrupt", "interrupt", "delay"), settings=MANY, tasks_before=0),
     )
 }  # fmt: skip

@@ -16,14 +16,14 @@ MUTATIONS = [
         "a file that cannot be removed counts as not published",
         "a renaming was done, and its reply an error: the tasks are in the queue, and the insert says that none is",
         "unclean",
-        (("_remove", "is_out and not staged.is_named", "True"),),
+        (("_remove", "not in_doubt or (not fs.shared and fs.same_file(staged.fd, staged.path))", "True"),),
     ),
     Mutation(
         "an error of removing a staged file ends the clean-up",
         "what is behind it is not noted: that a renaming may have been done, which failed",
         "unclean",
         (
-            ("_remove", "if is_out and not staged.is_named: ...", "raise"),
+            ("_remove", "if not in_doubt or (not fs.shared and fs.same_file(staged.fd, staged.path)): ...", "raise"),
             (
                 "discard",
                 "with suppress(OSError): staged.is_published = _remove(store, staged)",

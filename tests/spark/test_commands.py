@@ -62,6 +62,7 @@ def test_from_a_file_to_results(spark: SparkSession, rows: Path, tmp_path: Path)
     assert run("report", queue, tmp_path / "report").exit_code == 2
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 def test_seeding_with_priorities_and_keys(spark: SparkSession, rows: Path, queue: Queue) -> None:
     seeding = ("seed", queue.path, rows, "--format", "csv", "--option", "header=true", "--priority", "n")
     ordered = run(*seeding)

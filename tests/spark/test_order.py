@@ -170,11 +170,16 @@ def test_a_stream_with_priorities(stream: Stream, queue: Queue) -> None:  # noqa
 # -- keys -----------------------------------------------------------------------------------------------------
 
 
+NO_SINGLES = pytest.mark.batched
+"""With one task a batch a queue takes no keys."""
+
+
 def keys_of(queue: Queue) -> Counter[Any]:
     return Counter(task.key for task in queue.tasks())
 
 
 @pytest.mark.oldest
+@NO_SINGLES
 def test_rows_whose_keys_live_are_not_inserted(spark: SparkSession, queue: Queue) -> None:
     queue.insert("before", key="3")
     df = spark.range(0, 10, 1, 3).select("id", F.lit("x").alias("x"))
@@ -191,12 +196,14 @@ def test_rows_whose_keys_live_are_not_inserted(spark: SparkSession, queue: Queue
 
 
 @BOTH
+@NO_SINGLES
 def test_a_key_that_many_rows_have_is_inserted_once(spark: SparkSession, queue: Queue, way: Way) -> None:
     df = spark.range(0, 40, 1, 4).select((F.col("id") % 5).cast("string").alias("k"), "id")
     way(df, queue, key="k")
     assert keys_of(queue) == {str(n): 1 for n in range(5)}
 
 
+@NO_SINGLES
 def test_keys_with_priorities_delays_and_json(spark: SparkSession, queue: Queue) -> None:
     rows = [("a", 2, 0.0, "[1]"), ("b", 1, 0.0, "[2]"), ("c", None, 0.0, "null"), ("d", 0, 900.0, "{}")]
     df = spark.createDataFrame(rows, "k STRING, p INT, wait DOUBLE, doc STRING")
@@ -216,10 +223,21 @@ def test_keys_with_priorities_delays_and_json(spark: SparkSession, queue: Queue)
     ),
     ("way", WAYS),
 )
+@NO_SINGLES
 def test_what_is_no_key_is_refused(spark: SparkSession, queue: Queue, way: Way, rows: Any, said: str) -> None:
     with pytest.raises(Exception, match=rf"{said}.*{PART}"):
         way(spark.createDataFrame(rows, "k STRING").coalesce(1), queue, key="k")
     assert set(keys_of(queue)) <= {"a"}
+
+
+@NO_SINGLES
+def test_a_row_that_is_too_long_for_a_key_is_named(spark: SparkSession, queue: Queue) -> None:
+    df = spark.createDataFrame([("a", 1), ("b", 70_000)], "k STRING, size INT").coalesce(1)
+    df = df.select("k", F.expr("repeat('x', size)").alias("x"))
+    said = f"Task number 2 takes 70,0[0-9]{{2}} bytes with its key; a task with a key may take 65,536.*{PART}"
+    with pytest.raises(Exception, match=said):
+        by_write(df, queue, key="k")
+    assert keys_of(queue) == {"a": 1}
 
 
 def test_keys_are_not_for_overwriting(spark: SparkSession, queue: Queue) -> None:
@@ -249,6 +267,7 @@ def interrupted(path: str, completes: bool) -> Callable[[Iterator[Any]], Iterato
 
 
 @each_once(("completes", [False, True]), ("way", WAYS))
+@NO_SINGLES
 def test_a_spark_task_that_is_repeated_inserts_what_is_missing(
     spark: SparkSession, queue: Queue, way: Way, completes: bool
 ) -> None:
@@ -263,6 +282,7 @@ def test_a_spark_task_that_is_repeated_inserts_what_is_missing(
     assert queue.status().completed == (2 if completes else 0)
 
 
+@NO_SINGLES
 def test_many_keys_are_advised_against(
     spark: SparkSession, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -274,6 +294,7 @@ def test_many_keys_are_advised_against(
         assert "To insert a whole set once, use a name instead" in caplog.text
 
 
+@NO_SINGLES
 def test_a_stream_with_keys(stream: Stream, queue: Queue) -> None:  # noqa: F811
     for count in (4, 3):
         stream.feed(count)
@@ -290,12 +311,14 @@ def test_a_stream_with_keys(stream: Stream, queue: Queue) -> None:  # noqa: F811
 
 
 @pytest.mark.oldest
+@NO_SINGLES
 def test_views_tell_priorities_and_keys(spark: SparkSession, queue_factory: QueueFactory) -> None:
     queue = queue_factory(task_bytes_max=1 << 20)
-    large = {"k": "x" * 100_000}  # so that it gets a file of its own
+    large = {"k": "x" * 100_000}  # so that it gets a file of its own, and has no key
     queue.insert_many([Task(n, priority=given) for n, given in enumerate(["due", "5", '"', 5, -(2**63), None, ""])])
     queue.insert(7, key="seven", priority=7)
-    queue.insert(large, key='la"rge')
+    queue.insert(large)
+    queue.insert("quoted", key='la"rge')
     queue.insert_many([8, 9])
     expected = {
         "0": ("due", None),
@@ -306,7 +329,8 @@ def test_views_tell_priorities_and_keys(spark: SparkSession, queue_factory: Queu
         "5": (None, None),
         "6": ('""', None),
         "7": ("7", "seven"),
-        orjson.dumps(large).decode(): (None, 'la"rge'),
+        orjson.dumps(large).decode(): (None, None),
+        '"quoted"': (None, 'la"rge'),
         "8": (None, None),
         "9": (None, None),
     }

@@ -748,6 +748,7 @@ def where(place: int | str) -> str:
     return os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else place
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_purge_on_another_host_ends_no_upkeep(queue_factory: QueueFactory, times: int) -> None:
     """The server says ESTALE of what is gone, where a local disk says "missing"."""

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,7 +19,6 @@ from fsqueue.format import movements, names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import KeyEpochs, key_epochs_record
 from fsqueue.models import GcReport
-from fsqueue.protocol import single_inserts
 from fsqueue.storage import keys
 from fsqueue.upkeep import key_files
 from fsqueue.upkeep.refusals import Refusals
@@ -198,32 +196,6 @@ def test_an_inserter_that_has_not_seen_the_epoch_begins_anew(mounted: Mounted) -
     assert mounted.files() == {"keys": 1, "keys-1": 1}
     assert mounted.queue.insert("x", key="a").id == ref.id
     assert mounted.queue.status().waiting == 1
-
-
-def lock_all(step: str, call: Callable[..., Any], *args: Any) -> Any:
-    """The server has given the locks of a host away that is cut off."""
-    if step in ("try_lock", "unlock"):
-        return True
-    return call(*args)
-
-
-@pytest.mark.parametrize("is_found", [False, True])
-def test_a_large_task_whose_claim_is_void_is_inserted_once(mounted: Mounted, is_found: bool) -> None:
-    """Another may have found the claim while its inserter was cut off, and have published the staged file."""
-    late, large = mounted.host(), "x" * (single_inserts.TASK_BYTES_MAX + 1)
-    found = []
-
-    def step() -> None:
-        if is_found:
-            found.append(trapped(late, lock_all, shared=True).insert("y", key="a"))
-        mounted.begin_epoch()
-
-    with after_the_next_claim(step):
-        ref = late.insert(large, key="a")
-    assert ref.inserted
-    assert [(each.inserted, each.id) for each in found] == [(False, ref.id)] * is_found
-    assert mounted.queue.insert("z", key="a").id == ref.id
-    assert [task.payload for task in mounted.queue.lease(5)] == [large]
 
 
 def test_an_upkeep_killed_at_every_step_loses_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,7 @@ def test_a_result_that_nests_and_a_record_that_names_versions_are_read_exactly(q
     assert {result.payload["x"]: result.result for result in q.results()} == {2: deep, 6: "six"}
 
 
+@pytest.mark.batched  # with one task a batch a queue takes no keys
 def test_columns_are_the_fields_of_results(q: Queue, clock: ManualClock) -> None:
     q.insert_many([{"x": x} for x in (1, 2, 9)], batch_tasks=3)
     q.insert({"x": 4}, key="k")
