@@ -424,10 +424,17 @@ def test_a_worker_may_die_before_its_fork_server_has_begun(one: Queue, pids: Pat
     assert not numbers(pids)
 
 
-def test_a_worker_that_executes_another_program_is_not_dead(one: Queue, pids: Path) -> None:
-    """Its number and the time of its start stay the same: `/proc` shows it as before."""
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_worker_that_executes_another_program_is_not_dead(
+    one: Queue, pids: Path, tmp_path: Path, is_awaited: bool
+) -> None:
+    """Its number and the time of its start stay the same: `/proc` shows it as before. Its end is waited for a while."""
+    program = tmp_path / "program.py"
+    patch = "pass" if is_awaited else "supervisor.DEATH_S = 0.0"
+    program.write_text(PROGRAM.format(where=str(Path(supervisor.__file__).parent), patch=patch))
     code = (
-        "import os, sys, threading; from fsqueue import Queue, Worker\n"
+        "import os, sys, threading; from fsqueue import Queue, Worker; from fsqueue.worker import supervisor\n"
+        f"supervisor.__file__ = {str(program)!r}\n"
         "def other():\n"
         "  open(sys.argv[-1] + '.go').read()\n"
         "  os.execvp('sleep', ['sleep', '9000'])\n"
@@ -440,13 +447,13 @@ def test_a_worker_that_executes_another_program_is_not_dead(one: Queue, pids: Pa
         server, supervisors = family_of(process)
         Path(f"{pids}.go").write_text("\n")
         until(lambda: not is_any_alive(pids), "the end of the command")
-        ended(*supervisors)
+        ended(*supervisors, *([] if is_awaited else [server]))
         [worker] = lease_holders.workers(one.store)
         assert worker.life == lease_holders.ALIVE
         assert one.status().leased == 1
-        assert is_alive(server), "it waits for the worker's death"
         kill(process, pids)
-        until(lambda: one.status().waiting, "the task to be available")
+        if is_awaited:
+            until(lambda: one.status().waiting, "the task to be available")
 
 
 @pytest.mark.parametrize("is_supervisor_killed", [False, True])
