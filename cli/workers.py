@@ -38,6 +38,9 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
     is available again at once with --release-dead. Attempts are charged as when a lease runs out: one for a task that
     was leased alone, none for tasks that were leased together. Those are then leased alone.
 
+    If 'fsqueue run' alone is killed, its leases end without this command, when its commands have ended. They do not if
+    all of its processes were killed, or if its command names a program that works elsewhere (srun, ssh, docker).
+
     Below the workers are the nodes on which tasks failed in a row. 'run --exclude-after N' takes no task on a node
     after N failures. Only the logs of the batches at work are read. Tasks that a script took with 'lease' have no
     process to check.

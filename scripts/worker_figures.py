@@ -175,18 +175,23 @@ def idle(place: Path, workers: int, settle_s: float, watch_s: float) -> dict[str
 def killed(place: Path, lease_s: float) -> dict[str, Any]:
     """How long after a worker was killed the last of its tasks is executed again."""
     found: dict[str, Any] = {"lease, s": lease_s}
-    for how in ("by itself", "with --release-dead"):
-        queue = fsqueue.Queue.create(place / how.replace(" ", "-"), lease_s=lease_s if how == "by itself" else 600)
+    for how in ("by its fork server", "when the leases end", "with --release-dead"):
+        queue = fsqueue.Queue.create(
+            place / how.replace(" ", "-"), lease_s=lease_s if how == "when the leases end" else 600
+        )
         log = place / f"log-{how}"
         queue.insert_many(({"log": str(log), "n": n, "s": 0.05} for n in range(40)), batch_tasks=20)
         run = [*FSQUEUE, "run", str(queue.path), "--call", "worker_figures:note"]
         first = subprocess.Popen([*run, "-j", "4", "--prefetch", "5"], stderr=subprocess.DEVNULL)
         while queue.status().leased < 15:
             time.sleep(0.02)
+        if how != "by its fork server":
+            for server in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split():
+                os.kill(int(server), signal.SIGKILL)
         first.kill()
         first.wait()
         began = time.time()
-        if how != "by itself":
+        if how == "with --release-dead":
             ended = subprocess.run(
                 [*FSQUEUE, "workers", str(queue.path), "--release-dead"], capture_output=True, text=True
             )

@@ -43,8 +43,8 @@ class EncodedTask(NamedTuple):
     rank: Rank = LAST
     """That of its priority."""
     key: str | None = None
-    index: int | None = None
-    """Its place in the call, if it has one."""
+    place: int | None = None
+    """Its index in the call, if it has one."""
 
 
 class Encoded:

@@ -107,7 +107,7 @@ class KeyedInserter:
 
     def _refusal(self, given: EncodedTask) -> InvalidTask:
         """Return the error for a task that does not go into an open batch. It says why, and what to do."""
-        task, path, index = task_at(given.index), self.store.path, given.index
+        task, path, index = task_at(given.place), self.store.path, given.place
         if self.store.settings.batch_tasks_max == 1:
             return InvalidTask(
                 f"{task} has a key, and the queue {path} takes none: it has one task in each batch. Leave the key out, "
@@ -122,8 +122,8 @@ class KeyedInserter:
                 index,
             )
         return TaskTooLarge(
-            f"{task} takes {len(given.line):,} bytes with its key; a task with a key may take {TASK_BYTES_MAX:,}. Store "
-            "the data in a file and queue its path, or leave the key out.",
+            f"{task} takes {len(given.line):,} bytes with its key; a task with a key may take {TASK_BYTES_MAX:,}. "
+            "Store the data in a file and queue its path, or leave the key out.",
             index,
         )
 

@@ -8,9 +8,9 @@ import math
 import weakref
 from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
-from orjson import loads
+from orjson import dumps, loads
 
 from fsqueue import forks
 from fsqueue.clock import Backoff
@@ -103,6 +103,10 @@ class Leaser:
         """The batch that was looked into last, and the rank of the next task that it has."""
         self.selection, self._ranked = self._new_selection()
         self._damaged: list[LeasedTask] = []
+        self.run_id: str | None = None
+        """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
+        self._of_run: tuple[dict[str, Any], dict[str, Any], str] | None = None
+        """The store's worker, what leases of the run say in its place, and that as JSON."""
         self.gave_up: Callable[[str, int, str], object] = _ignore
         """Called with the id, the number of attempts and the reason of each task that was buried instead of leased. Its
         batch may be locked meanwhile, so it must not block."""
@@ -579,7 +583,8 @@ class Leaser:
         store, log, replay_state = self.store, locked.log, locked.replay_state
         lease, until = store.entropy.hex16(), at + (store.lease_ms if lease_ms is None else lease_ms)
         offset = (log.next_offset() if log.torn else log.end) + len(opening)
-        given = replay_state.lease(at, lease, tasks, until, store.worker, several, offset)
+        worker, worker_json = (store.worker, store.worker_json) if self.run_id is None else self._worker_of_run()
+        given = replay_state.lease(at, lease, tasks, until, worker, several, offset)
         replay_state.at = at
         move, target = "", None
         if replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts:
@@ -589,7 +594,7 @@ class Leaser:
                 move = movements.moving(log.name, target)
                 replay_state.mention(str(log.name))
                 replay_state.mention(str(target))
-        record = movements.lease(at, lease, given, until, store.worker_json, several, move)
+        record = movements.lease(at, lease, given, until, worker_json, several, move)
         locked.log.append(opening + record if opening else record)
         lines = log.lines
         if target is not None:
@@ -598,6 +603,14 @@ class Leaser:
                 published.rename(locked, target)
         locked.unlock()
         return self._hand_out(locked, given, lease, until, offset, lines or [], solo)
+
+    def _worker_of_run(self) -> tuple[dict[str, Any], str]:
+        """Return what leases of the run say of their worker, also as JSON."""
+        worker = self.store.worker
+        if self._of_run is None or self._of_run[0] is not worker:
+            mine = worker | {"run": self.run_id}
+            self._of_run = worker, mine, dumps(mine).decode()
+        return self._of_run[1:]
 
     def _hand_out(
         self, locked: LockedBatch, given: list[int], lease: str, until: int, offset: int, lines: TaskLines, solo: bool

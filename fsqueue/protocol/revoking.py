@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fsqueue.clock import MARGIN_MS
+from fsqueue.errors import LockTimeout
 from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.protocol.transitions import name_earlier
-from fsqueue.storage import record_times
+from fsqueue.storage import jsonl, listing, record_times
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
@@ -65,3 +66,40 @@ def expire(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
             return ended
     except FileNotFoundError:
         return 0
+
+
+def expire_in(
+    store: Store, batches: Iterable[Batch], chosen: Callable[[ReplayState, int], bool]
+) -> tuple[int, list[Batch]]:
+    """Let leases run out now in several batches, and notify idle workers. Return how many, and the batches that stayed
+    locked: nothing was done in these.
+    """
+    ended, busy = 0, []
+    for batch in batches:
+        try:
+            ended += expire(store, batch, chosen, jsonl.LOCK_TIMEOUT_S)
+        except LockTimeout:
+            busy.append(batch)
+    if ended:
+        store.doorbell.ring()
+    return ended, busy
+
+
+def expire_run(store: Store, run_id: str) -> tuple[int, list[Batch]]:
+    """Let the leases of one run of a worker run out now (docs/format.md, "Workers"). Return what `expire_in` does.
+
+    The caller has proof that nothing of the run is at work (docs/decisions/0042-leases-of-a-killed-worker.md). A repeat
+    finds the leases that are left. It reads the logs of all batches at work. OSError, QueueNotFound.
+    """
+
+    def chosen(replay_state: ReplayState, index: int) -> bool:
+        holder = replay_state.holder[index]
+        return holder is not None and (holder.worker or {}).get("run") == run_id
+
+    store.refresh(now=True)
+    found = [
+        batch
+        for batch, replay_state in listing.at_work(store, store.fs.shared, listing.read_present_state)
+        if any(chosen(replay_state, index) for index in range(replay_state.count))
+    ]
+    return expire_in(store, found, chosen)

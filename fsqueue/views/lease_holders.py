@@ -20,7 +20,7 @@ from fsqueue.format import names
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.task_states import Lease
 from fsqueue.protocol import revoking
-from fsqueue.storage import jsonl, listing
+from fsqueue.storage import listing
 from fsqueue.storage.store import Store
 from fsqueue.wording import counted
 
@@ -46,6 +46,11 @@ class LeaseHolder:
     expired: int = 0
     life: str = UNKNOWN
     evidence: str = ""
+
+    @property
+    def key(self) -> bytes:
+        """Return what tells it from other workers."""
+        return _key(self.worker)
 
     @property
     def node(self) -> str:
@@ -77,13 +82,23 @@ def workers(store: Store, asks_slurm: bool = True) -> list[LeaseHolder]:
     return known
 
 
+def dead(store: Store, asks_slurm: bool = True) -> list[LeaseHolder]:
+    """Return the workers that hold tasks in time and are proven dead. OSError, QueueNotFound."""
+    return [worker for worker in workers(store, asks_slurm) if worker.life == DEAD and worker.tasks]
+
+
 def held_by_dead(store: Store, asks_slurm: bool = True) -> str | None:
     """Return what to type if workers hold tasks that are proven dead; None if none is. OSError, QueueNotFound.
 
     Nothing is released: a process that leased tasks may have handed their tokens on before it ended, and a command may
-    outlive its worker. Only a person knows that their work is over.
+    outlive its worker. Only a person knows that their work is over. Where the fork server of a killed worker knows it,
+    that ends the leases (docs/decisions/0042-leases-of-a-killed-worker.md).
     """
-    dead = [worker for worker in workers(store, asks_slurm) if worker.life == DEAD and worker.tasks]
+    return what_to_type(store, dead(store, asks_slurm))
+
+
+def what_to_type(store: Store, dead: list[LeaseHolder]) -> str | None:
+    """Return the command that ends the leases of dead workers, in a sentence; None if there are none."""
     if not dead:
         return None
     tasks = counted(sum(len(worker.tasks) for worker in dead), "task")
@@ -99,27 +114,21 @@ def release_dead(store: Store) -> tuple[list[LeaseHolder], int]:
     So the tasks are available at once, and attempts are charged as for any lease that runs out. LockTimeout names
     batches that stayed busy, after the rest is done.
     """
-    dead = [worker for worker in workers(store) if worker.life == DEAD and worker.tasks]
-    wanted = {_key(worker.worker) for worker in dead}
+    found = dead(store)
+    wanted = {worker.key for worker in found}
 
     def chosen(replay_state: ReplayState, index: int) -> bool:
         holder = replay_state.holder[index]
         return holder is not None and _key(holder.worker) in wanted
 
-    ended, busy = 0, []
-    for batch in sorted({names.parse_task_id(task)[0] for worker in dead for task in worker.tasks}):
-        try:
-            ended += revoking.expire(store, batch, chosen, jsonl.LOCK_TIMEOUT_S)
-        except LockTimeout:
-            busy.append(batch)
-    if ended:
-        store.doorbell.ring()
+    batches = sorted({names.parse_task_id(task)[0] for worker in found for task in worker.tasks})
+    ended, busy = revoking.expire_in(store, batches, chosen)
     if busy:
         raise LockTimeout(
             f"Leases ended: {ended}. But {counted(len(busy), 'batch', 'batches')} stayed locked ({busy[0]}, ...): "
             "the processes that hold the locks are stopped or cut off. Repeat the command later."
         )
-    return dead, ended
+    return found, ended
 
 
 def _key(worker: dict[str, Any] | None) -> bytes:

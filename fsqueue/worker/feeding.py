@@ -36,7 +36,8 @@ DRAIN_CHECK_S = 30.0
 Besides it asks when there is a reason to: see `CHECKS`."""
 DEATH_CHECK_S = (1.0, 600.0)
 """Shortest and longest pause before a worker that finds nothing to lease looks whether holders of tasks have died on
-this host. Each pause is as long as the worker has waited by then. That reads the logs of all batches at work."""
+this host. Each pause is as long as the worker has waited by then. That reads the logs of all batches at work.
+It tells of those that two looks in a row have found dead."""
 CHECKS = 2
 """Number of times that a worker asks whether all is done when it was notified and found no task, or when its own last
 outcome was told: after that look and after the next one. While others still count their last batches, a check may say
@@ -88,10 +89,14 @@ class Feeder(BackgroundThread):
         """When a task that was seen, and is delayed, becomes available: on the monotonic clock. A hint."""
         self.is_busy = False
         """Whether an answer is to come. The loop's."""
+        self.run_id: str | None = None
+        """What its leases say that they belong to. Set before it starts."""
         self._untaken: list[LeasedTask] = []
         """What was reported, and the loop has not taken in."""
         self._told_of_dead: dict[int, str | None] = {}
         """What was said last of dead workers, by the place of the queue."""
+        self._found_dead: dict[int, set[bytes]] = {}
+        """The workers that the last look has found dead, by the place of the queue: see `LeaseHolder.key`."""
         self._has_fed = False
         """Whether tasks were ever leased."""
         self._queues, self._lease_s, self._ends = list(queues), lease_s, not limits.forever
@@ -165,6 +170,7 @@ class Feeder(BackgroundThread):
     def _answer_all(self) -> None:
         for queue in self._queues:
             queue._leaser.gave_up = partial(self._gave_up, queue.store.path)
+            queue._leaser.run_id = self.run_id
         watches = [Watch(queue._leaser, queue._lease_ms(self._lease_s)) for queue in self._queues]
         self._watches = watches[0] if len(watches) == 1 else Several(watches)
         self._drain_check = DrainCheck(*(queue.store for queue in self._queues))
@@ -231,14 +237,21 @@ class Feeder(BackgroundThread):
             self._sleep(pause_s, self._watches.is_deaf)
 
     def _tell_of_dead(self) -> None:
-        """Say, once for each state of things, what to type if processes that are gone from this host hold tasks."""
+        """Say, once for each state of things, what to type if processes that are gone from this host hold tasks.
+
+        The fork server of a worker that was killed ends its leases, once its commands have ended. So nothing is said
+        of a worker that the look before has not found dead.
+        """
         for place, queue in enumerate(self._queues):
             try:
                 with resources.Scope():
-                    text = lease_holders.held_by_dead(queue.store, asks_slurm=False)
+                    dead = lease_holders.dead(queue.store, asks_slurm=False)
             except (OSError, FsqueueError) as error:  # the leases run out by themselves; the next look meets the error
                 logger.debug("dead workers of %s could not be looked for: %s", queue.store.path, error)
                 continue
+            before = self._found_dead.get(place, set())
+            self._found_dead[place] = {worker.key for worker in dead}
+            text = lease_holders.what_to_type(queue.store, [worker for worker in dead if worker.key in before])
             if text is not None and self._told_of_dead.get(place) != text:
                 self._say("dead-workers", text)
             self._told_of_dead[place] = text

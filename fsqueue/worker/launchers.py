@@ -1,4 +1,7 @@
-"""Tell whether commands run on other nodes than their worker: then their results need a place that all nodes see."""
+"""Tell whether commands run on other nodes than their worker, or may go on after its death.
+
+On other nodes, their results need a place that all nodes see.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,14 @@ from fsqueue.cluster import slurm
 
 _LAUNCHER = re.compile(r"(?:^|[\s;&|(`'\"/])(?:srun|mpirun|mpiexec(?:\.hydra)?|orterun|prun|aprun|jsrun)(?=$|[\s;&|)])")
 """Matches a program that starts processes on other nodes, alone or in a script."""
+
+_ELSEWHERE = re.compile(
+    r"(?:^|[\s;&|(`'\"/])"
+    r"(?:ssh|rsh|docker|nerdctl|ctr|crictl|kubectl|sbatch|salloc|qsub|qrsh|bsub|blaunch|pbsdsh|condor_submit|systemd-run"
+    r"|machinectl|at)"
+    r"(?=$|[\s;&|)])"
+)
+"""Matches another program whose work is done by processes that are not below it, alone or in a script."""
 
 
 def names_launcher(command: Sequence[str]) -> bool:
@@ -22,3 +33,11 @@ def may_leave_node(command: Sequence[str]) -> bool:
     A hint: what another program starts elsewhere cannot be seen from here.
     """
     return names_launcher(command) or slurm.is_alone_on_nodes()
+
+
+def may_outlive_worker(command: Sequence[str]) -> bool:
+    """Tell whether a command's work may go on when all processes below the worker have ended.
+
+    It says so, or may run on other nodes. A hint: what a script that it names starts cannot be seen from here.
+    """
+    return may_leave_node(command) or any(_ELSEWHERE.search(word) for word in command)

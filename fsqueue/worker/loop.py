@@ -76,6 +76,8 @@ class Loop:
             self._say_later,
             self._given_up_later,
         )
+        self.run_id = ""
+        """What the leases of this run have, and no others. Set when it begins: a fork before that makes two runs."""
         self._queues, self._has_own_lease = queues, lease_s is not None
         self._executor = make_executor(self)
         self._pace = Pace(limits.lease_s, limits.prefetch)
@@ -141,6 +143,7 @@ class Loop:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
         self._began, process = self._now(), forks.depth
         self._stop_at, self._stop_why = stop_time(self._limits, self._began)
+        self.run_id = self._feeder.run_id = Entropy().hex16()
         try:
             for thread in (self.output_writer, self._reporter, self._renewer, self._feeder):
                 thread.start()

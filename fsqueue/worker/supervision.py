@@ -101,6 +101,9 @@ class Supervisors:
     ) -> None:
         self._mailbox, self._clock, self.say, self._is_hurried = mailbox, Clock(), say, is_hurried
         self.foreign: Sequence[int] = ()
+        self.on_death: Callable[[], Sequence[str]] | None = None
+        """Returns the command that the first fork server executes after this process's death, when nothing is left of
+        what has been started. A later fork server does not know what the first one has started, and gets none."""
         self._server: socket.socket | None = None
         self._server_pid = 0
         self._environment: dict[bytes, bytes] = {}
@@ -213,6 +216,9 @@ class Supervisors:
                 server.close()
                 raise
             self._server = server
+            if self.on_death is not None:
+                command, self.on_death = self.on_death(), None
+                self._tell_on_death(command)
         return self._server
 
     def _start_server(self) -> socket.socket:
@@ -398,11 +404,27 @@ class Supervisors:
             self._ask_server(supervisor.RESUME)
 
     def _ask_server(self, kind: bytes, number: int = 0) -> None:
+        self._tell_server(kind, supervisor.NUMBER.pack(number))
+
+    def _tell_server(self, kind: bytes, body: bytes, fds: tuple[int, ...] = ()) -> None:
         if self._server is not None:
             try:
-                supervisor.send(self._server, kind, supervisor.NUMBER.pack(number))
+                supervisor.send(self._server, kind, body, fds)
             except OSError:
                 pass  # its end is heard of
+
+    def _tell_on_death(self, command: Sequence[str]) -> None:
+        """Have the fork server execute a command after this process's death, with what proves that, if there is any."""
+        body = supervisor.encode_command([os.fsencode(word) for word in command], {}, [])
+        try:
+            own = os.pidfd_open(os.getpid())
+        except (OSError, AttributeError):  # no descriptor is free; before Linux 5.3 there are none
+            self._tell_server(supervisor.ON_DEATH, body)
+            return
+        try:
+            self._tell_server(supervisor.ON_DEATH, body, (own,))
+        finally:
+            os.close(own)
 
     @property
     def due_at(self) -> float:
@@ -480,6 +502,7 @@ class Supervisors:
 
     def close(self) -> None:
         """End them all, and what they are at."""
+        self._tell_server(supervisor.ON_DEATH, b"")  # an end in order: the worker puts back what it holds
         for handle in list(self._all):
             self.drop(handle)
         server, self._server = self._server, None

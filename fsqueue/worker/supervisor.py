@@ -31,9 +31,10 @@ NUMBER = struct.Struct("!i")
 NUMBERS = struct.Struct("!ii")
 EXIT = struct.Struct("!ii2d14q")
 """How a command has ended: flags, its exit status as `os.waitstatus_to_exitcode` gives it, and its rusage."""
-FORK, RETIRE, RESUME, KILL = b"F", b"R", b"C", b"Q"
+FORK, RETIRE, RESUME, KILL, ON_DEATH = b"F", b"R", b"C", b"Q", b"W"
 """What the worker asks the fork server for: a supervisor on the socket that comes along; the end of one, by its number;
-that all of them go on which are stopped; SIGKILL for one, by its number."""
+that all of them go on which are stopped; SIGKILL for one, by its number; a command to execute after the worker's death,
+with a pidfd of the worker, or, with an empty message, none."""
 START, SIGNAL, END = b"S", b"K", b"D"
 """What it asks a supervisor for: a command; a signal for the command; the end of what a command has left."""
 HELLO, STARTED, REFUSED, HELD, EXITED, LOST, RETIRED = b"H", b"P", b"E", b"N", b"X", b"L", b"T"
@@ -45,6 +46,9 @@ TOLD, LEFT = 1, 2
 
 KILLED_S = 3.0
 """How long after SIGKILL processes are waited for before the worker is told that some are left."""
+DEATH_S = 60.0
+"""How long the fork server waits for the worker's death after its socket has ended. The kernel closes the files of a
+process that was killed before it tells of its death."""
 LOOK_MS = (20, 500)
 """How long to wait before children are looked for again while they are ended: twice as long each time, up to this."""
 REFUSED_MAX, UNSEEN_MAX = 3, 50
@@ -124,15 +128,15 @@ def decode_command(body: bytes) -> tuple[list[bytes], dict[bytes, bytes]]:
 # -- processes
 
 
-def become_subreaper(is_one: bool = True) -> None:
-    """Have orphaned descendants become children of this process, or no longer. Without effect where it cannot be had.
+def become_subreaper(is_one: bool = True) -> bool:
+    """Have orphaned descendants become children of this process, or no longer. Return False where it cannot be had.
 
     Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0) == 0)
     except (OSError, AttributeError):
-        pass
+        return False
 
 
 def own_children() -> list[int] | None:
@@ -233,7 +237,8 @@ class Reaper:
         for fd in (end.fileno(), self._wakes, worker):
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
-        become_subreaper()
+        self.is_subreaper = become_subreaper()
+        """Whether all that is orphaned below this process has become its child."""
 
     def wait(self, longest_ms: int | None = None) -> set[int]:
         """Wait until a child has exited, a message is there or the worker is gone. Return which descriptors tell."""
@@ -413,7 +418,18 @@ class Supervisor(Reaper):
 
 
 class ForkServer(Reaper):
-    """Forks supervisors, and ends what one that was killed has left: it is the subreaper above them."""
+    """Forks supervisors, and ends what one that was killed has left: it is the subreaper above them.
+
+    After the worker's death it executes what the worker has asked for, if nothing is at work any more
+    (docs/decisions/0042-leases-of-a-killed-worker.md).
+    """
+
+    def __init__(self, end: socket.socket, worker: int) -> None:
+        super().__init__(end, worker)
+        self._on_death: tuple[list[bytes], dict[bytes, bytes]] | None = None
+        """A command and its environment; None: nothing is executed."""
+        self._unwatched: set[int] = set()
+        """The supervisors that have lived while this process was no subreaper for a moment."""
 
     def serve(self) -> None:
         """Serve the worker until it is gone, or wants no more; then see to it that nothing is left."""
@@ -431,6 +447,10 @@ class ForkServer(Reaper):
                     self._resume()
                 elif kind == KILL:
                     self._kill(NUMBER.unpack(body)[0])
+                elif kind == ON_DEATH:
+                    self._on_death = decode_command(body) if body else None
+                    for fd in fds:
+                        self._watch(fd)
                 elif not kind:
                     break
             elif self.worker in ready:
@@ -443,6 +463,33 @@ class ForkServer(Reaper):
                     self._kill(number)
             self.pause(LOOK_MS[1])
         self.end_children()
+        self._act_on_death()
+
+    def _watch(self, worker: int) -> None:
+        """Take over a pidfd of the worker. One that it has opened itself proves its death however early that was."""
+        if self.worker >= 0:
+            self._poll.unregister(self.worker)
+            os.close(self.worker)
+        self.worker = worker
+        self._poll.register(worker, select.POLLIN)
+
+    def _act_on_death(self) -> None:
+        """Become what the worker has asked for, if it is proven dead and nothing is left of what it has started."""
+        if self._on_death is None or not self.is_subreaper or self.has_children() or not self._is_worker_dead():
+            return
+        argv, environment = self._on_death
+        try:
+            os.execve(argv[0], argv, environment)
+        except (OSError, ValueError):
+            pass  # its leases run out by themselves
+
+    def _is_worker_dead(self) -> bool:
+        """Return whether the worker's process is proven to be gone. One that executes another program is not."""
+        if self.worker < 0:
+            return False
+        poll = select.poll()
+        poll.register(self.worker, select.POLLIN)
+        return any(events & select.POLLIN for _, events in poll.poll(DEATH_S * 1000))
 
     def _resume(self) -> None:
         """Have all supervisors go on that are stopped."""
@@ -480,18 +527,21 @@ class ForkServer(Reaper):
         if number not in self.spared:
             return
         self.spared.discard(number)
+        self._unwatched |= self.spared
         become_subreaper(False)
         try:
             os.kill(number, signal.SIGKILL)
             os.waitpid(number, 0)
         finally:
-            become_subreaper()
+            self.is_subreaper = become_subreaper() and self.is_subreaper
 
     def reaped(self, number: int, status: int) -> None:
         if number not in self.spared:
             return
         self.spared.discard(number)
         if status:
+            if number in self._unwatched:
+                self._on_death = None  # what it has left may have passed this process by
             self._tell(LOST, NUMBERS.pack(number, self.end_children(KILLED_S)))
 
     def _tell(self, kind: bytes, body: bytes = b"") -> None:
@@ -523,8 +573,9 @@ def main() -> None:
         watched = os.pidfd_open(worker)
     except (OSError, AttributeError):
         watched = -1  # an old kernel: the end of the messages tells
-    if os.getppid() == worker:
-        ForkServer(end, watched).serve()
+    if os.getppid() != worker:  # it is dead, which the end of its messages tells; the number may be another's by now
+        watched = -1
+    ForkServer(end, watched).serve()
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import KeptOutput, ResultFiles
 from fsqueue.queue import Queue
-from fsqueue.worker import calling, descriptors, devices, handlers, placeholders, scripts, shortages
+from fsqueue.worker import calling, descriptors, devices, handlers, placeholders, reclaiming, scripts, shortages
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Executor
-from fsqueue.worker.launchers import may_leave_node
+from fsqueue.worker.launchers import may_leave_node, may_outlive_worker
 from fsqueue.worker.limits import FAILURES_FIRST, Limits
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
@@ -296,17 +296,22 @@ class Worker:
         if how.function is not None:
             return Threads(how.function, slots, loop.mailbox, loop.done, loop.thread_died)
         kept = None if how.keep_output is None else KeptOutput(how.keep_output, slots + SPARE_FILES)
+        executor: Commands | Children
         if how.command:
-            return Commands(
+            executor = Commands(
                 how.command, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused, self._results(),
                 loop.thread_died,
                 sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
                 output=how.output, has_tags=how.has_tags, is_hurried=loop.is_hurried,
             )  # fmt: skip
-        return Children(
-            how.handler, self._queues, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused,
-            loop.returned, keep_output=kept, output=how.output, has_tags=how.has_tags, is_hurried=loop.is_hurried,
-        )  # fmt: skip
+        else:
+            executor = Children(
+                how.handler, self._queues, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused,
+                loop.returned, keep_output=kept, output=how.output, has_tags=how.has_tags, is_hurried=loop.is_hurried,
+            )  # fmt: skip
+        if not may_outlive_worker(how.command):
+            executor.supervisors.on_death = lambda: reclaiming.command(self._queues, loop.run_id)
+        return executor
 
     def _results(self) -> ResultFiles:
         """Return where results go: by default into the queue, which all nodes see, if commands may run elsewhere."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,14 @@ from tests.cli.conftest import Run, Spawn
 from tests.waiting import until
 
 pytestmark = pytest.mark.once
+
+
+def without_fork_server(pid: int) -> bool:
+    """Kill the fork server of a worker: then nothing ends its leases when it is killed. False: there is none yet."""
+    servers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for server in servers:
+        os.kill(int(server), signal.SIGKILL)
+    return bool(servers)
 
 
 def test_nobody(fsqueue_cli: Run, queue: Queue) -> None:
@@ -41,11 +50,15 @@ def test_killed_runners_are_released_and_the_living_are_not(fsqueue_cli: Run, qu
         pass
     killed, living = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["workers"]
     assert (killed["life"], living["life"]) == ("alive", "alive")
+    until(lambda: without_fork_server(killed["worker"]["pid"]), "its fork server")
     os.kill(killed["worker"]["pid"], signal.SIGKILL)
-    while True:
-        report = json.loads(fsqueue_cli("workers", queue.path, "--release-dead", "--json").output)
-        if report["released"]:
-            break
+    report = until(
+        lambda: (
+            (said := json.loads(fsqueue_cli("workers", queue.path, "--release-dead", "--json").output))["released"]
+            and said
+        ),
+        "its death to be proven",
+    )
     assert [worker["worker"]["pid"] for worker in report["dead"]] == [killed["worker"]["pid"]]
     assert queue.status().leased == 1
     assert fsqueue_cli("workers", queue.path, "--release-dead").output.startswith("released 0 tasks of 0 dead workers")
@@ -84,6 +97,7 @@ def test_where_only_leased_tasks_are_left_it_is_said_that_their_worker_is_dead(
     until(lambda: queue.status().leased, "the worker to lease")
     assert "proven dead" not in fsqueue_cli("status", queue.path).stdout
     idle = spawn("run", queue.path, "--log-json", "--", "true")
+    until(lambda: without_fork_server(killed.pid), "its fork server")
     killed.kill()
     killed.wait()
     to_type = f"fsqueue workers {queue.path} --release-dead"
@@ -98,13 +112,15 @@ def test_where_only_leased_tasks_are_left_it_is_said_that_their_worker_is_dead(
     assert queue.status().completed == 1
 
 
-def test_a_lease_that_was_ended_for_a_dead_worker_is_no_renewal(fsqueue_cli: Run, queue: Queue, spawn: Spawn) -> None:
+def test_a_lease_that_was_ended_for_a_dead_worker_is_no_renewal(
+    fsqueue_cli: Run, queue: Queue, spawn: Spawn, tmp_path: Path
+) -> None:
     task_id = queue.insert("x").id
-    killed = spawn("run", queue.path, "--", "sleep", "600")
-    until(lambda: queue.status().leased, "the worker to lease")
+    killed = spawn("run", queue.path, "--", "sh", "-c", f"touch {tmp_path}/begun; exec sleep 600")
+    until((tmp_path / "begun").exists, "the command")
     killed.kill()
     killed.wait()
-    fsqueue_cli("workers", queue.path, "--release-dead")
+    until(lambda: queue.status().waiting, "its fork server to end the lease")
     shown = fsqueue_cli("show", queue.path, task_id).stdout
     assert "  released, its worker was proven dead (lease " in shown
     assert "renew" not in shown

@@ -44,7 +44,7 @@ HARMLESS_PATHS = {
 CHILDREN = {
     # to start processes and to end them
     "posix_spawnp", "POSIX_SPAWN_CLOSE", "POSIX_SPAWN_OPEN", "set_inheritable", "waitpid", "waitstatus_to_exitcode",
-    "WNOHANG", "_exit", "devnull",
+    "WNOHANG", "_exit", "devnull", "pidfd_open",
     # to talk with them: through pipes, and files in memory
     "pipe", "dup", "set_blocking", "read", "close", "memfd_create", "fdopen", "fstat", "lseek", "SEEK_SET", "pread",
     "pwrite", "eventfd", "eventfd_read", "eventfd_write", "EFD_CLOEXEC", "EFD_NONBLOCK",
@@ -52,7 +52,7 @@ CHILDREN = {
 """What fsqueue/worker also needs, to run commands and children and to talk with them; it touches no file."""
 
 SUPERVISOR = {
-    "fork", "POSIX_SPAWN_DUP2", "pidfd_open", "kill", "killpg", "waitid", "wait4", "P_PID", "P_ALL", "CLD_EXITED",
+    "fork", "execve", "POSIX_SPAWN_DUP2", "kill", "killpg", "waitid", "wait4", "P_PID", "P_ALL", "CLD_EXITED",
     "WEXITED", "WNOWAIT", "dup2", "getsid",
     # /dev/null, and what /proc says of its children
     "open", "listdir",

@@ -247,6 +247,7 @@ def test_a_killed_worker_s_tasks_are_free_at_once_with_release_dead(job: Job) ->
     job.works()
     [process] = job.processes()
     assert job.workers("--release-dead")["released"] == 0
+    job.cluster.run("pkill", "-9", "-P", process)  # its fork server, which would end its leases
     job.cluster.run("kill", "-9", process)
     report = job.cluster.until("Slurm notices", lambda: (found := job.workers("--release-dead"))["dead"] and found)
     assert report["released"] == 1

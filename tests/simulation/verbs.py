@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from fsqueue import LeasedTask, Queue
-from fsqueue.protocol import encoding
+from fsqueue.protocol import encoding, revoking
 from fsqueue.protocol.waiting import IdlePoller
+from fsqueue.storage import listing
 from tests.simulation import commit_acts, invariants, keyed_acts
 from tests.simulation.acts import ACTS, ask, work_loop
 from tests.simulation.history import DONE, Actor
@@ -166,6 +167,18 @@ def fsck(story: Story, actor: Actor) -> None:
     actor.do("fsck", lambda q: list(q.fsck(repair=True)))
 
 
+def expire(story: Story, actor: Actor) -> None:
+    """End all leases as if they ran out now, as is done for a worker that is proven dead. Here it may live."""
+
+    def end(queue: Queue) -> object:
+        try:
+            return revoking.expire_in(queue.store, listing.with_logs(queue.store), lambda replay_state, index: True)
+        except OSError as error:
+            raise queue.store.explain(error, "ending leases") from error
+
+    actor.do("expire", end)
+
+
 def tasks(story: Story, actor: Actor) -> None:
     actor.do("tasks", lambda q: list(q.tasks()))
 
@@ -182,6 +195,7 @@ def _verbs() -> list[Verb]:
         verb(ACTS["retry_dead"], LETTER),
         verb(ACTS["purge_dead"], LETTER),
         verb(ACTS["release_all"], LEASED),
+        verb(expire, LEASED),
         *(verb(ACTS[name]) for name in ("status", "is_drained", "purge", "delete", "create")),
         verb(ACTS["gc"], LEFTOVERS),
         verb(fsck, LEFTOVERS),

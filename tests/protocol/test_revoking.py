@@ -1,0 +1,145 @@
+"""The leases of one run of a worker are ended, and no others."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import orjson
+import pytest
+
+from fsqueue import LeaseLost, Queue
+from fsqueue.clock import ManualClock
+from fsqueue.protocol import revoking
+from fsqueue.storage import jsonl
+from tests.support import QueueFactory, crashes, drain, leftovers, log_files
+
+RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue: Queue, clock: ManualClock) -> Queue:
+    return Queue(queue.path, clock=clock)
+
+
+def of_run(queue: Queue, run_id: str | None, clock: ManualClock) -> Queue:
+    """A queue that leases as the loop of a worker's run does."""
+    found = Queue(queue.path, clock=clock)
+    found._leaser.run_id = run_id
+    return found
+
+
+def test_only_the_leases_of_the_run_end(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(8), batch_tasks=4)
+    held = {run: of_run(q, run, clock).lease(2) for run in (RUN, OTHER, None)}
+    assert revoking.expire_run(q.store, RUN) == (2, [])
+    assert {info.id for info in q.tasks("leased")} == {task.id for run in (OTHER, None) for task in held[run]}
+    for run in (OTHER, None):
+        q.renew(held[run])
+    with pytest.raises(LeaseLost):
+        q.renew(held[RUN])
+    assert revoking.expire_run(q.store, RUN) == (0, []), "a repeat finds nothing"
+
+
+def test_attempts_are_charged_as_when_a_lease_runs_out(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(["alone", "one", "two"], batch_tasks=3)
+    run = of_run(q, RUN, clock)
+    [alone] = run.lease(1)
+    together = run.lease(2)
+    assert revoking.expire_run(q.store, RUN)[0] == 3
+    attempts = {}
+    while tasks := q.lease(1):
+        attempts[tasks[0].id] = tasks[0].attempt
+    assert attempts == {alone.id: 2} | {task.id: 1 for task in together}
+
+
+def test_a_lease_that_has_been_renewed_or_followed_by_another_is_told_apart(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(2), batch_tasks=2)
+    run = of_run(q, RUN, clock)
+    renewed, put_back = run.lease(2)
+    renewed.renew()
+    put_back.release()
+    [again] = of_run(q, OTHER, clock).lease(1)
+    assert again.id == put_back.id
+    assert revoking.expire_run(q.store, RUN) == (1, [])
+    again.renew()
+
+
+def test_an_identity_that_was_taken_anew_is_in_the_leases_that_follow(q: Queue, clock: ManualClock) -> None:
+    """As after a fork: what was kept of the one before is not used any more."""
+    q.insert_many(range(2), batch_tasks=2)
+    run = of_run(q, RUN, clock)
+    run.lease(1)
+    run.store._be(run.store.worker | {"pid": 7})
+    run.lease(1)
+    assert {(info.worker["pid"], info.worker["run"]) for info in q.tasks("leased") if info.worker} == {
+        (os.getpid(), RUN), (7, RUN),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("worker", [None, [], RUN, {}, {"run": None}, {"run": [RUN]}, {"run": {RUN: RUN}}, {"run": 1}])
+def test_records_that_say_anything_are_of_no_run(q: Queue, clock: ManualClock, worker: Any) -> None:
+    q.insert("x")
+    [task] = q.lease()
+    q.close()
+    [log] = log_files(q)
+    at = q.store.clock.now_ms()
+    records = [
+        {"op": "release", "at": at, "lease": task.lease, "tasks": [[0, 1]], "available_at": 0},
+        {"op": "lease", "at": at, "lease": "0" * 16, "tasks": [[0, 1]], "until": at + 1000, "worker": worker},
+    ]
+    with log.open("ab") as file:
+        file.writelines(orjson.dumps(record) + b"\n" for record in records)
+    assert revoking.expire_run(Queue(q.path, clock=clock).store, RUN) == (0, [])
+
+
+def test_a_batch_that_stays_locked_is_named_and_those_of_others_are_not_waited_for(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert_many(range(3), batch_tasks=1)
+    mine = of_run(q, RUN, clock).lease(2)
+    [other] = of_run(q, OTHER, clock).lease(1)
+    monkeypatch.setattr(jsonl, "LOCK_TIMEOUT_S", 0.1)
+    fs, batches = q.store.fs, [task.id.partition(".")[0] for task in (mine[0], other)]
+    locked = [fs.look(q.store.layout.log(batch), os.O_RDWR) for batch in batches]
+    assert all(map(fs.try_lock, locked))
+    try:
+        assert revoking.expire_run(Queue(q.path, clock=clock).store, RUN) == (1, [batches[0]])
+    finally:
+        for fd in locked:
+            fs.close(fd)
+    assert revoking.expire_run(q.store, RUN) == (1, [])
+
+
+def test_idle_workers_are_notified_if_a_lease_was_ended(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    of_run(q, RUN, clock).lease()
+    bell = q.store.doorbell
+    before = bell.read()
+    revoking.expire_run(q.store, OTHER)
+    assert bell.read() == before
+    revoking.expire_run(q.store, RUN)
+    assert bell.read() != before
+
+
+def test_a_death_at_any_step_leaves_the_rest_to_the_next(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    def build(number: int) -> Queue:
+        q = Queue(queue_factory(f"q{number}").path, clock=clock)
+        q.insert_many(range(4), batch_tasks=2)
+        run = of_run(q, RUN, clock)
+        for _ in range(3):
+            run.lease(1)
+        return q
+
+    for where, q in crashes(build, lambda worker: revoking.expire_run(worker.store, RUN), clock):
+        revoking.expire_run(q.store, RUN)
+        q.gc()  # a file's name may promise the later time of before: see docs/design.md, section 4.7
+        assert q.status().waiting == 4, where
+        assert list(q.fsck()) == [], where
+        assert sum(drain(q, clock).values()) == 4, where
+        assert leftovers(q) == [], where
