@@ -159,6 +159,8 @@ class QueueState:
     """Those of the current generation."""
     paused: Pause | None = field(default=None, compare=False)
     """Why no task is leased, if the queue is paused."""
+    payload_bytes_max: int | None = field(default=0, compare=False)
+    """The largest `keep_payloads` that the queue has had; None: all."""
 
     @property
     def directory(self) -> names.Generation:
@@ -270,7 +272,8 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                 case {"op": "create", "id": str(text), "settings": dict(given)} if queue_state is None and not wrong:
                     if (identity := names.parse_queue_id(text)) is not None:
                         try:
-                            queue_state = QueueState(settings_of(given), identity)
+                            settings = settings_of(given)
+                            queue_state = QueueState(settings, identity, payload_bytes_max=settings.keep_payloads)
                         except InvalidArgument as error:
                             wrong = str(error).rstrip(".")
                 case {"op": "generation", "generation": int(number)} if queue_state is not None:
@@ -284,7 +287,9 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                     if queue_state.generation == number:
                         queue_state = replace(queue_state, key_epochs=_later(queue_state.key_epochs, record))
                 case {"op": "settings", "settings": dict(given)} if queue_state is not None:
-                    queue_state = replace(queue_state, settings=changed(queue_state.settings, given))
+                    settings = changed(queue_state.settings, given)
+                    longest = _longer(queue_state.payload_bytes_max, settings.keep_payloads)
+                    queue_state = replace(queue_state, settings=settings, payload_bytes_max=longest)
                 case {"op": "pause", "at": int(at)} if queue_state is not None:
                     queue_state = replace(queue_state, paused=_pause(at, record))
                 case {"op": "resume"} if queue_state is not None:
@@ -304,6 +309,11 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
             f"{path} holds a queue.jsonl that is empty or damaged. Restore it from a backup, or use another path."
         )
     return queue_state
+
+
+def _longer(one: int | None, other: int | None) -> int | None:
+    """Return the larger one of two lengths; None: without a limit."""
+    return None if one is None or other is None else max(one, other)
 
 
 def _pause(at: int, record: dict[str, Any]) -> Pause:

@@ -193,7 +193,7 @@ class ReplayState(States):
                         if result is not None:
                             results[start] = result
                             more -= 1
-                        if more:
+                        if more or self.used:  # what an earlier attempt used is forgotten
                             _keep_work(self, record, [start])
                         continue
                 except (KeyError, TypeError, ValueError, IndexError):

@@ -112,8 +112,11 @@ def bytes_of(store: Store, day: Day) -> int:
 
 
 def most_bytes_of(store: Store, day: Day) -> float:
-    """Return how many bytes the task files of a day may have at most, as their names and the settings tell."""
-    longest = store.settings.keep_payloads
+    """Return how many bytes the task files of a day may have at most, as their names and the settings tell.
+
+    `keep_payloads` may have been lowered since they were kept.
+    """
+    longest = store.queue_state.payload_bytes_max
     if longest is None:
         return math.inf
     found = map(names.parse_task_file, store.fs.names(store.layout.payloads(day)))

@@ -305,7 +305,7 @@ class Commands:
         job = running.job
         seconds = running.seconds = self._now() - job.began
         if not running.process.was_told and running.process.status is not None:
-            job.doomed = ""  # it has ended by itself
+            job.doomed = job.why = ""  # it has ended by itself
         running.process.reap()
         job.killed, job.used = (running.process.status or 0) < 0, running.process.used
         for stream in running.streams:

@@ -301,7 +301,7 @@ def failure(job: Job, verb: Literal["fail", "bury"], reason: str) -> tuple[Outco
     """
     if verb == "bury" or job.begun_under.token == job.task.token:
         return Outcome(job.task, verb, reason), []
-    job.task.took_s = 0.0
+    job.task.took_s, job.task.used = 0.0, None
     return Outcome(job.begun_under, verb, reason), [Outcome(job.task, "release", begun=False)]
 
 

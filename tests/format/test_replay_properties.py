@@ -118,6 +118,8 @@ def test_all_at_once_is_as_one_after_the_other(data: bytes, more: st.DataObject)
                 record["tasks"] = more.draw(
                     st.sampled_from([[[0, 1, 2]], [[True, 1]], [["a", "b"]], {"ab": 1}, [[3, 9]], 7])
                 )
+        elif record["op"] in ("fail", "bury") and more.draw(st.booleans()):
+            record["used"] = [[7, 8]]
     one, all_of_them = ReplayState(), ReplayState()
     for offset, record in enumerate(parsed):
         one.apply(record, offset)

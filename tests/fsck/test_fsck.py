@@ -37,6 +37,7 @@ from tests.support import (
     counted,
     crashes,
     files_below,
+    insert_in_file,
     log_files,
 )
 from tests.waiting import until
@@ -841,6 +842,20 @@ def test_what_stands_in_the_quarantines_place_blocks_no_repair(
     assert len(kept) == 1
     assert (os.readlink(kept[0]) == str(outside)) if what == "link" else (kept[0].read_text() == "mine")
     assert list(q.fsck()) == []
+
+
+@pytest.mark.once
+def test_idle_workers_are_told_of_a_task_file_that_is_moved_to_its_shard(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(shards=2)
+    insert_in_file(queue, "x")
+    [path] = (base_of(queue) / "queue").glob("*/*")
+    other = path.parent.with_name("01" if path.parent.name == "00" else "00")
+    other.mkdir(exist_ok=True)
+    path.rename(other / path.name)
+    before = queue.store.doorbell.read()
+    assert [finding.kind for finding in queue.fsck(repair=True)] == ["wrong-shard"]
+    assert queue.store.doorbell.read() != before
+    assert [task.payload for task in queue.lease()] == ["x"]
 
 
 def test_what_a_retry_is_about_to_publish_is_no_finding(

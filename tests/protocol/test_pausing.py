@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,22 @@ def test_an_idle_worker_goes_on_after_a_pause(
     assert [task.payload for task in looks.look(1)] == ["comes while it is paused"]
 
 
+def test_an_idle_worker_that_was_notified_in_vain_listens_for_the_end_of_a_pause(
+    queue: Queue, worker: Queue, clock: ManualClock
+) -> None:
+    """Else the resumed queue would wait for its next look, seconds later."""
+    poller = IdlePoller(worker._leaser, None)
+    for _ in range(3):
+        assert poller.look(1) == []
+        clock.advance(1.1)
+    queue.pause()
+    queue.store.doorbell.ring()
+    assert (poller.look(1), poller.is_deaf) == ([], True)
+    for _ in range(2):
+        clock.advance(BELL_S[1])
+        assert (poller.look(1), poller.is_deaf) == ([], False)
+
+
 def test_a_task_that_comes_due_while_the_queue_is_paused_is_leased_afterwards(
     queue: Queue, worker: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +178,23 @@ def test_a_pause_of_a_queue_that_was_deleted_is_an_error(queue_factory: QueueFac
     with pytest.raises(QueueNotFound):
         other.pause()
     assert Queue(queue.path).paused is None
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "change",
+    [Queue.pause, Queue.resume, lambda mine: mine.change_settings(lease_s=5), lambda mine: mine.insert(1, priority=1)],
+    ids=["pause", "resume", "settings", "the first priority"],
+)
+def test_a_queue_whose_directory_was_moved_away_is_not_changed(
+    queue: Queue, tmp_path: Path, change: Callable[[Queue], object]
+) -> None:
+    """Its process has it open still. On a full disk a queue is deleted so, without the mark that says it."""
+    queue.path.rename(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere" / "queue.jsonl").read_bytes()
+    with pytest.raises(QueueNotFound):
+        change(queue)
+    assert (tmp_path / "elsewhere" / "queue.jsonl").read_bytes() == before
 
 
 @pytest.mark.once

@@ -15,6 +15,7 @@ import pytest
 from fsqueue import FsqueueError, LeasedTask, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.protocol import waiting
+from fsqueue.protocol.single_inserts import TASK_BYTES_MAX
 from fsqueue.protocol.waiting import BELL_S, IdlePoller
 from fsqueue.storage import listening
 from tests.concurrency.trapped import Call, Count, Trapped
@@ -100,6 +101,44 @@ def test_an_error_at_any_step_of_an_idle_look_loses_no_wake_up(
         if len(trap.steps) < number:
             assert number > 5
             break
+
+
+MAKES_AVAILABLE: dict[str, Callable[[Queue, LeasedTask], object]] = {
+    "insert": lambda queue, held: queue.insert("new"),
+    "insert, with a key": lambda queue, held: queue.insert("new", key="a"),
+    "insert, large": lambda queue, held: queue.insert("x" * TASK_BYTES_MAX),
+    "insert, large, with a key": lambda queue, held: queue.insert("x" * TASK_BYTES_MAX, key="a"),
+    "insert_many": lambda queue, held: queue.insert_many(["new"]),
+    "a commit": lambda queue, held: queue.insert_many(["new"], commit="seed"),
+    "release": lambda queue, held: held.release(),
+    "release, of several": lambda queue, held: queue.release([held]),
+    "fail": lambda queue, held: held.fail("no", delay_s=0),
+    "release_all": lambda queue, held: queue.release_all(),
+    "retry_dead": lambda queue, held: queue.retry_dead(),
+    "retry_completed": lambda queue, held: queue.retry_completed(),
+    "resume": lambda queue, held: queue.resume(),
+    "purge": lambda queue, held: queue.purge(),
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("verb", MAKES_AVAILABLE)
+def test_idle_workers_are_notified_by_whatever_gives_them_something_to_do(queue: Queue, verb: str) -> None:
+    """They would find it at their next look at everything, ten minutes later."""
+    clock = ManualClock()
+    queue = Queue(queue.path, clock=clock)
+    queue.insert_many(["dead", "completed", "held"], batch_tasks=1)
+    for task in queue.lease(3):
+        if task.payload == "dead":
+            task.bury("no")
+        elif task.payload == "completed":
+            task.complete()
+        else:
+            held = task
+    clock.advance(10)
+    before = queue.store.doorbell.read()
+    MAKES_AVAILABLE[verb](queue, held)
+    assert queue.store.doorbell.read() != before
 
 
 # -- notifications on this host ---------------------------------------------------------------------------------------

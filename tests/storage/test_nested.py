@@ -14,6 +14,7 @@ from fsqueue import InvalidArgument, Queue
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.above import FileAbove
 from fsqueue.format import names
+from fsqueue.format.layout import FORMAT
 from fsqueue.storage import commits, nested
 from fsqueue.upkeep import collect
 from tests.concurrency.processes import Child
@@ -207,7 +208,9 @@ def test_a_damaged_queue_is_spared_too_and_a_deleted_one_is_none(outer: Queue) -
     inner = put(outer, "inner")
     sound = (inner / "queue.jsonl").read_bytes()
     fs = Filesystem(str(outer.path))
-    for damaged in (b"", b"garbage", sound.replace(b'"shards"', b'"x"'), sound.replace(b'"format":1', b'"format":9')):
+    others = [sound.replace(b'"format":%d' % FORMAT, b'"format":%d' % other) for other in (FORMAT - 1, FORMAT + 1)]
+    assert sound not in others
+    for damaged in (b"", b"garbage", sound.replace(b'"shards"', b'"x"'), *others):
         (inner / "queue.jsonl").write_bytes(damaged)
         assert nested.inside(fs, str(outer.path), of_itself=False) == str(inner)
     (inner / "queue.jsonl").write_bytes(sound + b'{"op":"closed","at":1}\n')

@@ -291,6 +291,55 @@ def test_days_go_by_age_and_by_bytes_and_today_stays(
     assert list(queue.fsck()) == []
 
 
+@pytest.mark.parametrize("limit", [60, None])
+@pytest.mark.parametrize("then", [[], [0], [500, 0], [0, 500]])
+def test_a_day_has_no_more_bytes_than_its_names_and_the_settings_tell(
+    queue_factory: QueueFactory,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
+    then: list[int],
+) -> None:
+    """Else `gc` would not ask for the sizes of files that are too many bytes."""
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    queue = Queue(queue_factory(shards=1, durability="none", keep_payloads=limit).path, clock=clock)
+    queue.insert_many(["x" * 58] * 5, batch_tasks=5)
+    complete_all(queue)
+    for other in then:
+        queue.change_settings(keep_payloads=other)
+    [day] = payloads.days(queue.store)
+    size = payloads.bytes_of(queue.store, day)
+    assert size == kept(queue)[0].stat().st_size <= payloads.most_bytes_of(queue.store, day)
+    clock.advance(DAY_S)
+    assert queue.gc(payload_bytes=size).payload_days_removed == 0
+    assert queue.gc(payload_bytes=size - 1).payload_days_removed == 1
+
+
+def test_with_strict_durability_the_day_has_a_file_before_the_queue_has_lost_it(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss between the two leaves it under both names, and never under none."""
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    queue = Queue(queue_factory(shards=1, durability="strict").path, clock=clock)
+    queue.insert_many(PAYLOADS, batch_tasks=5)
+    fs, steps = queue.store.fs, list[str]()
+    rename, sync = fs.rename, fs.sync_directory
+
+    def renamed(source: str, target: str) -> bool:
+        is_done = rename(source, target)
+        if is_done and "/payloads/" in target:
+            steps.append("renamed")
+        return is_done
+
+    monkeypatch.setattr(fs, "rename", renamed)
+    monkeypatch.setattr(fs, "sync_directory", lambda path: (steps.append(path), sync(path)))
+    complete_all(queue)
+    base, [path] = base_of(queue), kept(queue)
+    moved = steps.index("renamed")
+    assert {str(base), str(base / "payloads")} <= set(steps[:moved]), "the directory of the day is durable"
+    assert steps[moved + 1 : moved + 3] == [str(path.parent), str(base / "queue" / "00")]
+
+
 def test_a_history_that_goes_takes_the_payloads_along(
     queue_factory: QueueFactory, clock: ManualClock, form: str
 ) -> None:
@@ -332,6 +381,27 @@ def test_what_a_neighbour_puts_in_place_of_a_kept_file_is_not_read(
     else:
         path.symlink_to(tmp_path / "elsewhere" if kind == "link" else path)
     assert list(shown(queue).values()) == [None] * 5
+
+
+def test_files_that_gc_removes_after_they_were_listed_have_neither_lines_nor_bytes(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    queue = queue_factory(shards=1)
+    queue.insert_many(PAYLOADS, batch_tasks=5)
+    complete_all(queue)
+    store, [path] = queue.store, kept(queue)
+    [day], listed = payloads.days(store), store.fs.names(str(path.parent))
+    path.unlink()
+    monkeypatch.setattr(store.fs, "names", lambda directory: listed)
+    assert (payloads.bytes_of(store, day), payloads.lines_at(store, str(path))) == (0, [])
+
+    def fails(path: str) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(store.fs, "read_pieces", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        payloads.lines_at(store, str(path))
 
 
 def test_a_damaged_file_shows_no_wrong_payload(queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch) -> None:

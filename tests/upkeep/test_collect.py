@@ -215,7 +215,9 @@ def test_a_task_file_that_a_power_loss_put_back_into_staging_is_published_again(
     moved.rename(base_of(q) / "staging" / str(name))
     clock.advance(10**6)
     other = Queue(q.path, clock=clock)
+    bell = other.store.doorbell.read()
     other.gc()
+    assert other.store.doorbell.read() != bell, "idle workers are told of it"
     assert [task.payload for task in other.lease(2)] == ["x"]
     assert not list(other.dead())
 

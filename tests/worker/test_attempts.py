@@ -12,6 +12,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.leased_task import LeasedTask
+from fsqueue.models import Used
 from fsqueue.worker import feeding, loop, settling
 from fsqueue.worker.jobs import Job
 from fsqueue.worker.settling import Outcome, adopt, failure
@@ -144,11 +145,13 @@ def test_a_failed_task_is_new(leases: list[LeasedTask]) -> None:
 @pytest.mark.parametrize("verb", ["complete", "bury"])
 def test_a_task_that_is_done_is_done_under_the_new_lease(leases: list[LeasedTask], verb: Any) -> None:
     old, again = leases
+    old.took_s, old.used = 1.5, Used(20, 300)
     done = Outcome(old, verb, "no", result=7)
     earlier = Outcome(old, "fail", "no")
     new, [outcome] = adopt([again], [], [done, earlier])
     assert new == []
     assert (outcome.task, outcome.verb, outcome.result, outcome.begun) == (again, verb, 7, True)
+    assert (again.took_s, again.used) == (1.5, Used(20, 300)), "what was measured is told with it"
     assert not done.begun
 
 
@@ -159,3 +162,19 @@ def test_a_job_at_work_goes_on_under_the_new_lease_and_remembers_its_own(leases:
     assert (job.task, job.begun_under) == (again, old)
     assert failure(job, "fail", "no") == (Outcome(old, "fail", "no"), [Outcome(again, "release", begun=False)])
     assert failure(job, "bury", "no") == (Outcome(again, "bury", "no"), [])
+
+
+@pytest.mark.parametrize("retries", [None, 1])
+def test_what_was_measured_is_told_with_the_lease_that_the_work_was_begun_under(
+    queue_factory: QueueFactory, leases: list[LeasedTask], retries: int | None
+) -> None:
+    """The new lease is put back: nothing was done under it. It is no retry either."""
+    old, again = leases
+    old.attempt, again.attempt = 1, 2
+    its_loop = Worker(queue_factory("other"), Handler(), threads=1, retries=retries)._loop
+    job = Job(old)
+    job.task, job.used = again, Used(20, 300)
+    its_loop.done(job, "fail", "no", 1.5)
+    [failed], [put_back] = its_loop._pending.left(), its_loop._outbox
+    assert (failed.verb, failed.task, failed.task.took_s, failed.task.used) == ("fail", old, 1.5, Used(20, 300))
+    assert (put_back.task, put_back.task.took_s, put_back.task.used) == (again, 0.0, None)

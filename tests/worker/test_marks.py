@@ -12,7 +12,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.filesystem import PipeEnd
-from fsqueue.worker import processes
+from fsqueue.worker import output, processes
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.marks import Marker, Marks, mark
 from fsqueue.worker.output import OutputWriter, Stream
@@ -87,6 +87,61 @@ def test_a_child_hears_of_a_read_before_the_read(flag: int, monkeypatch: pytest.
     os.write(stream.write_end, b"two")
     stream.read()
     assert stream.tail_of(2) == b"two"
+    stream.close()
+
+
+def test_whether_anything_was_printed_is_asked_of_the_pipe_before_the_parent(
+    flag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two questions the parent may say that it reads, and read all. Asked the other way, both say no."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    marker, marks = Marker(TOKEN, flag), Marks(TOKEN, flag)
+    marker._ends = [PipeEnd(write)]
+    os.write(write, b"one")
+    unread, pread, has_read = PipeEnd.unread, os.pread, list[bytes]()
+
+    def before_the_parent_reads(answer: Any) -> Any:
+        if not has_read:
+            marks.begin_read()
+            has_read.append(os.read(read, 100))
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PipeEnd, "unread", lambda end: before_the_parent_reads(unread(end)))
+        patch.setattr(os, "pread", lambda *given: before_the_parent_reads(pread(*given)))
+        marker.ended(1)
+    assert has_read == [b"one"]
+    assert os.read(read, 100) == mark(TOKEN, 1)
+    os.close(read)
+    os.close(write)
+
+
+def test_what_is_printed_on_one_of_the_two_has_both_marked(flag: int) -> None:
+    """The parent reads them apart: what the next task prints on the other one would count for the one before."""
+    for printed in (0, 1):
+        pipes = [os.pipe() for _ in range(2)]
+        marker = Marker(TOKEN, flag)
+        marker._ends = [PipeEnd(write) for _, write in pipes]
+        os.write(pipes[printed][1], b"one")
+        marker.ended(1)
+        for number, (read, write) in enumerate(pipes):
+            os.set_blocking(read, False)
+            assert os.read(read, 100) == (b"one" if number == printed else b"") + mark(TOKEN, 1)
+            os.close(read)
+            os.close(write)
+
+
+def test_a_mark_that_the_longest_read_cuts_is_not_shown(flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "CHUNK_BYTES", 100)
+    output_writer = OutputWriter(lambda name, error: None, lambda text: None)
+    stream, shown = Stream(Mailbox(), output_writer, 1, "line", False, Marks(TOKEN, flag)), list[bytes]()
+    monkeypatch.setattr(stream, "_pass_on", shown.append)
+    os.write(stream.write_end, b"x" * 91 + mark(TOKEN, 1) + b"two")
+    stream.read()
+    stream.read()
+    assert b"".join(shown) == b"x" * 91 + b"two"
+    assert (stream.tail_of(1), stream.tail_of(2)) == (b"x" * 91 + b"two", b"two")
     stream.close()
 
 

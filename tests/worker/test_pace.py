@@ -134,6 +134,30 @@ def test_nothing_is_computed_without_a_measurement_or_an_end() -> None:
     assert pace.likely_s(math.inf, ages) == pace.likely_s(10, ages) == 0
 
 
+def test_what_is_leased_ahead_is_the_work_of_a_moment_and_no_more_than_was_there() -> None:
+    def each(mean_s: float, grown: int = 20, lease_s: float = 600, prefetch: int | None = None) -> int:
+        pace = Pace(lease_s, prefetch)
+        pace.took(mean_s)
+        for _ in range(grown):
+            pace.grow()
+        return pace.each()
+
+    assert Pace(600, None).each() == 1, "nothing was measured"
+    assert each(0.01) == 25
+    assert each(0.01, lease_s=1) == 5, "a twentieth of a short lease"
+    assert each(1e-7) == 1000
+    assert each(0.01, grown=2) == 4, "twice as much after each request that was filled"
+    assert each(10) == 1
+    assert each(10, prefetch=7) == 7, "as its user says"
+
+
+def test_no_more_is_leased_ahead_than_may_fail_or_end_in_time() -> None:
+    pace = Pace(600, 10)
+    assert pace.each_within(math.inf, math.inf, 0.0) == 10
+    assert [pace.each_within(left, math.inf, 0.0) for left in (20, 3, 0, -1)] == [10, 3, 1, 1]
+    assert [pace.each_within(math.inf, left_s, 3.0) for left_s in (100, 20, 2, -1)] == [10, 6, 1, 1]
+
+
 class Observed:
     """Notes how long tasks have taken, and when a worker said that it begins no more."""
 

@@ -15,7 +15,7 @@ import pytest
 
 import fsqueue
 from fsqueue import InvalidArgument, Queue, Worker
-from fsqueue.worker import Event, loop
+from fsqueue.worker import Event, loop, processes
 from tests.support import QueueFactory
 from tests.waiting import until
 from tests.worker import tasks
@@ -167,6 +167,20 @@ def test_what_a_child_does_not_find_is_refused_and_no_task_touched(queue: Queue,
     queue.insert(1)
     with pytest.raises(InvalidArgument, match=complaint):
         Worker(queue, handler).run()
+    [task] = queue.tasks()
+    assert (task.state, task.attempt, len(queue.history(task.id))) == ("waiting", 0, 1)
+
+
+def test_a_module_that_ends_its_process_is_given_up_after_three_and_no_task_touched(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "imports"
+    (tmp_path / "fatal_module.py").write_text(f"import os\nopen({str(log)!r}, 'a').write('x')\nos._exit(4)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    queue.insert(1)
+    with pytest.raises(InvalidArgument, match="the handler's process ended: exit status 4"):
+        Worker(queue, "fatal_module:g").run()
+    assert log.read_text() == "x" * processes.UNREADY_MAX == "xxx"
     [task] = queue.tasks()
     assert (task.state, task.attempt, len(queue.history(task.id))) == ("waiting", 0, 1)
 

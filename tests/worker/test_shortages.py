@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue, StorageError, Worker
+from fsqueue.clock import ManualClock
 from fsqueue.worker import commands, processes, shortages, supervision, supervisor
+from fsqueue.worker.shortages import FORGOTTEN_S, OWN_S, PATIENCE_S, TRIES, Shortage
 from tests.support import QueueFactory
 from tests.worker import tasks
 from tests.worker.support import drained
@@ -134,3 +136,41 @@ def test_no_thread_for_the_worker_ends_it_with_words(queue: Queue, monkeypatch: 
     with pytest.raises(StorageError, match="ulimit -u"):
         Worker(queue, command=["true"]).run()
     assert queue.status().waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "longest_s"),
+    [(errno.EMFILE, OWN_S), (errno.ENFILE, PATIENCE_S), (errno.EAGAIN, PATIENCE_S), (errno.ENOMEM, PATIENCE_S)],
+)
+def test_a_worker_with_nothing_at_work_tries_so_often_and_for_so_long(code: int, longest_s: float) -> None:
+    """Others may give back what it lacks; of descriptors of its own it would have to give some back itself."""
+    clock, error = ManualClock(), OSError(code, os.strerror(code))
+    often = Shortage(clock.monotonic, lambda: 0.5)
+    assert [often.met() for _ in range(2 * TRIES)] == [True] + [False] * (2 * TRIES - 1)
+    for _ in range(round(longest_s) - 1):
+        clock.advance(1)
+        often.met()
+    assert not often.is_hopeless(error), "it has not tried for so long"
+    clock.advance(1)
+    assert often.is_hopeless(error)
+    seldom = Shortage(clock.monotonic, lambda: 0.5)
+    for _ in range(TRIES - 1):
+        assert not seldom.is_hopeless(error), "it has not tried so often"
+        seldom.met()
+        clock.advance(FORGOTTEN_S)
+    assert not seldom.is_hopeless(error)
+    assert not seldom.met(), "it is one shortage still"
+    assert seldom.is_hopeless(error)
+
+
+def test_a_shortage_long_ago_is_another_one() -> None:
+    clock, error = ManualClock(), OSError(errno.EMFILE, "no")
+    shortage = Shortage(clock.monotonic, lambda: 0.5)
+    for _ in range(TRIES):
+        shortage.met()
+    assert shortage.is_on
+    assert not shortage.pass_by(shortage.until - 0.01)
+    assert (shortage.pass_by(shortage.until), shortage.is_on) == (True, False)
+    clock.advance(FORGOTTEN_S + 1)
+    assert shortage.met()
+    assert not shortage.is_hopeless(error)

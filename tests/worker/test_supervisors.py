@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -12,15 +14,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fsqueue import Queue, Worker
+from fsqueue.clock import ManualClock
 from fsqueue.worker import commands, spawning, supervision, supervisor
 from fsqueue.worker.events import Mailbox
 from tests.support import QueueFactory
 from tests.waiting import until
+from tests.worker import tasks
 from tests.worker.support import drained, in_background, python, shell_until, time_out, until_there
 
 pytestmark = pytest.mark.once
@@ -187,6 +192,27 @@ def test_a_signal_reaches_the_group_of_the_command_and_no_other(once: Queue, pid
     assert (told.read_text(), is_any_alive(pids)) == ("inner\n", False)
 
 
+def test_what_a_function_has_started_ends_if_its_process_exits_with_0_instead_of_an_answer(
+    once: Queue, pids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task is not done, and may be executed again at once."""
+    (tmp_path / "leaving.py").write_text(
+        "import os, subprocess\n"
+        "from tests.waiting import until\n"
+        "def start(payload):\n"
+        f"  subprocess.Popen(['sh', '-c', 'echo $$ >>{pids}; exec sleep 9000'], start_new_session=True)\n"
+        f"  until(lambda: os.path.exists('{pids}') and os.path.getsize('{pids}'), 'the process')\n"
+        "  os._exit(0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[bool] = []
+    worker = Worker(
+        once, "leaving:start", tell=lambda event: event.kind == "failed" and seen.append(is_any_alive(pids))
+    )
+    assert worker.run() == drained(failed=1)
+    assert (len(numbers(pids)), seen) == (1, [False])
+
+
 # -- what succeeds
 
 
@@ -331,6 +357,16 @@ def test_what_a_killed_supervisor_was_at_ends_and_fails_and_the_worker_goes_on(
     assert queue.status().completed == 1
 
 
+def test_a_supervisor_that_was_killed_while_it_had_nothing_to_do_is_replaced() -> None:
+    first = Run("true")
+    assert first.until_reaped().status == 0
+    os.kill(first.process.supervisor, signal.SIGKILL)
+    until(lambda: not is_alive(first.process.supervisor), "its end")
+    second = Run("sh", "-c", "exit 3", after=first)
+    assert second.until_ended().status == 3
+    assert second.process.supervisor != first.process.supervisor
+
+
 def test_without_its_fork_server_a_worker_goes_on_with_another(queue: Queue, pids: Path, tmp_path: Path) -> None:
     queue.insert_many(range(3))
     command = ["sh", "-c", f"echo $$ >>$0; {until_there(tmp_path / 'go')}; {ESCAPES['a daemon']}", str(pids)]
@@ -406,6 +442,60 @@ def test_what_completed_tasks_have_left_is_no_orphan_of_a_killed_supervisor(queu
     assert (queue.status().completed, queue.status().dead) == (3, 1)
     until(lambda: len(numbers(pids)) == 2, "what the commands have left")
     assert all(map(is_alive, numbers(pids)))
+
+
+def test_a_supervisor_and_the_fork_server_that_are_killed_take_no_other_command_along(
+    queue: Queue, pids: Path, tmp_path: Path
+) -> None:
+    """The worker ends what the one has left, and not the other supervisors, which come to it as well."""
+    queue.insert_many(["stay", "kill"])
+    both = 'kill -9 $(cut -d " " -f 4 /proc/$PPID/stat); kill -9 $PPID'
+    stays, kills = f"echo $$ >>$0; {until_there(tmp_path / 'go')}", f"{shell_until('[ -s $0 ]')}; {both}; sleep 9000"
+    begins = f"case $1 in *stay*) {stays};; *) {kills};; esac"
+    code = OWN.replace("prefetch=1", "prefetch=1, processes=2, retries=0")
+    with worker_process(queue, ["sh", "-c", begins, str(pids), "{}"], code) as process:
+        until(lambda: queue.status().dead, "the end of the one whose supervisor was killed")
+        (tmp_path / "go").touch()
+        assert process.wait(60) == 0
+    assert (queue.status().completed, queue.status().dead) == (1, 1)
+    [letter] = queue.dead()
+    assert supervision.ENDED in letter.reason
+
+
+ADOPTING = """
+import os, subprocess
+from fsqueue.worker import supervision, supervisor
+from fsqueue.worker.events import Mailbox
+supervision.is_own_process = True
+for is_alone in (False, True):
+    others = None if is_alone else subprocess.Popen(["sleep", "9000"], start_new_session=True)
+    supervisors = supervision.Supervisors(Mailbox(), print)
+    supervisors._running_server()
+    print(supervisors._adopts)
+    supervisors.close()
+    if others is not None:
+        others.kill()
+    while supervisor.own_children():
+        os.waitpid(-1, 0)
+"""
+
+
+def test_a_process_that_has_children_already_ends_no_orphans() -> None:
+    """What has executed the worker's program may have started some before: they are no task's."""
+    run = subprocess.run([sys.executable, "-c", ADOPTING], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.stdout.split(), run.stderr) == (["False", "True"], "")
+
+
+def test_the_fork_server_reaps_for_killed_supervisors_also_after_it_has_let_one_go(pids: Path) -> None:
+    first = Run("sh", "-c", "sleep 9000 & echo $! >>$0", str(pids))
+    assert first.until_reaped().status == 0
+    second = Run("sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids), after=first)
+    until(lambda: len(numbers(pids)) == 2, "the second command")
+    left, at_work = numbers(pids)
+    os.kill(second.process.supervisor, signal.SIGKILL)
+    process = second.until_ended()
+    assert spawning.describe(process).endswith(supervision.ENDED)
+    assert (is_alive(left), is_alive(at_work)) == (True, False)
 
 
 def test_a_supervisor_killed_before_it_could_answer_costs_an_attempt_with_the_reason(
@@ -514,6 +604,181 @@ def test_a_supervisor_that_does_not_answer_is_killed_with_what_it_was_at(pids: P
     assert not is_any_alive(pids)
 
 
+@pytest.mark.parametrize("how", ["command", "function"])
+def test_a_worker_gives_up_a_supervisor_that_does_not_answer(
+    once: Queue, pids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(supervision, "KILL_ANSWER_S", 0.0)
+    path, told = tmp_path / "began", list[str]()
+    once.purge()
+    once.insert({"do": "touch", "path": str(path), "lasts": True})
+    work: dict[str, Any] = {"command": ["sh", "-c", "echo $$ >$0; exec sleep 9000", str(path)]}
+    worker = Worker(
+        once, tasks.obey if how == "function" else None, **(work if how == "command" else {}), timeout_s=1000,
+        grace_s=0, tell=lambda event: told.append(event.text),
+    )  # fmt: skip
+    thread, reports = in_background(worker)
+    until(lambda: path.exists() and path.read_text() and worker._loop._executor.at_work(), "the begin of the task")
+    [server] = [pid for pid in children_of(os.getpid()) if is_fork_server(pid)]
+    [one] = children_of(server)
+    worker._loop._executor.supervisors._resume = lambda: None  # type: ignore[attr-defined]  # as if stopped again
+    stopped(one)
+    time_out(worker)
+    thread.join(60)
+    assert reports == [drained(failed=1)]
+    assert supervision.UNANSWERED in told
+    assert not is_alive(int(path.read_text()))
+
+
+@pytest.mark.parametrize(("code", "completed", "reason"), [(0, 1, []), (3, 0, ["exit status 3"])])
+def test_a_command_that_has_ended_when_its_time_is_over_counts_for_what_it_has_done(
+    once: Queue, pids: Path, tmp_path: Path, code: int, completed: int, reason: list[str]
+) -> None:
+    """Its supervisor stands still: the worker has not heard of the end, and what it asks for comes behind that."""
+    command = ["sh", "-c", f"echo $$ >>$0; {until_there(tmp_path / 'go')}; exit {code}", str(pids)]
+    worker = Worker(once, command=command, timeout_s=1000)
+    thread, reports = in_background(worker)
+    until(lambda: numbers(pids) and worker._loop._executor.at_work(), "the command, and the word of its begin")
+    [server] = [pid for pid in children_of(os.getpid()) if is_fork_server(pid)]
+    [one] = children_of(server)
+    stopped(one)
+    (tmp_path / "go").touch()
+    until(lambda: not is_any_alive(pids), "the end of the command")
+    time_out(worker)
+    thread.join(60)
+    assert reports == [drained(completed=completed, failed=1 - completed)]
+    assert [letter.reason for letter in once.dead()] == reason
+
+
+class Supervised:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def exited(self, flags: int, status: int, usage: Any) -> None:
+        self.told.append(("exited", flags, status))
+
+    def held(self, is_refused: bool) -> None:
+        self.told.append(("held", is_refused))
+
+    def lost(self, rest: str) -> None:
+        self.told.append(("lost", rest))
+
+
+class Spoken:
+    """A supervisor and a fork server that say what a test has them say."""
+
+    def __init__(self) -> None:
+        self.said, self.process, self.clock, self.mailbox = list[str](), Supervised(), ManualClock(), Mailbox()
+        self.supervisors = supervision.Supervisors(self.mailbox, self.said.append)
+        self.supervisors._clock = self.clock
+        (ours, self._one), (end, self._server) = socket.socketpair(), socket.socketpair()
+        self.handle = supervision.Handle(ours, 1 << 30)
+        self.handle.process = self.process
+        self.supervisors._all.add(self.handle)
+        self.supervisors._server, self.supervisors._server_pid = end, 1 << 30
+        for fd in (ours.fileno(), end.fileno()):
+            self.mailbox.watch(fd, lambda: None)
+
+    def says(self, kind: bytes, body: bytes) -> None:
+        supervisor.send(self._one, kind, body)
+        self.supervisors._heard(self.handle)
+
+    def exits(self, flags: int, status: int) -> None:
+        self.says(supervisor.EXITED, supervisor.EXIT.pack(flags, status, 0.0, 0.0, *[0] * 14))
+
+    def is_killed(self) -> None:
+        self._one.close()
+        self.supervisors._heard(self.handle)
+
+    def server_says(self, kind: bytes, body: bytes) -> None:
+        supervisor.send(self._server, kind, body)
+        self.supervisors._heard_server()
+
+    def ask(self, number: int) -> None:
+        self.supervisors.ask(self.handle, supervisor.SIGNAL, number)
+
+    def close(self) -> None:
+        self.supervisors.close()
+        self.mailbox.close()
+        self._one.close()
+        self._server.close()
+
+
+@pytest.fixture
+def it() -> Iterator[Spoken]:
+    spoken = Spoken()
+    yield spoken
+    spoken.close()
+
+
+def test_how_sigkill_went_is_waited_for_since_it_was_asked_for_first_and_until_something_is_heard(it: Spoken) -> None:
+    it.ask(signal.SIGTERM)
+    assert it.supervisors.due_at == math.inf, "of another signal nothing is to be heard"
+    it.ask(signal.SIGKILL)
+    due_at = it.clock.monotonic() + supervision.KILL_ANSWER_S
+    it.clock.advance(1)
+    it.ask(signal.SIGKILL)
+    assert it.supervisors.due_at == due_at
+    it.says(supervisor.HELD, supervisor.NUMBER.pack(1))
+    assert it.supervisors.due_at == math.inf, "it has answered: the kernel, or another user, holds the process"
+    it.ask(signal.SIGKILL)
+    it.exits(supervisor.TOLD, -9)
+    assert it.supervisors.due_at == math.inf
+    assert it.process.told == [("held", True), ("exited", supervisor.TOLD, -9)]
+    it.supervisors.keep_time(it.clock.monotonic() + 1000)
+    assert it.said == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "is_said"),
+    [
+        (supervisor.LEFT, 0, False),
+        (0, 3, False),
+        (supervisor.TOLD, 0, False),
+        (supervisor.LEFT, 3, True),
+        (supervisor.LEFT, -9, True),
+        (supervisor.LEFT | supervisor.TOLD, 0, True),
+    ],
+)
+def test_that_something_could_not_be_ended_is_said_once_and_of_no_success(
+    it: Spoken, flags: int, status: int, is_said: bool
+) -> None:
+    for _ in range(2):
+        it.handle.process = it.process
+        it.exits(flags, status)
+    assert it.said == [supervision.NOT_ENDED] * is_said
+    assert it.process.told == [("exited", flags, status)] * 2
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_what_a_killed_supervisor_was_at_is_told_when_the_fork_server_says_what_is_left(it: Spoken, left: int) -> None:
+    it.is_killed()
+    assert it.process.told == []
+    it.server_says(supervisor.LOST, supervisor.NUMBERS.pack(it.handle.pid, left))
+    assert it.process.told == [("lost", supervision.NOT_ALL_ENDED if left else supervision.ENDED)]
+    assert it.said == [supervision.NOT_ENDED] * bool(left)
+
+
+def test_an_answer_is_waited_for_until_the_user_is_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "ANSWER_S", 0.001)
+    resumed: list[int] = []
+    supervisors = supervision.Supervisors(Mailbox(), print, lambda: len(resumed) > 2)
+
+    def resume() -> None:
+        resumed.append(len(resumed))
+        assert len(resumed) < 9, "it waits on"
+
+    monkeypatch.setattr(supervisors, "_resume", resume)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert supervisors._answer(ours) == (b"", b"")
+        assert resumed == [0, 1, 2], "what is stopped is told to go on, again and again"
+        supervisor.send(theirs, supervisor.HELLO, b"1234")
+        assert supervisors._answer(ours) == (supervisor.HELLO, b"1234")
+
+
 SERVING = """
 import os, socket, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -582,9 +847,14 @@ def test_a_command_has_the_signals_blocked_and_ignored_that_its_worker_has(once:
 class Run:
     """A process as the loop has it."""
 
-    def __init__(self, *argv: str, environment: dict[str, str] | None = None) -> None:
-        self.mailbox, self.said, self.has_ended = Mailbox(), list[str](), False
-        self.supervisors = supervision.Supervisors(self.mailbox, self.said.append)
+    def __init__(self, *argv: str, environment: dict[str, str] | None = None, after: Run | None = None) -> None:
+        """`after`: one that has ended, under the same fork server."""
+        self.has_ended = False
+        if after is None:
+            self.mailbox, self.said = Mailbox(), list[str]()
+            self.supervisors = supervision.Supervisors(self.mailbox, self.said.append)
+        else:
+            self.mailbox, self.said, self.supervisors = after.mailbox, after.said, after.supervisors
         null = os.open(os.devnull, os.O_RDWR)
         self.process = spawning.Process(
             self.supervisors, argv, dict(os.environ) if environment is None else environment, [null] * 3, self.ended
@@ -594,10 +864,14 @@ class Run:
     def ended(self) -> None:
         self.has_ended = True
 
-    def until_ended(self) -> spawning.Process:
+    def until_reaped(self) -> spawning.Process:
         while not self.has_ended:
             self.mailbox.wait(60)
         self.process.reap()
+        return self.process
+
+    def until_ended(self) -> spawning.Process:
+        self.until_reaped()
         self.supervisors.close()
         self.mailbox.close()
         return self.process
@@ -639,6 +913,28 @@ def test_a_message_arrives_whole(length: int) -> None:
         assert b"HOME" not in environment
         ours.close()
         assert supervisor.receive(theirs)[0] == b""
+
+
+def test_of_descriptors_that_do_not_all_arrive_none_is_kept_and_no_command_begun() -> None:
+    """It would have standard input and no output."""
+    ours, theirs = socket.socketpair()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = supervisor.encode_command([b"true"], {}, [])
+    with ours, theirs, open(os.devnull) as file:
+        supervisor.send(ours, supervisor.START, command, (file.fileno(),) * 3)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+        try:
+            assert supervisor.receive(theirs) == (supervisor.START, command, [])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        again = os.dup(0)
+        os.close(again)
+        assert again == free, "the one that came is closed"
+        its: Any = SimpleNamespace(end=theirs)
+        supervisor.Supervisor._start(its, command, [])
+        assert supervisor.receive(ours) == (supervisor.REFUSED, supervisor.NUMBER.pack(errno.EMFILE), [])
 
 
 # -- what cannot be ended, or seen
@@ -723,3 +1019,31 @@ def test_what_sigkill_does_not_end_is_said_and_that_it_goes_on(
     assert (reports[0].ended, reports[0].unsettled) == ("signal", 1)
     assert any(f"Process {pid} could not be ended, and may go on" in text for text in told)
     assert is_alive(pid)
+
+
+HELD_FOR_A_WHILE = """
+import os, signal, sys
+sys.path.insert(0, {where!r})
+import supervisor
+supervisor.KILLED_S, kill, killpg = 0.05, os.kill, os.killpg
+is_held = lambda number: number == signal.SIGKILL and os.path.exists({held!r})
+os.kill = lambda pid, number: None if is_held(number) else kill(pid, number)
+os.killpg = lambda group, number: None if is_held(number) else killpg(group, number)
+supervisor.main()
+"""
+
+
+def test_what_the_kernel_holds_of_a_failed_command_is_ended_when_it_lets_go(
+    pids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker waits for it no longer, and goes on with other tasks: the supervisor goes on with this one."""
+    program, held = tmp_path / "program.py", tmp_path / "held"
+    held.touch()
+    program.write_text(HELD_FOR_A_WHILE.format(where=str(Path(supervisor.__file__).parent), held=str(held)))
+    monkeypatch.setattr(supervisor, "__file__", str(program))
+    run = Run("sh", "-c", "sleep 9000 & echo $! >>$0; exit 3", str(pids))
+    assert run.until_reaped().status == 3
+    assert (run.said, is_any_alive(pids)) == ([supervision.NOT_ENDED], True)
+    held.unlink()
+    until(lambda: not is_any_alive(pids), "the end of what the command has started")
+    run.until_ended()

@@ -68,6 +68,28 @@ def test_of_several_tasks_in_a_record_each_has_its_own(queue_factory: QueueFacto
     }
 
 
+def test_what_the_last_attempt_used_counts_and_of_one_that_was_not_measured_nothing(
+    queue_factory: QueueFactory,
+) -> None:
+    queue = queue_factory(shards=1, backoff_s=(0, 0))
+    queue.insert_many(["completes", "is buried", "fails", "is measured last"], batch_tasks=4)
+    for attempt in (1, 2):
+        for task in queue.lease(4):
+            if (attempt == 1) != (task.payload == "is measured last"):
+                task.used = Used(10, 100)
+            if attempt == 1 or task.payload in ("fails", "is measured last"):
+                task.fail("no")
+            else:
+                task.complete() if task.payload == "completes" else task.bury("no")
+    queue.change_settings(max_attempts=1)
+    assert queue.lease(4) == [], "the attempts of the others are used up: they are buried without a lease"
+    nothing, measured = (None, None), (0.01, 100 << 10)
+    wanted = {"completes": nothing, "is buried": nothing, "fails": nothing, "is measured last": measured}
+    assert {result.payload: (result.cpu_s, result.peak_memory_bytes) for result in queue.results()} == wanted
+    wanted.pop("completes")
+    assert {letter.payload: (letter.cpu_s, letter.peak_memory_bytes) for letter in queue.dead()} == wanted
+
+
 @pytest.mark.parametrize(
     "used", [None, 5, [], [[1]], [[1, 2, 3]], [["1", 2]], [[-1, 2]], [[1, True]], [None], {"0": [1, 2]}]
 )
