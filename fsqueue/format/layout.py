@@ -158,6 +158,8 @@ class QueueState:
     """Those of the current generation."""
     paused: Pause | None = field(default=None, compare=False)
     """Why no task is leased, if the queue is paused."""
+    kept_payload_max: int | None = field(default=None, compare=False)
+    """The largest `keep_payloads` that the queue has had so far: older files were kept by it. None: no limit."""
 
     @property
     def directory(self) -> names.Generation:
@@ -269,7 +271,8 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                 case {"op": "create", "id": str(text), "settings": dict(given)} if queue_state is None and not wrong:
                     if (identity := names.parse_queue_id(text)) is not None:
                         try:
-                            queue_state = QueueState(settings_of(given), identity)
+                            settings = settings_of(given)
+                            queue_state = QueueState(settings, identity, kept_payload_max=settings.keep_payloads)
                         except InvalidArgument as error:
                             wrong = str(error).rstrip(".")
                 case {"op": "generation", "generation": int(number)} if queue_state is not None:
@@ -283,7 +286,9 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                     if queue_state.generation == number:
                         queue_state = replace(queue_state, key_epochs=_later(queue_state.key_epochs, record))
                 case {"op": "settings", "settings": dict(given)} if queue_state is not None:
-                    queue_state = replace(queue_state, settings=changed(queue_state.settings, given))
+                    settings = changed(queue_state.settings, given)
+                    longest = _larger(queue_state.kept_payload_max, settings.keep_payloads)
+                    queue_state = replace(queue_state, settings=settings, kept_payload_max=longest)
                 case {"op": "pause", "at": int(at)} if queue_state is not None:
                     queue_state = replace(queue_state, paused=_pause(at, record))
                 case {"op": "resume"} if queue_state is not None:
@@ -303,6 +308,11 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
             f"{path} holds a queue.jsonl that is empty or damaged. Restore it from a backup, or use another path."
         )
     return queue_state
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    """Return the larger of two limits; None is no limit."""
+    return None if one is None or other is None else max(one, other)
 
 
 def _pause(at: int, record: dict[str, Any]) -> Pause:

@@ -112,8 +112,10 @@ def bytes_of(store: Store, day: Day) -> int:
 
 
 def most_bytes_of(store: Store, day: Day) -> float:
-    """Return how many bytes the task files of a day may have at most, as their names and the settings tell."""
-    longest = store.settings.keep_payloads
+    """Return how many bytes the task files of a day may have at most, as their names tell, and the settings that the
+    queue has had since it was created.
+    """
+    longest = store.queue_state.kept_payload_max
     if longest is None:
         return math.inf
     found = map(names.parse_task_file, store.fs.names(store.layout.payloads(day)))
