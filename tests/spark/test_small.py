@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import CommitLost, Queue
+from fsqueue import CommitLost, InvalidArgument, Queue
 from fsqueue.models import CommitPart
 from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.storage import commits
@@ -54,6 +54,13 @@ def numbers(queue: Queue) -> list[int]:
 
 def sizes(queue: Queue) -> list[int]:
     return sorted(int(path.stem.split("-")[2]) for path in queue.path.rglob("queue/*/*.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["", "a/b"])
+def test_a_name_that_no_commit_can_have_is_refused_and_not_left_out(queue: Queue, name: str) -> None:
+    """Else whoever repeats a write whose variable is not set inserts all rows again."""
+    with pytest.raises(InvalidArgument, match="cannot be a commit's name"):
+        writer(queue, commit=name)
 
 
 def test_many_small_parts_become_few_files(queue: Queue) -> None:
