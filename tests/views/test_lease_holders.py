@@ -17,7 +17,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.cluster import slurm
 from fsqueue.filesystem import processes
 from fsqueue.storage import jsonl
-from fsqueue.views.lease_holders import LeaseHolder, release_dead, workers
+from fsqueue.views.lease_holders import LeaseHolder, held_by_dead, release_dead, workers
 from tests.support import QueueFactory, crashes, drain, leftovers, log_files
 from tests.waiting import until
 
@@ -380,3 +380,33 @@ def test_a_queue_that_is_purged_meanwhile_has_no_workers(queue: Queue, other: su
     stale = Queue(queue.path)
     queue.purge()
     assert release_dead(stale.store) == ([], 0)
+
+
+def test_idle_workers_are_notified_of_what_the_dead_held(q: Queue) -> None:
+    q.insert_many(range(3), batch_tasks=3)
+    q.lease(2)
+    bell = q.store.doorbell.read()
+    assert release_dead(q.store) == ([], 0)
+    assert q.store.doorbell.read() == bell
+    forge_identity(q)
+    assert release_dead(q.store)[1] == 2
+    assert q.store.doorbell.read() != bell
+
+
+def test_what_has_run_out_by_itself_is_not_said_to_be_held_by_the_dead(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    q.lease(lease_s=5)
+    forge_identity(q)
+    assert f"fsqueue workers {q.path} --release-dead" in (held_by_dead(q.store) or "")
+    clock.advance(6)
+    assert held_by_dead(q.store) is None
+    assert release_dead(q.store) == ([], 0)
+
+
+def test_the_oldest_lease_comes_first(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(7), batch_tasks=1)
+    names = [f"w{number}" for number in range(7)]
+    for name in names:
+        Queue(q.path, worker=name, clock=clock).lease()
+        clock.advance(1)
+    assert [worker.worker["name"] for worker in workers(q.store)] == names
