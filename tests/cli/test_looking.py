@@ -18,6 +18,7 @@ def test_ls(fsqueue_cli: Run, mixed: Queue) -> None:
     for state, count in {"waiting": 5, "delayed": 1, "leased": 2, "completed": 3, "dead": 1, "cancelled": 0}.items():
         assert len(fsqueue_cli("ls", mixed.path, "--state", state, "--json").stdout.splitlines()) == count
     assert len(fsqueue_cli("ls", mixed.path, "--limit", "3", "--json").stdout.splitlines()) == 3
+    assert fsqueue_cli("ls", mixed.path, "--limit", "0").output == ""
     fsqueue_cli("ls", mixed.path, "--state", "lost", code=2)
     fsqueue_cli("ls", mixed.path, "--limit", "-1", code=2)
 

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from fsqueue import Queue
+from fsqueue.storage import nodes
 from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
 from tests.waiting import until
@@ -74,6 +75,22 @@ def test_an_excluded_node_is_shown_and_admitted(fsqueue_cli: Run, queue: Queue) 
     assert fsqueue_cli("workers", queue.path, "--admit", streak.node).output == f"{streak.node}: takes tasks again\n"
     assert streak.excluded() is None
     assert "no failures" in fsqueue_cli("workers", queue.path, "--admit", streak.node).output
+
+
+def test_a_node_whose_failures_cannot_be_forgotten_is_an_error(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.insert("x")
+    NodeFailures(queue.store, 1).failed("no device")
+    [node] = [found.node for found in nodes.failing(queue.store)]
+    command = ("workers", queue.path, "--admit", node, "--admit", "other")
+    with monkeypatch.context() as patch, Queue(queue.path).store.held(queue.store.layout.node(node), 1):
+        patch.setattr(nodes, "WAIT_S", 0.01)
+        told = json.loads(fsqueue_cli(*command, "--json", code=1).stdout)
+        assert (told["admitted"], [found["node"] for found in told["nodes"]]) == ([], [node])
+        said = fsqueue_cli(*command, code=1).stdout
+        assert f"{node}: its failures could not be forgotten\nother: no failures are counted there\n" in said
+    assert json.loads(fsqueue_cli(*command, "--json").stdout)["admitted"] == [node]
 
 
 def test_where_only_leased_tasks_are_left_it_is_said_that_their_worker_is_dead(
