@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsqueue_cli import queues
 from fsqueue_cli.queues import _cleaned
 
 from fsqueue import GcReport, Queue
 from fsqueue.format import names
+from fsqueue.upkeep.collect import Reaping
 from tests.cli.conftest import Run
 from tests.waiting import until
 
@@ -155,6 +157,16 @@ def test_other_urls_make_no_directory(
     for command in (["create", url], ["status", url], ["ls", url], ["gc", "--trash", url]):
         assert "mounted filesystem" in fsqueue_cli(*command, code=2).stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.once
+def test_what_is_reaped_before_and_after_another_process_was_at_it_is_counted(
+    fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reapings = [Reaping(2, unfinished=["x"]), Reaping(1, unfinished=["x"]), Reaping(4)]
+    monkeypatch.setattr(queues, "reap", lambda directory: reapings.pop(0))
+    monkeypatch.setattr(queues, "REAP_PAUSE_S", 0.0)
+    assert json.loads(fsqueue_cli("gc", "--trash", tmp_path, "--json").stdout) == {"reaped": 7, "left": {}}
 
 
 @pytest.mark.once
