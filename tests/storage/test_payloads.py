@@ -121,6 +121,21 @@ def test_of_single_inserts_each_short_payload_is_kept(
     assert list(queue.fsck()) == []
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_a_payload_of_just_the_length_that_is_kept_is_kept(
+    queue_factory: QueueFactory, clock: ManualClock, form: str, single: bool
+) -> None:
+    """Its length is that of its JSON, quotes and all. What stands around it in its line does not count."""
+    queue = Queue(queue_factory(shards=1, keep_payloads=100).path, clock=clock)
+    for payload in ("a" * 98, "b" * 117):
+        queue.insert(payload) if single else queue.insert_many([payload], batch_tasks=1)
+    queue.complete(queue.lease(2))
+    clock.advance(LINGER_MS / 1000)
+    queue.gc()
+    assert leftovers(queue) == []
+    assert {payload for payload in shown(queue).values() if payload} == {"a" * 98}
+
+
 def test_an_older_reader_takes_no_payload_for_a_record(queue_factory: QueueFactory, clock: ManualClock) -> None:
     """It looks for the first `"records":[` in a line, and for the last `finish` in the line's end."""
     queue = Queue(queue_factory(shards=1).path, clock=clock)
@@ -307,6 +322,7 @@ def test_bytes_are_bounded_whatever_payloads_are_kept_now(
     clock.advance(-DAY_S)
     queue.change_settings(keep_payloads=5000)
     queue.change_settings(keep_payloads=kept_now)
+    assert queue.gc(payload_bytes=sum(path.stat().st_size for path in kept(queue))).payload_days_removed == 0
     assert queue.gc(payload_bytes=11_000).payload_days_removed == 1
     assert Queue(queue.path, clock=clock).gc(payload_bytes=11_000).payload_days_removed == 0
 

@@ -252,6 +252,28 @@ def test_slurm_tells_who_lives(
     assert set(lives(q)) >= {"1_3", "4", "6", "7"}
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(("ending", "life", "times"), [("exit 0", "dead", 3), ("exit 1", "unknown", 1)])
+def test_slurm_is_asked_for_some_jobs_at_a_time_until_it_does_not_answer(
+    q: Queue,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Commands,
+    tmp_path: Path,
+    ending: str,
+    life: str,
+    times: int,
+) -> None:
+    command("scontrol", "echo ClusterName=lab")
+    command("squeue", f'echo "$@" >>{tmp_path}/asked; {ending}')
+    monkeypatch.setattr(slurm, "JOBS_MAX", 2)
+    q.insert_many(range(5), batch_tasks=1)
+    for job in "12345":
+        in_job(q.path, monkeypatch, job, clock).lease()
+    assert set(lives(q).values()) == {life}
+    assert len((tmp_path / "asked").read_text().splitlines()) == times
+
+
 def test_a_single_job_that_slurm_does_not_know_is_dead(
     q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
