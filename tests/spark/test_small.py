@@ -100,6 +100,19 @@ def test_no_rows_at_all_are_a_commit_too(queue: Queue) -> None:
     assert known.tasks == 0
 
 
+def test_other_rows_under_a_name_that_another_driver_has_published_are_an_error(queue: Queue) -> None:
+    """Whether it was quicker, or had ended before. The number of the rows tells, however they are parted."""
+    quick, same, other = writer(queue), writer(queue), writer(queue)
+    quick.commit([written(quick, 1, 2)])
+    same.commit([written(same, 1), written(same, 2)])
+    late, late_other = writer(queue), writer(queue)
+    late.commit([written(late, 2, 1)])
+    for driver, given in ((other, (1,)), (late_other, (1, 2, 3))):
+        with pytest.raises(InvalidArgument, match="The commit c was made before, with 2 tasks"):
+            driver.commit([written(driver, *given)])
+    assert numbers(queue) == [1, 2]
+
+
 @pytest.mark.parametrize("partitions", [1, 4096, 100_000, 1_000_000])
 def test_what_all_messages_carry_is_bounded(partitions: int) -> None:
     total = sum(map(small.bytes_max, range(partitions)))
