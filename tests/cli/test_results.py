@@ -462,6 +462,14 @@ def test_some_are_chosen(fsqueue_cli: Run, sweep: Queue, options: list[str], fou
     assert [json.loads(line)["payload"]["x"] for line in lines] == found
 
 
+def test_the_end_of_the_name_chooses_the_format_in_small_letters_and_in_capitals(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path
+) -> None:
+    for name, begin in (("a.CSV", b'"id",'), ("a.ndjson", b'{"id":'), ("a.JsonL", b'{"id":'), ("a.Parquet", b"PAR1")):
+        fsqueue_cli("results", sweep.path, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(begin)
+
+
 def test_an_empty_table_has_a_header(fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path) -> None:
     fsqueue_cli("results", queue_factory().path, tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text() == ",".join(f'"{name}"' for name in [*HEAD, *TAIL]) + "\n"
