@@ -63,6 +63,8 @@ def test_tasks_that_are_unknown_are_named(fsqueue_cli: Run, queue: Queue) -> Non
     done = fsqueue_cli("retry", queue.path, unknown, "-", "--state", "completed", code=3, input=f"{known}\n")
     assert done.stdout == "1\n"
     assert f"{unknown}: neither the queue nor its history has this task" in done.stderr
+    told = json.loads(fsqueue_cli("retry", queue.path, unknown, "--state", "completed", "--json", code=3).stdout)
+    assert told == {"retried": 0, "repeated": 0, "unkept": 0, "unkept_ids": [], "unknown": [unknown]}
 
 
 def test_a_queue_without_a_history_says_so(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:

@@ -19,6 +19,7 @@ from fsqueue_cli import status_text
 from fsqueue_cli.common import size
 from fsqueue_cli.status_screen import screen
 from fsqueue_cli.status_text import Look
+from fsqueue_cli.watching import as_json
 from rich.cells import cell_len
 from rich.console import Console
 from rich.live_render import LiveRender
@@ -554,6 +555,22 @@ def test_how_much_of_the_leases_was_work_is_told_where_tasks_were_leased_ahead()
     for work_s, more in ((None, ""), (58.0, ""), (10.0, " (10 s of it at work)")):
         lines = status_text.details(replace(look, activity=replace(ACTIVITY, work_s=work_s)), 24)
         assert f"a lease     58 s on average{more}, of 6,100 completed tasks" in lines
+
+
+def test_what_programs_are_told_of_rates_and_the_time_left() -> None:
+    look = Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), ACTIVITY)
+    told, left = as_json(look), look.left
+    assert left is not None
+    assert (told["rate"], told["left_s"]) == (102, left.likely_s)
+    assert (told["left_least_s"], told["left_most_s"]) == (left.least_s, left.most_s)
+    times = ("left_s", "left_least_s", "left_most_s")
+    halted = as_json(replace(look, paused=Pause(1.0, "why", {})))
+    assert [halted[name] for name in (*times, "rate")] == [None, None, None, 102]
+    assert halted["paused"] == {"since": 1.0, "reason": "why", "by": {}}
+    unknown = as_json(replace(look, activity=None))
+    assert [unknown[name] for name in (*times, "rate", "activity", "paused")] == [None] * 6
+    failed = as_json(replace(look, error=StorageError("The filesystem failed.")))
+    assert (failed.keys(), failed["error"]) == ({"queue", "at", "error"}, "The filesystem failed.")
 
 
 def test_several_queues_are_done_when_the_last_is() -> None:

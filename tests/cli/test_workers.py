@@ -34,6 +34,21 @@ def test_a_table_for_people(fsqueue_cli: Run, queue: Queue) -> None:
     assert "alive (process" in row
 
 
+def test_the_node_and_the_job_of_a_worker_are_those_of_slurm(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.insert(1)
+    with monkeypatch.context() as patch:
+        for name, value in (("SLURM_ARRAY_JOB_ID", "7"), ("SLURM_ARRAY_TASK_ID", "3"), ("SLURMD_NODENAME", "n1")):
+            patch.setenv(name, value)
+        [task] = Queue(queue.path).lease()
+    [told] = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["workers"]
+    assert (told["job"], told["node"], told["tasks"], told["expired"]) == ("7_3", "n1", [task.id], 0)
+    assert told["lease_until"] == pytest.approx(task.lease_until)
+    [_, row] = fsqueue_cli("workers", queue.path).output.splitlines()
+    assert row.split()[1:4] == ["7_3", "n1", "1"]
+
+
 def test_killed_runners_are_released_and_the_living_are_not(fsqueue_cli: Run, queue: Queue, spawn: Spawn) -> None:
     queue.insert_many(range(2))
     for _ in range(2):
