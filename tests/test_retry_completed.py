@@ -9,6 +9,8 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, QueuePurged, StorageFull, Task, repeating
 from fsqueue.clock import ManualClock
+from fsqueue.format import names
+from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.storage import deadletters, payloads
 from tests.concurrency.trapped import FullFrom, trapped
 from tests.support import QueueFactory, base_of, crashes, drain, leftovers
@@ -123,6 +125,30 @@ def test_tasks_whose_payloads_are_not_kept_are_counted_and_named(q: Queue) -> No
     assert (report.unkept, len(report.unkept_ids)) == (31, 20)
 
 
+@pytest.mark.batched
+def test_a_single_insert_whose_payload_is_not_kept_is_not_retried_as_null(q: Queue, clock: ManualClock) -> None:
+    q.insert("x" * 3000)
+    q.insert(None)
+    q.complete(q.lease(2))
+    clock.advance(LINGER_MS / 1000)
+    q.gc()
+    report = q.retry_completed()
+    assert (report.retried, report.unkept) == (1, 1)
+    assert waiting(q) == [None]
+
+
+@pytest.mark.batched
+def test_a_payload_that_cannot_be_read_any_more_is_not_kept(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else may be inserted in its place. What is wrong with its priority costs that alone."""
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    complete(q, "first", "second", "third", "fourth")
+    [file] = (base_of(q) / "payloads").glob("*/*")
+    file.write_bytes(b'{"b64":7}\ntorn\n{"payload":"third","priority":1.5}\n{"payload":null}\n')
+    report = q.retry_completed()
+    assert (report.retried, report.unkept) == (2, 2)
+    assert [(info.payload, info.priority) for info in q.tasks()] == [("third", None), (None, None)]
+
+
 def test_what_was_retried_is_known_after_its_line_has_gone_to_the_history(q: Queue, clock: ManualClock) -> None:
     complete(q, *range(300))
     assert q.retry_completed().retried == 300
@@ -133,11 +159,89 @@ def test_what_was_retried_is_known_after_its_line_has_gone_to_the_history(q: Que
     assert list(q.fsck()) == []
 
 
+@pytest.mark.batched
+def test_a_batch_that_finishes_meanwhile_is_not_retried_twice(q: Queue, clock: ManualClock) -> None:
+    """It is read in its log, and then it is in the history."""
+    other = Queue(q.path, clock=clock)
+    q.insert_many(["done", "leased"], batch_tasks=2)
+    tasks = {task.payload: task for task in other.lease(2)}
+    tasks["done"].complete()
+
+    def where(result: Any) -> bool:
+        if other.status().leased:
+            tasks["leased"].complete()
+        return True
+
+    assert q.retry_completed(where=where).retried == 1
+    assert waiting(q) == ["done"]
+
+
 def test_groups_are_bounded(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeating, "GROUP_TASKS_MAX", 3)
     complete(q, *range(10), batch_tasks=5)
     assert q.retry_completed().retried == 10
     assert waiting(q) == list(range(10))
+
+
+def test_groups_are_bounded_in_bytes(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of 45 bytes: the fourth is the one that reaches the bound. Each group counts for itself."""
+    monkeypatch.setattr(repeating, "GROUP_BYTES_MAX", 150)
+    insert, sizes = repeating._Repeater._insert, list[int]()
+
+    def noted(self: Any, shard: Any, group: list[Any]) -> None:
+        sizes.append(len(group))
+        insert(self, shard, group)
+
+    monkeypatch.setattr(repeating._Repeater, "_insert", noted)
+    complete(q, *(f"{number:030}" for number in range(10)), batch_tasks=10)
+    assert q.retry_completed().retried == 10
+    assert [size for size in sizes if size] == [4, 4, 2]
+
+
+def test_its_batches_are_no_larger_than_those_of_an_insert(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeating, "BATCH_BYTES_MAX", 1000)
+    queue = queue_factory(shards=1, batch_tasks_max=3, keep_payloads=None)
+    given = ["x" * 200] * 7 + ["large" * 500] + ["y" * 200] * 4
+    queue.insert_many(given)
+    queue.complete(queue.lease(20))
+    assert queue.retry_completed().retried == len(given)
+    made = [(path.stat().st_size, name.count) for path in (base_of(queue) / "queue").glob("*/*")
+            if (name := names.parse_task_file(path.name)) is not None]  # fmt: skip
+    assert max(count for _, count in made) == 3
+    assert [count for size, count in made if size > 1000] == [1], "the large one is by itself"
+    assert len(made) <= 6, "the others fill their batches"
+    assert waiting(queue) == sorted(given)
+
+
+@pytest.mark.batched
+def test_what_another_call_retries_between_two_groups_is_left_out(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeating, "GROUP_TASKS_MAX", 1)
+    complete(q, 1, 2, 3)
+    other, others, asked = Queue(q.path, clock=clock), [], []
+
+    def where(result: Any) -> bool:
+        asked.append(result)
+        if len(asked) == 2:
+            others.append(other.retry_completed())
+        return True
+
+    report = q.retry_completed(where=where)
+    assert (others[0].retried, report.retried, report.repeated) == (2, 1, 2)
+    assert waiting(q) == [1, 2, 3]
+
+
+def test_retries_notify_idle_workers(q: Queue) -> None:
+    complete(q, 1)
+    q.insert(2)
+    q.lease()[0].bury("no")
+    for retry in (q.retry_completed, q.retry_dead):
+        before = q.store.doorbell.read()
+        retry()
+        assert q.store.doorbell.read() != before
 
 
 def test_two_at_once_insert_each_once(q: Queue, clock: ManualClock) -> None:
@@ -165,6 +269,22 @@ def test_a_purge_meanwhile_is_told(q: Queue, clock: ManualClock) -> None:
     with pytest.raises(QueuePurged, match="Nothing is left to do"):
         q.retry_completed(where=where)
     assert q.status().inserted == 0
+
+
+def test_a_purge_after_the_last_insertion_is_told(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(q, 1, 2)
+    give_back = repeating._Repeater._give_back
+
+    def purging(self: Any, shard: Any) -> None:
+        give_back(self, shard)
+        if shard is not None:
+            Queue(q.path, clock=clock).purge()
+
+    monkeypatch.setattr(repeating._Repeater, "_give_back", purging)
+    with pytest.raises(QueuePurged, match="Nothing is left to do"):
+        q.retry_completed()
 
 
 def test_a_full_disk_says_how_many_are_in_and_the_rest_follows(queue_factory: QueueFactory) -> None:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 import orjson
 
 from fsqueue.errors import InvalidArgument
+from fsqueue.format.names import commit_name
 from fsqueue.models import DELAYED, LEASED, WAITING
 from fsqueue.spark import schemas
 from fsqueue.spark.paths import directory
@@ -97,6 +98,9 @@ def writing(options: Mapping[str, str]) -> WriteOptions:
         raise InvalidArgument(f"The option `ifExists` is one of {', '.join(IF_EXISTS)}, not {if_exists!r}.")
     if "key" in given:
         _check_keyed(given, if_exists)
+    commit = given.get("commit")
+    if commit is not None:  # an empty one would be left out: repeating the write would insert all rows again
+        commit_name(commit)
     form = given.get("payloadformat", "").lower()
     if form not in ("", "json"):
         raise InvalidArgument(f"The option `payloadFormat` is 'json' (the column holds JSON text), not {form!r}.")
@@ -104,7 +108,7 @@ def writing(options: Mapping[str, str]) -> WriteOptions:
         raise InvalidArgument("The option `payloadFormat` says what is in the column that the option `payload` names.")
     return WriteOptions(
         path=_path(given),
-        commit=given.get("commit"),
+        commit=commit,
         if_exists=if_exists,
         payload=given.get("payload"),
         is_json=form == "json",

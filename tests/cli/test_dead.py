@@ -125,6 +125,8 @@ def test_a_condition_that_is_none_is_a_usage_error(fsqueue_cli: Run, buried: Que
         ("payload.n = 3", True),
         ("payload.n<3", False),
         ("payload.n<=3", True),
+        ("payload.n>3", False),
+        ("payload.deep.er>=1", False),
         ("payload.n>2.5", True),
         ("payload.name>1", False),
         ("payload.none=", True),

@@ -17,9 +17,9 @@ from typing import IO
 
 import pytest
 
-from fsqueue import Queue
+from fsqueue import InvalidArgument, Queue
 from tests.cli.conftest import Run, Spawn
-from tests.support import base_of, files_below
+from tests.support import base_of, files_below, task_file_names
 from tests.waiting import until
 
 
@@ -121,9 +121,24 @@ def test_a_task_that_is_too_large_inserts_nothing(fsqueue_cli: Run, queue_factor
     assert staged(queue) == []
 
 
-def test_a_name_that_cannot_be(fsqueue_cli: Run, queue: Queue) -> None:
-    result = fsqueue_cli("insert", queue.path, "--commit", "a/b", input="1\n", code=2)
+@pytest.mark.once
+@pytest.mark.parametrize("commit", [[], ["--commit", "a"]])
+def test_all_options_hold_for_a_commit_too(fsqueue_cli: Run, queue: Queue, commit: list[str]) -> None:
+    options = ["--delay", "1h", "--batch-tasks", "2", "--priority", "p"]
+    lines = "".join(f'{{"p":{number}}}\n' for number in (2, 1, 4, 3, 5))
+    assert fsqueue_cli("insert", queue.path, *commit, *options, input=lines).stdout == "5\n"
+    assert queue.status().delayed == 5
+    assert sorted(name.count for name in task_file_names(queue)) == [1, 2, 2]
+    assert {task.priority for task in queue.tasks()} == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("name", ["a/b", ""])
+def test_a_name_that_cannot_be(fsqueue_cli: Run, queue: Queue, name: str) -> None:
+    """Nor is an empty one left out: a variable of the shell may not be set."""
+    result = fsqueue_cli("insert", queue.path, "--commit", name, input="1\n", code=2)
     assert "cannot be a commit's name" in result.stderr
+    with pytest.raises(InvalidArgument, match="cannot be a commit's name"):
+        queue.insert_many([1], commit=name)
     assert queue.status().inserted == 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fsqueue_cli import insert_producer
+from fsqueue_cli.insert_input import Input
 
 import fsqueue
 from fsqueue import Queue
@@ -179,6 +180,24 @@ def is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_the_end_of_the_terminal_counts_unless_it_is_ignored(handler: signal.Handlers) -> None:
+    """As under nohup. A second signal ends what the first one has waited for."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        source = Input(1000)
+        with source.interruptible(also=(signal.SIGHUP,)):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert source.signal == (None if handler is signal.SIG_IGN else signal.SIGHUP)
+            source.signal = signal.SIGTERM
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+            assert source.signal == signal.SIGINT
+        assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_after_the_last_step_changes_nothing_of_what_is_said(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import signal
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fsqueue_cli import insert_parquet
+from fsqueue_cli import insert_input, insert_parquet
 from pyarrow import parquet
 
 from fsqueue import Queue
@@ -31,11 +32,14 @@ COLUMNS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "day": (pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31)], ["0001-01-01", "9999-12-31"]),
     "day64": (pa.date64(), [NOON, None], ["2026-11-30", None]),
     "at_s": (pa.timestamp("s"), [NOON, None], ["2026-11-30T12:00:00.000000", None]),
+    "at_ms": (pa.timestamp("ms"), [1, 1500], ["1970-01-01T00:00:00.001000", "1970-01-01T00:00:01.500000"]),
     "at_us": (pa.timestamp("us"), [1, -1], ["1970-01-01T00:00:00.000001", "1969-12-31T23:59:59.999999"]),
     "at_ns": (pa.timestamp("ns"), [1_000, 1], ["1970-01-01T00:00:00.000001", "1970-01-01T00:00:00.000000001"]),
     "zone": (pa.timestamp("ms", tz="Europe/Berlin"), [0, None], ["1970-01-01T00:00:00.000000Z", None]),
     "time": (pa.time64("us"), [dt.time(1, 2, 3, 4), None], ["01:02:03.000004", None]),
     "time_s": (pa.time32("s"), [dt.time(1, 2, 3), None], ["01:02:03.000000", None]),
+    "time_ms": (pa.time32("ms"), [dt.time(1, 2, 3, 4000), None], ["01:02:03.004000", None]),
+    "time_ns": (pa.time64("ns"), [1_000_000_001, None], ["00:00:01.000000001", None]),
     "dec": (pa.decimal128(20, 2), [Decimal("12.50"), Decimal("123456789012345678.90")],
             ["12.50", "123456789012345678.90"]),
     "list": (pa.list_(pa.timestamp("s")), [[NOON, None], []], [["2026-11-30T12:00:00.000000", None], []]),
@@ -78,6 +82,10 @@ def test_every_type_that_json_can_hold(fsqueue_cli: Run, queue: Queue, tmp_path:
         (pa.array([{"a": {"b": b"a"}}]), "the column 'x.a.b' of type binary"),
         (pa.array([1], pa.duration("s")), "write it as a number of seconds"),
         (pa.array([[(1, 2)]], pa.map_(pa.int8(), pa.int8())), "its names are text alone"),
+        (
+            pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]),
+            "with two fields 'a': rename one",
+        ),
     ],
 )
 def test_a_column_that_json_has_no_form_for_is_refused_by_its_name(
@@ -103,6 +111,10 @@ def test_two_columns_of_one_name_are_refused(fsqueue_cli: Run, queue: Queue, tmp
         (pa.array([0.5, float("nan"), 2]), "has nan, which JSON does not have, in the column 'x'"),
         (pa.array([0.5, float("-inf"), 2], pa.float32()), "has -inf, which JSON does not have, in the column 'x'"),
         (pa.array([0, 10**12, 0], pa.timestamp("s")), "has a time beyond the years 1 to 9999 in the column 'x'"),
+        (
+            pa.array([0, 10**7, 0], pa.int32()).cast(pa.date32()),
+            "has a date beyond the years 1 to 9999 in the column 'x'",
+        ),
         (pa.array([[], [("k", 1), ("k", 2)], []], pa.map_(pa.string(), pa.int8())), "has a map with a key twice in"),
     ],
 )
@@ -214,8 +226,10 @@ def test_parts_that_do_not_agree_are_refused_by_file_and_column(
     [
         ("day=2026-11-30", True, "it is partitioned, with values of the column 'day' in names of directories"),
         ("inner", True, "inner is in it, which is no Parquet file"),
+        ("inner.parquet", True, "inner.parquet is in it, which is no Parquet file"),
         ("README.md", False, "README.md is in it, which is no Parquet file"),
         ("_delta_log", True, "it is a Delta table"),
+        (".hoodie", True, "it is a Hudi table"),
         ("_temporary", True, "a job is writing it, or has died"),
     ],
 )
@@ -227,6 +241,23 @@ def test_a_directory_with_anything_else_in_it_is_refused(
     assert result.stderr.startswith(f"fsqueue: {table} cannot be inserted as one table: ")
     assert says in result.stderr
     assert queue.status().inserted == 0
+
+
+def test_a_directory_of_partitions_alone_is_refused_by_their_column(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    """As Spark writes it with `partitionBy`: no file lies beside the directories."""
+    (tmp_path / "table" / "day=1").mkdir(parents=True)
+    write(tmp_path / "table" / "day=1" / "part-0.parquet", n=[1])
+    result = fsqueue_cli("insert", queue.path, tmp_path / "table", code=2)
+    assert "it is partitioned, with values of the column 'day' in names of directories (day=1)" in result.stderr
+
+
+def test_names_of_files_may_be_in_capitals(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    write(tmp_path / "table" / "A.PARQUET", n=[1])
+    write(tmp_path / "table" / "b.Pq", n=[2])
+    assert fsqueue_cli("insert", queue.path, tmp_path / "table").stdout == "2\n"
 
 
 def test_a_directory_that_is_no_table_is_refused_as_ever(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
@@ -272,6 +303,18 @@ def test_a_large_file_comes_in_batches(
     assert fsqueue_cli("insert", queue.path, file).stdout == "5000\n"
     assert max(sizes) <= 500
     assert [payload["n"] for payload in payloads(queue)] == [*range(5000)]
+
+
+def test_a_signal_ends_the_reading_within_a_file(tmp_path: Path) -> None:
+    """Else Ctrl-C would wait for the end of a file of millions of rows."""
+    source = insert_input.Input(1 << 20)
+    form = insert_parquet.ParquetFormat(source)
+    with write(tmp_path / "t.parquet", n=[*range(5)]).open("rb") as file:
+        rows = form.rows(0, "t.parquet", file)
+        assert [next(rows)[3], next(rows)[3]] == [{"n": 0}, {"n": 1}]
+        source.signal = signal.SIGINT
+        assert list(rows) == []
+    assert form.line == 2
 
 
 def test_what_is_no_parquet_or_damaged_or_comes_through_a_pipe(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:

@@ -285,11 +285,30 @@ def test_fewer_rows_decide_if_they_are_long(fsqueue_cli: Run, queue: Queue, monk
     assert [payload["x"] for payload in payloads(queue)] == [0, 1, 2]
 
 
+def test_a_bad_row_that_is_skipped_decides_nothing(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--csv", "--skip-bad", input=table("n,x", "1,5", "2", "3,a"), code=1)
+    assert "line 3 has 1 cell" in result.stderr
+    assert payloads(queue) == [{"n": 1, "x": "5"}, {"n": 3, "x": "a"}]
+
+
 @pytest.mark.usefixtures("three_rows_decide")
 def test_an_empty_column_is_decided_by_its_first_value(fsqueue_cli: Run, queue: Queue) -> None:
     given = table("n,x", "1,", "2,", "3, ", "4,", "5,7", "6,a")
     assert "line 7 has 'a'" in fsqueue_cli("insert", queue.path, "--csv", input=given, code=2).stderr
     assert [payload["x"] for payload in payloads(queue)] == [None, None, None, None, 7]
+
+
+def test_a_table_may_have_many_columns_and_the_advice_names_few(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"c{number}" for number in range(insert_tables.ADVISED_MAX + 1)]
+    for some, says in ((names[:-1], f" --text {names[-2]})"), (names, "--text for each of the 21 columns of text)")):
+        given = table(f"n,{','.join(some)}", f"1,{','.join('a' for _ in some)}", "2")
+        assert says in fsqueue_cli("insert", queue.path, "--csv", input=given, code=2).stderr
+    monkeypatch.setattr(insert_tables, "FIELDS_MAX", 2)
+    assert fsqueue_cli("insert", queue.path, "--csv", input="n,x\n3,4\n").stdout == "1\n"
+    result = fsqueue_cli("insert", queue.path, "--csv", input="n,x,y\n5,6,7\n", code=2)
+    assert "has 3 names of fields, which is more than 2" in result.stderr
 
 
 def test_text_keeps_a_column_as_it_is(fsqueue_cli: Run, queue: Queue) -> None:
@@ -301,6 +320,32 @@ def test_text_of_a_column_that_is_not_there_is_refused(fsqueue_cli: Run, queue: 
     result = fsqueue_cli("insert", queue.path, "--csv", "--text", "z", input="n,x\n1,2\n", code=2)
     assert "has no column 'z' (--text). Its columns are 'n', 'x'" in result.stderr
     assert queue.status().inserted == 0
+
+
+def test_text_is_a_column_of_the_first_file(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(table("n,x", "1,7"))
+    (tmp_path / "b").write_text(table("n", "2"))
+    assert fsqueue_cli("insert", queue.path, "--csv", "--text", "x", tmp_path / "a", tmp_path / "b").stdout == "2\n"
+    assert payloads(queue) == [{"n": 1, "x": "7"}, {"n": 2}]
+    result = fsqueue_cli("insert", queue.path, "--csv", "--text", "x", tmp_path / "b", tmp_path / "a", code=2)
+    assert "has no column 'x' (--text)" in result.stderr
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_rows_before_a_file_that_is_empty_or_gone_are_inserted(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """Their types are not decided yet, and nothing decides them but the end."""
+    monkeypatch.setattr("fsqueue_cli.insert_source.why_unreadable", lambda name: None)
+    (tmp_path / "good").write_text(table("n,x", "1,7", "2,8"))
+    bad = tmp_path / "bad"
+    if is_there:
+        bad.touch()
+    result = fsqueue_cli("insert", queue.path, "--csv", tmp_path / "good", bad, code=2)
+    assert result.stdout == "2\n"
+    assert f"{bad} {'is empty: ' if is_there else 'cannot be read: No such file'}" in result.stderr
+    assert f"insert {bad}; to repeat the command would insert the first 2 again" in result.stderr
+    assert payloads(queue) == [{"n": 1, "x": 7}, {"n": 2, "x": 8}]
 
 
 def test_several_files_are_one_table(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
@@ -377,6 +422,21 @@ def test_interrupted_before_the_types_are_decided_nothing_is_inserted(spawn: Spa
     assert (process.returncode, out) == (130, "0\n")
     assert "interrupted: 0 tasks were inserted, up to standard input\nfsqueue: repeat the command\n" in err
     assert queue.status().inserted == 0
+
+
+def test_a_signal_within_a_cell_in_quotes_is_no_bad_row() -> None:
+    """The rest of the cell may come: that it is missing here says nothing of the table."""
+    source = insert_input.Input(1 << 20)
+    chunks = [b'n,x\n1,a\n2,"b\n']
+
+    def read(file: Any) -> bytes:
+        if not chunks:
+            source.signal = signal.SIGINT
+        return chunks.pop() if chunks else b""
+
+    source._read = read  # type: ignore[method-assign]
+    form = insert_tables.TableFormat(source, ",", (), skip_bad=False)
+    assert [row[3] for row in [*form.rows(0, "-", io.BytesIO()), *form.waiting()]] == [{"n": 1, "x": "a"}]
 
 
 def test_interrupted_after_the_first_rows_what_was_read_is_inserted_and_counted(spawn: Spawn, queue: Queue) -> None:

@@ -158,6 +158,16 @@ def test_release_all_of_one_worker(fsqueue_cli: Run, queue: Queue) -> None:
     assert queue.status().waiting == 6
 
 
+@pytest.mark.parametrize("option", ["--worker", "--host", "--job", "--slurm-job"])
+def test_leases_of_an_empty_name_are_not_all_leases(fsqueue_cli: Run, queue: Queue, option: str) -> None:
+    """A variable of the shell may not be set."""
+    queue.insert(1)
+    leased(fsqueue_cli, queue)
+    result = fsqueue_cli("release-all", queue.path, option, "", "--yes", code=2)
+    assert "must be text that is not empty" in result.stderr
+    assert queue.status().leased == 1
+
+
 def test_cancel_by_id(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many(range(3))
     held = leased(fsqueue_cli, queue)[0]["id"]

@@ -18,6 +18,7 @@ def test_ls(fsqueue_cli: Run, mixed: Queue) -> None:
     for state, count in {"waiting": 5, "delayed": 1, "leased": 2, "completed": 3, "dead": 1, "cancelled": 0}.items():
         assert len(fsqueue_cli("ls", mixed.path, "--state", state, "--json").stdout.splitlines()) == count
     assert len(fsqueue_cli("ls", mixed.path, "--limit", "3", "--json").stdout.splitlines()) == 3
+    assert fsqueue_cli("ls", mixed.path, "--limit", "0").output == ""
     fsqueue_cli("ls", mixed.path, "--state", "lost", code=2)
     fsqueue_cli("ls", mixed.path, "--limit", "-1", code=2)
 
@@ -99,10 +100,12 @@ def test_a_priority_is_shown_as_up_to_takes_it(fsqueue_cli: Run, queue: Queue, g
 
 def test_failed_tasks_are_dead_ones_and_those_that_wait_for_a_retry(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many(range(4))
-    first, second, third, _ = queue.lease(4)
+    first, second, third, fourth = queue.lease(4)
     first.fail("later", delay_s=1000)
     second.bury("never")
     third.complete()
+    fourth.fail("once", delay_s=0)
+    assert [task.id for task in queue.lease()] == [fourth.id], "which is being tried again"
     found = [
         json.loads(line) for line in fsqueue_cli("ls", queue.path, "--state", "failed", "--json").stdout.splitlines()
     ]

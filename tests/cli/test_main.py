@@ -200,6 +200,14 @@ def test_where_its_output_cannot_be_written_a_command_says_that_its_work_is_done
         assert queue.status().inserted == 2
 
 
+def test_an_output_that_fails_otherwise_is_an_error_of_another_code(spawn: Spawn, queue: Queue) -> None:
+    with open(os.devnull) as reading:
+        process = spawn("insert", queue.path, "--task", "1", stdout=reading)
+        said = process.communicate(timeout=60)[1]
+    assert "standard output cannot be written (Bad file descriptor). What was done is done" in said
+    assert (process.returncode, queue.status().inserted) == (1, 1)
+
+
 def test_where_its_output_cannot_be_written_a_bad_line_is_still_named(spawn: Spawn, queue: Queue) -> None:
     with open("/dev/full", "w") as full:
         process = spawn("insert", queue.path, stdin=subprocess.PIPE, stdout=full)

@@ -12,12 +12,15 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsqueue_cli import queues
 from fsqueue_cli.queues import _cleaned
 
 from fsqueue import GcReport, Queue
 from fsqueue.format import names
+from fsqueue.upkeep.collect import Reaping
 from tests.cli.conftest import Run
 from tests.waiting import until
 
@@ -156,10 +159,46 @@ def test_other_urls_make_no_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.once
+def test_what_is_reaped_before_and_after_another_process_was_at_it_is_counted(
+    fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reapings = [Reaping(2, unfinished=["x"]), Reaping(1, unfinished=["x"]), Reaping(4)]
+    monkeypatch.setattr(queues, "reap", lambda directory: reapings.pop(0))
+    monkeypatch.setattr(queues, "REAP_PAUSE_S", 0.0)
+    assert json.loads(fsqueue_cli("gc", "--trash", tmp_path, "--json").stdout) == {"reaped": 7, "left": {}}
+
+
+@pytest.mark.once
+def test_zero_is_a_limit_and_not_a_missing_one(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc, given = Queue.gc, list[dict[str, object]]()
+
+    def noted(self: Queue, **options: Any) -> GcReport:
+        given.append(options)
+        return gc(self, **options)
+
+    monkeypatch.setattr(Queue, "gc", noted)
+    fsqueue_cli("gc", queue.path, "--keep-history", "0", "--keep-payloads", "0", "--payload-bytes", "0")
+    fsqueue_cli("gc", queue.path, "--keep-payloads", "7d", "--payload-bytes", "5")
+    fsqueue_cli("gc", queue.path)
+    assert given == [
+        {"touch": False, "history_days": 0, "payload_days": 0, "payload_bytes": 0},
+        {"touch": False, "history_days": None, "payload_days": 7, "payload_bytes": 5},
+        {"touch": False, "history_days": None},
+    ]
+    for word, kept in (("0", 0), ("7", 7), ("all", None)):
+        fsqueue_cli("create", tmp_path / word, "--keep-payloads", word)
+        assert Queue(tmp_path / word).settings.keep_payloads == kept
+
+
 def test_gc_needs_one_thing_to_clean(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
     fsqueue_cli("gc", code=2)
     fsqueue_cli("gc", queue.path, "--trash", tmp_path, code=2)
-    fsqueue_cli("gc", "--trash", tmp_path, "--touch", code=2)
+    for option in (["--touch"], ["--keep-history", "0"], ["--keep-payloads", "0"], ["--payload-bytes", "0"]):
+        assert "need a queue" in fsqueue_cli("gc", "--trash", tmp_path, *option, code=2).stderr
+    assert "--keep-payloads 30d" in fsqueue_cli("gc", queue.path, "--keep-payloads", "30", code=2).stderr
     fsqueue_cli("gc", queue.path, "--history-days", "-1", code=2)
 
 

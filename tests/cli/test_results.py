@@ -329,6 +329,38 @@ def is_numeric(values: list[Any]) -> bool:
     )
 
 
+def test_rows_keep_their_order_in_whatever_blocks_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are kept together with the next ones, many at once; several blocks are a row group of Parquet."""
+    from pyarrow import parquet
+
+    monkeypatch.setattr(result_table, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(result_files, "BLOCKS_AT_ONCE", 2)
+    blocks, first = [], 0
+    for size in (1, 3, 1, 1, 5, 2, 3, 1):
+        numbers = range(first, first + size)
+        payloads = [{"n": number, "large": number} if size > 2 else {"n": number} for number in numbers]
+        blocks.append(columns_of(payloads, [None] * size))
+        first += size
+    made = {path.suffix: path for path, _ in written(tmp_path, blocks, ".csv", ".jsonl", ".parquet")}
+    large = [1, 2, 3, 6, 7, 8, 9, 10, 13, 14, 15]
+    assert [int(row["n"]) for row in rows_of(made[".csv"])] == [*range(17)]
+    lines = [json.loads(line) for line in made[".jsonl"].read_text().splitlines()]
+    assert [row["n"] for row in lines] == [*range(17)]
+    assert [row["large"] for row in lines if "large" in row] == large
+    rows = parquet.read_table(made[".parquet"]).to_pylist()
+    assert [row["n"] for row in rows] == [*range(17)]
+    assert [row["large"] for row in rows if row["large"] is not None] == large
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_in_json_lines_a_field_that_is_lacking_is_told_from_one_that_is_null(tmp_path: Path, lacking: int) -> None:
+    payloads: list[dict[str, Any]] = [{"x": None, "y": 1}, {"x": None, "y": 1}]
+    del payloads[lacking]["x"]
+    [(path, _)] = written(tmp_path, [columns_of(payloads, [None] * 2)], ".jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert ["x" in row for row in rows] == [lacking != 0, lacking != 1]
+
+
 @pytest.mark.parametrize(
     ("given_values", "in_csv", "in_parquet"),
     [
@@ -341,6 +373,9 @@ def is_numeric(values: list[Any]) -> bool:
         ([2**53, "NaN"], [str(2**53), '"NaN"'], "string"),
         ([2**53, 0.5], [str(2**53), "0.5"], "string"),
         ([2**53, 1], [str(2**53), "1"], "int64"),
+        ([2**53 - 1, 0.5], [str(2**53 - 1), "0.5"], "double"),
+        ([-(2**53), 0.5], [str(-(2**53)), "0.5"], "double"),
+        ([-(2**53) - 1, 0.5], [str(-(2**53) - 1), "0.5"], "string"),
         ([-(2**63), 2**63 - 1], [str(-(2**63)), str(2**63 - 1)], "int64"),
     ],
 )
@@ -384,6 +419,26 @@ def test_objects_with_too_many_fields_stay_whole(
     assert json.loads(found[5]["payload"]) == {"k5": 5}
 
 
+def test_as_many_fields_as_a_table_may_have_are_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_table, "COLUMNS_MAX", 3)
+    monkeypatch.setattr(result_table, "ROWS_AT_ONCE", 1)
+    payloads = [{"a": 0, "b": 0}, {"a": 1, "b": 1}, {"a": 2, "more": 2}, {"a": 3}]
+    blocks = [columns_of([payload], [{"c": row}]) for row, payload in enumerate(payloads)]
+    [(path, columns)] = written(tmp_path, blocks, ".jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row.get("a") for row in rows] == [0, 1, 2, None], "one field more, and what comes next stays whole"
+    assert (rows[3]["payload"], rows[3]["result"]) == ('{"a":3}', '{"c":3}')
+    assert columns == len(HEAD) + len(TAIL) + 4 + 2
+
+
+def test_all_that_a_condition_chooses_is_in_the_file(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsqueue_cli.results.ROWS_AT_ONCE", 2)
+    fsqueue_cli("results", sweep.path, tmp_path / "out.csv", "--where", "payload.x>=0", "--where", "payload.x!=1")
+    assert [row["x"] for row in rows_of(tmp_path / "out.csv")] == ["0", "2", "9"]
+
+
 def test_without_a_file_json_lines_keep_payload_and_result_whole(fsqueue_cli: Run, sweep: Queue) -> None:
     rows = [json.loads(line) for line in fsqueue_cli("results", sweep.path).stdout.splitlines()]
     assert [(row["payload"]["x"], row["state"]) for row in rows] == [
@@ -406,6 +461,14 @@ def test_without_a_file_json_lines_keep_payload_and_result_whole(fsqueue_cli: Ru
 def test_some_are_chosen(fsqueue_cli: Run, sweep: Queue, options: list[str], found: list[int]) -> None:
     lines = fsqueue_cli("results", sweep.path, *options).stdout.splitlines()
     assert [json.loads(line)["payload"]["x"] for line in lines] == found
+
+
+def test_the_end_of_the_name_chooses_the_format_in_small_letters_and_in_capitals(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path
+) -> None:
+    for name, begin in (("a.CSV", b'"id",'), ("a.ndjson", b'{"id":'), ("a.JsonL", b'{"id":'), ("a.Parquet", b"PAR1")):
+        fsqueue_cli("results", sweep.path, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(begin)
 
 
 def test_an_empty_table_has_a_header(fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_tasks_that_are_unknown_are_named(fsqueue_cli: Run, queue: Queue) -> Non
     done = fsqueue_cli("retry", queue.path, unknown, "-", "--state", "completed", code=3, input=f"{known}\n")
     assert done.stdout == "1\n"
     assert f"{unknown}: neither the queue nor its history has this task" in done.stderr
+    told = json.loads(fsqueue_cli("retry", queue.path, unknown, "--state", "completed", "--json", code=3).stdout)
+    assert told == {"retried": 0, "repeated": 0, "unkept": 0, "unkept_ids": [], "unknown": [unknown]}
 
 
 def test_a_queue_without_a_history_says_so(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
@@ -88,3 +90,27 @@ def test_wrong_use_changes_nothing(fsqueue_cli: Run, queue: Queue, more: tuple[s
     fill(queue, "a")
     assert said in fsqueue_cli("retry", queue.path, *more, code=2).stderr
     assert queue.status().inserted == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--where", "result.loss>0")])
+def test_no_ids_on_standard_input_are_none_and_not_all(fsqueue_cli: Run, queue: Queue, more: tuple[str, ...]) -> None:
+    """As from a search that has found nothing."""
+    fill(queue, "a", "b")
+    assert fsqueue_cli("retry", queue.path, "-", "--state", "completed", *more, input="\n").stdout == "0\n"
+    assert queue.status().inserted == 2
+
+
+def test_ids_and_conditions_choose_what_meets_both(fsqueue_cli: Run, queue: Queue) -> None:
+    ids = fill(queue, "a", "bb", "ccc")
+    fsqueue_cli("retry", queue.path, *ids[:2], "--state", "completed", "--where", "result.loss>1")
+    assert [task.payload for task in queue.tasks()] == ["bb"]
+
+
+def test_an_unknown_task_counts_for_more_than_payloads_that_are_not_kept(fsqueue_cli: Run, queue: Queue) -> None:
+    ids, unknown = fill(queue, *(f"{number:2000}" for number in range(23))), f"{'0' * 32}.0"
+    done = fsqueue_cli("retry", queue.path, *ids, unknown, "--state", "completed", code=3)
+    assert done.stdout == "0\n"
+    assert done.stderr.count(": its payload is not kept\n") == 20
+    assert "ids not shown: 3\n" in done.stderr
+    assert "23 tasks cannot be retried" in done.stderr
+    assert f"{unknown}: neither the queue nor its history" in done.stderr

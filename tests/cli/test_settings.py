@@ -21,7 +21,7 @@ def test_set_changes_settings_and_shows_them(fsqueue_cli: Run, queue: Queue) -> 
     settings = Queue(queue.path).settings
     assert (settings.max_attempts, settings.lease_s, settings.backoff_s) == (3, 3600, (10, 1800))
     assert fsqueue_cli("set", queue.path).stdout == said
-    fsqueue_cli("set", queue.path, "max-attempts=none", "lease=90")
+    assert "max_attempts     none\n" in fsqueue_cli("set", queue.path, "max-attempts=none", "lease=90").stdout
     assert "keep_payloads    all\n" in fsqueue_cli("set", queue.path, "keep_payloads=all").stdout
     assert "keep_payloads    100\n" in fsqueue_cli("set", queue.path, "keep-payloads=100").stdout
     assert json.loads(fsqueue_cli("set", queue.path, "--json").stdout)["settings"]["max_attempts"] is None
@@ -33,6 +33,7 @@ def test_set_changes_settings_and_shows_them(fsqueue_cli: Run, queue: Queue) -> 
         ("shards=2", "shards is fixed when a queue is created"),
         ("colour=red", "no setting 'colour'"),
         ("max_attempts", "Write NAME=VALUE"),
+        ("lease=1h lease-s=2h", "lease_s is given twice"),
         ("max_attempts=0", "from 1"),
         ("max_attempts=many", "or 'none'"),
         ("lease_s=soon", "no duration"),
@@ -44,7 +45,7 @@ def test_set_changes_settings_and_shows_them(fsqueue_cli: Run, queue: Queue) -> 
 )
 def test_what_cannot_be_set_is_said(fsqueue_cli: Run, queue: Queue, assignment: str, why: str) -> None:
     before = (queue.path / "queue.jsonl").read_bytes()
-    assert why in fsqueue_cli("set", queue.path, assignment, code=2).stderr
+    assert why in fsqueue_cli("set", queue.path, *assignment.split(), code=2).stderr
     assert (queue.path / "queue.jsonl").read_bytes() == before
 
 
@@ -66,6 +67,15 @@ def test_a_pause_is_shown_wherever_one_looks(fsqueue_cli: Run, queue: Queue, cap
     assert fsqueue_cli("resume", queue.path).stdout == f"{queue.path} is resumed\n"
     assert "was not paused" in fsqueue_cli("resume", queue.path).stderr
     assert json.loads(fsqueue_cli("status", queue.path, "--json").stdout)["paused"] is None
+
+
+def test_pause_and_resume_tell_programs_whether_they_changed_anything(fsqueue_cli: Run, queue: Queue) -> None:
+    said = [
+        json.loads(fsqueue_cli(*words, queue.path, "--json").stdout)
+        for words in (("pause", "--reason", "first"), ("pause", "--reason", "second"), ("resume",), ("resume",))
+    ]
+    assert [one["changed"] for one in said] == [True, False, True, False]
+    assert [one["paused"] and one["paused"]["reason"] for one in said] == ["first", "first", None, None]
 
 
 def test_a_worker_waits_while_its_queue_is_paused_and_goes_on(spawn: Spawn, fsqueue_cli: Run, queue: Queue) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from fsqueue_cli import outer_job
 from fsqueue_cli.slurm import _make_logs
 
 from fsqueue import Queue
@@ -353,6 +354,7 @@ def test_a_command_that_is_not_there_is_refused_before_it_is_submitted(
         (["-c", "3", "--gpus-per-task=1"], ["--gres=gpu:3"]),
         (["-j", "2", "--gpus-per-task", "1", "--gres=gpu:a100:2"], ["--gres=gpu:a100:2"]),
         (["-j", "2", "--gpus-per-task", "1", "-G2"], ["-G2"]),
+        (["-n", "4", "-j", "2", "--gpus-per-task", "1"], []),  # sbatch knows how many tasks there are
         (["-j", "2"], []),
     ],
 )
@@ -431,6 +433,20 @@ def test_devices_that_no_job_has_given_stay(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     fsqueue_cli("slurm", busy.path, "--", "true")
     assert "CUDA_VISIBLE_DEVICES" in handed.read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("variables", "outer"),
+    [
+        ({"SLURM_JOBID": "99", "SRUN_DEBUG": "1"}, ["SLURM_JOBID", "SRUN_DEBUG"]),  # as old versions call it
+        ({"SLURM_JOB_ID": "", "SRUN_DEBUG": "1"}, []),
+        ({"SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": "", "GPU_DEVICE_ORDINAL": "0"}, ["SLURM_JOB_GPUS", "SLURM_JOB_ID"]),
+        ({"SLURM_JOB_ID": "9", "SLURM_GPUS_ON_NODE": "1", "ZE_AFFINITY_MASK": "0"},
+         ["SLURM_GPUS_ON_NODE", "SLURM_JOB_ID", "ZE_AFFINITY_MASK"]),
+    ],
+)  # fmt: skip
+def test_which_variables_are_those_of_the_outer_job(variables: dict[str, str], outer: list[str]) -> None:
+    assert outer_job.variables(variables) == outer
 
 
 def test_a_payload_in_a_script_is_refused_before_anything_is_submitted(

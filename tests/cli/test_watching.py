@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fsqueue_cli import status_text
 from fsqueue_cli.common import size
 from fsqueue_cli.status_screen import screen
 from fsqueue_cli.status_text import Look
+from fsqueue_cli.watching import as_json
 from rich.cells import cell_len
 from rich.console import Console
 from rich.live_render import LiveRender
@@ -268,6 +270,41 @@ def test_watch_outlives_a_filesystem_that_fails_for_a_while(
     fsqueue_cli("status", queue.path, "--watch", code=1)
 
 
+@pytest.mark.once
+def test_watch_spends_a_fifth_of_its_time_looking(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that takes 3 s is followed by a pause of 12 s, a quick one by the interval."""
+    looks = [(3.0, Status(waiting=2)), (0.125, Status(waiting=1)), (0.0, Status(completed=2))]
+    now, slept = [0.0], list[float]()
+
+    def status(self: Queue, exact: bool = True) -> Status:
+        took_s, found = looks.pop(0)
+        now[0] += took_s
+        return found
+
+    monkeypatch.setattr(Queue, "status", status)
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time, sleep=slept.append)
+    monkeypatch.setattr("fsqueue_cli.watching.time", clock)
+    fsqueue_cli("status", queue.path, "--watch", "--interval", "1")
+    assert slept == [12.0, 1.0]
+
+
+def test_a_hint_that_cannot_be_had_does_not_keep_a_status_back(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.insert(1)
+    queue.lease()
+    for error in (OSError(errno.EIO, os.strerror(errno.EIO)), StorageError("The filesystem failed.")):
+
+        def failing(store: object, asks_slurm: bool = True, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr("fsqueue.views.lease_holders.held_by_dead", failing)
+        assert "leased" in fsqueue_cli("status", queue.path).stdout
+        fsqueue_cli("wait", queue.path, "--timeout", "0", code=124)
+
+
 def test_a_queue_that_is_named_twice_is_counted_once(fsqueue_cli: Run, group: Path) -> None:
     assert len(fsqueue_cli("status", group, group / "a", "--json").stdout.splitlines()) == 3
     assert len(fsqueue_cli("wait", group / "a", group / "a", "--timeout", "0", code=124).stdout.splitlines()) == 1
@@ -503,6 +540,39 @@ def test_no_time_is_left_where_nothing_moves() -> None:
     assert not any("left" in line for line in status_text.details(paused, 24, "±"))
 
 
+def test_of_several_queues_those_that_are_paused_are_told() -> None:
+    pause = Pause(0.0, "the server is down", {})
+    looks = [Look(name, f"/{name}", Status(waiting=1), paused=pause if name in "bc" else None) for name in "abc"]
+    whole = status_text.total(looks)
+    assert "2 of 3 queues paused" in status_text.progress_line(whole)
+    assert "queues paused" not in status_text.progress_line(status_text.total(looks[:1]))
+    assert [line.split()[:3] for line in status_text.paused(whole)] == [["paused", name, "since"] for name in "bc"]
+    assert [line.split()[:2] for line in status_text.paused(looks[1])] == [["paused", "since"]]
+
+
+def test_how_much_of_the_leases_was_work_is_told_where_tasks_were_leased_ahead() -> None:
+    look = Look("q", "/q", Status(waiting=5, leased=1), ACTIVITY)
+    for work_s, more in ((None, ""), (58.0, ""), (10.0, " (10 s of it at work)")):
+        lines = status_text.details(replace(look, activity=replace(ACTIVITY, work_s=work_s)), 24)
+        assert f"a lease     58 s on average{more}, of 6,100 completed tasks" in lines
+
+
+def test_what_programs_are_told_of_rates_and_the_time_left() -> None:
+    look = Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), ACTIVITY)
+    told, left = as_json(look), look.left
+    assert left is not None
+    assert (told["rate"], told["left_s"]) == (102, left.likely_s)
+    assert (told["left_least_s"], told["left_most_s"]) == (left.least_s, left.most_s)
+    times = ("left_s", "left_least_s", "left_most_s")
+    halted = as_json(replace(look, paused=Pause(1.0, "why", {})))
+    assert [halted[name] for name in (*times, "rate")] == [None, None, None, 102]
+    assert halted["paused"] == {"since": 1.0, "reason": "why", "by": {}}
+    unknown = as_json(replace(look, activity=None))
+    assert [unknown[name] for name in (*times, "rate", "activity", "paused")] == [None] * 6
+    failed = as_json(replace(look, error=StorageError("The filesystem failed.")))
+    assert (failed.keys(), failed["error"]) == ({"queue", "at", "error"}, "The filesystem failed.")
+
+
 def test_several_queues_are_done_when_the_last_is() -> None:
     slow = Activity(0, None, None, None, Rate(1, 0.1, 60), None, None, 0, 1.0)
     fast = Activity(0, None, None, None, Rate(100, 1, 60), None, None, 0, 1.0)
@@ -550,8 +620,9 @@ def test_wait_says_whether_it_ended_well(fsqueue_cli: Run, queue: Queue) -> None
     result = fsqueue_cli("wait", queue.path, "--timeout", "0.2", "--json", code=124)
     assert json.loads(result.stdout)["waiting"] == 2
     one, two = queue.lease(2)
-    one.complete()
     two.bury("no")
+    fsqueue_cli("wait", queue.path, "--timeout", "0", code=124)
+    one.complete()
     fsqueue_cli("wait", queue.path, code=9)
     queue.purge_dead()
     fsqueue_cli("wait", queue.path, code=0)

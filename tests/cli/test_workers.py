@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue
+from fsqueue.storage import nodes
 from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
 from tests.waiting import until
@@ -40,6 +41,21 @@ def test_a_table_for_people(fsqueue_cli: Run, queue: Queue) -> None:
     assert " 2 " in row
     assert "10 min left" in row
     assert "alive (process" in row
+
+
+def test_the_node_and_the_job_of_a_worker_are_those_of_slurm(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.insert(1)
+    with monkeypatch.context() as patch:
+        for name, value in (("SLURM_ARRAY_JOB_ID", "7"), ("SLURM_ARRAY_TASK_ID", "3"), ("SLURMD_NODENAME", "n1")):
+            patch.setenv(name, value)
+        [task] = Queue(queue.path).lease()
+    [told] = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["workers"]
+    assert (told["job"], told["node"], told["tasks"], told["expired"]) == ("7_3", "n1", [task.id], 0)
+    assert told["lease_until"] == pytest.approx(task.lease_until)
+    [_, row] = fsqueue_cli("workers", queue.path).output.splitlines()
+    assert row.split()[1:4] == ["7_3", "n1", "1"]
 
 
 def test_killed_runners_are_released_and_the_living_are_not(fsqueue_cli: Run, queue: Queue, spawn: Spawn) -> None:
@@ -87,6 +103,22 @@ def test_an_excluded_node_is_shown_and_admitted(fsqueue_cli: Run, queue: Queue) 
     assert fsqueue_cli("workers", queue.path, "--admit", streak.node).output == f"{streak.node}: takes tasks again\n"
     assert streak.excluded() is None
     assert "no failures" in fsqueue_cli("workers", queue.path, "--admit", streak.node).output
+
+
+def test_a_node_whose_failures_cannot_be_forgotten_is_an_error(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.insert("x")
+    NodeFailures(queue.store, 1).failed("no device")
+    [node] = [found.node for found in nodes.failing(queue.store)]
+    command = ("workers", queue.path, "--admit", node, "--admit", "other")
+    with monkeypatch.context() as patch, Queue(queue.path).store.held(queue.store.layout.node(node), 1):
+        patch.setattr(nodes, "WAIT_S", 0.01)
+        told = json.loads(fsqueue_cli(*command, "--json", code=1).stdout)
+        assert (told["admitted"], [found["node"] for found in told["nodes"]]) == ([], [node])
+        said = fsqueue_cli(*command, code=1).stdout
+        assert f"{node}: its failures could not be forgotten\nother: no failures are counted there\n" in said
+    assert json.loads(fsqueue_cli(*command, "--json").stdout)["admitted"] == [node]
 
 
 def test_where_only_leased_tasks_are_left_it_is_said_that_their_worker_is_dead(

@@ -90,6 +90,7 @@ def test_damaged_lines_among_sound_ones_are_left_to_the_general_way(lines: list[
         [b'{"payload":{"a":1,"b":2}}', b'{"payload":{"a":1,"b":2}}x'],
         [orjson.dumps({"payload": {f"n{number}": number for number in range(NAMES_MAX + 1)}})],
         [b'{"payload":{"a":%b%b}}' % (b"[" * nesting.NESTING_MAX, b"]" * nesting.NESTING_MAX)],
+        [b'{"payload":{"a":%b1%b}}' % (b'{"x":' * nesting.NESTING_MAX, b"}" * nesting.NESTING_MAX)],
     ],
 )
 def test_other_lines_are_left_to_the_general_way(lines: list[bytes]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import fsqueue
 from fsqueue import InvalidArgument, Pause, Queue, QueueNotFound
 from fsqueue.clock import ManualClock
+from fsqueue.format.layout import REASON_CHARS_MAX, pause_record
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import BELL_S, IdlePoller
 from tests.support import QueueFactory
@@ -203,3 +204,36 @@ def test_a_reason_is_a_short_text(queue: Queue, reason: Any) -> None:
     with pytest.raises(InvalidArgument, match="reason must be text"):
         queue.pause(reason)
     assert queue.paused is None
+
+
+def test_the_end_of_a_pause_is_notified(queue: Queue) -> None:
+    queue.pause()
+    bell = queue.store.doorbell.read()
+    queue.resume()
+    assert queue.store.doorbell.read() != bell
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b'{"op":"pause","at":1e3}', None),
+        (b'{"op":"pause","at":1000000000000000000,"reason":7,"by":"me"}', "since 1e+15"),
+        (b'{"op":"pause","at":1000000000000000000,"reason":"why","by":{}}', "since 1e+15: why"),
+        (b'{"op":"pause","at":1000000000000000000,"reason":"","by":{"host":"h"}}', "since 1e+15 by ? on h"),
+    ],
+)
+def test_what_another_program_says_of_a_pause(queue: Queue, line: bytes, text: str | None) -> None:
+    with (queue.path / "queue.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    paused = Queue(queue.path).paused
+    assert (None if paused is None else str(paused)) == text
+
+
+@pytest.mark.once
+def test_a_reason_that_another_program_has_written_is_cut(queue: Queue) -> None:
+    with (queue.path / "queue.jsonl").open("ab") as file:
+        file.write(pause_record("x" * 5000, {}, 1))
+    paused = Queue(queue.path).paused
+    assert paused is not None
+    assert paused.reason == "x" * REASON_CHARS_MAX

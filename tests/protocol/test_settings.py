@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -10,6 +12,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format.layout import CHANGEABLE, REQUIRED, Settings
+from tests.concurrency.trapped import trapped
 from tests.support import QueueFactory
 
 pytestmark = pytest.mark.once
@@ -114,3 +117,32 @@ def test_a_line_that_is_wrong_is_void(queue: Queue, line: bytes) -> None:
 
 def test_every_setting_of_the_first_release_must_be_there() -> None:
     assert set(CHANGEABLE) | set(REQUIRED) <= set(Settings.__dataclass_fields__)
+
+
+ACTS: dict[str, Callable[[Queue], object]] = {
+    "settings": lambda queue: queue.change_settings(lease_s=30),
+    "pause": Queue.pause,
+    "resume": Queue.resume,
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_what_is_changed_is_on_disk_when_the_call_returns(queue_factory: QueueFactory, act: str) -> None:
+    """Whatever the queue's durability is; and where nothing is changed, since another may have died before its sync."""
+    queue = queue_factory(durability="none")
+    if act == "resume":
+        queue.pause()
+    lengths, synced = [queue.path.joinpath("queue.jsonl").stat().st_size], list[str]()
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "fsync":
+            synced.append(os.readlink(f"/proc/self/fd/{args[0]}"))
+        return call(*args)
+
+    with trapped(queue, trap) as mine:
+        for _ in range(2):
+            synced.clear()
+            ACTS[act](mine)
+            assert f"{queue.path}/queue.jsonl" in synced
+            lengths.append(queue.path.joinpath("queue.jsonl").stat().st_size)
+    assert lengths[0] < lengths[1] == lengths[2]

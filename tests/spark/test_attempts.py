@@ -11,6 +11,7 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
+from fsqueue.models import Used
 from fsqueue.spark import views
 from fsqueue.spark.attempts import attempts_of
 from fsqueue.storage import listing
@@ -115,3 +116,29 @@ def test_a_number_that_no_column_holds_costs_no_other_row(queue: Queue) -> None:
     assert len(found) == 2
     assert sum(os.getpid() in row for row in found) == 1
     assert all(abs(value) < 2**63 for row in found for value in row if type(value) is int)
+
+
+def test_a_batch_that_finishes_while_a_view_is_read_comes_once(queue_factory: QueueFactory) -> None:
+    """It is read in its log, and then it is in the history."""
+    queue = queue_factory(shards=1)
+    queue.insert_many(["a", "b"], batch_tasks=2)
+    first, second = queue.lease(2)
+    first.complete()
+    store = Queue(queue.path).store
+    [shard] = listing.shards(store)
+    found = views.finished(store, shard)
+    ids = [next(found)[0]]
+    second.complete()
+    assert [*ids, *(row[0] for row in found)] == [first.id]
+
+
+def test_what_an_attempt_used_is_not_told_of_a_task_that_was_cancelled_since(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(shards=1, backoff_s=(0, 0))
+    queue.insert_many(["a", "b"], batch_tasks=2)
+    for task in queue.lease(2):
+        task.used = Used(1500, 2)
+        task.complete() if task.payload == "a" else task.fail("no")
+    queue.cancel([info.id for info in queue.tasks()])
+    [shard] = listing.shards(queue.store)
+    rows = {row[1]: (row[4], *row[-2:]) for row in views.finished(queue.store, shard)}
+    assert rows == {"completed": (1, 1.5, 2048), "cancelled": (1, None, None)}

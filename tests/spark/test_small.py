@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import CommitLost, Queue
+from fsqueue import CommitLost, InvalidArgument, Queue
 from fsqueue.models import CommitPart
 from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.storage import commits
@@ -56,6 +56,13 @@ def sizes(queue: Queue) -> list[int]:
     return sorted(int(path.stem.split("-")[2]) for path in queue.path.rglob("queue/*/*.jsonl"))
 
 
+@pytest.mark.parametrize("name", ["", "a/b"])
+def test_a_name_that_no_commit_can_have_is_refused_and_not_left_out(queue: Queue, name: str) -> None:
+    """Else whoever repeats a write whose variable is not set inserts all rows again."""
+    with pytest.raises(InvalidArgument, match="cannot be a commit's name"):
+        writer(queue, commit=name)
+
+
 def test_many_small_parts_become_few_files(queue: Queue) -> None:
     driver = writer(queue)
     messages = [written(driver, n) for n in range(300)]
@@ -91,6 +98,19 @@ def test_no_rows_at_all_are_a_commit_too(queue: Queue) -> None:
     known = queue.commit("c").committed()
     assert known is not None
     assert known.tasks == 0
+
+
+def test_other_rows_under_a_name_that_another_driver_has_published_are_an_error(queue: Queue) -> None:
+    """Whether it was quicker, or had ended before. The number of the rows tells, however they are parted."""
+    quick, same, other = writer(queue), writer(queue), writer(queue)
+    quick.commit([written(quick, 1, 2)])
+    same.commit([written(same, 1), written(same, 2)])
+    late, late_other = writer(queue), writer(queue)
+    late.commit([written(late, 2, 1)])
+    for driver, given in ((other, (1,)), (late_other, (1, 2, 3))):
+        with pytest.raises(InvalidArgument, match="The commit c was made before, with 2 tasks"):
+            driver.commit([written(driver, *given)])
+    assert numbers(queue) == [1, 2]
 
 
 @pytest.mark.parametrize("partitions", [1, 4096, 100_000, 1_000_000])

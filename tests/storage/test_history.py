@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.storage import history
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import Log
+from tests.concurrency.trapped import trapped
 from tests.support import QueueFactory, base_of, insert_in_file
 
 BATCH = "0193f0c2a4b97c31a2d5e8f001234567"
@@ -153,6 +157,28 @@ def test_without_a_history_a_finished_task_is_forgotten(queue_factory: QueueFact
     assert list(q.tasks("completed")) == []
     assert q.status().completed == 1
     assert not (base_of(q) / "history").exists()
+
+
+@pytest.mark.parametrize("durability", ["default", "strict"])
+def test_where_every_movement_is_synced_the_history_is_before_the_log_goes(
+    queue_factory: QueueFactory, durability: str
+) -> None:
+    queue = queue_factory(durability=durability)
+    insert_in_file(queue, 1)
+    steps: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step in ("fsync", "unlink"):
+            path = Path(os.readlink(f"/proc/self/fd/{args[0]}") if step == "fsync" else args[0])
+            if base_of(queue) in path.parents:
+                steps.append(f"{step} {path.relative_to(base_of(queue)).parts[0]}")
+        return call(*args)
+
+    with trapped(queue, trap) as mine:
+        mine.lease()[0].complete()
+    assert "unlink movements" in steps
+    synced = "fsync history" in steps[: steps.index("unlink movements")]
+    assert synced == (durability == "strict")
 
 
 def test_old_days_are_removed_by_upkeep(q: Queue, clock: ManualClock) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.errors import InvalidArgument
-from fsqueue.storage.nodes import NodeFailures, admit, failing
+from fsqueue.storage.nodes import REASON_CHARS_MAX, NodeFailures, admit, failing
 from fsqueue.upkeep.collect import NODE_AGE_S
 from tests.support import QueueFactory, base_of, crashes
 
@@ -224,3 +224,10 @@ def test_a_node_s_file_is_called_as_in_the_format(queue: Queue) -> None:
     [node] = [one.node for one in failing(queue.store)]
     digest = hashlib.blake2b(node.encode(), digest_size=16).hexdigest()
     assert [path.name for path in (base_of(queue) / "nodes").iterdir()] == [f"{digest}.jsonl"]
+
+
+def test_of_a_long_reason_the_end_is_kept(used: Queue) -> None:
+    NodeFailures(used.store, 3).failed(f"{'x' * 1000} no such device")
+    [node] = failing(used.store)
+    assert len(node.reason) == REASON_CHARS_MAX
+    assert node.reason.endswith("x no such device")

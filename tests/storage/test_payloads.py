@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.storage import history, payloads
+from tests.concurrency.trapped import trapped
 from tests.support import (
     Crash,
     CrashingFilesystem,
@@ -117,6 +119,21 @@ def test_of_single_inserts_each_short_payload_is_kept(
     wanted = {0: [], 10: [given[0], given[2]], 100: given[:3], None: given}[limit]
     assert sorted(map(str, filter(None, shown(queue).values()))) == sorted(map(str, wanted))
     assert list(queue.fsck()) == []
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_payload_of_just_the_length_that_is_kept_is_kept(
+    queue_factory: QueueFactory, clock: ManualClock, form: str, single: bool
+) -> None:
+    """Its length is that of its JSON, quotes and all. What stands around it in its line does not count."""
+    queue = Queue(queue_factory(shards=1, keep_payloads=100).path, clock=clock)
+    for payload in ("a" * 98, "b" * 117):
+        queue.insert(payload) if single else queue.insert_many([payload], batch_tasks=1)
+    queue.complete(queue.lease(2))
+    clock.advance(LINGER_MS / 1000)
+    queue.gc()
+    assert leftovers(queue) == []
+    assert {payload for payload in shown(queue).values() if payload} == {"a" * 98}
 
 
 def test_an_older_reader_takes_no_payload_for_a_record(queue_factory: QueueFactory, clock: ManualClock) -> None:
@@ -340,6 +357,25 @@ def test_with_strict_durability_the_day_has_a_file_before_the_queue_has_lost_it(
     assert steps[moved + 1 : moved + 3] == [str(path.parent), str(base / "queue" / "00")]
 
 
+@pytest.mark.parametrize("kept_now", [None, 10, 0])
+def test_bytes_are_bounded_whatever_payloads_are_kept_now(
+    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, kept_now: int | None
+) -> None:
+    """Files that were kept before the setting was made smaller are larger than it says."""
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    queue = Queue(queue_factory(shards=1, durability="none", keep_payloads=None).path, clock=clock)
+    for _ in range(2):
+        queue.insert_many(["x" * 5000] * 2, batch_tasks=2)
+        complete_all(queue)
+        clock.advance(DAY_S)
+    clock.advance(-DAY_S)
+    queue.change_settings(keep_payloads=5000)
+    queue.change_settings(keep_payloads=kept_now)
+    assert queue.gc(payload_bytes=sum(path.stat().st_size for path in kept(queue))).payload_days_removed == 0
+    assert queue.gc(payload_bytes=11_000).payload_days_removed == 1
+    assert Queue(queue.path, clock=clock).gc(payload_bytes=11_000).payload_days_removed == 0
+
+
 def test_a_history_that_goes_takes_the_payloads_along(
     queue_factory: QueueFactory, clock: ManualClock, form: str
 ) -> None:
@@ -413,3 +449,26 @@ def test_a_damaged_file_shows_no_wrong_payload(queue_factory: QueueFactory, monk
     data = path.read_bytes().split(b"\n")
     path.write_bytes(data[0] + b"\n" + data[1][:9] + b"\n" + data[2] + b"\n" + data[3][:5])
     assert list(shown(queue).values()) == [PAYLOADS[0], None, PAYLOADS[2], None, None]
+
+
+def test_where_every_movement_is_synced_a_kept_file_has_its_new_name_before_the_old_one_is_gone(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power loss might take both."""
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    queue = queue_factory(shards=1, durability="strict")
+    queue.insert_many(PAYLOADS, batch_tasks=5)
+    steps: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        found = call(*args)
+        if step == "rename" and "/payloads/" in args[1] and found:
+            steps.append("rename")
+        elif step == "fsync":
+            steps.append(os.readlink(f"/proc/self/fd/{args[0]}").removeprefix(f"{base_of(queue)}/").split("/")[0])
+        return found
+
+    with trapped(queue, trap) as mine:
+        mine.complete(mine.lease(5))
+    after = steps[steps.index("rename") + 1 :]
+    assert after.index("payloads") < after.index("queue")

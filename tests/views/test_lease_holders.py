@@ -17,7 +17,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.cluster import slurm
 from fsqueue.filesystem import processes
 from fsqueue.storage import jsonl
-from fsqueue.views.lease_holders import LeaseHolder, release_dead, workers
+from fsqueue.views.lease_holders import LeaseHolder, held_by_dead, release_dead, workers
 from tests.support import QueueFactory, crashes, drain, leftovers, log_files
 from tests.waiting import until
 
@@ -252,6 +252,28 @@ def test_slurm_tells_who_lives(
     assert set(lives(q)) >= {"1_3", "4", "6", "7"}
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(("ending", "life", "times"), [("exit 0", "dead", 3), ("exit 1", "unknown", 1)])
+def test_slurm_is_asked_for_some_jobs_at_a_time_until_it_does_not_answer(
+    q: Queue,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Commands,
+    tmp_path: Path,
+    ending: str,
+    life: str,
+    times: int,
+) -> None:
+    command("scontrol", "echo ClusterName=lab")
+    command("squeue", f'echo "$@" >>{tmp_path}/asked; {ending}')
+    monkeypatch.setattr(slurm, "JOBS_MAX", 2)
+    q.insert_many(range(5), batch_tasks=1)
+    for job in "12345":
+        in_job(q.path, monkeypatch, job, clock).lease()
+    assert set(lives(q).values()) == {life}
+    assert len((tmp_path / "asked").read_text().splitlines()) == times
+
+
 def test_a_single_job_that_slurm_does_not_know_is_dead(
     q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
@@ -380,3 +402,33 @@ def test_a_queue_that_is_purged_meanwhile_has_no_workers(queue: Queue, other: su
     stale = Queue(queue.path)
     queue.purge()
     assert release_dead(stale.store) == ([], 0)
+
+
+def test_idle_workers_are_notified_of_what_the_dead_held(q: Queue) -> None:
+    q.insert_many(range(3), batch_tasks=3)
+    q.lease(2)
+    bell = q.store.doorbell.read()
+    assert release_dead(q.store) == ([], 0)
+    assert q.store.doorbell.read() == bell
+    forge_identity(q)
+    assert release_dead(q.store)[1] == 2
+    assert q.store.doorbell.read() != bell
+
+
+def test_what_has_run_out_by_itself_is_not_said_to_be_held_by_the_dead(q: Queue, clock: ManualClock) -> None:
+    q.insert("x")
+    q.lease(lease_s=5)
+    forge_identity(q)
+    assert f"fsqueue workers {q.path} --release-dead" in (held_by_dead(q.store) or "")
+    clock.advance(6)
+    assert held_by_dead(q.store) is None
+    assert release_dead(q.store) == ([], 0)
+
+
+def test_the_oldest_lease_comes_first(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(7), batch_tasks=1)
+    names = [f"w{number}" for number in range(7)]
+    for name in names:
+        Queue(q.path, worker=name, clock=clock).lease()
+        clock.advance(1)
+    assert [worker.worker["name"] for worker in workers(q.store)] == names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fsqueue import InvalidArgument, Queue, QueuePurged, Result
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.storage import payloads
+from fsqueue.views import results
 from fsqueue.views.finished import FinishedBatch
 from tests.support import QueueFactory
 
@@ -173,3 +175,31 @@ def test_a_purge_meanwhile_is_an_error(q: Queue, clock: ManualClock, at_end: boo
         q.insert({"x": 5})
     with pytest.raises(QueuePurged, match="while its results were being read"):
         list(found)
+
+
+@pytest.mark.batched
+def test_what_finishes_while_it_is_read_comes_once(q: Queue, clock: ManualClock) -> None:
+    """A batch is read in its log, and then it is in the history."""
+    other = Queue(q.path, clock=clock)
+    looks: list[Iterator[Any]] = [q.results(), q.tasks("completed")]
+    for found in looks:
+        q.insert_many([{"x": 2}, {"x": 4}], batch_tasks=2)
+        first, second = other.lease(2)
+        before = {result.id for result in q.results()}
+        first.complete()
+        ids = [next(found).id]
+        second.complete()
+        ids += [one.id for one in found]
+        assert sorted(ids) == sorted({first.id, *before})
+
+
+def test_many_dead_letters_come_some_at_a_time(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "LETTERS_AT_ONCE", 2)
+    given = {q.insert({"x": x}, key=f"k{x}").id: f"k{x}" for x in range(5)}
+    for task in q.lease(5):
+        task.bury("no")
+    found = list(q.results(failed=True))
+    assert {result.id: result.key for result in found} == given
+    assert [len(columns[0]) for columns in q.result_columns(failed=True)] == [2, 2, 1]
+    assert {(result.attempts, result.started_at) for result in found} == {(1, None)}
+    assert [result.finished_at for result in found] == [pytest.approx(AT)] * 5
