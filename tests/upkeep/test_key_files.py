@@ -256,6 +256,14 @@ def test_nothing_begins_that_another_process_has_begun(mounted: Mounted) -> None
     assert store.queue_state.key_epochs == KeyEpochs(0, 1, store.queue_state.key_epochs.begun_at)
 
 
+def test_nothing_begins_in_a_generation_that_has_begun_meanwhile(mounted: Mounted) -> None:
+    store = mounted.host().store
+    collector = key_files.KeyCollector(store, GcReport(), Refusals())
+    mounted.queue.purge()
+    assert not collector._begin_next()
+    assert mounted.epochs() == (0, 0)
+
+
 def test_an_epoch_has_a_number_that_no_directory_has(mounted: Mounted) -> None:
     """An old copy of `queue.jsonl` may have been put back: what is in a later directory must not count again."""
     path = mounted.path / "queue.jsonl"
