@@ -69,7 +69,7 @@ MUTATIONS = [
         (
             (
                 "SingleInserter._appended",
-                "found = self._found(batch, identity, error, closing=is_last and not is_full)",
+                "found = self._found(layout, batch, identity, error, closing=is_last and not is_full)",
                 "found = None",
             ),
         ),
