@@ -82,7 +82,6 @@ def test_payloads_and_results_are_encoded_in_one_place() -> None:
         in ("encode_json", "encode_task", "encode_result")
     }
     assert callers >= {
-        "fsqueue/queue.py",
         "fsqueue/protocol/encoding.py",
         "fsqueue/arguments.py",
         "fsqueue/worker/handlers.py",

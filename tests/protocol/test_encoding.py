@@ -41,7 +41,7 @@ def test_all_that_is_known_of_a_task_is_in_the_value(given: Any, key: str | None
 
 
 def test_a_task_that_says_nothing_has_the_time_of_the_call() -> None:
-    assert encoding.encode(Task(1), 4096) == (b'{"payload":1}\n', NOW, None, LAST, None)
+    assert encoding.encode(Task(1), 4096) == (b'{"payload":1}\n', NOW, None, LAST, None, None)
     assert encoding.encode(Task(1), 4096, default=(False, 9)).when == (False, 9)
     assert encoding.encode(Task(1, available_at=3), 4096, default=(False, 9)).when == (True, 3000)
 
@@ -70,10 +70,11 @@ def test_the_only_task_of_a_batch_is_the_one_that_was_put_in() -> None:
     for given in (None, 5, "text"):
         batch = Encoded((True, 9), given)
         batch.take(memoryview(b'{"payload":1}\n'), 1)
-        assert batch.only_task() == (b'{"payload":1}\n', (True, 9), given, rank_of(given), None)
+        assert batch.only_task() == (b'{"payload":1}\n', (True, 9), given, rank_of(given), None, None)
         assert type(batch.only_task().line) is bytes
 
 
+@pytest.mark.batched
 @pytest.mark.parametrize("before", [[], ["plain"]], ids=["first", "behind another"])
 def test_a_stream_s_delay_counts_for_its_tasks_with_keys(queue: Queue, before: list[Any]) -> None:
     queue.insert_many([*before, Task("x", key="k"), Task("y", key="l", available_at=1)], delay_s=1000)
