@@ -107,7 +107,6 @@ MAKES_AVAILABLE: dict[str, Callable[[Queue, LeasedTask], object]] = {
     "insert": lambda queue, held: queue.insert("new"),
     "insert, with a key": lambda queue, held: queue.insert("new", key="a"),
     "insert, large": lambda queue, held: queue.insert("x" * TASK_BYTES_MAX),
-    "insert, large, with a key": lambda queue, held: queue.insert("x" * TASK_BYTES_MAX, key="a"),
     "insert_many": lambda queue, held: queue.insert_many(["new"]),
     "a commit": lambda queue, held: queue.insert_many(["new"], commit="seed"),
     "release": lambda queue, held: held.release(),

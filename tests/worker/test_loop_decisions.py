@@ -330,26 +330,33 @@ def feeder_of(*queues: Queue) -> feeding.Feeder:
 def test_dead_workers_are_told_of_once_for_each_state_of_things(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error at one queue hides nothing of the others, and is no state of things."""
+    """And only of those that two looks have found dead. An error at one queue hides nothing of the others, and is no
+    state of things.
+    """
     queues, said = [queue_factory("a"), queue_factory("b")], list[str]()
     feeder = feeder_of(*queues)
-    answers: dict[str, list[Any]] = {
-        "a": [OSError(errno.EIO, "no"), "1 task", "1 task", OSError(errno.EIO, "no"), "1 task", None, "1 task"],
-        "b": ["2 tasks", "2 tasks", "3 tasks", None, None, None, None],
+    failed = OSError(errno.EIO, "no")
+    looks: dict[str, list[Any]] = {
+        "a": [failed, "x", "x", "x", failed, "x", "", "x", "x"],
+        "b": ["y", "y", "yz", "yz", "", "", "", "", ""],
     }
 
-    def held_by_dead(store: Any, asks_slurm: bool = True) -> str | None:
+    def dead(store: Any, asks_slurm: bool = True) -> list[Any]:
         assert not asks_slurm, "an idle worker does not ask the scheduler again and again"
-        answer: Any = answers[os.path.basename(store.path)].pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return None if answer is None else str(answer)
+        found = looks[os.path.basename(store.path)].pop(0)
+        if isinstance(found, OSError):
+            raise found
+        return [SimpleNamespace(key=key) for key in found]
 
-    monkeypatch.setattr(feeding.lease_holders, "held_by_dead", held_by_dead)
+    def what_to_type(store: Any, workers: list[Any]) -> str | None:
+        return "".join(worker.key for worker in workers) or None
+
+    monkeypatch.setattr(feeding.lease_holders, "dead", dead)
+    monkeypatch.setattr(feeding.lease_holders, "what_to_type", what_to_type)
     monkeypatch.setattr(feeder, "_say", lambda kind, text: said.append(text))
-    while answers["a"]:
+    for _ in range(len(looks["a"])):
         feeder._tell_of_dead()
-    assert said == ["2 tasks", "1 task", "3 tasks", "1 task"]
+    assert said == ["y", "x", "yz", "x"]
 
 
 def test_the_longer_a_worker_waits_the_seldomer_it_looks_for_dead_ones(
