@@ -193,6 +193,7 @@ def test_what_finishes_while_it_is_read_comes_once(q: Queue, clock: ManualClock)
         assert sorted(ids) == sorted({first.id, *before})
 
 
+@pytest.mark.batched
 def test_many_dead_letters_come_some_at_a_time(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "LETTERS_AT_ONCE", 2)
     given = {q.insert({"x": x}, key=f"k{x}").id: f"k{x}" for x in range(5)}
