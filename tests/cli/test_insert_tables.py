@@ -453,6 +453,31 @@ def test_interrupted_after_the_first_rows_what_was_read_is_inserted_and_counted(
     assert f"'sed 2,{int(out) + 1}d') (with --text x)" in err
 
 
+@pytest.mark.usefixtures("three_rows_decide")
+def test_who_follows_the_advice_after_an_interruption_behind_a_row_of_several_lines_loses_and_repeats_nothing(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = table("n,x", "1,a", "2,b", "3,c", '4,"d', "e", 'f"')
+    file = tmp_path / "a table.csv"
+    file.write_text(begun + table("5,g", "6,h"))
+    chunks = [begun.encode()]
+
+    def read(source: insert_input.Input, file: Any) -> bytes:
+        if not chunks:
+            source.signal = signal.SIGINT
+        return chunks.pop() if chunks else b""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(insert_input.Input, "_read", read)
+        result = fsqueue_cli("insert", queue.path, "--csv", file, code=130)
+    assert f"interrupted: 4 tasks were inserted, up to {file}, line 7\n" in result.stderr
+    rest = re.search(r"insert the rest, which '(.*)' prints \((.*?)\);", result.stderr)
+    assert rest is not None
+    printed = subprocess.run(rest[1], shell=True, capture_output=True, text=True, check=True).stdout
+    fsqueue_cli("insert", queue.path, "--csv", *shlex.split(rest[2])[1:], input=printed)
+    assert [payload["x"] for payload in payloads(queue)] == ["a", "b", "c", "d\ne\nf", "g", "h"]
+
+
 @pytest.mark.slow
 def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
     process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
