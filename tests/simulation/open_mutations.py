@@ -69,8 +69,8 @@ MUTATIONS = [
         (
             (
                 "SingleInserter._appended",
-                "found = self._found(layout, batch, identity, error, closing=is_last and not is_full)",
-                "found = None",
+                "found, end = self._found(layout, batch, pending, error, closing=is_last and not is_full)",
+                "found, end = {}, 0",
             ),
         ),
     ),
