@@ -75,6 +75,24 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "one of several tasks in the log counts as all of them",
+        "tasks are reported inserted for which the disk had no room",
+        "few-full",
+        (
+            (
+                "SingleInserter._appended",
+                "missing = [(identity, task) for identity, task in pending if identity not in found]",
+                "missing = [(identity, task) for identity, task in pending if not found]",
+            ),
+        ),
+    ),
+    Mutation(
+        "an error forgets which of several tasks have found room",
+        "it says that none is in the queue, and a repeat inserts those again",
+        "few-full",
+        (("SingleInserter._appended", "if found: ...", "if False: ..."),),
+    ),
+    Mutation(
         "an inserter does not prove that the task file is there",
         "it has made the log of a batch anew that has finished: nothing leads to what it inserts",
         "open-ending",
