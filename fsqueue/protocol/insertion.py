@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 from fsqueue.errors import FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
@@ -67,9 +68,9 @@ def insert_many(
     def insert_next(task: EncodedTask) -> None:
         assert insert_keyed is not None
         done.begin_stretch()
-        done.step = _KEYED
+        done.is_at_key = True
         done.count_keyed(insert_keyed(task))
-        done.step = _GROUP
+        done.is_at_key = False
 
     stream = TaskStream(tasks, None if insert_keyed is None else insert_next)
     try:
@@ -77,9 +78,7 @@ def insert_many(
             for group in groups_of(batches_of(stream, store, default, batch_tasks, total)):
                 for part, is_appended in _parts(group, inserter):
                     if is_appended and inserter is not None:
-                        done.step = _APPEND
                         inserter.insert_all([task for encoded in part for task in encoded.each()])
-                        done.step = _GROUP
                     else:
                         publish(store, part, done.group)
                     done.end_group(sum(encoded.tasks for encoded in part))
@@ -98,35 +97,25 @@ def insert_many(
         raise _broken_off(store, stream, done, error) from error if isinstance(error, OSError) else error.__cause__
 
 
-_GROUP, _APPEND, _KEYED = range(3)
-"""What an insert of a stream is at: a group of batches, tasks that go into an open batch, or a task with a key."""
-
-
 def _parts(group: list[Encoded], inserter: SingleInserter | None) -> Iterator[tuple[list[Encoded], bool]]:
     """Yield the batches of a group, in their order, and whether they go into an open batch by one append. The others
     become files.
 
-    All of a group is appended if that is one append; otherwise its batches of fewer than FILE_TASKS_MIN tasks are.
+    All of a group is appended if that is one append; otherwise each of its batches of fewer than FILE_TASKS_MIN tasks.
     """
     if inserter is None or not inserter.has_open_batches:
         yield group, False
         return
-    tasks_max = inserter.store.settings.batch_tasks_max
-    most, less_than = min(APPEND_TASKS_MAX, tasks_max), min(FILE_TASKS_MIN, tasks_max)
+    tasks_max, takes_all = inserter.store.settings.batch_tasks_max, inserter.takes_all
     tasks, size = sum(encoded.tasks for encoded in group), sum(encoded.size for encoded in group)
-    is_little = tasks <= most and size <= APPEND_BYTES_MAX
-    part: list[Encoded] = []
-    tasks = size = 0
-    was_appended = False
-    for encoded in group:
-        is_appended = (is_little or encoded.tasks < less_than) and inserter.takes_all(encoded)
-        is_full = is_appended and (tasks + encoded.tasks > most or size + encoded.size > APPEND_BYTES_MAX)
-        if part and (is_appended != was_appended or is_full):
-            yield part, was_appended
-            part, tasks, size = [], 0, 0
-        part.append(encoded)
-        tasks, size, was_appended = tasks + encoded.tasks, size + encoded.size, is_appended
-    yield part, was_appended
+    is_little = tasks <= min(APPEND_TASKS_MAX, tasks_max) and size <= APPEND_BYTES_MAX
+    less_than = tasks_max + 1 if is_little else min(FILE_TASKS_MIN, tasks_max)
+    for is_appended, batches in groupby(group, lambda encoded: encoded.tasks < less_than and takes_all(encoded)):
+        part = list(batches)
+        if is_little or not is_appended:
+            yield part, is_appended
+        else:
+            yield from (([encoded], True) for encoded in part)
 
 
 class Published:
@@ -179,7 +168,8 @@ class _Done:
     """Count what of a stream is in the queue."""
 
     def __init__(self) -> None:
-        self.step = _GROUP
+        self.is_at_key = False
+        """Whether a task with a key is being inserted."""
         self.in_stretch = 0
         """How many tasks of the present stretch are in the queue. All of the earlier ones are."""
         self.group = Published()
@@ -205,7 +195,7 @@ class _Done:
         if isinstance(error, AppendFailed):
             self.in_stretch += error.new
             self.failed = error
-        elif self.step == _KEYED and isinstance(error, FsqueueError):
+        elif self.is_at_key and isinstance(error, FsqueueError):
             self.keyed += error.inserted or 0
             self.keyed_new += error.new or 0
 
@@ -262,12 +252,9 @@ def _broken_off(
 ) -> FsqueueError:
     """Return the error for the user. It says what of the stream is in the queue, and how to go on."""
     root = error.error if isinstance(error, AppendFailed) else error
-    if done.step == _GROUP:
-        is_exact = not done.group.in_doubt
-    else:
-        is_exact = isinstance(error, OSError) or error.is_exact
+    is_exact = not done.group.in_doubt and (isinstance(error, OSError) or error.is_exact)
     is_first = stream.is_in_order or not done.of_stretch
-    then = advice(done, is_first, is_exact, bool(done.keyed) or stream.keyed is not None or done.step == _KEYED)
+    then = advice(done, is_first, is_exact, bool(done.keyed) or stream.keyed is not None or done.is_at_key)
     failure = _explained(store, root, root if isinstance(root, OSError) else root.__cause__, f"{done.risk}{then}")
     failure.inserted, failure.new, failure.is_exact = done.handled if is_first else None, done.new, is_exact
     failure.advice = then if str(failure).endswith(then) else ""
@@ -285,7 +272,7 @@ def advice(done: _Done, is_first: bool, is_exact: bool, has_keys: bool) -> str:
     first = f"The first {count:,} tasks of this call are" if count != 1 else "The first task of this call is"
     if done.keyed > done.keyed_new:
         maybe = f" (the keys of {done.keyed - done.keyed_new:,} were taken){maybe}"
-    if has_keys and not done.plain and (is_exact or done.step == _KEYED):
+    if has_keys and not done.plain and (is_exact or done.is_at_key):
         begun = f"{first} in the queue{maybe}. " if count else "" if is_exact else f"{SOME_MAY_BE}. "
         return f"{begun}The call may be repeated: it inserts no task whose key is taken."
     if not count and is_exact:
