@@ -12,7 +12,7 @@ import click
 import fsqueue
 from fsqueue import wording
 
-from .common import brief, duration, example, json_option, moment, queue_argument
+from .common import brief, example, json_option, moment, queue_argument
 from .conditions import Condition, all_of, where_option
 from .printing import Bar, complain, is_screen, print_json, print_table, say
 
@@ -135,7 +135,7 @@ def _rows(found: Iterator[fsqueue.Result]) -> Iterator[tuple[str, ...]]:
             result.state,
             str(result.attempts),
             moment(result.finished_at),
-            "-" if result.took_s is None else duration(result.took_s),
+            "-" if result.took_s is None else wording.duration(result.took_s),
             result.host or "-",
             f"{brief(result.payload, 60)} -> {came}",
         )
