@@ -1,31 +1,43 @@
-"""Check a message of the other party before anything is done with it.
+"""What two parties tell each other: check a note of the other one before anything is done with it.
 
-Any user who may write in the meeting place can forge one. So each message is read field by field, with bounds for every
-text, number and list. A message that makes no sense raises Nonsense, and the tests between two hosts end.
+Another user may be the other party, and write what he likes. So a note is first checked as a whole: no text drives a
+terminal, nothing is larger than what doctors write. Then it is read field by field. One that makes no sense raises
+Nonsense, and the tests between two hosts end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
-from fsqueue.doctor.contests import NAMES, RACES, Took
-from fsqueue.doctor.rendezvous import PartnerLost
+from fsqueue.doctor.contests import NAMES, RACES, Sums, Took
 from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
+from fsqueue.errors import StorageError
 
 HOST_CHARS_MAX = 253
 """The longest name of a host (RFC 1035, section 2.3.4)."""
-TEXT_CHARS_MAX, WORD_CHARS_MAX = 10_000, 200
-"""The longest sentence (a mount's options can be long), and the longest name of a probe, of a boot, of a figure."""
+TEXT_CHARS_MAX, ITEMS_MAX, DEPTH_MAX = 10_000, 100, 4
+"""The longest text (a mount's options can be long), the most values in a list or an object, and how deep they nest."""
 NUMBER_MAX = 1e18
 """More than any time in milliseconds, any size in bytes and any device's number."""
-FINDINGS_MAX, FIGURES_MAX = 30, 50
 
 Body = dict[str, Any]
+T = TypeVar("T")
+
+
+class PartnerLost(StorageError):
+    """The other party fell silent, or never came."""
+
+
+class PartnerEnded(PartnerLost):
+    """The other party has ended, and has removed its files."""
+
+    def __init__(self) -> None:
+        super().__init__("The doctor on the other host was ended.")
 
 
 class Nonsense(PartnerLost):
-    """The other party has sent a message that no doctor sends."""
+    """The other party has written a note that no doctor writes."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -38,95 +50,82 @@ def say(text: str, most: int = TEXT_CHARS_MAX) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:most])
 
 
-def text(body: Body, key: str, most: int = TEXT_CHARS_MAX) -> str:
-    """Return a text that drives no terminal."""
+def checked(body: Body) -> Body:
+    """Return a note, if no part of it drives a terminal or is larger than what doctors write."""
+    if not _fits(body, DEPTH_MAX):
+        raise Nonsense("a part of it is out of bounds")
+    return body
+
+
+def _fits(value: Any, depth: int) -> bool:
+    if isinstance(value, str):
+        return len(value) <= TEXT_CHARS_MAX and value.isprintable()
+    if isinstance(value, (int, float)):
+        return -NUMBER_MAX <= value <= NUMBER_MAX  # a NaN is not
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return depth > 0 and len(value) <= ITEMS_MAX and all(_fits(one, depth - 1) for one in value)
+    return value is None
+
+
+def field(body: Body, key: str, kind: type[T]) -> T:
+    """Return a field of a note, which must be of a kind."""
     found = body.get(key)
-    if not isinstance(found, str) or len(found) > most or not found.isprintable():
-        raise Nonsense(f"{key!r} is no text")
+    if not isinstance(found, kind) or isinstance(found, bool):
+        raise Nonsense(f"{key!r} is no {kind.__name__}")
     return found
 
 
-def number(body: Body, key: str, least: float = -NUMBER_MAX, most: float = NUMBER_MAX) -> float:
-    """Return a number within bounds."""
-    found = body.get(key)
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not least <= found <= most:
-        raise Nonsense(f"{key!r} is no number from {least:g} to {most:g}")
-    return found
+def number(body: Body, key: str) -> float:
+    """Return a number."""
+    return float(field(body, key, int) if isinstance(body.get(key), int) else field(body, key, float))
 
 
 def count(body: Body, key: str, most: int) -> int:
     """Return a whole number from 0 to `most`."""
-    found = number(body, key, 0, most)
-    if not isinstance(found, int):
-        raise Nonsense(f"{key!r} is no whole number")
-    return found
-
-
-def inner(body: Body, key: str) -> Body:
-    """Return an object within another."""
-    found = body.get(key)
-    if not isinstance(found, dict):
-        raise Nonsense(f"{key!r} is no object")
+    found = field(body, key, int)
+    if not 0 <= found <= most:
+        raise Nonsense(f"{key!r} is not from 0 to {most}")
     return found
 
 
 def host(body: Body) -> str:
     """Return the name of a host."""
-    found = text(body, "host", HOST_CHARS_MAX)
-    if not found:
-        raise Nonsense("'host' is empty")
+    found = field(body, "host", str)
+    if not 0 < len(found) <= HOST_CHARS_MAX:
+        raise Nonsense("'host' is no name of one")
     return found
 
 
-def finding(body: Body) -> ProbeResult:
-    """Return a finding."""
-    verdict = body.get("verdict")
-    if verdict not in (OK, WARNING, UNFIT, UNTRIED):
+def mount(body: Body) -> ProbeResult:
+    """Return what the other party found out about its mount."""
+    said = field(body, "mount", dict)
+    if said.get("verdict") not in (OK, WARNING, UNFIT, UNTRIED):
         raise Nonsense("a finding has no verdict")
-    figures = inner(body, "figures")
-    if len(figures) > FIGURES_MAX:
-        raise Nonsense("a finding has too many figures")
-    for name, figure in figures.items():
-        text({"figure": name}, "figure", WORD_CHARS_MAX)
-        if isinstance(figure, str):
-            text(figures, name)
-        elif figure is not None:
-            number(figures, name)
-    return ProbeResult(text(body, "probe", WORD_CHARS_MAX), verdict, text(body, "seen"), text(body, "advice"), figures)
-
-
-def findings(body: Body) -> list[ProbeResult]:
-    """Return what the party that leads found."""
-    found = body.get("findings")
-    if not isinstance(found, list) or len(found) > FINDINGS_MAX or not all(isinstance(one, dict) for one in found):
-        raise Nonsense("'findings' is no list of findings")
-    return [finding(one) for one in found]
+    seen, advice, figures = field(said, "seen", str), field(said, "advice", str), field(said, "figures", dict)
+    return ProbeResult(f"mount of {host(body)}", said["verdict"], seen, advice, figures)
 
 
 def took(body: Body, name: str, rounds_max: int) -> Took:
     """Return how a party called `name` locked and appended. Its holds count by the ledger alone, and are left out."""
-    said = inner(body, "took")
-    return Took(
-        name,
-        count(said, "rounds", rounds_max),
-        timeouts=count(said, "timeouts", rounds_max),
-        error=text(said, "error"),
-    )
+    rounds, timeouts = (count(body, key, rounds_max) for key in ("rounds", "timeouts"))
+    return Took(name, rounds, timeouts=timeouts, error=field(body, "error", str))
+
+
+def sums(body: Body, rounds_max: int) -> Sums:
+    """Return what the ledger shows a party. `rounds_max`: of all parties together."""
+    said = field(body, "sums", dict)
+    return Sums(*(count(said, name, 2 * rounds_max) for name in ("overlaps", "lost", "number")))
 
 
 def won(body: Body) -> dict[str, list[int]]:
     """Return which names a party won, by kind of race."""
-    said = inner(body, "won")
-    for kind in RACES:
-        numbers = said.get(kind)
-        if not isinstance(numbers, list) or len(numbers) > NAMES:
-            raise Nonsense(f"{kind!r} is no list of numbers")
-        for at, _ in enumerate(numbers):
-            count({kind: numbers[at]}, kind, NAMES - 1)
-    return {kind: said[kind] for kind in RACES}
+    said = field(body, "won", dict)
+    return {kind: [count({kind: one}, kind, NAMES - 1) for one in field(said, kind, list)] for kind in RACES}
 
 
-def ages(body: Body, names: Collection[str], most_s: float) -> dict[str, float | None]:
-    """Return after how many seconds each change was seen; None: not in time."""
-    said = inner(body, "ages")
-    return {name: None if said.get(name, 0) is None else number(said, name, 0, most_s) for name in names}
+def seen(body: Body, names: Collection[str]) -> dict[str, float | None]:
+    """Return when a party saw each change, in milliseconds of its own clock; None: not in time."""
+    said = field(body, "seen_ms", dict)
+    return {name: None if said.get(name, 0) is None else number(said, name) for name in names}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ import pytest
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import rendezvous, twohosts
 from fsqueue.doctor.contests import Party
-from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
+from fsqueue.doctor.messages import PartnerEnded, PartnerLost
+from fsqueue.doctor.rendezvous import Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem
 
@@ -30,7 +31,10 @@ def place(tmp_path: Path) -> str:
 
 
 def party(place: str, fs: Filesystem | None = None, clock: Clock | None = None) -> Rendezvous:
-    return Rendezvous(fs or Filesystem(place, shared=False), f"{place}/.join", clock or Clock(), Entropy())
+    """A party that says that it is here."""
+    one = Rendezvous(fs or Filesystem(place, shared=False), f"{place}/.join", clock or Clock(), Entropy())
+    one.announce()
+    return one
 
 
 def nothing() -> None:
@@ -39,6 +43,21 @@ def nothing() -> None:
 
 def meet(one: Rendezvous, name: str, timeout_s: float = 60) -> dict[str, Any]:
     return one.meet({"name": name}, timeout_s, nothing)
+
+
+def met(place: str) -> tuple[Rendezvous, Rendezvous]:
+    """Two parties that have met."""
+    one, two = party(place), party(place)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: meet(one, "x"), (one, two)))
+    return one, two
+
+
+def turned(place: str, fs: Filesystem | None = None) -> tuple[Rendezvous, Rendezvous]:
+    """Two parties before their first note: one has turned to the other."""
+    one, two = party(place, fs), party(place)
+    one.turn_to(two.me)
+    return one, two
 
 
 def test_two_meet_one_leads_and_they_talk(place: str) -> None:
@@ -57,7 +76,17 @@ def test_two_meet_one_leads_and_they_talk(place: str) -> None:
     assert os.listdir(f"{place}/.join") == []
 
 
-def test_four_that_come_at_once_make_two_pairs(place: str) -> None:
+def test_who_finishes_first_may_leave_at_once(place: str) -> None:
+    """It removes its last note, too: that it is gone says as much."""
+    one, two = met(place)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(lambda each: (each.finish(), each.close()), each) for each in (one, two)]
+        assert [end.result() for end in ends] == [(None, None)] * 2
+    assert os.listdir(f"{place}/.join") == []
+
+
+def test_four_that_come_at_once_make_two_pairs(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 2.0)
     parties = [party(place) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda one: meet(one, one.me), parties))
@@ -75,72 +104,109 @@ def test_who_waits_alone_is_told_to_and_gives_up(place: str) -> None:
 
 
 def test_the_dead_are_passed_over(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remnants of a killed doctor answer no invitation."""
-    monkeypatch.setattr(rendezvous, "ACCEPT_S", 0.8)
-    monkeypatch.setattr(rendezvous, "AGAIN_S", 0.5)
+    """Remnants of killed doctors answer nobody: of one that waited, and of one that was at its tests."""
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.8)
     for number in range(2):
         dead = party(place)
-        dead.me = "f" * 15 + str(number)
-        dead._post("here", {"name": "dead"})
+        if number:
+            dead._post("e" * 16 + ".000007", {})
     one, two = party(place), party(place)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.submit(meet, one, "one", 20), pool.submit(meet, two, "two", 20)
+        first, second = pool.submit(meet, one, "one", 30), pool.submit(meet, two, "two", 30)
         assert (first.result(), second.result()) == ({"name": "two"}, {"name": "one"})
+    for each in (one, two):
+        each.close()
+    assert len(os.listdir(f"{place}/.join")) == 3, "those of the dead, and nothing of ids that were given up"
 
 
-def test_a_partner_that_ends_says_goodbye(place: str) -> None:
-    one, two = party(place), party(place)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one: meet(one, "x"), (one, two)))
+def test_who_waits_with_the_dead_is_told_to(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.2)
+    party(place)
+    one, told = party(place), []
+    with pytest.raises(PartnerLost, match="No other host joined"):
+        one.meet({}, 1.5, lambda: told.append(1))
+    assert told == [1]
+
+
+def test_a_partner_that_ends_is_missed(place: str) -> None:
+    one, two = met(place)
     two.close()
-    with pytest.raises(PartnerLost, match="was ended"):
+    with pytest.raises(PartnerEnded, match="was ended"):
         one.exchange({})
     one.close()
     assert os.listdir(f"{place}/.join") == []
 
 
-def test_a_partner_that_ends_while_it_writes_a_message_says_goodbye(place: str) -> None:
-    one, two = party(place), party(place)
-    one.partner, two.partner = two.me, one.me
+def test_a_partner_that_ends_while_it_writes_a_note_is_missed(place: str) -> None:
+    one, two = met(place)
     two.fs.write_all = lambda fd, data: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        two.send({"half": "a message"})
+        two.exchange({"half": "a note"})
     del two.fs.write_all  # type: ignore[method-assign]
     two.close()
-    with pytest.raises(PartnerLost, match="was ended"):
-        one.receive(10)
+    with pytest.raises(PartnerEnded, match="was ended"):
+        one.exchange({})
+
+
+def test_who_ends_removes_first_what_says_that_it_is_there(place: str) -> None:
+    """Whatever else its partner misses, it is not taken for nonsense."""
+    removed = []
+    one, two = met(place)
+    unlink = two.fs.unlink
+    two.fs.unlink = lambda path: removed.append(path) or unlink(path)  # type: ignore[func-returns-value, method-assign]
+    two.close()
+    assert removed[0] == f"{place}/.join/{two.me}.here"
+    assert len(removed) > 1
+    with pytest.raises(PartnerEnded):
+        one.heed_end()
 
 
 def test_a_partner_that_falls_silent_is_given_up_and_cleared_away(place: str) -> None:
-    one, two = party(place), party(place)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one: meet(one, "x"), (one, two)))
-    two.send({"last": "words"})
-    assert one.receive() == {"last": "words"}
+    one, two = met(place)
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(two.exchange, {"last": "words"})
+        assert one.exchange({}) == {"last": "words"}
+        said.result()
     with pytest.raises(PartnerLost, match="said nothing more"):
-        one.receive(0.3)
+        one.exchange({}, 0.3)
     one.close()
     assert os.listdir(f"{place}/.join") == []
 
 
-def test_a_message_that_is_not_whole_yet_is_read_again(place: str) -> None:
-    one, two = party(place), party(place)
-    one.partner, two.partner = two.me, one.me
-    two.send({"whole": True})
+def test_a_note_that_is_not_whole_yet_is_read_again(place: str) -> None:
+    one, two = turned(place)
+    two._post(f"{one.me}.000001", {"whole": True})
     path = Path(place) / ".join" / f"{two.me}.{one.me}.000001"
     content = path.read_bytes()
     path.write_bytes(content[:-4])
-    threading.Timer(0.3, lambda: path.write_bytes(content)).start()
-    assert one.receive(5) == {"whole": True}
+    looks = []
+    real = one._take
+    one._take = lambda name: (looks.append(name), path.write_bytes(content) if len(looks) == 3 else None, real(name))[2]  # type: ignore[method-assign, func-returns-value]
+    assert one.exchange({}) == {"whole": True}
+    assert len(looks) >= 3
 
 
-def test_messages_are_found_even_where_listings_never_show_them(place: str) -> None:
+def test_notes_are_found_even_where_listings_never_show_them(place: str) -> None:
     blind = Filesystem(place, shared=False)
-    one, two = party(place, blind), party(place)
-    one.partner, two.partner = two.me, one.me
+    one, two = turned(place, blind)
     blind.names = lambda directory: []  # type: ignore[method-assign]
-    two.send({"hidden": True})
-    assert one.receive(5) == {"hidden": True}
+    two._post(f"{one.me}.000001", {"hidden": True})
+    assert one.exchange({}) == {"hidden": True}
+
+
+def test_a_note_of_another_user_is_not_the_partner_s(place: str) -> None:
+    """Any neighbour may write one, under the name that comes next."""
+    one, two = turned(place)
+    real = one.fs.stat
+
+    def stat(path: str) -> Any:
+        found = real(path)
+        return SimpleNamespace(st_uid=found.st_uid + path.endswith(".000001"), st_mtime_ns=found.st_mtime_ns)
+
+    one.fs.stat = stat  # type: ignore[method-assign, assignment]
+    two._post(f"{one.me}.000001", {"forged": True})
+    with pytest.raises(PartnerLost, match="said nothing more"):
+        one.exchange({}, 0.3)
 
 
 # -- the tests between two ----------------------------------------------------------------------------------
@@ -326,9 +392,7 @@ def test_what_an_old_listing_does_not_show_is_removed_all_the_same(place: str) -
     one = party(place, LateLister(place, shared=False))
     with pytest.raises(PartnerLost):
         meet(one, "one", 0.1)
-    one.partner = "b" * 16
-    one.send({})
-    one.send({})
-    one.partner = ""
+    for step in range(1, 3):
+        one._post(f"{'b' * 16}.{step:06d}", {})
     one.close()
     assert os.listdir(f"{place}/.join") == []
