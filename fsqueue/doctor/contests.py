@@ -48,7 +48,7 @@ class Party:
     clock: Clock = field(default_factory=Clock)
     entropy: Entropy = field(default_factory=Entropy)
     owner: int | None = None
-    """Whose the ledger must be, if others may have put something in its place."""
+    """Whose files to append to must be, if others may have put something in their place."""
 
     def path(self, name: str) -> str:
         """Return a file of the contest."""
@@ -79,7 +79,7 @@ def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     fs, clock, took = party.fs, party.clock, Took(party.name)
     begin = clock.monotonic()
     try:
-        ledger = open_ledger(party)
+        ledger = open_append(party, "ledger")
     except OSError as error:
         took.error = error.strerror or str(error)
         return took
@@ -104,15 +104,15 @@ def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     return took
 
 
-def open_ledger(party: Party) -> int:
-    """Open the file that parties write by turns. OSError if it is not theirs alone."""
-    ledger = party.fs.open_append(party.path("ledger"))
+def open_append(party: Party, name: str) -> int:
+    """Open a file that several parties append to. OSError if it is not theirs alone."""
+    fd = party.fs.open_append(party.path(name))
     if party.owner is not None:
-        found = party.fs.fstat(ledger)
+        found = party.fs.fstat(fd)
         if found.st_uid != party.owner or found.st_nlink != 1:  # else one would append to another file of one's own
-            party.fs.close(ledger)
-            raise OSError(errno.EPERM, "another process put a file of its own in the ledger's place")
-    return ledger
+            party.fs.close(fd)
+            raise OSError(errno.EPERM, f"another process put a file of its own in place of {name}")
+    return fd
 
 
 def _last_number(tail: bytes) -> int:
@@ -314,17 +314,23 @@ def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[P
 
 def written(party: Party) -> bytes:
     """Return the ledger that parties wrote by turns; nothing, where it is not to be found."""
+    where = party.fs, party.path("ledger"), LEDGER_BYTES_MAX, party.owner
     try:
-        return asking_again(lambda: start_of(party.fs, party.path("ledger"), LEDGER_BYTES_MAX))
+        return asking_again(lambda: start_of(*where))
     except FileNotFoundError:
         return b""
 
 
-def start_of(fs: Filesystem, path: str, bytes_max: int) -> bytes:
-    """Return what a file holds, by a revalidating open; no more than so much, since others may write without end."""
+def start_of(fs: Filesystem, path: str, bytes_max: int, owner: int | None) -> bytes:
+    """Return what a file holds, by a revalidating open; nothing if it must be one user's, and is another's.
+
+    No more than so much is read: others may write without end.
+    """
     found = bytearray()
     fd = fs.look_anew(path)
     try:
+        if owner is not None and fs.fstat(fd).st_uid != owner:
+            return b""
         while len(found) < bytes_max and (chunk := fs.pread(fd, bytes_max - len(found), len(found))):
             found += chunk
         return bytes(found)

@@ -213,8 +213,8 @@ class Examination:
         contest = Contest(self, place, meeting)
         try:
             there = meeting.meet(identity, timeout_s, waiting)
-            host = messages.host(there)
-            self.report.findings += self.about_partner(there, identity)
+            host = there["host"][: messages.HOST_CHARS_MAX] or "?"
+            self.report.findings += self.about_partner(host, there, identity)
             if meeting.with_stranger:
                 seen = f"the other party, which calls itself {host}, is another user: what follows rests on its word."
                 advice = "Make these tests in a directory that only you can write in."
@@ -263,11 +263,10 @@ class Examination:
             ).as_dict(),
         }
 
-    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
+    def about_partner(self, host: str, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
         """Return the partner's mount as a finding, and a warning if the partner is this host itself."""
-        findings = [messages.mount(there)]
-        boot, device = messages.field(there, "boot", str), messages.field(there, "device", int)
-        if (boot, device) == (mine["boot"], mine["device"]):
+        findings = [ProbeResult(f"mount of {host}", **there["mount"])]
+        if (there["boot"], there["device"]) == (mine["boot"], mine["device"]):
             self.report.same_host = True
             seen = "both ends run on the same host and mount: this shows nothing about two."
             findings.append(ProbeResult("two hosts", WARNING, seen, "Run the command on another host."))

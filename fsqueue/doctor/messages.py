@@ -1,28 +1,38 @@
-"""What two parties tell each other: check a note of the other one before anything is done with it.
+"""What two parties tell each other, and what becomes of a note that is none of a doctor's.
 
-Another user may be the other party, and write what he likes. So a note is first checked as a whole: no text drives a
-terminal, nothing is larger than what doctors write. Then it is read field by field. One that makes no sense raises
-Nonsense, and the tests between two hosts end.
+Another user may be the other party, and write what he likes. So of a note only what has a place in its shape is taken,
+within bounds: no text drives a terminal. One that lacks anything raises Nonsense, and the tests between two hosts end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any
 
-from fsqueue.doctor.contests import NAMES, RACES, Sums, Took
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
+from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING
 from fsqueue.errors import StorageError
 
 HOST_CHARS_MAX = 253
 """The longest name of a host (RFC 1035, section 2.3.4)."""
-TEXT_CHARS_MAX, ITEMS_MAX, DEPTH_MAX = 10_000, 100, 4
-"""The longest text (a mount's options can be long), the most values in a list or an object, and how deep they nest."""
+TEXT_CHARS_MAX, ITEMS_MAX = 10_000, 100
+"""The longest other text (a mount's options can be long), and the most entries of a list."""
 NUMBER_MAX = 1e18
 """More than any time in milliseconds, any size in bytes and any device's number."""
 
 Body = dict[str, Any]
-T = TypeVar("T")
+
+TEXT, NUMBER, NUMBER_OR_NONE = str, float, None
+"""Shapes. Others: a whole number, up to which one counts; a tuple of words; a list of a shape; a dict of shapes."""
+IDENTITY = {
+    "host": TEXT,
+    "boot": TEXT,
+    "device": NUMBER,
+    "mount": {
+        "verdict": (OK, WARNING, UNFIT, UNTRIED),
+        "seen": TEXT,
+        "advice": TEXT,
+        "figures": dict.fromkeys(("type", "point", "options", "source"), TEXT),
+    },
+}
 
 
 class PartnerLost(StorageError):
@@ -50,82 +60,25 @@ def say(text: str, most: int = TEXT_CHARS_MAX) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:most])
 
 
-def checked(body: Body) -> Body:
-    """Return a note, if no part of it drives a terminal or is larger than what doctors write."""
-    if not _fits(body, DEPTH_MAX):
-        raise Nonsense("a part of it is out of bounds")
-    return body
+def taken(said: Any, shape: Any, name: str = "all") -> Any:
+    """Return what has a place in `shape` of what another party said. Nonsense if anything is missing or out of bounds.
 
-
-def _fits(value: Any, depth: int) -> bool:
-    if isinstance(value, str):
-        return len(value) <= TEXT_CHARS_MAX and value.isprintable()
-    if isinstance(value, (int, float)):
-        return -NUMBER_MAX <= value <= NUMBER_MAX  # a NaN is not
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, list):
-        return depth > 0 and len(value) <= ITEMS_MAX and all(_fits(one, depth - 1) for one in value)
-    return value is None
-
-
-def field(body: Body, key: str, kind: type[T]) -> T:
-    """Return a field of a note, which must be of a kind."""
-    found = body.get(key)
-    if not isinstance(found, kind) or isinstance(found, bool):
-        raise Nonsense(f"{key!r} is no {kind.__name__}")
-    return found
-
-
-def number(body: Body, key: str) -> float:
-    """Return a number."""
-    return float(field(body, key, int) if isinstance(body.get(key), int) else field(body, key, float))
-
-
-def count(body: Body, key: str, most: int) -> int:
-    """Return a whole number from 0 to `most`."""
-    found = field(body, key, int)
-    if not 0 <= found <= most:
-        raise Nonsense(f"{key!r} is not from 0 to {most}")
-    return found
-
-
-def host(body: Body) -> str:
-    """Return the name of a host."""
-    found = field(body, "host", str)
-    if not 0 < len(found) <= HOST_CHARS_MAX:
-        raise Nonsense("'host' is no name of one")
-    return found
-
-
-def mount(body: Body) -> ProbeResult:
-    """Return what the other party found out about its mount."""
-    said = field(body, "mount", dict)
-    if said.get("verdict") not in (OK, WARNING, UNFIT, UNTRIED):
-        raise Nonsense("a finding has no verdict")
-    seen, advice, figures = field(said, "seen", str), field(said, "advice", str), field(said, "figures", dict)
-    return ProbeResult(f"mount of {host(body)}", said["verdict"], seen, advice, figures)
-
-
-def took(body: Body, name: str, rounds_max: int) -> Took:
-    """Return how a party called `name` locked and appended. Its holds count by the ledger alone, and are left out."""
-    rounds, timeouts = (count(body, key, rounds_max) for key in ("rounds", "timeouts"))
-    return Took(name, rounds, timeouts=timeouts, error=field(body, "error", str))
-
-
-def sums(body: Body, rounds_max: int) -> Sums:
-    """Return what the ledger shows a party. `rounds_max`: of all parties together."""
-    said = field(body, "sums", dict)
-    return Sums(*(count(said, name, 2 * rounds_max) for name in ("overlaps", "lost", "number")))
-
-
-def won(body: Body) -> dict[str, list[int]]:
-    """Return which names a party won, by kind of race."""
-    said = field(body, "won", dict)
-    return {kind: [count({kind: one}, kind, NAMES - 1) for one in field(said, kind, list)] for kind in RACES}
-
-
-def seen(body: Body, names: Collection[str]) -> dict[str, float | None]:
-    """Return when a party saw each change, in milliseconds of its own clock; None: not in time."""
-    said = field(body, "seen_ms", dict)
-    return {name: None if said.get(name, 0) is None else number(said, name) for name in names}
+    `name` says what it is, for that error.
+    """
+    if isinstance(shape, dict) and isinstance(said, dict):
+        return {key: taken(said.get(key), inner, key) for key, inner in shape.items()}
+    if isinstance(shape, list) and isinstance(said, list) and len(said) <= ITEMS_MAX:
+        return [taken(one, shape[0], name) for one in said]
+    if shape is TEXT:
+        fits = isinstance(said, str) and len(said) <= TEXT_CHARS_MAX and said.isprintable()
+    elif isinstance(shape, tuple):
+        fits = said in shape
+    elif isinstance(shape, int):
+        fits = type(said) is int and 0 <= said <= shape
+    elif shape in (NUMBER, NUMBER_OR_NONE):
+        fits = said is shape or (type(said) in (int, float) and -NUMBER_MAX <= said <= NUMBER_MAX)  # a NaN is not
+    else:
+        fits = False
+    if not fits:
+        raise Nonsense(f"{name!r} is not what it should be")
+    return said

@@ -22,7 +22,7 @@ import orjson
 
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.doctor.contests import start_of
-from fsqueue.doctor.messages import Nonsense, PartnerEnded, PartnerLost, checked
+from fsqueue.doctor.messages import IDENTITY, Body, Nonsense, PartnerEnded, PartnerLost, taken
 from fsqueue.filesystem import NOT_FILES, Filesystem
 from fsqueue.filesystem.expected_errors import asking_again
 from fsqueue.upkeep import doctorplaces
@@ -78,11 +78,11 @@ class Rendezvous:
 
     # -- notes --------------------------------------------------------------------------------------
 
-    def exchange(self, body: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+    def exchange(self, body: Body, shape: Body, timeout_s: float | None = None) -> Body:
         """Write this party's note of the next step, and return the partner's; PartnerLost if it does not come in time.
 
-        It must come within SILENCE_S, or so many seconds, and before the tests have taken TESTS_S. Nonsense if no
-        doctor writes such.
+        It must come within SILENCE_S, or so many seconds, and before the tests have taken TESTS_S. Nonsense if it does
+        not have the `shape` (see `messages`).
         """
         self._step += 1
         try:
@@ -90,19 +90,25 @@ class Rendezvous:
         except FileExistsError:
             raise PartnerLost("Another process has put something in the place of a note.") from None
         timeout_s = min(SILENCE_S if timeout_s is None else timeout_s, self._until - self.clock.monotonic())
-        return checked(self._await(f"{self.partner}.{self.me}.{self._step:06d}", max(timeout_s, 0.0)))
+        there = self._await(f"{self.partner}.{self.me}.{self._step:06d}", max(timeout_s, 0.0))
+        found: Body = taken(there, shape)
+        return found
 
-    def _post(self, name: str, body: dict[str, Any]) -> None:
+    def keep_step(self) -> None:
+        """Wait until the partner has come to the same step."""
+        self.exchange({}, {})
+
+    def _post(self, name: str, body: Body) -> None:
         data = orjson.dumps(body)
         fd = self.fs.create(f"{self.directory}/{self.me}.{name}")
         try:
+            self._owner = self.fs.fstat(fd).st_uid
             self.fs.write_all(fd, _digest(data) + b"\n" + data)
             self.fs.fsync(fd)
-            self._owner = self.fs.fstat(fd).st_uid
         finally:
             self.fs.close(fd)
 
-    def _await(self, name: str, timeout_s: float) -> dict[str, Any]:
+    def _await(self, name: str, timeout_s: float) -> Body:
         backoff, until, looks = Backoff(POLL_S, self.entropy.random), self.clock.monotonic() + timeout_s, 0
         while True:
             looks += 1
@@ -122,11 +128,9 @@ class Rendezvous:
 
     def _take(self, name: str) -> Any:
         """Return the body of a note, or None if it is not there yet, not whole, or none of the partner's."""
-        path = f"{self.directory}/{name}"
+        where = self.fs, f"{self.directory}/{name}", NOTE_BYTES_MAX, self._owner_there
         try:
-            if self.fs.stat(path).st_uid != self._owner_there:  # and in a sticky directory it stays that user's
-                return None
-            digest, _, data = asking_again(lambda: start_of(self.fs, path, NOTE_BYTES_MAX)).partition(b"\n")
+            digest, _, data = asking_again(lambda: start_of(*where)).partition(b"\n")
             return orjson.loads(data) if _digest(data) == digest else None
         except orjson.JSONDecodeError:  # no doctor wrote it
             return None
@@ -150,7 +154,7 @@ class Rendezvous:
         """Say that this party is here. From then on the directory is not empty, so that no other party removes it."""
         self._post("here", {})
 
-    def meet(self, identity: dict[str, Any], timeout_s: float, waiting: Callable[[], None]) -> dict[str, Any]:
+    def meet(self, identity: Body, timeout_s: float, waiting: Callable[[], None]) -> Body:
         """Find another party, after `announce`, and return its identity; PartnerLost if none comes.
 
         `waiting()` is called once, if there is none yet. A party that does not answer is passed over from then on,
@@ -189,12 +193,12 @@ class Rendezvous:
                 found.append((here.st_uid == self._owner, wants_me, here.st_mtime_ns, other))
         return max(found)[3] if found else ""
 
-    def _agree_with(self, other: str, identity: dict[str, Any]) -> dict[str, Any] | None:
+    def _agree_with(self, other: str, identity: Body) -> Body | None:
         """Return the identity of `other`, if both parties want each other within ANSWER_S."""
         try:
             self.turn_to(other)
             for _ in range(2):  # at first each sees that the other wants it, and then, that the other has seen so
-                there = self.exchange(identity, ANSWER_S)
+                there = self.exchange(identity, IDENTITY, ANSWER_S)
         except (PartnerEnded, FileNotFoundError):
             self._remove(f"{self.me}.{other}.")
         except Nonsense:
@@ -221,7 +225,7 @@ class Rendezvous:
     def finish(self) -> None:
         """Wait until the partner has read all that this party wrote, or has ended, or is lost."""
         try:
-            self.exchange({})
+            self.keep_step()
         except (PartnerLost, OSError):
             pass  # after the last step: nothing is missing
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from fsqueue.doctor import contests, messages
 from fsqueue.doctor.contests import Party, Sums
+from fsqueue.doctor.messages import NUMBER, NUMBER_OR_NONE, TEXT
 from fsqueue.doctor.probes import SKEW_S
 from fsqueue.doctor.rendezvous import Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
@@ -26,6 +27,20 @@ STALE_S, LOOK_PAUSE_S = 10.0, 0.02
 """How long to wait for the other host's change to be seen, and the pause between two looks."""
 FRESH_S = 2.0
 """What a revalidating open or a listing shows may not be older than this."""
+
+WAYS = ("fresh", "listing", "plain")
+"""By a revalidating open, as fsqueue looks; in a listing; by the path alone, on which nothing in fsqueue rests."""
+LOOKS = [f"{way} {what}" for way in WAYS for what in ("new", "gone", "grown") if (way, what) != ("listing", "grown")]
+"""A way of looking, and a kind of change."""
+
+TURNS = {"rounds": ROUNDS, "timeouts": ROUNDS, "error": TEXT, "sent_ms": NUMBER}
+OUTCOME = {
+    "sums": dict.fromkeys(("overlaps", "lost", "number"), 4 * ROUNDS),
+    "won": {kind: [contests.NAMES - 1] for kind in contests.RACES},
+    "changed_ms": NUMBER,
+    "seen_ms": dict.fromkeys(LOOKS, NUMBER_OR_NONE),
+}
+"""The shapes of notes."""
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
@@ -47,32 +62,31 @@ def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress)
         contests.prepare_races(party, contests.NAMES)
         for number in (1, 2):
             Sights(party, number).make()
-    meeting.exchange({})
+    meeting.keep_step()
     if not meeting.leads:
         party = enter()
 
     progress("locks and appends")
     mine = contests.take_turns(party, ROUNDS, TURNS_S)
     mine.error, sent_ms = messages.say(mine.error), party.clock.local_ms()
-    there = meeting.exchange(
-        {"rounds": mine.rounds, "timeouts": mine.timeouts, "error": mine.error, "sent_ms": sent_ms}
-    )
-    took = in_order(meeting, mine, messages.took(there, meeting.partner, ROUNDS))
+    said = {"rounds": mine.rounds, "timeouts": mine.timeouts, "error": mine.error, "sent_ms": sent_ms}
+    there = meeting.exchange(said, TURNS)
+    begin_ms = max(sent_ms, there.pop("sent_ms") - ahead_ms) + HEAD_START_S * 1000
+    took = in_order(meeting, mine, contests.Took(meeting.partner, **there))
     sums = contests.add_up(took, contests.written(party))
 
     progress("races")
-    begin_ms = max(sent_ms, messages.number(there, "sent_ms") - ahead_ms) + HEAD_START_S * 1000
     won = contests.race(party, contests.NAMES, waiting_for(party, begin_ms))
 
     progress("what is seen of changes")
     changed_ms, seen = show_and_watch(meeting, party)
 
     progress("judging")
-    there = meeting.exchange({"sums": asdict(sums), "won": won, "changed_ms": changed_ms, "seen_ms": seen})
-    ages = ages_of(seen, messages.number(there, "changed_ms") - ahead_ms)
-    ages_there = ages_of(messages.seen(there, seen), changed_ms + ahead_ms)
-    findings = contests.judge_turns(took, worse(sums, messages.sums(there, 2 * ROUNDS)), AMONG, one_clock=False)
-    findings += contests.judge_races(in_order(meeting, won, messages.won(there)), contests.NAMES, AMONG)
+    there = meeting.exchange({"sums": asdict(sums), "won": won, "changed_ms": changed_ms, "seen_ms": seen}, OUTCOME)
+    ages = ages_of(seen, there["changed_ms"] - ahead_ms)
+    ages_there = ages_of(there["seen_ms"], changed_ms + ahead_ms)
+    findings = contests.judge_turns(took, worse(sums, Sums(**there["sums"])), AMONG, one_clock=False)
+    findings += contests.judge_races(in_order(meeting, won, there["won"]), contests.NAMES, AMONG)
     return [*findings, judge_ages(in_order(meeting, ages, ages_there)), judge_clocks(ahead_ms, error_ms)]
 
 
@@ -94,9 +108,9 @@ def compare_clocks(meeting: Rendezvous) -> tuple[float, float]:
     """
     now, way_ms = meeting.clock.local_ms, messages.NUMBER_MAX
     for _ in range(PINGS):
-        there = meeting.exchange({"sent_ms": now()})
-        way_ms = min(way_ms, now() - messages.number(there, "sent_ms"))
-    there_ms = messages.number(meeting.exchange({"way_ms": way_ms}), "way_ms")
+        there = meeting.exchange({"sent_ms": now()}, {"sent_ms": NUMBER})
+        way_ms = min(way_ms, now() - there["sent_ms"])
+    there_ms = meeting.exchange({"way_ms": way_ms}, {"way_ms": NUMBER})["way_ms"]
     return (there_ms - way_ms) / 2, (there_ms + way_ms) / 2
 
 
@@ -129,24 +143,21 @@ def judge_clocks(ahead_ms: float, error_ms: float) -> ProbeResult:
 
 # -- how old is what one sees ----------------------------------------------------------------------------
 
-WAYS = ("fresh", "listing", "plain")
-"""By a revalidating open, as fsqueue looks; in a listing; by the path alone, on which nothing in fsqueue rests."""
-
 
 class Sights:
     """Files that one host changes and the other watches: in a directory for each way of looking."""
 
     def __init__(self, party: Party, number: int) -> None:
-        self.fs, self.clock = party.fs, party.clock
-        self.base = f"{party.directory}/sights{number}"
+        self.party, self.fs, self.clock = party, party.fs, party.clock
+        self.name = f"sights{number}"
 
     def path(self, way: str, what: str) -> str:
         """Return the path of a file to be changed: `new` will come, `gone` will go, `grows` will grow."""
-        return f"{self.base}/{way}/{what}"
+        return self.party.path(f"{self.name}/{way}/{what}")
 
     def make(self) -> None:
         """Make what is there before the changes."""
-        self.fs.make_directory(self.base)
+        self.fs.make_directory(self.party.path(self.name))
         for way in WAYS:
             for what in ("gone", "grows"):
                 self.fs.close(self.fs.create(self.path(way, what)))
@@ -156,44 +167,35 @@ class Sights:
         for way in WAYS:
             self.fs.close(self.fs.create(self.path(way, "new")))
             self.fs.unlink(self.path(way, "gone"))
-            fd = self.fs.open_append(self.path(way, "grows"))
+            fd = contests.open_append(self.party, f"{self.name}/{way}/grows")
             try:
                 self.fs.write_all(fd, b"grown\n")
                 self.fs.fsync(fd)
             finally:
                 self.fs.close(fd)
 
-    def looks(self) -> dict[str, Callable[[], bool]]:
-        """Return, by way and kind of change, a function that looks whether the change is seen."""
-        fs = self.fs
-
-        def size(what: str) -> int:
+    def sees(self, look: str) -> bool:
+        """Look, in one of the ways of LOOKS, whether a change is seen."""
+        way, what = look.split()
+        path = self.path(way, "grows" if what == "grown" else what)
+        if way == "listing":
+            return (what in self.fs.names(self.party.path(f"{self.name}/listing"))) == (what == "new")
+        if way == "plain":
             try:
-                return fs.stat(self.path("plain", what)).st_size
+                size = self.fs.stat(path).st_size
             except OSError:
-                return -1
-
-        return {
-            "fresh new": lambda: fs.exists(self.path("fresh", "new")),
-            "fresh gone": lambda: not fs.exists(self.path("fresh", "gone")),
-            "fresh grown": lambda: fs.read(self.path("fresh", "grows")) != b"",
-            "listing new": lambda: "new" in fs.names(f"{self.base}/listing"),
-            "listing gone": lambda: "gone" not in fs.names(f"{self.base}/listing"),
-            "plain new": lambda: size("new") >= 0,
-            "plain gone": lambda: size("gone") < 0,
-            "plain grown": lambda: size("grows") > 0,
-        }
+                size = -1
+            return {"new": size >= 0, "gone": size < 0, "grown": size > 0}[what]
+        return self.fs.read(path) != b"" if what == "grown" else self.fs.exists(path) == (what == "new")
 
     def watch(self) -> ByChange:
         """Return when each change was seen, in milliseconds of this host's clock; None: not within STALE_S."""
-        waiting = self.looks()
-        seen: ByChange = dict.fromkeys(waiting)
+        seen: ByChange = dict.fromkeys(LOOKS)
         until = self.clock.monotonic() + STALE_S
-        while waiting and self.clock.monotonic() < until:
-            for name, look in list(waiting.items()):
-                if look():
-                    seen[name] = self.clock.local_ms()
-                    del waiting[name]
+        while None in seen.values() and self.clock.monotonic() < until:
+            for look in LOOKS:
+                if seen[look] is None and self.sees(look):
+                    seen[look] = self.clock.local_ms()
             self.clock.sleep(LOOK_PAUSE_S)
         return seen
 
@@ -207,9 +209,9 @@ def show_and_watch(meeting: Rendezvous, party: Party) -> tuple[float, ByChange]:
     for number, is_mine in enumerate(in_order(meeting, True, False), 1):
         sights = Sights(party, number)
         if not is_mine:
-            for look in sights.looks().values():
-                look()  # from now on this host caches what was there before
-        meeting.exchange({})
+            for look in LOOKS:
+                sights.sees(look)  # from now on this host caches what was there before
+        meeting.keep_step()
         if is_mine:
             sights.change()
             changed_ms = party.clock.local_ms()

@@ -32,7 +32,7 @@ from tests.waiting import until
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
 
 OWNER, STRANGER = 64_012, 64_013
-MOUNT = {"probe": "m", "verdict": "ok", "seen": "", "advice": "", "figures": {}}
+MOUNT = {"verdict": "ok", "seen": "", "advice": "", "figures": {"type": "", "point": "", "options": "", "source": ""}}
 HOST = "\x1b]0;PWNED\x07\x1b[2Jnode7"
 
 
@@ -160,7 +160,7 @@ class Evil(doctor.Examination):
     def _look(self) -> None:
         pass
 
-    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
+    def about_partner(self, host: str, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
         return []
 
     def identity(self, directory: OpenDirectory) -> dict[str, Any]:
@@ -228,7 +228,10 @@ def parties(directory: Path) -> tuple[Rendezvous, Rendezvous]:
 def met(directory: Path) -> tuple[Rendezvous, Rendezvous]:
     one, two = parties(directory)
     with ThreadPoolExecutor(2) as pool:
-        hello = [pool.submit(party.meet, {"host": name}, 60, lambda: None) for party, name in ((one, "1"), (two, "2"))]
+        hello = [
+            pool.submit(party.meet, {"host": name, "boot": "", "device": 1, "mount": MOUNT}, 60, lambda: None)
+            for party, name in ((one, "1"), (two, "2"))
+        ]
         assert [done.result()["host"] for done in hello] == ["2", "1"]
     return one, two
 
@@ -250,9 +253,9 @@ def meet_beside(directory: Path, monkeypatch: pytest.MonkeyPatch, plant: Callabl
     one, two = met(directory)
     plant(directory / f"{two.me}.{one.me}.000003")
     with pytest.raises(PartnerLost, match="said nothing more"):
-        one.exchange({}, 0.3)  # there is something else where the note belongs
+        one.exchange({}, {}, 0.3)  # there is something else where the note belongs
     with pytest.raises(PartnerLost, match="in the place of a note"):
-        two.exchange({})
+        two.keep_step()
     for party in (one, two):
         party.close()
 
@@ -321,28 +324,34 @@ def test_thousands_that_want_one_hold_it_up_no_longer_than_it_waits(
 
 
 @pytest.mark.parametrize("how", ["another's", "linked"])
-def test_a_ledger_that_is_another_file_is_not_written_to(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("name", ["ledger", "sights1/plain/grows"])
+def test_a_file_to_append_to_that_is_another_is_not_written_to(tmp_path: Path, name: str, how: str) -> None:
     """A partner who leads could have put a hard link to a file of the other's into the place."""
     precious = tmp_path / "precious"
     precious.write_text("precious\n")
-    (tmp_path / "m").mkdir()
-    owner = os.geteuid()
+    place = tmp_path / "m"
+    party = Party("p", Filesystem(str(place), shared=False), str(place), owner=os.geteuid())
+    place.mkdir()
+    sights = twohosts.Sights(party, 1)
+    sights.make()
+    (place / name).unlink(missing_ok=True)
     if how == "linked":
-        os.link(precious, tmp_path / "m" / "ledger")
+        os.link(precious, place / name)
     else:
-        (tmp_path / "m" / "ledger").touch()
-        owner += 1
-    party = Party("p", Filesystem(str(tmp_path / "m"), shared=False), str(tmp_path / "m"), owner=owner)
-    took = contests.take_turns(party, 3)
-    assert "another process put a file of its own" in took.error
+        (place / name).touch()
+        party.owner = os.geteuid() + 1
+    if name == "ledger":
+        assert "another process put a file of its own in place of ledger" in contests.take_turns(party, 3).error
+    else:
+        with pytest.raises(PermissionError, match="another process put a file of its own in place of sights1"):
+            sights.change()
     assert precious.read_text() == "precious\n"
 
 
 # -- what is said ---------------------------------------------------------------------------------------------
 
-KEYS = ("host", "boot", "device", "mount", "rounds", "timeouts", "error", "sums", "overlaps", "lost", "number", "won",
-        "create", "link", "rename", "seen_ms", "verdict", "seen", "advice", "figures", "changed_ms", "sent_ms",
-        "way_ms", "fresh new")  # fmt: skip
+SHAPES: list[dict[str, Any]] = [messages.IDENTITY, twohosts.TURNS, twohosts.OUTCOME]
+KEYS = sorted({key for shape in SHAPES for key in shape} | {"seen", "advice", "rename", "overlaps", "fresh new"})
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.text(max_size=5),
     st.sampled_from(["ok", "unfit", HOST, "\x9b", "\x7f", 0, 1, 1e308, -1e308, float("nan"), float("inf")]),
@@ -356,36 +365,54 @@ BODIES = st.dictionaries(
 )
 
 
+def parts(value: Any) -> Iterator[Any]:
+    """What a value consists of, keys and all."""
+    for inner in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from parts(inner)
+    if not isinstance(value, (dict, list)):
+        yield value
+
+
+def sensible(shape: Any) -> Any:
+    """What a doctor would say."""
+    if isinstance(shape, dict):
+        return {key: sensible(inner) for key, inner in shape.items()}
+    if isinstance(shape, list):
+        return [sensible(shape[0])]
+    return "" if shape is messages.TEXT else shape[0] if isinstance(shape, tuple) else 1
+
+
 @settings(max_examples=100, deadline=None)
-@given(BODIES)
-def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any]) -> None:
-    for parse in (
-        messages.host,
-        messages.mount,
-        messages.won,
-        lambda body: messages.took(body, "p", 10),
-        lambda body: messages.sums(body, 10),
-        lambda body: messages.seen(body, ["fresh new"]),
-        lambda body: messages.number(body, "sent_ms"),
-        lambda body: messages.field(body, "boot", str),
-    ):
-        said = ""
-        try:
-            found: object = parse(messages.checked(body))
-        except messages.Nonsense as error:
-            found, said = None, str(error)
-        assert said.isprintable()
-        assert "\x1b" not in repr(found)
-        if isinstance(found, (int, float)):
-            assert abs(found) <= messages.NUMBER_MAX
+@given(BODIES, st.sampled_from(SHAPES))
+def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any], shape: dict[str, Any]) -> None:
+    found, said = {}, ""
+    try:
+        found = messages.taken(sensible(shape) | body, shape)
+    except messages.Nonsense as error:
+        said = str(error)
+    assert said.isprintable()
+    assert said or found.keys() == shape.keys()
+    for part in parts(found):
+        assert part is None or (part.isprintable() if isinstance(part, str) else abs(part) <= messages.NUMBER_MAX)
 
 
 @pytest.mark.parametrize(
-    "said", [{"a": "x" * 10_001}, {"a": [0] * 101}, {HOST: 1}, {"a": {"b": {"c": {"d": {}}}}}, {"a": 1 << 70}]
+    ("shape", "said"),
+    [
+        (messages.TEXT, ["x" * 10_001, HOST, 1, None, ["x"]]),
+        (messages.NUMBER, [1 << 70, -1e19, float("nan"), True, "1", None, []]),
+        (messages.NUMBER_OR_NONE, [1e19, "", {}]),
+        (7, [8, -1, 1.0, True, None, "7"]),
+        (("ok", "unfit"), ["better", None, 0, ["ok"]]),
+        ([7], [[0] * 101, [8], 7, {"7": 7}, None]),
+        ({"a": 7}, [{}, {"b": 7}, {"a": 8}, [7], 7, None]),
+    ],
 )
-def test_what_is_larger_than_doctors_write_is_nonsense(said: dict[str, Any]) -> None:
-    with pytest.raises(messages.Nonsense, match="out of bounds"):
-        messages.checked(said)
+def test_what_is_out_of_bounds_is_nonsense(shape: Any, said: list[Any]) -> None:
+    messages.taken(sensible(shape), shape)
+    for one in said:
+        with pytest.raises(messages.Nonsense):
+            messages.taken(one, shape)
 
 
 class Scripted:
@@ -396,25 +423,21 @@ class Scripted:
         self.me, self.partner = "a" * 16, "b" * 16
         self.clock = Clock()
 
-    def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
+    def exchange(self, body: dict[str, Any], shape: dict[str, Any]) -> Any:
         json.dumps(body)
         try:
-            return messages.checked(next(self.bodies))
+            return messages.taken(sensible(shape) | next(self.bodies), shape)
         except StopIteration:
             raise PartnerLost("silent") from None
 
-
-SENSIBLE: dict[str, Any] = {
-    "sent_ms": 1.0, "way_ms": 1.0, "rounds": 1, "timeouts": 0, "error": "", "changed_ms": 0.0,
-    "sums": {"overlaps": 0, "lost": 0, "number": 1}, "won": {"create": [], "link": [], "rename": [1]},
-    "seen_ms": dict.fromkeys([f"{way} {what}" for way in twohosts.WAYS for what in ("new", "gone", "grown")], 0.1),
-}  # fmt: skip
+    def keep_step(self) -> None:
+        self.exchange({}, {})
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(leads=st.booleans(), sensible=st.integers(0, 16), odd=st.lists(BODIES, max_size=3))
+@given(leads=st.booleans(), well=st.integers(0, 16), odd=st.lists(BODIES, max_size=3))
 def test_whatever_a_partner_says_in_between_the_tests_come_to_an_end(
-    tmp_path_factory: pytest.TempPathFactory, leads: bool, sensible: int, odd: list[dict[str, Any]]
+    tmp_path_factory: pytest.TempPathFactory, leads: bool, well: int, odd: list[dict[str, Any]]
 ) -> None:
     place = str(tmp_path_factory.mktemp("m"))
     if not leads:
@@ -422,7 +445,7 @@ def test_whatever_a_partner_says_in_between_the_tests_come_to_an_end(
             Path(place, f"prize-{number}").touch()
         for number in (1, 2):
             twohosts.Sights(Party("p", Filesystem(place, shared=False), place), number).make()
-    meeting: Any = Scripted(leads, [SENSIBLE] * sensible + [SENSIBLE | body for body in odd])
+    meeting: Any = Scripted(leads, [{}] * well + odd)
     party = Party(meeting.me, Filesystem(place, shared=False), place, owner=os.geteuid())
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (
@@ -460,12 +483,12 @@ class Later(Clock):
 def test_a_partner_who_drags_it_out_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = met(tmp_path)
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(two.exchange, {"word": 1})
-        assert one.exchange({}) == {"word": 1}
+        said = pool.submit(two.exchange, {"word": 1}, {})
+        assert one.exchange({}, {"word": 1}) == {"word": 1}
         said.result()
     monkeypatch.setattr(one, "clock", Later())
     with pytest.raises(PartnerLost, match="said nothing more"):
-        one.exchange({})
+        one.keep_step()
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["no place", "an empty place"])
@@ -487,7 +510,7 @@ def test_a_leader_that_is_interrupted_is_not_taken_for_nonsense(
         twohosts.compare_clocks(leader)
         if there:
             (join / f"{leader.me}.place").mkdir(0o700)
-        leader.exchange({})
+        leader.keep_step()
         leader.close()
 
     real = doctorplaces.enter_contest
