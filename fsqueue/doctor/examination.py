@@ -20,10 +20,10 @@ from fsqueue.doctor.rendezvous import Rendezvous
 from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
 from fsqueue.errors import FULL, FsqueueError, InvalidArgument, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
-from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_directory
+from fsqueue.filesystem.processes import boot_id
 from fsqueue.filesystem.quota import quota_of
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 from fsqueue.upkeep import doctorplaces
 from fsqueue.views import stuck_locks
 from fsqueue.wording import counted

@@ -16,7 +16,7 @@ from fsqueue.doctor import contests, messages, rendezvous, twohosts
 from fsqueue.format import keys, layout, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
-from fsqueue.storage import doorbell, payloads, queue_file, staging
+from fsqueue.storage import listening, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
 from fsqueue.views import activity, stuck_locks
 from fsqueue.worker import feeding
@@ -100,7 +100,7 @@ NUMBERS = [
     ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
     ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
     ("docs/format.md", "Format **3**", layout.FORMAT == 3),
-    ("docs/format.md", "16 random bytes", doorbell.BYTES == 16),
+    ("docs/format.md", "16 random bytes", listening.BYTES == 16),
     ("docs/format.md", "00 to 0f", layout.COUNTERS == 16),
     ("docs/format.md", "tasks (1 to 1024)", names.BATCH_TASKS_MAX == 1024),
     ("docs/format.md", "255 bytes at most", names.NAME_BYTES_MAX == 255),
