@@ -16,7 +16,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.format import priority
 from fsqueue.format.layout import Layout
 from fsqueue.format.priority import Priority
-from fsqueue.storage import jsonl, ordering, staging
+from fsqueue.storage import jsonl, queue_changes, staging
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -40,7 +40,7 @@ def insert_again(store: Store, layout: Layout, fd: int, tasks: Sequence[EndedTas
     """
     tasks = sorted(tasks, key=lambda task: priority.rank_of(task.priority))
     rank = priority.rank_of(tasks[0].priority)
-    ordering.mark(store, rank)
+    queue_changes.mark_ordered(store, rank)
     staged = staging.stage(store, layout, [task.line for task in tasks], len(tasks), 0, rank)
     named = False
     try:

@@ -45,7 +45,7 @@ for module, _ in COMMANDS.values():
 import base64, difflib, logging, shlex, traceback, tqdm
 import fsqueue.doctor, fsqueue.views.stuck_locks, fsqueue.functions, fsqueue.worker
 from fsqueue.doctor.verdicts import ProbeResult
-from fsqueue.filesystem.holders import Holder
+from fsqueue.filesystem.processes import Holder
 EVIL = json.loads(sys.stdin.readline())
 
 def lock(path):
