@@ -116,6 +116,15 @@ def done() -> Iterator[None]:
         _Done.now = before
 
 
+def print_done(as_json: bool, value: Any, *lines: object) -> None:
+    """Print what a command has done, as `done` has it: as JSON, or else in lines, if there are any."""
+    with done():
+        if as_json:
+            print_json(value)
+        elif lines:
+            say(*lines)
+
+
 def unprinted_exit(ctx: click.Context) -> int:
     """Return the exit code for what `done` could not print; 0 if there was nothing."""
     code: int = ctx.meta.get(_UNPRINTED, 0)
@@ -188,11 +197,17 @@ def can_show(text: str, encoding: str | None) -> bool:
 
 
 def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
-    """Print rows as they come, in columns of the given least widths (the last is open)."""
+    """Print rows as they come: see `table_lines`."""
+    for line in table_lines(rows, widths):
+        say(line)
+
+
+def table_lines(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> Iterator[str]:
+    """Yield rows as they come, in columns of the given least widths (the last is open)."""
     for row in rows:
         cells = [plain(cell) for cell in row]
         filled = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
-        say("  ".join([*filled, *cells[len(widths) :]]).rstrip())
+        yield "  ".join([*filled, *cells[len(widths) :]]).rstrip()
 
 
 def print_json(value: Any, err: bool = False) -> None:

@@ -17,7 +17,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import processes
 from fsqueue.storage import jsonl
 from fsqueue.views import lease_holders
-from fsqueue.worker import launchers, reclaiming, spawning, supervision, supervisor
+from fsqueue.worker import reclaiming, scripts, spawning, supervision, supervisor
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.processes import Children
@@ -328,7 +328,7 @@ def test_what_works_elsewhere_may_go_on(one: Queue, pids: Path, line: str) -> No
     ],
 )
 def test_commands_that_may_outlive_their_worker(words: list[str], may: bool) -> None:
-    assert launchers.may_outlive_worker(words) is may
+    assert scripts.may_outlive_worker(words) is may
 
 
 def test_what_alone_has_a_job_of_several_nodes_may_work_on_others(one: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
