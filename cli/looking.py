@@ -39,7 +39,8 @@ def ls(queue: str, state: str | None, limit: int | None, as_json: bool) -> None:
     command reads the queue may appear in either state.
     """
     with fsqueue.Queue(queue) as q:
-        tasks = islice(_failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state)), limit)
+        found = _failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state))
+        tasks: Iterator[fsqueue.TaskInfo] = islice(found, limit)
         if as_json:
             for task in tasks:
                 print_json(task.as_dict())
