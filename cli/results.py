@@ -184,7 +184,8 @@ def retry(
 
     Those that meet the conditions, or the TASKs that are named ('-': from standard input). With both, those of the
     TASKs that meet the conditions. 'fsqueue results Q --where ...' shows them first. Their payloads come from the
-    history. Each is retried once: type an interrupted command again. 'fsqueue show' of an old one tells the new one.
+    history. Each is retried once: type an interrupted command again. 'fsqueue show' of an old one tells the new one,
+    and of a new one the old.
 
     Exit code 1: the payloads of some are not kept. Exit code 3: there is no such task.
     """
