@@ -16,7 +16,6 @@ from fsqueue.views import outcomes
 from .common import (
     UNKNOWN_EXIT,
     brief,
-    duration,
     example,
     ids_argument,
     json_option,
@@ -158,7 +157,7 @@ def _rows(found: Iterator[fsqueue.Result]) -> Iterator[tuple[str, ...]]:
             result.state,
             str(result.attempts),
             moment(result.finished_at),
-            "-" if result.took_s is None else duration(result.took_s),
+            "-" if result.took_s is None else wording.duration(result.took_s),
             result.host or "-",
             f"{brief(result.payload, 60)} -> {came}",
         )
