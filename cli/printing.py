@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import click
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+T = TypeVar("T")
 ERROR, CAUTION, GOOD = "red", "yellow", "green"
 """The colours of what is wrong, of what needs a look, and of what is right."""
 
@@ -116,6 +117,15 @@ def done() -> Iterator[None]:
         _Done.now = before
 
 
+def print_done(as_json: bool, value: Any, *lines: object) -> None:
+    """Print what a command has done, as `done` has it: as JSON, or else in lines, if there are any."""
+    with done():
+        if as_json:
+            print_json(value)
+        elif lines:
+            say(*lines)
+
+
 def unprinted_exit(ctx: click.Context) -> int:
     """Return the exit code for what `done` could not print; 0 if there was nothing."""
     code: int = ctx.meta.get(_UNPRINTED, 0)
@@ -165,6 +175,16 @@ def hint(*lines: str) -> None:
         pass
 
 
+def or_hint(things: Iterable[T], message: str) -> Iterator[T]:
+    """Yield things; if there are none, print a line on standard error, so that an empty list does not look broken."""
+    is_empty = True
+    for thing in things:
+        is_empty = False
+        yield thing
+    if is_empty:
+        hint(message)
+
+
 def say_at_once(message: str) -> None:
     """Print a line on standard error from any thread, without waiting: for when nothing else may work any more.
 
@@ -188,11 +208,17 @@ def can_show(text: str, encoding: str | None) -> bool:
 
 
 def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
-    """Print rows as they come, in columns of the given least widths (the last is open)."""
+    """Print rows as they come: see `table_lines`."""
+    for line in table_lines(rows, widths):
+        say(line)
+
+
+def table_lines(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> Iterator[str]:
+    """Yield rows as they come, in columns of the given least widths (the last is open)."""
     for row in rows:
         cells = [plain(cell) for cell in row]
         filled = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
-        say("  ".join([*filled, *cells[len(widths) :]]).rstrip())
+        yield "  ".join([*filled, *cells[len(widths) :]]).rstrip()
 
 
 def print_json(value: Any, err: bool = False) -> None:

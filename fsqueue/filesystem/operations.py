@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.filesystem import forked, freed, locks, resources, trees
+from fsqueue.filesystem import forked, locks, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted
@@ -352,7 +352,7 @@ class Filesystem(Rooted):
         """Remove a name; False if it was not there."""
 
         def remove() -> None:
-            with self._holder(path) as (within, name), freed.counting(name, within):
+            with self._holder(path) as (within, name), trees.counting_removal(name, within):
                 os.unlink(name, dir_fd=within)
 
         try:
@@ -438,7 +438,7 @@ class Filesystem(Rooted):
     def remove_directory(self, path: str) -> bool:
         """Remove an empty directory; False if it is not empty, not there or not ours to remove."""
         try:
-            with self._holder(path) as (within, name), freed.counting(name, within):
+            with self._holder(path) as (within, name), trees.counting_removal(name, within):
                 os.rmdir(name, dir_fd=within)
             return True
         except OSError:

@@ -31,7 +31,7 @@ from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
 from fsqueue.models import CommitPart
-from fsqueue.storage import ballots, nested, staging
+from fsqueue.storage import nested, staging
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -214,6 +214,28 @@ def staged(
 # -- deciding ----------------------------------------------------------------------------------------
 
 
+def _cast_ballot(store: Store, layout: Layout, identity: Uuid, content: bytes) -> None:
+    """Write the ballot of a proposal, complete and synced, before the proposal."""
+    fs = store.fs
+    fd = store.making_generation(lambda: fs.create(layout.ballot(identity)))
+    try:
+        fs.write_all(fd, content)
+        if store.sync_inserts:
+            fs.fsync(fd)
+    finally:
+        fs.close(fd)
+
+
+def _withdraw(store: Store, layout: Layout, identity: Uuid) -> None:
+    """Remove a proposal and its ballot. Remove the ballot first: a late link then finds nothing to link.
+
+    In the other order, a crash could leave the ballot alone. A client that was cut off could still link it, and no
+    proposal would lead others to that decision.
+    """
+    store.fs.unlink(layout.ballot(identity))
+    store.fs.unlink(layout.proposal(identity))
+
+
 def decide(store: Store, layout: Layout, record: Record) -> Record:
     """Make a record the one that counts, unless its name has one. Return the one that counts.
 
@@ -221,7 +243,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
     are unlinked before the last look: a link that arrives late would otherwise decide after it.
     """
     try:
-        ballots.cast(store, layout, record.id, record.encode())
+        _cast_ballot(store, layout, record.id, record.encode())
         with _proposed(store, layout, record):
             _prove(store, layout, record)
             store.fs.link(layout.ballot(record.id), layout.record(record.name))
@@ -230,7 +252,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
         try:
             found = find(store, layout, record.name)
             if found is None or found.id != record.id:
-                ballots.withdraw(store, layout, record.id)
+                _withdraw(store, layout, record.id)
                 found = find(store, layout, record.name)
         except (OSError, FsqueueError) as other:
             if is_gone(other) and _is_overtaken(store, layout):
@@ -377,7 +399,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     for attempt in record.attempts():
         drop(store, layout.attempt(attempt, record.name))
     try:
-        ballots.withdraw(store, layout, record.id)  # it has served
+        _withdraw(store, layout, record.id)  # it has served
     except OSError as error:
         logger.warning("the ballot of the commit %s is still there (%s); 'fsqueue gc' removes it", record.name, error)
     store.doorbell.ring()
@@ -444,7 +466,7 @@ def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
         with store.held(path, 0.0):
             record = proposed(store, layout, identity)
             if record is None or not is_decided(store, layout, record):
-                ballots.withdraw(store, layout, identity)
+                _withdraw(store, layout, identity)
     except FileNotFoundError:
         return True
     except LockTimeout:

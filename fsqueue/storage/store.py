@@ -15,15 +15,13 @@ from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, is_gone, mount_of, mountadvice, resources
-from fsqueue.filesystem.holders import boot_id
+from fsqueue.filesystem.processes import boot_id
 from fsqueue.format import task_file
 from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.storage import jsonl, listening
-from fsqueue.storage.doorbell import Doorbell
-from fsqueue.storage.durable import DurableNames
-from fsqueue.storage.listening import Listener
-from fsqueue.storage.open_logs import OpenLogs
+from fsqueue.storage.listening import Doorbell, Listener
+from fsqueue.storage.open_logs import DurableNames, OpenLogs
 from fsqueue.storage.queue_file import QueueClosed, QueueFile, state_in
 
 __all__ = ["QueueClosed", "Store"]
@@ -67,7 +65,7 @@ class Store:
             mountadvice.refuse_unfit(mount, path)
         self._take_settings()
         self.noted_pause: Pause | None = None
-        """The pause that the user was told of: see `pauses.news`."""
+        """The pause that the user was told of: see `waiting.pause_news`."""
         durability = self.settings.durability
         self.sync_inserts = durability != "none" or self.fs.shared
         self.sync_movements = durability == "strict" or self.fs.shared

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import Filesystem, freed, results
+from fsqueue.filesystem import Filesystem, results, trees
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctor_directory
@@ -75,7 +75,7 @@ def gc(store: Store, touch: bool = False, keep: Keep = Keep()) -> GcReport:
     """
     store.refresh(now=True)
     report = GcReport()
-    with freed.counted() as removed:
+    with trees.count_removals() as removed:
         full = _collect_present(store, report, keep)
     report.inodes_given_back += removed.inodes
     report.bytes_given_back += removed.bytes

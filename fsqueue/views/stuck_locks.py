@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fsqueue.cluster.identity import describe
-from fsqueue.filesystem.holders import Holder, holders_of
+from fsqueue.filesystem.processes import Holder, holders_of
 from fsqueue.format import names
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import commits, counters, history, listing

@@ -27,13 +27,13 @@ from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, 
 from fsqueue.worker.output import OutputWriter
 from fsqueue.worker.pace import Pace
 from fsqueue.worker.passing import PassOn
-from fsqueue.worker.pending_failures import PendingFailures
 from fsqueue.worker.report import Tell, Teller, WorkerReport
 from fsqueue.worker.settling import (
     RETRY_S,
     LeaseRenewer,
     Outcome,
     OutcomeReporter,
+    PendingFailures,
     Renewed,
     Settled,
     adopt,

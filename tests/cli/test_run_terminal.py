@@ -165,7 +165,7 @@ def test_a_terminal_that_is_narrow(on_terminal: On, queue: Queue, tmp_path: Path
 EAGER = """
 import sys
 from fsqueue_cli import progress
-from fsqueue_cli.main import main
+from fsqueue_cli.entry import main
 progress.DRAW_S = 0.001
 sys.argv[:] = ["fsqueue", *sys.argv[1:]]
 main()

@@ -482,6 +482,22 @@ def test_nothing_is_wider_or_longer_than_the_screen(encoding: str, queues: int) 
             assert not any("\x1b" in line or "\u202e" in line for line in lines)
 
 
+def test_queues_with_work_and_those_that_fail_are_shown_before_drained_ones() -> None:
+    """By their names; the others are counted, and are in the sum."""
+    drained, busy = Status(completed=10), Status(waiting=1, completed=10)
+    looks = [Look(f"q{number:02}", "/s", drained) for number in range(20)]
+    looks[7], looks[19] = Look("q07", "/s", busy), Look("q19", "/s", busy)
+    looks[18] = Look("q18", "/s", Status(), error=NotAQueue("no queue"))
+    for rows, names in ((14, "q00 q01 q07 q18 q19"), (12, "q07 q18 q19"), (13, "q00 q07 q18 q19")):
+        lines = drawn(looks, 100, rows)
+        shown = [line.split()[0].rstrip(":") for line in lines if line.startswith("q")]
+        assert sorted(shown) == names.split(), rows
+        assert lines[0].startswith("20 queues")
+        assert f"and {20 - len(shown)} more" in lines
+        [whole] = [line.split() for line in lines if line.split()[:1] == ["all"]]
+        assert whole[-4:] == ["99.0%", "2", "0", "0"]
+
+
 def test_what_a_screen_says() -> None:
     lines = drawn([Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), ACTIVITY)], 100, 24)
     assert "per second  leased 103 ± 4.1, completed 102 ± 3.9 over 1 min, sampled (50%)" in lines
