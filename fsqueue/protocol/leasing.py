@@ -515,7 +515,7 @@ class Leaser:
         margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
         if self._limit is None:
             tasks, spent, alone = replay_state.choose(at, most, margin, attempts_max, solo)
-        elif replay_state.ranks is not None or _learn_ranks(locked, at):
+        elif replay_state.is_ranked or _learn_ranks(locked):
             tasks, spent, alone = self._choose_by_rank(locked, at, most, margin, attempts_max, solo, self._limit)
         else:
             finishing.settle_loss(locked)
@@ -690,7 +690,7 @@ class Leaser:
 
         With tasks that are out of attempts nothing is taken, and so all stays.
         """
-        if self._limit is None or not _learn_ranks(locked, at):
+        if self._limit is None or not _learn_ranks(locked):
             return [], [], False
         margin, attempts_max = self.store.clock.margin_ms(), self.store.settings.max_attempts
         choice = self._choose_by_rank(locked, at, 1, margin, attempts_max, True, self._limit)
@@ -777,16 +777,16 @@ def latest(tasks: list[LeasedTask]) -> list[LeasedTask]:
     return list({(task.batch, task.index): task for task in tasks}.values())
 
 
-def _learn_ranks(locked: LockedBatch, at: int) -> bool:
+def _learn_ranks(locked: LockedBatch) -> bool:
     """Learn the priorities of a batch's unfinished tasks from its file, once, if its name promises any.
 
     Of tasks in the log the state knows them. False: the file is proven absent.
     """
     replay_state, name = locked.replay_state, locked.log.name
-    if replay_state.ranks is None and replay_state.inserts is None and name is not None and name.priority is not None:
+    if not replay_state.is_ranked and replay_state.inserts is None and name is not None and name.priority is not None:
         lines = published.read(locked)
         if not isinstance(lines, list):
             return False
         unfinished = [index for index, state in enumerate(replay_state.state) if state <= LEASED]
-        replay_state.take_ranks(priority.ranks_in_lines(lines, unfinished), at)
+        replay_state.take_ranks(priority.ranks_in_lines(lines, unfinished))
     return True
