@@ -274,10 +274,11 @@ class States:
             self._gather(at, margin)
         while ready and not self._may_be_taken(ready[0][1], at, margin):
             heappop(ready)
-        found = [rank for rank, _ in ready[:1]]
+        best = ready[0][0] if ready else None
         if self.available_at <= at and (place := self._untouched()) < self._end:
-            found.append(self.ranks.get(self._order[place], LAST))
-        return min(found, default=None)
+            fresh = self.ranks.get(self._order[place], LAST)
+            return fresh if best is None or fresh < best else best
+        return best
 
     def choose(
         self, at: int, most: int, margin: int, attempts_max: int | None, solo: bool = True, limit: Rank = LAST
@@ -299,8 +300,15 @@ class States:
         chosen = []
         if self.available_at <= at:  # as mostly: all that is left is as it began
             state, touched, order, place, end = self.state, self.touched, self._order, self._frontier, self._end
-            if most > 1 and order is _AS_THEY_CAME:
-                stop = min(place + most, end)
+            if most == 1 and place < end:
+                index = order[place]
+                if state[index] == AVAILABLE and index not in touched:
+                    if limit is not LAST and self.ranks.get(index, LAST) > limit:
+                        return chosen, [], False
+                    self._frontier = place + 1
+                    return [index], [], False
+            elif order is _AS_THEY_CAME:
+                stop = max(place, min(place + most, end))
                 run = range(place, stop)
                 if (
                     state.count(AVAILABLE, place, stop) == len(run)
@@ -308,7 +316,7 @@ class States:
                     and (limit is LAST or self.ranks.get(stop - 1, LAST) <= limit)
                 ):
                     chosen += run
-                    place = max(place, stop)
+                    place = stop
             while len(chosen) < most and place < end:
                 index = order[place]
                 if state[index] == AVAILABLE and index not in touched:
