@@ -39,11 +39,11 @@ logger = logging.getLogger("fsqueue")
 LOCK = "lock"
 """A file in an attempt's directory. The process that has it locked proves or reaps the attempt."""
 LOCK_S = 30.0
-"""How long to wait for that lock: its holder lists the directory, or renames it."""
+"""Seconds to wait for that lock: its holder lists the directory, or renames it."""
 REAP_S = 2.0
-"""How long a process waits for that lock if it only wants to remove the attempt."""
+"""Seconds to wait for that lock only to remove the attempt."""
 LOOKS = 3
-"""How many listings may miss a staged file before it counts as gone."""
+"""Number of listings that miss a staged file until it counts as gone."""
 ROUNDS = 20
 """Maximum number of tries without success to publish what a listing shows; then something is wrong."""
 FILES_MAX = 1 << 32
@@ -217,13 +217,10 @@ def staged(
 def _cast_ballot(store: Store, layout: Layout, identity: Uuid, content: bytes) -> None:
     """Write the ballot of a proposal, complete and synced, before the proposal."""
     fs = store.fs
-    fd = store.making_generation(lambda: fs.create(layout.ballot(identity)))
-    try:
+    with fs.closing(store.making_generation(lambda: fs.create(layout.ballot(identity)))) as fd:
         fs.write_all(fd, content)
         if store.sync_inserts:
             fs.fsync(fd)
-    finally:
-        fs.close(fd)
 
 
 def _withdraw(store: Store, layout: Layout, identity: Uuid) -> None:
