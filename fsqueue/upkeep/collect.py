@@ -408,14 +408,12 @@ def reap_staged(store: Store, text: str) -> bool:
         fd = store.fs.look(path, os.O_RDWR)
     except OSError:
         return False
-    try:
+    with store.fs.closing(fd):
         if name is not None and listing.read_present_state(store, name.batch) is not None:
             return False  # it was published once: see `publish_again`
         if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
             return store.fs.unlink(path)
         return False
-    finally:
-        store.fs.close(fd)
 
 
 def reap_successors(store: Store) -> int:
