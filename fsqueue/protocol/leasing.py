@@ -24,7 +24,7 @@ from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import finishing, sealing, spending, transitions
 from fsqueue.protocol.ordered_selection import OrderedSelection, RandomSelection, RankedSelection
 from fsqueue.protocol.selection import Selection
-from fsqueue.storage import commits, deadletters, published, record_times
+from fsqueue.storage import commits, published, record_times, retrying
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
 from fsqueue.storage.logs import TaskLines
 from fsqueue.storage.store import Store
@@ -298,7 +298,7 @@ class Leaser:
                 if fruitless == 2 or (held and fruitless):
                     break
                 fruitless += 1
-                deadletters.publish_pending(store)
+                retrying.publish_pending(store)
                 if commits.apply_pending(store) and anew:
                     fruitless, anew = 1, anew - 1
                 busy.clear()
