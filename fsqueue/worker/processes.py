@@ -35,7 +35,7 @@ from fsqueue.worker.limits import KILLED_S, STALL_S
 from fsqueue.worker.marks import Marks
 from fsqueue.worker.output import OutputWriter, Stream
 from fsqueue.worker.passing import Output
-from fsqueue.worker.spawning import Process, describe
+from fsqueue.worker.spawning import Process, describe, python
 from fsqueue.worker.supervision import Supervisors
 
 SENT_MAX = 128
@@ -73,7 +73,7 @@ class _Child:
             source = os.memfd_create("nothing")
             self.process = Process(
                 family.supervisors,
-                [sys.executable, "-c", family.program, "3", "4"],
+                [*family.program, "3", "4"],
                 {**os.environ, **family.of_slots[self.slot]},
                 [source, *(stream.write_end for stream in self.streams), self.theirs.fileno(), family.flag],
                 self._ended,
@@ -278,8 +278,7 @@ class Children:
         self._closing = self._is_stopping = False
         self.flag = os.memfd_create("stopping")
         os.pwrite(self.flag, b"\0", 0)
-        path = [os.path.abspath(entry) for entry in sys.path]
-        self.program = f"import sys; sys.path[:] = {path!r}; from fsqueue.worker import child; child.main()"
+        self.program = python("child")
         self._handler = dict(handler)
         self._queues = [os.path.abspath(queue.store.path) for queue in queues]
         self.setup: dict[str, Any] = {}
