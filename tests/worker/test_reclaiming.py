@@ -331,6 +331,9 @@ def test_what_works_elsewhere_may_go_on(one: Queue, pids: Path, line: str) -> No
         (["/usr/bin/ssh", "n7", "x"], True),
         (["sh", "-c", "cd x && kubectl apply"], True),
         (["mpirun", "x"], True),
+        (["/usr/bin/mpirun.openmpi", "x"], True),
+        (["sh", "-c", "tmux new-window x"], True),
+        (["sh", "-c", "./x > mpirun.log"], False),
         ([], False),
     ],
 )
