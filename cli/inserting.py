@@ -10,11 +10,10 @@ import click
 import fsqueue
 from fsqueue import wording
 
-from . import insert_options, insert_producer
 from .common import example, json_option, moment, queue_argument
-from .insert_input import Input
-from .insert_kinds import EACH_ELEMENT
-from .insert_producer import Producer
+from .insert_input import Input, Producer, checked_command
+from .insert_lines import EACH_ELEMENT
+from .insert_options import Asked
 from .insert_source import Source
 from .options import DURATION, AfterDashes
 from .printing import complain, hint, print_done
@@ -115,10 +114,11 @@ def insert(
     makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
     that ended early may be repeated: a line is not inserted again while its task waits or is leased.
     """
-    asked = insert_options.asked(options | {"batch_tasks": batch_tasks})
+    given = options | {"batch_tasks": batch_tasks}
+    asked = Asked(**{name: given[name] for name in Asked._fields})
     producer = None
     if asked.from_command:
-        producer = Producer(insert_producer.checked(ctx.meta.get("command", [])))
+        producer = Producer(checked_command(ctx.meta.get("command", [])))
     asked.check()
     key = asked.key
     with fsqueue.Queue(queue) as q:

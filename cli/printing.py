@@ -7,10 +7,12 @@ title, answer as if the user had typed. All of it is escaped here. tests/house/t
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from functools import partial
@@ -456,11 +458,44 @@ def passing(text: str) -> None:
         stream.flush()
 
 
-def bar(**options: Any) -> Any:
-    """Return tqdm's bar on standard error. Nothing that others wrote belongs into its texts."""
-    from tqdm import tqdm
+class Bar:
+    """Show on a terminal how far a command has come, if it takes longer than `after_s`.
 
-    return tqdm(file=_bare(sys.stderr), **options)
+    `unit`: what is counted, as it stands behind a number. `is_scaled`: large numbers are shortened, as in 1.2M. Nothing
+    that others wrote belongs into any text.
+    """
+
+    def __init__(self, doing: str, unit: str = " shards", after_s: float = 0.5, is_scaled: bool = False) -> None:
+        self._how: dict[str, Any] = {
+            "desc": doing,
+            "unit": unit,
+            "unit_scale": is_scaled,
+            "leave": False,
+            "miniters": 1,
+        }
+        self._due = time.monotonic() + after_s if is_screen(sys.stderr) else math.inf
+        self._bar: Any = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def show(self, done: int, steps: int | None, beside: str = "") -> None:
+        """Show how many of the steps are done, and a text beside. None: it is not known how many steps there are."""
+        if self._bar is None and time.monotonic() >= self._due:
+            from tqdm import tqdm
+
+            self._bar = tqdm(file=_bare(sys.stderr), total=steps, **self._how)
+        if self._bar is not None:
+            self._bar.set_postfix_str(beside, refresh=False)
+            self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
 
 
 # -- what goes past the above -----------------------------------------------------------------------------
@@ -484,31 +519,6 @@ class _Guarded:
         if name in ("buffer", "detach"):  # the way round
             raise AttributeError(name)
         return getattr(self.bare, name)
-
-
-class Bar:
-    """Show on a terminal how far a command has come, if it takes long."""
-
-    def __init__(self, doing: str, unit: str = "shards") -> None:
-        self._doing, self._unit = doing, unit
-        self._bar: Any = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, done: int, steps: int) -> None:
-        """Show how many of the steps are done."""
-        if not is_screen(sys.stderr):
-            return
-        if self._bar is None:
-            self._bar = bar(total=steps, unit=f" {self._unit}", desc=self._doing, leave=False, delay=0.5)
-        self._bar.update(done - self._bar.n)
 
 
 def _bare(stream: Any) -> Any:

@@ -125,7 +125,7 @@ def _write(found: CountedResults, file: str, condition: Condition | None, as_jso
     from .result_files import write
 
     try:
-        with Bar("reading results", "tasks") as progress, Bar("writing", "tasks") as bar:
+        with Bar("reading results", " tasks") as progress, Bar("writing", " tasks") as bar:
             rows, columns = write(
                 file,
                 found.columns() if condition is None else _in_columns(found.results(condition)),
@@ -192,7 +192,7 @@ def retry(
         raise click.UsageError(f"Only completed tasks are retried here, not {state} ones. {_INSTEAD[state]}")
     if each == bool(ids or conditions):
         raise click.UsageError("Say which completed tasks: TASKs, --where, or else --all.")
-    with fsqueue.Queue(queue) as q, Bar("retry", "tasks") as progress:
+    with fsqueue.Queue(queue) as q, Bar("retry", " tasks") as progress:
         chosen, holds = list(dict.fromkeys(words(ids))), all_of(conditions)
         total, looked_at = q.status(exact=False).completed, 0
 

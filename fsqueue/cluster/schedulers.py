@@ -89,7 +89,7 @@ class SchedulerJob:
     index: str | None
     server: str | None
     limit_s: float | None
-    """How many seconds it may take; None if the environment does not say."""
+    """Seconds that it may take; None if the environment does not say."""
     mark: tuple[str, str]
     """The variable by which the scheduler was recognised, and its value."""
 

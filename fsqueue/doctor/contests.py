@@ -18,24 +18,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
+from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS, OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.expected_errors import asking_again
 
 HOLD_S = 0.001
-"""How long a lock is held on purpose, so that holds would overlap."""
+"""Seconds for which a lock is held on purpose, so that holds would overlap."""
 LOCK_WAIT_S = 20.0
-"""How long to wait for a lock that others have for moments."""
+"""Seconds to wait for a lock that others have for moments."""
 TAIL_BYTES = 64
 """More than the longest line that parties append."""
 PROCESSES, ROUNDS, NAMES = 3, 40, 60
-"""How many processes of one host contend, how often each locks, and for how many names they race."""
+"""Number of processes of one host that contend, of times that each locks, and of names to race for."""
 RACES = ("create", "link", "rename")
 LEDGER_BYTES_MAX = 1 << 22
 """More than parties can write by turns. What others append without end is not read."""
 PATIENCE_S = 60.0
-"""How long processes of this host may take."""
+"""Seconds that processes of this host may take."""
 
 
 @dataclass(slots=True)
@@ -324,18 +323,15 @@ def written(party: Party) -> bytes:
 def start_of(fs: Filesystem, path: str, bytes_max: int, owner: int | None) -> bytes:
     """Return what a file holds, by a revalidating open; nothing if it must be one user's, and is another's.
 
-    No more than so much is read: others may write without end.
+    No more than `bytes_max` is read: others may write without end.
     """
     found = bytearray()
-    fd = fs.look_anew(path)
-    try:
+    with fs.closing(fs.look_anew(path)) as fd:
         if owner is not None and fs.fstat(fd).st_uid != owner:
             return b""
         while len(found) < bytes_max and (chunk := fs.pread(fd, bytes_max - len(found), len(found))):
             found += chunk
         return bytes(found)
-    finally:
-        fs.close(fd)
 
 
 def among_processes(fs: Filesystem, directory: str, inherited: tuple[int, ...] = ()) -> list[ProbeResult]:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor import contests, messages, probes, twohosts
-from fsqueue.doctor.messages import PartnerLost
-from fsqueue.doctor.rendezvous import Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
+from fsqueue.doctor import contests, probes, rendezvous, twohosts
+from fsqueue.doctor.probes import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
+from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
 from fsqueue.errors import FULL, FsqueueError, InvalidArgument, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_directory
@@ -213,7 +212,7 @@ class Examination:
         contest = Contest(self, place, meeting)
         try:
             there = meeting.meet(identity, timeout_s, waiting)
-            host = there["host"][: messages.HOST_CHARS_MAX] or "?"
+            host = there["host"][: rendezvous.HOST_CHARS_MAX] or "?"
             self.report.findings += self.about_partner(host, there, identity)
             if meeting.with_stranger:
                 seen = f"the other party, which calls itself {host}, is another user: what follows rests on its word."
@@ -253,13 +252,13 @@ class Examination:
         """Return what the partner is told of this host."""
         mount = self.report.findings[0]
         return {
-            "host": messages.say(self.report.host, messages.HOST_CHARS_MAX) or "?",
+            "host": rendezvous.say(self.report.host, rendezvous.HOST_CHARS_MAX) or "?",
             "boot": boot_id(),
             "device": directory.stat().st_dev,
             "mount": replace(
                 mount,
-                seen=messages.say(mount.seen),
-                figures={name: messages.say(str(figure)) for name, figure in mount.figures.items()},
+                seen=rendezvous.say(mount.seen),
+                figures={name: rendezvous.say(str(figure)) for name, figure in mount.figures.items()},
             ).as_dict(),
         }
 
@@ -292,7 +291,7 @@ class Contest:
                 inside = doctorplaces.enter_contest(self.place, meeting.partner)
         except (FileExistsError, FileNotFoundError, NotADirectoryError):
             meeting.heed_end()
-            raise messages.Nonsense("the place for the tests is not there, or not as it was made") from None
+            raise rendezvous.Nonsense("the place for the tests is not there, or not as it was made") from None
         self.inside, self.fs = inside, self.examination.filesystem(inside)
         return contests.Party(meeting.me, self.fs, inside.path, meeting.clock, entropy, inside.stat().st_uid)
 

@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TypeVar
 
-from fsqueue.doctor import contests, messages
+from fsqueue.doctor import contests, rendezvous
 from fsqueue.doctor.contests import Party, Sums
-from fsqueue.doctor.messages import NUMBER, NUMBER_OR_NONE, TEXT
-from fsqueue.doctor.probes import SKEW_S
-from fsqueue.doctor.rendezvous import Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
+from fsqueue.doctor.probes import OK, SKEW_S, UNFIT, WARNING, ProbeResult
+from fsqueue.doctor.rendezvous import NUMBER, NUMBER_OR_NONE, TEXT, Rendezvous
 
 AMONG = "hosts"
 ROUNDS, TURNS_S = 2000, 3.0
@@ -24,7 +22,7 @@ HEAD_START_S, SLOT_S = 1.0, 0.02
 """When the first name is raced for, after both have ended their turns, and the time between two names."""
 PINGS = 6
 STALE_S, LOOK_PAUSE_S = 10.0, 0.02
-"""How long to wait for the other host's change to be seen, and the pause between two looks."""
+"""Seconds to wait for the other host's change to be seen, and the pause between two looks."""
 FRESH_S = 2.0
 """What a revalidating open or a listing shows may not be older than this."""
 
@@ -68,7 +66,7 @@ def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress)
 
     progress("locks and appends")
     mine = contests.take_turns(party, ROUNDS, TURNS_S)
-    mine.error, sent_ms = messages.say(mine.error), party.clock.local_ms()
+    mine.error, sent_ms = rendezvous.say(mine.error), party.clock.local_ms()
     said = {"rounds": mine.rounds, "timeouts": mine.timeouts, "error": mine.error, "sent_ms": sent_ms}
     there = meeting.exchange(said, TURNS)
     begin_ms = max(sent_ms, there.pop("sent_ms") - ahead_ms) + HEAD_START_S * 1000
@@ -106,7 +104,7 @@ def compare_clocks(meeting: Rendezvous) -> tuple[float, float]:
     As NTP does it (RFC 5905, section 8): from the fastest of a few notes each way. `way_ms` is how long one took, as
     the two clocks show it: the one way too long by as much as the other is too short.
     """
-    now, way_ms = meeting.clock.local_ms, messages.NUMBER_MAX
+    now, way_ms = meeting.clock.local_ms, rendezvous.NUMBER_MAX
     for _ in range(PINGS):
         there = meeting.exchange({"sent_ms": now()}, {"sent_ms": NUMBER})
         way_ms = min(way_ms, now() - there["sent_ms"])
@@ -167,12 +165,9 @@ class Sights:
         for way in WAYS:
             self.fs.close(self.fs.create(self.path(way, "new")))
             self.fs.unlink(self.path(way, "gone"))
-            fd = contests.open_append(self.party, f"{self.name}/{way}/grows")
-            try:
+            with self.fs.closing(contests.open_append(self.party, f"{self.name}/{way}/grows")) as fd:
                 self.fs.write_all(fd, b"grown\n")
                 self.fs.fsync(fd)
-            finally:
-                self.fs.close(fd)
 
     def sees(self, look: str) -> bool:
         """Look, in one of the ways of LOOKS, whether a change is seen."""

@@ -95,7 +95,7 @@ class KeptFile:
         self.name = name
         self.names_used = 0
         self.writers = 0
-        """How many streams end in it. The loop counts them."""
+        """Number of streams that end in it. The loop counts them."""
         self.is_incomplete = False
         """Whether something of it was not kept."""
         self._directory, self._fd = directory, -1
@@ -135,7 +135,7 @@ def is_terminal(fd: int) -> bool:
 
 
 PIECE_BYTES = 1 << 16
-"""How much is read back at a time."""
+"""Number of bytes to read back at a time."""
 
 
 class Spool:

@@ -197,12 +197,13 @@ class Rooted:
                 size = size_on_server(within, inner)
         if size is None:  # a revalidating open asks, too, in more requests
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = beneath.walk(self._root(), self._inside(path), flags, by=self)
-            try:
+            with self.closing(beneath.walk(self._root(), self._inside(path), flags, by=self)) as fd:
                 return os.fstat(fd).st_size
-            finally:
-                self.close(fd)
         return size
+
+    def closing(self, fd: int) -> resources.Closing:
+        """Close a descriptor at the end of a `with` block."""
+        return resources.Closing(fd, self.close)
 
     def is_open(self) -> bool:
         """Return whether the root was opened."""

@@ -61,7 +61,7 @@ CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTA
 REFUSED = (errno.EACCES, errno.EPERM)
 NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
-"""A larger file proves nothing. How many bytes are read at a time."""
+"""A larger file proves nothing. Number of bytes to read at a time."""
 
 
 class OpenTree:
@@ -158,7 +158,7 @@ class _Removal:
         self.here = opened(by, map(os.dup, (top,)))
         self.removed = 0
         self.left = most if most is not None else -1
-        """How many names may still go; 0: no more, below 0: any number."""
+        """Number of names that may still go; below 0: any number."""
         self.refused: OSError | None = None
         self._pending: list[str] = []
         """The directories in this one that are left to remove."""

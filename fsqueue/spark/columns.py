@@ -186,9 +186,7 @@ def is_text(content: bytes) -> bool:
 
 
 def lines_of(content: bytes, count: int) -> pa.Array | None:
-    """Return the lines, without their ends, of a task file with so many tasks, each a payload and nothing else; else
-    None.
-    """
+    """Return the lines, without their ends, of a task file with `count` tasks that are a payload alone; else None."""
     if not content.endswith(SUFFIX):
         return None
     lines = pc.split_pattern(pa.array([content[:-1]], pa.binary()), b"\n").flatten()

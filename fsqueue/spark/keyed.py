@@ -32,7 +32,7 @@ COUNTS = "inserted BIGINT, taken BIGINT"
 
 @dataclass
 class KeyedRows(WriterCommitMessage):  # type: ignore[misc]
-    """How many rows a Spark task has inserted, and of how many the key was taken."""
+    """Number of rows that a Spark task has inserted, and of those whose key was taken."""
 
     inserted: int = 0
     taken: int = 0

@@ -237,7 +237,7 @@ def _secure_name(store: Store, layout: Layout, fd: int) -> None:
 def _is_replaced(store: Store, layout: Layout, shard: Shard, fd: int) -> bool:
     """Return whether a locked file was closed and its successor is in its place now: open that.
 
-    If the successor is gone, because a cleaner removed it, the file is opened again by a line behind the `moved` one.
+    If the successor is gone, because a cleaner removed it, the file goes on: the next line follows the `moved` one.
     """
     successor = successor_of(store, fd)
     if successor is None:
@@ -247,10 +247,7 @@ def _is_replaced(store: Store, layout: Layout, shard: Shard, fd: int) -> bool:
         if store.sync_inserts:
             store.fs.sync_directory(layout.dead_letters)
         return True
-    if not store.fs.same_file(fd, path):
-        return True
-    jsonl.append(store.fs, fd, b'{"op":"reopened"}\n', store.sync_inserts)
-    return False
+    return not store.fs.same_file(fd, path)
 
 
 class Successor(NamedTuple):

@@ -69,31 +69,20 @@ class Doorbell:
         This takes three system calls, since idle workers do nothing else.
         """
         try:
-            fd = self._fs.look(self._path)
+            with self._fs.closing(self._fs.look(self._path)) as fd:
+                return self._fs.pread(fd, BYTES, 0)
         except OSError:
             return b""
-        try:
-            return self._fs.pread(fd, BYTES, 0)
-        except OSError:
-            return b""
-        finally:
-            self._fs.close(fd)
 
     def watch(self, changes: Changes) -> int:
         """Have the kernel tell when a process of this host notifies. FileNotFoundError if no process ever has."""
-        fd = self._fs.look(self._path)
-        try:
+        with self._fs.closing(self._fs.look(self._path)) as fd:
             return changes.watch_file(fd)
-        finally:
-            self._fs.close(fd)
 
     def watch_place(self, changes: Changes) -> int:
         """Have the kernel tell when a process of this host makes a name in the directory of the doorbell."""
-        fd = self._fs.hold_directory(self._fs.root)
-        try:
+        with self._fs.closing(self._fs.hold_directory(self._fs.root)) as fd:
             return changes.watch_directory(fd)
-        finally:
-            self._fs.close(fd)
 
 
 class _Watched:
@@ -180,7 +169,7 @@ class Listener:
         return is_more
 
     def sleep(self, seconds: float, deaf: bool = False) -> None:
-        """Wait for so long, or until a doorbell is rung: perhaps not at all. `deaf`: whether it is rung or not.
+        """Wait for `seconds`, or until a doorbell is rung: perhaps not at all. `deaf`: whether it is rung or not.
 
         If time passes only as a test says, nothing is listened to.
         """

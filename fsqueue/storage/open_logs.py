@@ -16,7 +16,7 @@ from fsqueue.storage.logs import Log
 from fsqueue.storage.queue_file import QueueFile
 
 OPEN_LOGS_MAX = 128
-"""How many logs of one open queue stay open at most."""
+"""Maximum number of logs that stay open of one open queue."""
 SHARE = 4
 """The logs of a process take one in this many of the descriptors that it may have, those of several queues up to two.
 

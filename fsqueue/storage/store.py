@@ -29,9 +29,9 @@ __all__ = ["QueueClosed", "Store"]
 T = TypeVar("T")
 
 MAKER_WAIT_S = 2.0
-"""How long the first process to put a file into a generation waits for the lock of `queue.jsonl`."""
+"""Seconds that the first process to put a file into a generation waits for the lock of `queue.jsonl`."""
 BUSY_S, BUSY_WAIT_S = 10.0, 0.02
-"""How long a shared file counts as stuck after a wait without success, and how long it is waited for meanwhile."""
+"""Seconds for which a file counts as stuck after a wait without success, and seconds to wait for it meanwhile."""
 PROBES = 3
 """Maximum number of measurements of the clock at a time."""
 
@@ -75,7 +75,7 @@ class Store:
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
-        """What `retried` has read of files of dead letters, by their paths."""
+        """What `retrying` has read of files of dead letters, by their paths."""
         self._busy_until: dict[str, float] = {}
         self._durable_lines = (1, False)
         """The generation whose line in `queue.jsonl` is known to be on disk, and whether those of the format and of the
@@ -199,11 +199,8 @@ class Store:
         needed = (state.generation, state.is_ordered)
         if self.fs.shared or not self.sync_inserts or needed == self._durable_lines:
             return
-        fd = self.fs.look(self.layout.settings_file)
-        try:
+        with self.fs.closing(self.fs.look(self.layout.settings_file)) as fd:
             self.fs.fsync(fd)
-        finally:
-            self.fs.close(fd)
         self._durable_lines = needed
 
     def held(self, path: str, wait_s: float) -> AbstractContextManager[int]:
@@ -221,11 +218,8 @@ class Store:
             with self.held(path, MAKER_WAIT_S) as fd:
                 self._make_generation(fd)
         except LockTimeout:  # the lock's holder is stopped; as long as it is, no other process ends this generation
-            fd = self.fs.look(path)
-            try:
+            with self.fs.closing(self.fs.look(path)) as fd:
                 self._make_generation(fd)
-            finally:
-                self.fs.close(fd)
 
     def _make_generation(self, fd: int) -> None:
         """Make the directory of the generation, if the open `queue.jsonl` still names this generation."""

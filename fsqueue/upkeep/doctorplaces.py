@@ -22,7 +22,7 @@ JOIN = "join"
 OPEN = 0o777
 """Mode, before the umask, of a place in which another user takes part: each renames what the other made."""
 TRIES = 20
-"""How often a meeting place is looked for that others remove and make again."""
+"""Maximum number of looks for a meeting place that others remove and make again."""
 
 ID = "[0-9a-f]{16}"
 PLACE = re.compile(rf"{re.escape(DOCTOR)}-{ID}")

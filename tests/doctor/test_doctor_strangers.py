@@ -17,12 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsqueue.clock import Clock, Entropy, ManualClock
-from fsqueue.doctor import contests, messages, rendezvous, twohosts
+from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.doctor import examination as doctor
 from fsqueue.doctor.contests import Party
-from fsqueue.doctor.messages import PartnerLost
-from fsqueue.doctor.rendezvous import Rendezvous
-from fsqueue.doctor.verdicts import ProbeResult
+from fsqueue.doctor.probes import ProbeResult
+from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.upkeep import doctorplaces
@@ -350,7 +349,7 @@ def test_a_file_to_append_to_that_is_another_is_not_written_to(tmp_path: Path, n
 
 # -- what is said ---------------------------------------------------------------------------------------------
 
-SHAPES: list[dict[str, Any]] = [messages.IDENTITY, twohosts.TURNS, twohosts.OUTCOME]
+SHAPES: list[dict[str, Any]] = [rendezvous.IDENTITY, twohosts.TURNS, twohosts.OUTCOME]
 KEYS = sorted({key for shape in SHAPES for key in shape} | {"seen", "advice", "rename", "overlaps", "fresh new"})
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.text(max_size=5),
@@ -379,7 +378,7 @@ def sensible(shape: Any) -> Any:
         return {key: sensible(inner) for key, inner in shape.items()}
     if isinstance(shape, list):
         return [sensible(shape[0])]
-    return "" if shape is messages.TEXT else shape[0] if isinstance(shape, tuple) else 1
+    return "" if shape is rendezvous.TEXT else shape[0] if isinstance(shape, tuple) else 1
 
 
 @settings(max_examples=100, deadline=None)
@@ -387,21 +386,21 @@ def sensible(shape: Any) -> Any:
 def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any], shape: dict[str, Any]) -> None:
     found, said = {}, ""
     try:
-        found = messages.taken(sensible(shape) | body, shape)
-    except messages.Nonsense as error:
+        found = rendezvous.taken(sensible(shape) | body, shape)
+    except rendezvous.Nonsense as error:
         said = str(error)
     assert said.isprintable()
     assert said or found.keys() == shape.keys()
     for part in parts(found):
-        assert part is None or (part.isprintable() if isinstance(part, str) else abs(part) <= messages.NUMBER_MAX)
+        assert part is None or (part.isprintable() if isinstance(part, str) else abs(part) <= rendezvous.NUMBER_MAX)
 
 
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        (messages.TEXT, ["x" * 10_001, HOST, 1, None, ["x"]]),
-        (messages.NUMBER, [1 << 70, -1e19, float("nan"), True, "1", None, []]),
-        (messages.NUMBER_OR_NONE, [1e19, "", {}]),
+        (rendezvous.TEXT, ["x" * 10_001, HOST, 1, None, ["x"]]),
+        (rendezvous.NUMBER, [1 << 70, -1e19, float("nan"), True, "1", None, []]),
+        (rendezvous.NUMBER_OR_NONE, [1e19, "", {}]),
         (7, [8, -1, 1.0, True, None, "7"]),
         (("ok", "unfit"), ["better", None, 0, ["ok"]]),
         ([7], [[0] * 101, [8], 7, {"7": 7}, None]),
@@ -409,10 +408,10 @@ def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any], shape: 
     ],
 )
 def test_what_is_out_of_bounds_is_nonsense(shape: Any, said: list[Any]) -> None:
-    messages.taken(sensible(shape), shape)
+    rendezvous.taken(sensible(shape), shape)
     for one in said:
-        with pytest.raises(messages.Nonsense):
-            messages.taken(one, shape)
+        with pytest.raises(rendezvous.Nonsense):
+            rendezvous.taken(one, shape)
 
 
 class Scripted:
@@ -426,7 +425,7 @@ class Scripted:
     def exchange(self, body: dict[str, Any], shape: dict[str, Any]) -> Any:
         json.dumps(body)
         try:
-            return messages.taken(sensible(shape) | next(self.bodies), shape)
+            return rendezvous.taken(sensible(shape) | next(self.bodies), shape)
         except StopIteration:
             raise PartnerLost("silent") from None
 
@@ -518,7 +517,7 @@ def test_a_leader_that_is_interrupted_is_not_taken_for_nonsense(
         led = pool.submit(lead)
         monkeypatch.setattr(doctorplaces, "enter_contest", lambda *place: (led.result(), real(*place))[1])
         examination.join(60, lambda: None)
-    assert str(messages.PartnerEnded()) in examination.report.findings[-1].seen
+    assert str(rendezvous.PartnerEnded()) in examination.report.findings[-1].seen
     assert [path.name for path in join.glob("*")] == [f"{leader.me}.place"] * there
 
 

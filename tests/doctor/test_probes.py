@@ -14,8 +14,7 @@ import pytest
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import contests, probes
-from fsqueue.doctor.probes import Bench
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult, worst
+from fsqueue.doctor.probes import OK, UNFIT, WARNING, Bench, ProbeResult, worst
 from fsqueue.filesystem import Filesystem
 
 

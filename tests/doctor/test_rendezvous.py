@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor import messages, rendezvous, twohosts
+from fsqueue.doctor import rendezvous, twohosts
 from fsqueue.doctor.contests import Party
-from fsqueue.doctor.messages import PartnerEnded, PartnerLost
-from fsqueue.doctor.rendezvous import Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
+from fsqueue.doctor.probes import OK, UNFIT, WARNING, ProbeResult
+from fsqueue.doctor.rendezvous import PartnerEnded, PartnerLost, Rendezvous
 from fsqueue.filesystem import Filesystem
 
 Make = Callable[[], Filesystem]
@@ -41,7 +40,7 @@ def nothing() -> None:
 
 
 MOUNT = {"verdict": OK, "seen": "", "advice": "", "figures": {"type": "", "point": "", "options": "", "source": ""}}
-WORD = {"word": messages.TEXT}
+WORD = {"word": rendezvous.TEXT}
 """The shape of what they say here."""
 
 

@@ -12,7 +12,7 @@ from fsqueue_cli import watching as cli_watching
 
 from fsqueue import errors, models, poll, repeating, simulation_figures
 from fsqueue.clock import MS_MAX
-from fsqueue.doctor import contests, messages, rendezvous, twohosts
+from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.format import keys, layout, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
@@ -65,7 +65,7 @@ NUMBERS = [
     ("docs/decisions/0044-two-doctors.md", "race for sixty names", contests.NAMES == 60),
     ("docs/decisions/0044-two-doctors.md", "no answer within 5 s", rendezvous.ANSWER_S == 5),
     ("docs/doctor.md", "goes after a day", doctorplaces.REMNANT_AGE_S == DAY_S),
-    ("docs/doctor.md", "at most 253 characters", messages.HOST_CHARS_MAX == 253),
+    ("docs/doctor.md", "at most 253 characters", rendezvous.HOST_CHARS_MAX == 253),
     ("docs/doctor.md", "three of them contend", contests.PROCESSES == 3),
     ("docs/doctor.md", "race for 60 names", contests.NAMES == 60),
     ("docs/doctor.md", "must not be older than 2 s", twohosts.FRESH_S == 2),

@@ -24,7 +24,7 @@ from fsqueue import (
     administration,
 )
 from fsqueue.clock import ManualClock
-from fsqueue.storage import deadletters, staging
+from fsqueue.storage import deadletters, retrying, staging
 from tests.concurrency.trapped import trapped
 from tests.support import (
     Crash,
@@ -406,7 +406,7 @@ def test_a_recorded_retry_is_durable_before_another_process_publishes_it(
 
 @pytest.mark.once
 def test_a_retry_makes_batches_no_larger_than_an_insert_does(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadletters, "BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr(retrying, "BATCH_BYTES_MAX", 1000)
     payloads = ["x" * 200] * 10 + ["large" * 500] + ["y" * 200] * 3
     bury(q, *payloads)
     assert q.retry_dead() == len(payloads)

@@ -59,9 +59,6 @@ class Place:
     def write(self, name: str, text: str) -> str:
         """Write a file; returns its path."""
         path = f"{self.path}/{name}"
-        fd = self.fs.create(path)
-        try:
+        with self.fs.closing(self.fs.create(path)) as fd:
             self.fs.write_all(fd, text.encode())
-        finally:
-            self.fs.close(fd)
         return path
