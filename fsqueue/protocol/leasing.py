@@ -508,6 +508,7 @@ class Leaser:
             return LATER if is_later else NOTHING
         if locked.log.lines is None and published.read(locked) is None:
             finishing.settle_loss(locked)
+            locked.drop()  # what was chosen is not taken after all: replay anew next time
             return NOTHING
         return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, opening, alone)
 
