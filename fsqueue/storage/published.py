@@ -192,9 +192,9 @@ def move_away(locked: LockedBatch, name: TaskFileName, path: str, target: str) -
 
 def remove(locked: LockedBatch) -> None:
     """Unlink the task file, under all names that it has. If it is not found, the shard is listed."""
-    store, log = locked.store, locked.log
     if CHECK:
         _check_over(locked)
+    store, log = locked.store, locked.log
     for name in candidates(locked):
         _make_single(locked, name)
         if store.fs.unlink(log.layout.task_file(name)):
