@@ -32,7 +32,7 @@ from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.models import Status
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import IdlePoller, tell_of_end, tell_pauses
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views import inspection

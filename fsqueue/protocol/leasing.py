@@ -23,7 +23,7 @@ from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import finishing, sealing, spending, transitions
 from fsqueue.protocol.selection import RandomSelection, Selection
-from fsqueue.storage import commits, deadletters, published, record_times
+from fsqueue.storage import commits, published, record_times, retrying
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
 from fsqueue.storage.logs import TaskLines
 from fsqueue.storage.queue_file import FRESH_S
@@ -280,7 +280,7 @@ class Leaser:
                 if fruitless == 2 or (held and fruitless):
                     break
                 fruitless += 1
-                deadletters.publish_pending(store)
+                retrying.publish_pending(store)
                 if commits.apply_pending(store) and anew:
                     fruitless, anew = 1, anew - 1
                 busy.clear()

@@ -544,7 +544,7 @@ MUTATIONS = [
         "a task whose retry is recorded and not published yet is counted nowhere by who may only look",
         ("local", "retry-dead", "status", "on"),
         (
-            ("_status", "deadletters.publish_pending(store)", ""),
+            ("_status", "retrying.publish_pending(store)", ""),
             ("_look", "seen.files.update({name.batch: name for name in retried})", ""),
         ),
     ),

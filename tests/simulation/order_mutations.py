@@ -72,12 +72,12 @@ MUTATIONS = [
         "a worker with a bound believes that there are none",
         "order",
         (
-            ("SingleInserter.insert", "ordering.mark(store, task.rank)", ""),
+            ("SingleInserter.insert", "queue_changes.mark_ordered(store, task.rank)", ""),
             (
                 "SingleInserter.insert",
                 "store.doorbell.ring_now_and_then(...)",
                 """
-                ordering.mark(store, task.rank)
+                queue_changes.mark_ordered(store, task.rank)
                 store.doorbell.ring_now_and_then(...)
                 """,
             ),
@@ -88,12 +88,12 @@ MUTATIONS = [
         "a worker with a bound believes that there are none",
         "order-files",
         (
-            ("publish", "ordering.mark(store, min(encoded.rank for encoded in group))", ""),
+            ("publish", "queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))", ""),
             (
                 "publish",
                 "store.doorbell.ring()",
                 """
-                ordering.mark(store, min(encoded.rank for encoded in group))
+                queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))
                 store.doorbell.ring()
                 """,
             ),
