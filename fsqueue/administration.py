@@ -228,12 +228,12 @@ def _allow_unsafe(fs: Filesystem, path: str) -> None:
 def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: Entropy) -> None:
     """Refuse a mount that is known to be unfit, or on which one of the quick probes fails."""
     with forks.held_off():
-        from fsqueue.doctor import probes, verdicts
+        from fsqueue.doctor import probes
     verdict, seen, advice = mountadvice.advice_on(mount)
     unfit = [("mount", seen, advice)]
     if verdict != mountadvice.UNFIT:
         findings = probes.quick(probes.Bench(fs, f"{directory}/.new-", clock, entropy))
-        unfit = [(one.probe, one.seen, one.advice) for one in findings if one.verdict == verdicts.UNFIT]
+        unfit = [(one.probe, one.seen, one.advice) for one in findings if one.verdict == probes.UNFIT]
     if unfit:
         raise mountadvice.refusal(
             mount,

@@ -72,6 +72,9 @@ def test_each_is_retried_once_and_what_it_became_in_turn(q: Queue, clock: Manual
         assert how == "retried"
         assert new is not None
         assert q.task(new).payload == payload
+        assert q.history(new)[0].repeats == ids[payload]
+        assert q.history(ids[payload])[0].repeats is None
+        assert q.store.layout.shard(new.partition(".")[0]) == q.store.layout.shard(ids[payload].partition(".")[0])
 
 
 def test_ids_choose(q: Queue) -> None:

@@ -19,7 +19,7 @@ import orjson
 from fsqueue.errors import FsqueueError
 from fsqueue.format import movements, names, priority, task_file
 from fsqueue.format.layout import Layout
-from fsqueue.format.names import Shard
+from fsqueue.format.names import Batch, Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.models import DeadLetter
 from fsqueue.storage import jsonl, letter_files, published, retrying
@@ -234,22 +234,31 @@ def letter_of(store: Store, task_id: str) -> DeadLetter | None:
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
     """Return what was done about an ended task: `retried` and its new id, or `purged`; None if nothing was."""
-    batch = names.parse_task_id(task_id)[0]
-    shard = store.layout.shard(batch)
-
-    def settling(shard: Shard, fd: int) -> dict[str, Any] | None:
-        return next((line for line in letter_files.lines(store, fd) if settles(line)), None)
-
-    def settles(line: dict[str, Any]) -> bool:
-        return line["op"] in letter_files.SETTLED and task_id in line["ids"]
-
-    here = letter_files.each(store, store.layout, settling, [shard])
-    given_back = filter(settles, letter_files.given_back(store, shard, names.birth_ms(batch)))
-    line = next(filter(None, chain(here, given_back)), None)
+    line = _settling(store, names.parse_task_id(task_id)[0], lambda line: task_id in line["ids"])
     if line is None:
         return None
     new = line.get("as")
     return line["op"], names.task_id(new, line["ids"].index(task_id)) if isinstance(new, str) else None
+
+
+def repeats(store: Store, task_id: str) -> str | None:
+    """Return the ended task that was inserted again as this one; None if none was. Both are of one shard."""
+    batch, index = names.parse_task_id(task_id)
+    line = _settling(store, batch, lambda line: line.get("as") == batch and index < len(line["ids"]))
+    old = None if line is None else line["ids"][index]
+    return old if isinstance(old, str) else None
+
+
+def _settling(store: Store, batch: Batch, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    """Return the first `retried` or `purged` line that is wanted, of those of a batch's shard since its birth."""
+    shard = store.layout.shard(batch)
+
+    def look(shard: Shard, fd: int) -> dict[str, Any] | None:
+        return next(filter(is_wanted, letter_files.settling(store, fd)), None)
+
+    here = letter_files.each(store, store.layout, look, [shard])
+    given_back = filter(is_wanted, letter_files.given_back(store, shard, names.birth_ms(batch)))
+    return next(filter(None, chain(here, given_back)), None)
 
 
 def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:

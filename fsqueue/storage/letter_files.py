@@ -97,16 +97,19 @@ def dead_and_settled(store: Store, fd: int) -> tuple[set[str], set[str]]:
     return dead, settled
 
 
-def settled(store: Store, fd: int) -> set[str]:
-    """Return the ids that were dealt with. Letters are not parsed for that, and long ones are not held in memory."""
-    found: set[str] = set()
+def settling(store: Store, fd: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines that say which ids were dealt with. Letters are not parsed for that, and long ones not held."""
     for _, piece in jsonl.pieces_of(store.fs, fd, 0, shortened=LETTER):
         for line in piece.split(b"\n"):
             if line and not line.startswith(LETTER):
                 record = parse(line)
                 if record is not None and record["op"] in SETTLED:
-                    found.update(one for one in record["ids"] if isinstance(one, str))
-    return found
+                    yield record
+
+
+def settled(store: Store, fd: int) -> set[str]:
+    """Return the ids that were dealt with."""
+    return {one for line in settling(store, fd) for one in line["ids"] if isinstance(one, str)}
 
 
 # -- reading ---------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import orjson
 
 from fsqueue.errors import FsqueueError, QueuePurged
-from fsqueue.format import priority
+from fsqueue.format import names, priority
 from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
-from fsqueue.format.names import Shard
+from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.format.priority import Priority
-from fsqueue.storage import jsonl, letter_files, ordering, staging
+from fsqueue.storage import jsonl, letter_files, queue_changes, staging
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -99,11 +99,17 @@ def insert_again(store: Store, layout: Layout, fd: int, tasks: Sequence[EndedTas
     line leaves a staged file that upkeep reaps; one after it leaves a staged file that `publish_pending` publishes:
     never lost, never twice. An error while the line is written leaves open whether it stands, so the staged file stays,
     too: the line, or its absence, decides.
+
+    The batch is of the same shard: so `deadletters.repeats` finds by a new task the one that it repeats.
     """
     tasks = sorted(tasks, key=lambda task: priority.rank_of(task.priority))
     rank = priority.rank_of(tasks[0].priority)
-    ordering.mark(store, rank)
-    staged = staging.stage(store, layout, [task.line for task in tasks], len(tasks), 0, rank)
+    queue_changes.mark_ordered(store, rank)
+    shard = layout.shard(names.parse_task_id(tasks[0].id)[0])
+    batch = names.new_batch_in(store.entropy, store.clock.now_ms(), int(shard, 16), layout.shards)
+    staged = staging.stage_as(
+        store, layout, [task.line for task in tasks], TaskFileName(0, batch, len(tasks)).ranked(rank)
+    )
     named = False
     try:
         staging.sync(store, [staged])

@@ -33,13 +33,13 @@ from fsqueue.storage.store import Store
 from fsqueue.views import finished, task_history
 
 ROUNDS = 2
-"""How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
+"""Number of times to read a status because batches finish meanwhile, before it holds the counters for a moment."""
 HOLD_S = 0.5
-"""How long to wait for the lock of one counter."""
+"""Seconds to wait for the lock of one counter."""
 LOOKS = 10
-"""How often to look for a task file that others may be renaming."""
+"""Maximum number of looks for a task file that others may be renaming."""
 COMMITS_MAX = 10
-"""How often a status is read again because something was committed while it was read."""
+"""Maximum number of times to read a status again because something was committed while it was read."""
 
 
 # -- status -------------------------------------------------------------------------------------

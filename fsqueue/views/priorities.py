@@ -34,7 +34,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class PriorityRange(AsDict):
-    """How many waiting tasks have a priority from `first` to `last`, the most urgent one first; None: those without."""
+    """Number of waiting tasks with a priority from `first` (the most urgent) to `last`; None: those without one."""
 
     first: Priority | None
     last: Priority | None
@@ -69,7 +69,7 @@ class Ranges:
         self._of_one: dict[Rank, _Range] = {}
         """The ranges that tasks were just added to, by the priorities of those."""
         self.without = 0
-        """How many have no priority."""
+        """Number of tasks without a priority."""
 
     def add(self, given: Priority | None, tasks: int = 1) -> None:
         """Add tasks of one priority."""
@@ -112,7 +112,7 @@ class Ranges:
         self._ranges = joined(found, max(1, self.kept_max // 2))
 
     def summed(self, ranges: int) -> list[PriorityRange]:
-        """Return so many ranges at most, the most urgent one first, and then the tasks without a priority."""
+        """Return at most `most` ranges, the most urgent one first, and then the tasks without a priority."""
         found = [PriorityRange(one.first, one.last, one.waiting) for one in joined(self._ranges, ranges)]
         return found + ([PriorityRange(None, None, self.without)] if self.without else [])
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import orjson
 import pytest
 
 from fsqueue import LeaseLost, LockTimeout, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.protocol import revoking
 from fsqueue.storage import jsonl
-from tests.support import QueueFactory, crashes, drain, leftovers, log_files
+from tests.support import QueueFactory, crashes, drain, hand_on, leftovers
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -86,15 +85,7 @@ def test_an_identity_that_was_taken_anew_is_in_the_leases_that_follow(q: Queue, 
 def test_records_that_say_anything_are_of_no_run(q: Queue, clock: ManualClock, worker: Any) -> None:
     q.insert("x")
     [task] = q.lease()
-    q.close()
-    [log] = log_files(q)
-    at = q.store.clock.now_ms()
-    records = [
-        {"op": "release", "at": at, "lease": task.lease, "tasks": [[0, 1]], "available_at": 0},
-        {"op": "lease", "at": at, "lease": "0" * 16, "tasks": [[0, 1]], "until": at + 1000, "worker": worker},
-    ]
-    with log.open("ab") as file:
-        file.writelines(orjson.dumps(record) + b"\n" for record in records)
+    hand_on(q, task, worker)
     assert revoking.expire_run(Queue(q.path, clock=clock).store, RUN) == (0, [])
 
 

@@ -362,11 +362,7 @@ MUTATIONS = [
                 """,
                 "",
             ),
-            (
-                "States.choose",
-                "self._ready or (expiries and expiries[0][0] <= at) or ...",
-                "self._ready or expiries or ...",
-            ),
+            ("States.choose", "(expiries and expiries[0][0] <= at) or ...", "expiries or ..."),
         ),
     ),
     Mutation(

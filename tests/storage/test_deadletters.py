@@ -166,6 +166,7 @@ def test_each_retried_letter_leads_to_its_own_new_task(q: Queue) -> None:
         assert how == "retried"
         assert new is not None
         assert q.task(new).payload == task.payload
+        assert deadletters.repeats(q.store, new) == task.id
 
 
 def test_a_retried_task_may_die_again(q: Queue, clock: ManualClock) -> None:

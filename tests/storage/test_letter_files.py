@@ -18,7 +18,7 @@ import pytest
 
 from fsqueue import Queue, TaskNotFound
 from fsqueue.clock import ManualClock
-from fsqueue.storage import letter_files, staging
+from fsqueue.storage import deadletters, letter_files, staging
 from tests.concurrency.processes import children
 from tests.support import QueueFactory, base_of, crashes
 
@@ -212,6 +212,16 @@ def test_a_line_that_names_no_staged_file_goes_like_any_other(q: Queue, at_once:
     q.gc()
     assert [letter.payload for letter in q.dead()] == ["small"]
     assert [line["staged"] for line in given_back(q)] == [staged]
+
+
+def test_a_new_task_leads_to_the_letter_that_it_repeats_after_that_was_given_back(q: Queue, at_once: None) -> None:
+    first, _ = bury(q, BIG, "small")
+    q.retry_dead([first])
+    q.gc()
+    assert [line["op"] for line in given_back(q)] == ["retried"]
+    [new] = q.tasks("waiting")
+    assert deadletters.repeats(q.store, new.id) == first
+    assert deadletters.repeats(q.store, first) is None
 
 
 def test_a_torn_end_is_closed_off_first(q: Queue) -> None:

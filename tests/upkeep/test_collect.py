@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, StorageFull
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem, freed
+from fsqueue.filesystem import Filesystem, trees
 from fsqueue.format.priority import LAST
 from fsqueue.protocol import finishing
 from fsqueue.storage import commits, letter_files, retrying, staging
@@ -447,14 +447,14 @@ def test_what_is_removed_without_counting_costs_no_look(tmp_path: Path, monkeypa
     for name in "abc":
         (tmp_path / name).write_text("12345")
     (tmp_path / "d").hardlink_to(tmp_path / "c")
-    with freed.counted() as removed:
+    with trees.count_removals() as removed:
         assert fs.unlink(f"{tmp_path}/a")
         assert not fs.unlink(f"{tmp_path}/a")
         assert fs.unlink(f"{tmp_path}/c")  # which has another name
-    assert removed == freed.Freed(1, 5)
-    monkeypatch.setattr(freed.os, "stat", lambda *_, **__: pytest.fail("a look"))
+    assert removed == trees.Freed(1, 5)
+    monkeypatch.setattr(trees.os, "stat", lambda *_, **__: pytest.fail("a look"))
     assert fs.unlink(f"{tmp_path}/b")
-    assert removed == freed.Freed(1, 5)
+    assert removed == trees.Freed(1, 5)
 
 
 def test_trash_is_reaped_by_several_at_once(q: Queue) -> None:
