@@ -83,8 +83,7 @@ class _Places:
                 yield from self._walk(f"{days}/{day}", self._history_file)
 
     def _history_file(self, name: str) -> str | None:
-        is_settled = names.parse_settled_file(name, self.layout.shards) is not None
-        return "file" if is_settled else self._shard_file(name)
+        return "file" if names.parse_settled_file(name, self.layout.shards) is not None else self._shard_file(name)
 
     def _payloads(self) -> Iterator[Suspect]:
         days = self.layout.payload_days
@@ -342,15 +341,7 @@ class _Places:
             mode = self.store.fs.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return kind == (
-            "link"
-            if stat.S_ISLNK(mode)
-            else "directory"
-            if stat.S_ISDIR(mode)
-            else "file"
-            if stat.S_ISREG(mode)
-            else "other"
-        )
+        return kind == _KINDS.get(stat.S_IFMT(mode), "other")
 
     def _stays(self, path: str) -> bool:
         self.store.clock.sleep(SETTLE_S)
@@ -359,6 +350,7 @@ class _Places:
 
 _SETTINGS = (SETTINGS_FILE, "file")
 """What makes another queue of a directory, also of one that this queue needs."""
+_KINDS = {stat.S_IFLNK: "link", stat.S_IFDIR: "directory", stat.S_IFREG: "file"}
 _WORDS = {"link": "symbolic link", "directory": "directory", "other": "pipe, socket or device"}
 
 
