@@ -14,7 +14,7 @@ from fsqueue.fsck import attempts
 from fsqueue.fsck.findings import Suspect, found, guarded
 from fsqueue.fsck.repair import Repair, held
 from fsqueue.models import GcReport
-from fsqueue.storage import counters, deadletters, nested, payloads, staging
+from fsqueue.storage import counters, nested, payloads, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
@@ -256,7 +256,7 @@ class _Places:
 
     def _staging(self) -> Iterator[Suspect]:
         fs = self.store.fs
-        waiting = deadletters.pending(self.store)
+        waiting = retrying.pending(self.store)
         for name, kind in fs.entries(self.layout.staging):
             path = f"{self.layout.staging}/{name}"
             if kind != "file":
@@ -280,10 +280,10 @@ class _Places:
         it would not be held either by one that publishes it between the two looks.
         """
         path = f"{self.layout.staging}/{name}"
-        return not staging.is_held(self.store, path) and name in deadletters.pending(self.store)
+        return not staging.is_held(self.store, path) and name in retrying.pending(self.store)
 
     def _publish(self) -> None:
-        if deadletters.publish_pending(self.store):
+        if retrying.publish_pending(self.store):
             self.store.doorbell.ring()
 
     def _old(self, path: str, kind: str, mend: Callable[[], object]) -> Iterator[Suspect]:

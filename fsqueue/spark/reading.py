@@ -19,7 +19,7 @@ from fsqueue.format import names
 from fsqueue.models import DELAYED, WAITING
 from fsqueue.spark import schemas, views
 from fsqueue.spark.options import ReadOptions
-from fsqueue.storage import deadletters, history, listing
+from fsqueue.storage import deadletters, history, listing, retrying
 from fsqueue.storage.discovery import queues
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
@@ -97,7 +97,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
     def _plan(self, path: str) -> list[tuple[Piece, float]]:
         """Return the shards of a queue, each with its weight: 1 is as much as a partition should have."""
         store = Store(path)
-        deadletters.publish_pending(store)
+        retrying.publish_pending(store)
         inspection.apply_pending(store)
         known, asked = names.all_shards(store.layout.shards), self.options.shards
         wanted = known if asked is None else [shard for shard in known if shard in asked]

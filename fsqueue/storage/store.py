@@ -75,7 +75,7 @@ class Store:
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
-        """What `retried` has read of files of dead letters, by their paths."""
+        """What `retrying` has read of files of dead letters, by their paths."""
         self._busy_until: dict[str, float] = {}
         self._durable_lines = (1, False)
         """The generation whose line in `queue.jsonl` is known to be on disk, and whether those of the format and of the

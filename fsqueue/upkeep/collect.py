@@ -33,6 +33,7 @@ from fsqueue.storage import (
     payloads,
     published,
     record_times,
+    retrying,
     staging,
 )
 from fsqueue.storage.locked_batch import LockedBatch
@@ -136,7 +137,7 @@ def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
     Before any batch is judged: a power loss may have put task files back into staging whose batches have logs.
     """
     try:
-        report.retries_published += deadletters.publish_pending(store)
+        report.retries_published += retrying.publish_pending(store)
         report.commits_applied += commits.apply_pending(store)
     except OSError as error:
         if error.errno not in FULL:
@@ -411,7 +412,7 @@ def reap_staged(store: Store, text: str) -> bool:
     with store.fs.closing(fd):
         if name is not None and listing.read_present_state(store, name.batch) is not None:
             return False  # it was published once: see `publish_again`
-        if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
+        if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in retrying.staged_names(store):
             return store.fs.unlink(path)
         return False
 

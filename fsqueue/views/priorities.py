@@ -16,7 +16,7 @@ from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import Priority, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED
 from fsqueue.models import AsDict
-from fsqueue.storage import deadletters, listing
+from fsqueue.storage import listing, retrying
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 
@@ -140,7 +140,7 @@ def joined(ranges: Iterable[_Range], most: int) -> list[_Range]:
 def count(store: Store, ranges: int, progress: Progress | None = None) -> list[PriorityRange]:
     """Count the waiting tasks by priority; a hint while others work. No lock is taken."""
     store.refresh(now=True)
-    deadletters.publish_pending(store)
+    retrying.publish_pending(store)
     inspection.apply_pending(store)
     found = Ranges(partial(_sample, store))
     shards = listing.shards(store)

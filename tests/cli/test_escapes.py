@@ -39,7 +39,8 @@ DRIVER = r"""
 import importlib, json, os, signal, sys, tempfile, types
 import filelock  # before it becomes another user, who may not read all of this Python
 from unittest import mock
-from fsqueue_cli.main import COMMANDS, main
+from fsqueue_cli.entry import main
+from fsqueue_cli.main import COMMANDS
 for module, _ in COMMANDS.values():
     importlib.import_module("fsqueue_cli." + module)
 import base64, difflib, logging, shlex, traceback, tqdm

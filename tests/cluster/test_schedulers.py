@@ -23,8 +23,7 @@ from fsqueue.cluster.identity import describe, is_in_job, job_of, worker_of_this
 from fsqueue.filesystem import processes
 from fsqueue.filesystem.processes import fields_of
 from fsqueue.worker.limits import KILL_S, Limits, stop_time
-from fsqueue.worker.pending_failures import PendingFailures
-from fsqueue.worker.settling import Outcome
+from fsqueue.worker.settling import Outcome, PendingFailures
 from tests.pages import blocks, text_of
 from tests.waiting import until
 

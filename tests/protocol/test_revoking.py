@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import LeaseLost, Queue
+from fsqueue import LeaseLost, LockTimeout, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.protocol import revoking
 from fsqueue.storage import jsonl
@@ -105,6 +105,27 @@ def test_a_batch_that_stays_locked_is_named_and_those_of_others_are_not_waited_f
         for fd in locked:
             fs.close(fd)
     assert revoking.expire_run(q.store, RUN) == (1, [])
+
+
+@pytest.mark.parametrize("verb", ["run", "all"])
+def test_several_locked_batches_are_waited_for_no_longer_than_one(q: Queue, clock: ManualClock, verb: str) -> None:
+    q.insert_many(range(4), batch_tasks=1)
+    held = of_run(q, RUN, clock).lease(4)
+    fs, other = q.store.fs, Queue(q.path, clock=clock)
+    locked = [fs.look(q.store.layout.log(task.batch), os.O_RDWR) for task in held[:3]]
+    assert all(map(fs.try_lock, locked))
+    began = clock.monotonic()
+    if verb == "run":
+        ended, busy = revoking.expire_run(other.store, RUN)
+        assert (ended, sorted(busy)) == (1, sorted(task.batch for task in held[:3]))
+    else:
+        with pytest.raises(LockTimeout, match=r"Leases released: 1\. But 3 batches stayed locked"):
+            other.release_all()
+    assert jsonl.LOCK_TIMEOUT_S <= clock.monotonic() - began < 1.5 * jsonl.LOCK_TIMEOUT_S, "they share one time"
+    for fd in locked:
+        fs.close(fd)
+    assert {info.id for info in q.tasks("leased")} == {task.id for task in held[:3]}
+    assert (revoking.expire_run(other.store, RUN)[0] if verb == "run" else other.release_all()) == 3
 
 
 def test_idle_workers_are_notified_if_a_lease_was_ended(q: Queue, clock: ManualClock) -> None:

@@ -81,8 +81,8 @@ MUTATIONS = [
         (
             (
                 "_Remains.collect",
-                "if deadletters.is_retrying(store) or commits.apply_pending(store): ...",
-                "if deadletters.is_retrying(store): ...",
+                "if retrying.pending(store) or commits.apply_pending(store): ...",
+                "if retrying.pending(store): ...",
             ),
         ),
     ),

@@ -50,7 +50,7 @@ RANKED = {
 }  # fmt: skip
 """Tasks with priorities and without."""
 SMALL_BATCHES = {"batch_tasks_max": 4}
-ORDER_SMALL = (*SMALL, ("protocol.ordered_selection:HEADS_MAX", 1), ("protocol.leasing:OVERPROMISED_MAX", 2))
+ORDER_SMALL = (*SMALL, ("protocol.leasing:OVERPROMISED_MAX", 2))
 
 LETTERS = {
     "insert": 2.0,

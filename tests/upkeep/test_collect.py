@@ -17,7 +17,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem, trees
 from fsqueue.format.priority import LAST
 from fsqueue.protocol import finishing
-from fsqueue.storage import commits, deadletters, letter_files, staging
+from fsqueue.storage import commits, letter_files, retrying, staging
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.upkeep import collect, trash
 from tests.concurrency.trapped import Count, Trapped, trapped
@@ -369,7 +369,7 @@ def test_a_recorded_retry_is_published_however_old(q: Queue, monkeypatch: pytest
         with pytest.raises(Crash):
             q.retry_dead()
     assert b'"retried"' in (base_of(q) / "dead" / "00.jsonl").read_bytes()
-    assert len(deadletters.staged_names(q.store)) == 1
+    assert len(retrying.staged_names(q.store)) == 1
     age_staging(q)
     q.close()
     assert found(q) == {"retries_published": 1}

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,8 +249,11 @@ FORKING = (
 
 
 @contextmanager
-def worker_process(queue: Queue, command: list[str], code: str = CODE) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", code, str(queue.path), *command]) as process:
+def worker_process(
+    queue: Queue, command: list[str], code: str = CODE, options: Sequence[str] = (), **more: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker, by an interpreter with these options, and end it."""
+    with subprocess.Popen([sys.executable, *options, "-c", code, str(queue.path), *command], **more) as process:
         try:
             yield process
         finally:

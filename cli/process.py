@@ -1,7 +1,10 @@
-"""Watch a command's threads: say when the file server does not answer, and let Ctrl-C end the command even then.
+"""This process as the command line: its signals, the streams that its caller had closed, and a watch on its threads.
 
-Only the answer or a fatal signal wakes a process that waits for a file server (NFS mounted "hard", a FUSE daemon).
-Python handles SIGINT, so SIGINT is not fatal. The handler never runs, since its thread does not wake.
+The watch says when the file server does not answer, and lets Ctrl-C end the command even then. Only the answer or a
+fatal signal wakes a process that waits for a file server (NFS mounted "hard", a FUSE daemon). Python handles SIGINT, so
+SIGINT is not fatal. The handler never runs, since its thread does not wake.
+
+Nothing of the package is imported here: Ctrl-C ends the command while the rest is loading.
 """
 
 from __future__ import annotations
@@ -9,9 +12,16 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
 
-from .printing import say_at_once
+closed: set[str] = set()
+"""The standard streams that the caller had closed."""
+is_own = False
+"""Whether this process is the command line, and nothing else. False in tests."""
+_are_signals_ours = False
+"""Whether this process is the command line, so that its signals are ours to handle. False in tests."""
 
 TICK_S = 1.0
 """How often the watch looks. It costs a healthy command some microseconds a second, and a short one nothing."""
@@ -33,12 +43,49 @@ SAY_S = 0.2
 """How long the last line may take: standard error may be a file on the server that does not answer."""
 
 
+def begin() -> None:
+    """Make this process the command line's: end it silently at SIGINT, and have its standard streams open."""
+    global _are_signals_ours, is_own
+    is_own = True
+    # Else nohup or a shell has it ignored.
+    _are_signals_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    leave_at_once()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller: a file of the queue must not get its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            closed.add(name)
+
+
+def leave_at_once() -> None:
+    """Make SIGINT end the process silently. Used before a command has begun and after it has ended.
+
+    KeyboardInterrupt would not do: an import that it interrupts may print it and go on.
+    """
+    if _are_signals_ours:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def raise_interrupts() -> None:
+    """Make SIGINT raise KeyboardInterrupt again, when a command begins: the command may have to tidy up."""
+    if _are_signals_ours and signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(*_: object) -> None:
+    os._exit(130)
+
+
+# -- the watch ----------------------------------------------------------------------------------------------
+
+
 def watch() -> None:
     """Begin to watch this process, for as long as it lives. Call it in the main thread, before other threads start."""
-    _thread.start_new_thread(_watch, (_thread.get_native_id(),))
+    from .printing import say_at_once
+
+    _thread.start_new_thread(_watch, (_thread.get_native_id(), say_at_once))
 
 
-def _watch(main: int) -> None:
+def _watch(main: int, say_at_once: Callable[[str], None]) -> None:
     # Block all signals here, so that the other threads get them. A signal that the main thread cannot take then stays
     # pending, and `sigpending` shows it to this thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
