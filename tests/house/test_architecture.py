@@ -13,7 +13,7 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "simulation", "simulation_figures", "gc_pause", "forks", "clock", "filesystem", "format",
+    "errors", "wording", "simulation", "simulation_figures", "forks", "clock", "filesystem", "format",
     "user_code", "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
     "administration", "repeating", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching",
     "queue", "several", "functions", "worker", "webpages", "spark",
@@ -23,7 +23,6 @@ LAYERS = (
 MAY_USE = {
     "simulation": {"errors"},
     "simulation_figures": {"errors", "simulation"},
-    "gc_pause": set(),
     "forks": set(),
     "clock": {"errors", "forks"},
     "filesystem": {"errors", "forks", "clock"},
@@ -141,7 +140,6 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.simulation_figures",
         "fsqueue.spark",
         "fsqueue.wording",
-        "fsqueue.gc_pause",
         "fsqueue.format.uniform",
         "fsqueue.format.user_json",
     }
