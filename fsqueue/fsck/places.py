@@ -10,7 +10,7 @@ from functools import partial
 from fsqueue.errors import LockTimeout
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
-from fsqueue.fsck import attempts
+from fsqueue.fsck import named_commits
 from fsqueue.fsck.findings import Suspect, found, guarded
 from fsqueue.fsck.repair import Repair, held
 from fsqueue.models import GcReport
@@ -115,7 +115,7 @@ class _Places:
     def _commits(self) -> Iterator[Suspect]:
         yield from self._walk(self.layout.commits, _record)
         yield from self._walk(self.layout.pending, lambda name: "file" if names.parse_proposal_file(name) else None)
-        yield from attempts.check(self.store, self.repair)
+        yield from named_commits.check(self.store, self.repair)
 
     # -- the top ----------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class _Places:
         for name, kind in fs.entries(self.layout.staging):
             path = f"{self.layout.staging}/{name}"
             if kind != "file":
-                yield from self._kind(path, kind, "directory" if attempts.is_attempt(name) else None)
+                yield from self._kind(path, kind, "directory" if named_commits.is_attempt(name) else None)
             elif name in waiting:
                 count = getattr(names.parse_task_file(name), "count", 0)
                 yield Suspect(
