@@ -128,6 +128,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.cluster.identity",
         "fsqueue.worker",
         "fsqueue.upkeep.collect",
+        "fsqueue.upkeep.trash",
         "fsqueue.storage.nested",
         "fsqueue.storage.nodes",
         "fsqueue.filesystem.replacing",
