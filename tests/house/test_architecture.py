@@ -13,7 +13,7 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "checks", "simulation", "simulation_figures", "gc_pause", "forks", "clock", "filesystem",
+    "errors", "wording", "checks", "simulation", "simulation_figures", "forks", "clock", "filesystem",
     "format", "user_code", "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep",
     "doctor", "administration", "repeating", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll",
     "attaching", "queue", "several", "functions", "worker", "webpages", "spark",
@@ -24,7 +24,6 @@ MAY_USE = {
     "simulation": {"errors"},
     "simulation_figures": {"errors", "simulation"},
     "checks": set(),
-    "gc_pause": set(),
     "forks": set(),
     "clock": {"errors", "forks"},
     "filesystem": {"errors", "forks", "clock"},
@@ -130,6 +129,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.cluster.identity",
         "fsqueue.worker",
         "fsqueue.upkeep.collect",
+        "fsqueue.upkeep.trash",
         "fsqueue.storage.nested",
         "fsqueue.storage.nodes",
         "fsqueue.filesystem.replacing",
@@ -142,7 +142,6 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.simulation_figures",
         "fsqueue.spark",
         "fsqueue.wording",
-        "fsqueue.gc_pause",
         "fsqueue.format.uniform",
         "fsqueue.format.user_json",
     }
