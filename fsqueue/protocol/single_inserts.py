@@ -26,7 +26,7 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
-from fsqueue.storage import history, jsonl, ordering, published, record_times, staging
+from fsqueue.storage import history, jsonl, published, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
 
@@ -140,7 +140,7 @@ class SingleInserter:
         store = self.store
         store.refresh()
         rank = min(task.rank for task in tasks) if len(tasks) > 1 else tasks[0].rank
-        ordering.mark(store, rank)
+        queue_changes.mark_ordered(store, rank)
         pending = [(store.entropy.hex16(), task) for task in tasks]
         refused: OSError | None = None
         lost = False
