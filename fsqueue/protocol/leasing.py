@@ -273,7 +273,7 @@ class Leaser:
         if not strict:
             selection.keep_up(store.clock.now_ms())
         while len(held) < n:
-            name = selection.next(store.clock.now_ms(), strict, self._bound, None if strict else self.current)
+            name = selection.next(store.clock.now_ms(), strict, self._bound, self.current)
             if name is None:
                 if not is_sure:
                     return

@@ -168,7 +168,8 @@ class Selection:
     def next(
         self, now: int, strict: bool = False, bound: Rank = LAST, stay: Batch | None = None
     ) -> TaskFileName | None:
-        """Return the best head that is not less urgent than `bound`, taken off the cache; `stay` before its equals.
+        """Return the best head that is not less urgent than `bound`, taken off the cache; `stay` before its equals, but
+        for a strict look without priorities, which takes the oldest.
 
         None: all shards of this sweep were listed, and what they have of that kind is used up.
         """
@@ -179,7 +180,7 @@ class Selection:
         if rank is None:
             return None
         _, batch = self._heap[0]
-        head = self._heads.get(stay) if stay is not None else None
+        head = None if stay is None or (strict and not self.is_ordered) else self._heads.get(stay)
         if head is not None and head.rank <= rank and not self._rests(head.name.batch):
             batch = head.name.batch
         return self._heads.pop(batch).name
