@@ -155,8 +155,8 @@ class Selection:
             self._make_heap()
 
     def is_behind(self) -> bool:
-        """Return whether `keep_up` would list something, so that the batch in hand may not be the best any more."""
-        return self.is_ordered and (bool(self._unlisted) or self._is_old(self.store.clock.monotonic()))
+        """Return whether `keep_up` would list something to compare heads, where there are priorities."""
+        return bool(self._unlisted) or self._is_old(self.store.clock.monotonic())
 
     def _is_old(self, now_s: float) -> bool:
         return bool(self._heads or self._in_hand) and now_s >= self._old_at()
