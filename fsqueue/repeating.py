@@ -112,8 +112,9 @@ class _Repeater:
         if shard is None or not group:
             return
         store, report = self.store, self.report
-        with letter_files.locked(store, self.layout, shard, durable=store.sync_inserts) as fd:
-            self.settling.must_be_of_this_generation()
+        with self.settling.locked(shard) as fd:
+            if fd is None:
+                return
             self._read_settled(shard, fd)
             tasks: list[EndedTask] = []
             for task in group:

@@ -358,8 +358,9 @@ def _settle(
                 chosen = {letter.id for letter in found if (wanted is None or letter.id in wanted) and where(letter)}
                 if not chosen:
                     continue
-            with letter_files.locked(store, layout, shard, durable=store.sync_inserts) as fd:
-                settling.must_be_of_this_generation()
+            with settling.locked(shard) as fd:
+                if fd is None:
+                    continue
                 letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
                 for part in retrying.parts(store, filter(None, map(task_of, letters))):
                     act(layout, fd, part)
