@@ -145,7 +145,7 @@ def insert_again(store: Store, layout: Layout, fd: int, tasks: Sequence[EndedTas
         staging.sync(store, [staged])
         if store.sync_inserts:
             store.names.sync(layout.staging)  # the line must not outlive what it names
-        line = settling(store, "retried", tasks, staged=str(staged.name), **{"as": staged.name.batch})
+        line = settled_line(store, "retried", tasks, staged=str(staged.name), **{"as": staged.name.batch})
         named = True
         jsonl.append(store.fs, fd, line, store.sync_inserts)
         _publish(store, layout, staged)
@@ -156,7 +156,7 @@ def insert_again(store: Store, layout: Layout, fd: int, tasks: Sequence[EndedTas
             staging.discard(store, staged)
 
 
-def settling(store: Store, op: str, tasks: Iterable[EndedTask], **fields: str) -> bytes:
+def settled_line(store: Store, op: str, tasks: Iterable[EndedTask], **fields: str) -> bytes:
     """Return the line that says what was done about ended tasks: `retried` or `purged`."""
     line = {"op": op, "at": store.clock.now_ms(), "ids": [task.id for task in tasks], **fields}
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
