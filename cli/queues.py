@@ -15,7 +15,8 @@ import click
 import fsqueue
 from fsqueue import wording
 from fsqueue.filesystem import mountadvice
-from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS, Reaping, reap
+from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS
+from fsqueue.upkeep.trash import Reaping, reap
 
 from .common import (
     confirm,

@@ -50,7 +50,7 @@ class Columns:
         view = options.view
         self.schema = arrow_schema(schema)
         self.queue = queue
-        self.places = {name: place for place, name in enumerate(schemas.VIEWS[view])}
+        self.places = {name: place for place, name in enumerate(schemas.columns_of(view))}
         self.is_dropping = options.mode == DROP
         self.parser: Parser | None = None
         """Where payloads are asked for as anything but their text."""

@@ -102,12 +102,6 @@ def finished(store: Store, shard: Shard, batches: Collection[str]) -> set[str]:
     return found
 
 
-def batches(store: Store) -> Iterator[tuple[Batch, Records]]:
-    """Yield all finished batches that the history keeps, with their records; a repeat of a batch is dropped."""
-    for shard in names.all_shards(store.layout.shards):
-        yield from batches_of(store, shard)
-
-
 def finished_batches(store: Store, offsets: bool = True) -> Iterator[Finished]:
     """Yield all finished batches that the history keeps, with the lines that it has; repeats are dropped.
 
@@ -170,7 +164,10 @@ def _task_lines(line: dict[str, Any]) -> list[bytes]:
 
 
 def batches_of(store: Store, shard: Shard) -> Iterator[tuple[Batch, Records]]:
-    """Yield those of one shard. Memory is bounded by the ids of its batches."""
+    """Yield the finished batches of a shard, with their records; a repeat of one is dropped.
+
+    Memory is bounded by the ids of its batches.
+    """
     seen: set[str] = set()
     for day in days(store):
         for line in _lines(store, store.layout.history(day, shard)):

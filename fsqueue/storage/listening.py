@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem
-from fsqueue.filesystem.changes import Changes
+from fsqueue.filesystem.changes import DIRECTORY, FILE, Changes
 
 logger = logging.getLogger("fsqueue")
 
@@ -77,12 +77,12 @@ class Doorbell:
     def watch(self, changes: Changes) -> int:
         """Have the kernel tell when a process of this host notifies. FileNotFoundError if no process ever has."""
         with self._fs.closing(self._fs.look(self._path)) as fd:
-            return changes.watch_file(fd)
+            return changes.watch(fd, FILE)
 
     def watch_place(self, changes: Changes) -> int:
         """Have the kernel tell when a process of this host makes a name in the directory of the doorbell."""
         with self._fs.closing(self._fs.hold_directory(self._fs.root)) as fd:
-            return changes.watch_directory(fd)
+            return changes.watch(fd, DIRECTORY)
 
 
 class _Watched:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import Filesystem, results, trees
@@ -43,6 +44,8 @@ from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
 from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
+
+T = TypeVar("T")
 
 STAGED_AGE_S = 86_400
 """A staged file is reaped a day after it was written, if no process has it locked and no record names it."""
@@ -207,20 +210,14 @@ def refresh(store: Store) -> int:
 def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refusals) -> list[OSError]:
     """Mend the batches of a shard. Return the errors of those for which there was no room."""
     full = []
-    files: dict[str, TaskFileName] = {}
-    logs: list[Batch] = []
-    for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
-        name = names.parse_task_file(text)
-        if name is None:
-            report.stray += 0 if text.startswith(".nfs") else 1
-            continue
-        files[name.batch] = name
-    for text in store.fs.names(f"{store.layout.logs}/{shard}") if has_logs else ():
-        batch = names.parse_log_file(text)
-        if batch is None:
-            report.stray += 0 if text.startswith(".nfs") else 1
-            continue
-        logs.append(batch)
+
+    def known(directory: str, parse: Callable[[str], T | None]) -> list[T]:
+        found = {text: parse(text) for text in store.fs.names(f"{directory}/{shard}")}
+        report.stray += sum(name is None and not text.startswith(".nfs") for text, name in found.items())
+        return [name for name in found.values() if name is not None]
+
+    files: dict[str, TaskFileName] = {name.batch: name for name in known(store.layout.tasks, names.parse_task_file)}
+    logs = known(store.layout.logs, names.parse_log_file) if has_logs else []
     with_logs = set(logs)
     anchors = [name.batch for name in files.values() if name.is_open and name.batch not in with_logs]
     for batch, look in [*((each, _look_at) for each in logs), *((each, _end_anchor) for each in anchors)]:
@@ -496,14 +493,3 @@ def _history(store: Store, keep_days: int, report: GcReport) -> None:
     for day in history.days(store):
         if day < oldest and trash.discard(store, store.layout.history_days, day):
             report.history_days_removed += 1
-
-
-Reaping = trash.Reaping
-
-
-def reap(path: object) -> Reaping:
-    """Remove what deleted queues left in a directory, each after its proof, and say what was left alone and why.
-
-    If the directory is a queue itself, what is in its own trash goes, too.
-    """
-    return trash.reap(path)

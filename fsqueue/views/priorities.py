@@ -112,7 +112,7 @@ class Ranges:
         self._ranges = joined(found, max(1, self.kept_max // 2))
 
     def summed(self, ranges: int) -> list[PriorityRange]:
-        """Return at most `most` ranges, the most urgent one first, and then the tasks without a priority."""
+        """Return at most `ranges` of them, the most urgent one first, and then the tasks without a priority."""
         found = [PriorityRange(one.first, one.last, one.waiting) for one in joined(self._ranges, ranges)]
         return found + ([PriorityRange(None, None, self.without)] if self.without else [])
 
