@@ -222,7 +222,8 @@ class _Records:
         """Those of them that it must get once more."""
         self.bytes = 0
         """Bytes of the record that was read last."""
-        self._parser = csv.reader(_Feed(self._line), delimiter=delimiter, strict=True)
+        # A generator would be at its end after the first exception.
+        self._parser = csv.reader(iter(self._line, None), delimiter=delimiter, strict=True)
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -294,20 +295,6 @@ OLDER = ": what older programs of Windows wrote, 'iconv -f WINDOWS-1252 -t UTF-8
 
 class _Paused(Exception):
     """The input has paused where the parser wants another line."""
-
-
-class _Feed:
-    """Hand lines to the parser. (A generator would be at its end after the first exception.)"""
-
-    def __init__(self, line: Any) -> None:
-        self._line = line
-
-    def __iter__(self) -> _Feed:
-        return self
-
-    def __next__(self) -> str:
-        text: str = self._line()
-        return text
 
 
 def _shown(text: str) -> str:
