@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import Literal, Protocol
 
 from fsqueue import forks
@@ -322,9 +321,7 @@ class Poll:
     def __enter__(self) -> Poll:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:
