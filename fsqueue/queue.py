@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsqueue import administration, attaching, forks
+from fsqueue import administration, forks
 from fsqueue.arguments import (
     bound_of,
     ended,
@@ -43,7 +43,7 @@ from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage.paths import queue_path
 from fsqueue.storage.store import QueueClosed, Store
 from fsqueue.user_code import user_function
-from fsqueue.views import inspection, results, task_history
+from fsqueue.views import attaching, inspection, results, task_history
 from fsqueue.views.activity import LEAST_S, Activity, activity
 
 if TYPE_CHECKING:
