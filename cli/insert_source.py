@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 
 from . import insert_parquet
 from .insert_input import PAUSE, BadLine, Input, Producer, Unreadable, open_input, why_unreadable

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import IO, Any
 
-from fsqueue import wording
+from fsqueue.format import wording
 
 from .insert_input import PAUSE, BadLine, Input
 from .insert_lines import Foreign, Format, Row, decode_text, kind_of, option_for, too_long

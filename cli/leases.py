@@ -11,8 +11,7 @@ from typing import Any, Literal
 import click
 
 import fsqueue
-from fsqueue import wording
-from fsqueue.format import user_json
+from fsqueue.format import user_json, wording
 from fsqueue.views import outcomes
 
 from . import process

@@ -9,7 +9,7 @@ from typing import Any, cast
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.views import outcomes
 
 from .common import brief, example, json_option, moment, queue_argument

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
 
 from . import process

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, check_command, names_launcher
 
 from .common import example, json_option

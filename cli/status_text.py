@@ -8,8 +8,8 @@ from heapq import nlargest
 from typing import TypeGuard
 
 import fsqueue
-from fsqueue import wording
 from fsqueue.cluster.identity import describe
+from fsqueue.format import wording
 from fsqueue.views.activity import together
 from fsqueue.views.rates import last_left
 from fsqueue.views.rates import total as sum_of

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import wording
 from fsqueue.errors import from_os_error
+from fsqueue.format import wording
 from fsqueue.storage import nodes
 from fsqueue.views import lease_holders as holders
 

@@ -15,14 +15,14 @@ from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTas
 from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
+from fsqueue.format.models import CommitPart, CommitReport
 from fsqueue.format.names import CommitName, Uuid
-from fsqueue.models import CommitPart, CommitReport
+from fsqueue.format.wording import counted
 from fsqueue.protocol import encoding, insert_errors, insertion, overwriting
 from fsqueue.storage import commits, ordering
 from fsqueue.storage.commits import Part, Record
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_items
-from fsqueue.wording import counted
 
 
 class Commit:

@@ -13,8 +13,8 @@ from fsqueue.clock import duration_ms, pause_s
 from fsqueue.errors import UNKEPT, Bury, InvalidArgument, InvalidResult, LeaseLost, Retry, bury_reason
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
+from fsqueue.format.models import Movement, Status, TaskRef, Used
 from fsqueue.format.names import Batch
-from fsqueue.models import Movement, Status, TaskRef, Used
 from fsqueue.storage.store import Store
 
 

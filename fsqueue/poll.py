@@ -27,8 +27,8 @@ from fsqueue.errors import (
     said,
 )
 from fsqueue.filesystem import resources
+from fsqueue.format.models import Status
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.models import Status
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import IdlePoller, tell_of_end, tell_pauses
 from fsqueue.storage.paths import queue_path

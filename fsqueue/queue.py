@@ -32,9 +32,9 @@ from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument, LeaseLost
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
+from fsqueue.format.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
 from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter

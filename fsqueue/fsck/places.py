@@ -10,11 +10,11 @@ from functools import partial
 from fsqueue.errors import LockTimeout
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
+from fsqueue.format.models import GcReport
 from fsqueue.fsck import attempts
 from fsqueue.fsck.access import guarded
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.models import GcReport
 from fsqueue.storage import counters, deadletters, nested, payloads, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 import orjson
 
 from fsqueue.errors import InvalidArgument
+from fsqueue.format.models import DELAYED, LEASED, WAITING
 from fsqueue.format.names import commit_name
-from fsqueue.models import DELAYED, LEASED, WAITING
 from fsqueue.spark import schemas
 from fsqueue.spark.paths import directory
 

@@ -15,8 +15,8 @@ from fsqueue.commit import Commit
 from fsqueue.errors import CommitLost
 from fsqueue.format import task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Settings
+from fsqueue.format.models import CommitPart
 from fsqueue.format.priority import LAST
-from fsqueue.models import CommitPart
 from fsqueue.protocol.encoding import OPEN_BATCHES_MAX, Encoded, SortWindow, When, share
 
 PART_BYTES_MAX = 16 << 10

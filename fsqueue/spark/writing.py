@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from fsqueue import administration
 from fsqueue.commit import Commit, must_be_as_many, warn_of_none
 from fsqueue.errors import InvalidArgument, QueueExists, QueueNotFound
-from fsqueue.models import CommitPart
+from fsqueue.format.models import CommitPart
 from fsqueue.queue import Queue
 from fsqueue.spark.encoding import Encoder
 from fsqueue.spark.options import WriteOptions

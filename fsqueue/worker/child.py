@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import FsqueueError, in_unicode
-from fsqueue.models import Used
+from fsqueue.format.models import Used
 from fsqueue.worker import handlers, wire
 from fsqueue.worker.marks import Marker
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
+from fsqueue.format.wording import counted
 from fsqueue.queue import Queue
-from fsqueue.wording import counted
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder

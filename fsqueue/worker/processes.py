@@ -22,8 +22,8 @@ from typing import Any
 
 import orjson
 
+from fsqueue.format.wording import counted
 from fsqueue.queue import Queue
-from fsqueue.wording import counted
 from fsqueue.worker import output, shortages, wire
 from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S, STALL_S
