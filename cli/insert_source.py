@@ -257,7 +257,7 @@ class Source:
 
     @cached_property
     def _size(self) -> int | None:
-        """How many bytes the files have; None if it is not known, as of standard input."""
+        """Return the number of bytes of the files; None if it is not known, as of standard input."""
         try:
             return sum(map(os.path.getsize, self._files)) or None
         except OSError:  # it has none, or is no longer there

@@ -70,7 +70,7 @@ class TableFormat(Format):
         """Rows whose types are not decided yet: names and cells instead of a payload. None once they are decided."""
         self._sample_bytes = 0
         self._headers: dict[int, int] = {}
-        """How many lines the header of each file has."""
+        """Number of lines of the header of each file."""
         csv.field_size_limit(max(csv.field_size_limit(), source.line_bytes_max))
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:

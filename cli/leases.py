@@ -31,7 +31,7 @@ from .options import DURATION, PRIORITY, renamed
 from .printing import complain, print_done, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
-"""How long an interrupted `lease --wait` may take to notice; longer, the longer it has waited."""
+"""Shortest and longest wait after which an interrupted `lease --wait` notices. It grows with the time waited."""
 
 ORDERS = ("priority", "random")
 

@@ -95,9 +95,9 @@ class CountedResults:
     def __init__(self, q: fsqueue.Queue, failed: bool) -> None:
         self._q, self._failed = q, failed
         self.total = 0
-        """How many finished tasks the queue has counted, once they are asked for."""
+        """Number of finished tasks that the queue has counted, once they are asked for."""
         self.missing = 0
-        """How many completed tasks of those were not among the results, once all are read."""
+        """Number of completed tasks of those that were not among the results, once all are read."""
 
     def columns(self) -> Iterator[Columns]:
         """Yield what `Queue.result_columns` yields."""

@@ -112,7 +112,7 @@ class LeasedTask:
     priority: str | int | None = None
     done = False
     _retries = 0
-    """How many `with` blocks of this process in a row have asked for another time without saying when."""
+    """Number of `with` blocks of this process in a row that have asked for another time without saying when."""
     _entered_by = -1
     """The process that has entered its `with` block, by `forks.depth`."""
     solo = False

@@ -25,7 +25,7 @@ from fsqueue.worker import shortages
 from fsqueue.worker.background import end_in_child
 
 TRACEBACK_CHARS = 4000
-"""How much of a traceback is kept as the reason of a failure."""
+"""Number of characters of a traceback that are kept as the reason of a failure."""
 MAIN = "__fsqueue_main__"
 """The name under which a child loads the script that its parent runs: not `__main__`, or it would work itself."""
 
