@@ -67,19 +67,6 @@ def moment(at: float | None) -> str:
         return f"{at:g}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds in the two largest units that say something."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
-
-
 def size(count: int) -> str:
     """Return bytes in the largest decimal unit of which there is one, in three digits or so."""
     for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):

@@ -24,7 +24,7 @@ from .common import (
     yes_option,
 )
 from .options import Condition, all_of, where_option
-from .printing import hint, plain, print_json, print_table, quoted, say
+from .printing import hint, or_hint, plain, print_json, print_table, quoted, say
 
 EXAMPLES_MAX = 3
 """Maximum number of tasks of a group that are shown."""
@@ -69,7 +69,10 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
         if as_json:
             for letter in letters:
                 print_json(letter.as_dict())
-        elif each:
+            return
+        none = f"no dead letter of {q.path} meets the conditions" if conditions else f"{q.path} has no dead letters"
+        letters = or_hint(letters, none)
+        if each:
             print_table(
                 ((letter.id, moment(letter.at), brief(letter.payload, 40), _first_line(letter)) for letter in letters),
                 (36, 19, 40),
@@ -116,7 +119,7 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
 
     Without TASKs and conditions, the command retries all dead letters. With TASKs ('-': from standard input) or
     conditions, it retries only these; with both, those of the TASKs that meet the conditions. The tasks get new ids:
-    'fsqueue show' of an old id tells the new id. Exit code 3: there is no such task.
+    'fsqueue show' of an old id tells the new id, and of a new one the old. Exit code 3: there is no such task.
     """
     with fsqueue.Queue(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))

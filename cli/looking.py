@@ -13,7 +13,7 @@ from fsqueue.format import wording
 from fsqueue.views import outcomes
 
 from .common import brief, example, json_option, moment, queue_argument
-from .printing import print_json, print_table, say
+from .printing import or_hint, print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
 FAILED = "failed"
@@ -39,11 +39,14 @@ def ls(queue: str, state: str | None, limit: int | None, as_json: bool) -> None:
     command reads the queue may appear in either state.
     """
     with fsqueue.Queue(queue) as q:
-        tasks = islice(_failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state)), limit)
+        found = _failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state))
+        tasks: Iterator[fsqueue.TaskInfo] = islice(found, limit)
         if as_json:
             for task in tasks:
                 print_json(task.as_dict())
             return
+        if limit != 0:
+            tasks = or_hint(tasks, _none(str(q.path), state))
         heading: tuple[str, ...] = ("TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE")
         known = ((task, (task.id, task.state, str(task.attempt), _time_of(task, state))) for task in tasks)
         rows: Iterator[tuple[str, ...]]
@@ -57,6 +60,16 @@ def ls(queue: str, state: str | None, limit: int | None, as_json: bool) -> None:
             rows = ((*begin, brief(task.payload)) for task, begin in known)
             heading = (*heading, "PAYLOAD")
         print_table(rows, (36, 9, 7, 19, 8)[: len(heading) - 1], heading)
+
+
+def _none(path: str, state: str | None) -> str:
+    """Say that no task is listed. Of finished tasks only those are, that the history keeps."""
+    if state is None:
+        return f"{path} has no unfinished tasks; --state lists finished ones"
+    if state == FAILED:
+        return f"{path} has no failed tasks: none is dead or waits for a retry"
+    on_record = " on record" if state in ("completed", "cancelled") else ""
+    return f"{path} has no {state} tasks{on_record}"
 
 
 def _failed(q: fsqueue.Queue) -> Iterator[fsqueue.TaskInfo]:

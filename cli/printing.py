@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import click
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+T = TypeVar("T")
 ERROR, CAUTION, GOOD = "red", "yellow", "green"
 """The colours of what is wrong, of what needs a look, and of what is right."""
 
@@ -172,6 +173,16 @@ def hint(*lines: str) -> None:
             click.echo(plain(line), err=True)
     except OSError:
         pass
+
+
+def or_hint(things: Iterable[T], message: str) -> Iterator[T]:
+    """Yield things; if there are none, print a line on standard error, so that an empty list does not look broken."""
+    is_empty = True
+    for thing in things:
+        is_empty = False
+        yield thing
+    if is_empty:
+        hint(message)
 
 
 def say_at_once(message: str) -> None:

@@ -15,11 +15,11 @@ import click
 import fsqueue
 from fsqueue.filesystem import mountadvice
 from fsqueue.format import wording
-from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS, Reaping, reap
+from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS
+from fsqueue.upkeep.trash import Reaping, reap
 
 from .common import (
     confirm,
-    duration,
     example,
     json_option,
     optional_queue_argument,
@@ -373,7 +373,7 @@ def _promises(settings: fsqueue.Settings) -> str:
     """Return the settings that a first user wants to know, in words."""
     attempts = settings.max_attempts
     tries = "any number of attempts" if attempts is None else wording.counted(attempts, "attempt")
-    return f"a lease lasts {duration(settings.lease_s)} unless renewed, a task has {tries}"
+    return f"a lease lasts {wording.duration(settings.lease_s)} unless renewed, a task has {tries}"
 
 
 def _inventory(status: fsqueue.Status) -> str:

@@ -15,7 +15,7 @@ import click
 import orjson
 
 import fsqueue
-from fsqueue.filesystem import following
+from fsqueue.filesystem import replacing
 from fsqueue.filesystem.replacing import Replaced
 from fsqueue.format.uniform import paused_collector
 from fsqueue.storage import nested
@@ -217,7 +217,7 @@ def place_of(path: str) -> Iterator[Replaced]:
     click.UsageError if no table may be there. An OSError in the block names the file that the user named.
     """
     try:
-        directory, name = following.place(path)
+        directory, name = replacing.place_of(path)
         try:
             place = Replaced(directory, name or ".", GRAMMAR)
             _check(place, directory, path)
@@ -225,7 +225,7 @@ def place_of(path: str) -> Iterator[Replaced]:
             yield place
         finally:
             os.close(directory)
-    except following.OthersLink:
+    except replacing.OthersLink:
         raise click.UsageError(
             f"{path!r} is, or leads to, a symbolic link of another user, who could choose which of your files is "
             "replaced. Nothing was written. Name another file."

@@ -16,7 +16,6 @@ from fsqueue.views import outcomes
 from .common import (
     UNKNOWN_EXIT,
     brief,
-    duration,
     example,
     ids_argument,
     json_option,
@@ -154,7 +153,7 @@ def _row(result: fsqueue.Result) -> tuple[str, ...]:
         result.state,
         str(result.attempts),
         moment(result.finished_at),
-        "-" if result.took_s is None else duration(result.took_s),
+        "-" if result.took_s is None else wording.duration(result.took_s),
         result.host or "-",
         f"{brief(result.payload, 60)} -> {came}",
     )
@@ -180,7 +179,8 @@ def retry(
 
     Those that meet the conditions, or the TASKs that are named ('-': from standard input). With both, those of the
     TASKs that meet the conditions. 'fsqueue results Q --where ...' shows them first. Their payloads come from the
-    history. Each is retried once: type an interrupted command again. 'fsqueue show' of an old one tells the new one.
+    history. Each is retried once: type an interrupted command again. 'fsqueue show' of an old one tells the new one,
+    and of a new one the old.
 
     Exit code 1: the payloads of some are not kept. Exit code 3: there is no such task.
     """

@@ -12,7 +12,7 @@ from fsqueue.format import wording
 from fsqueue.storage import nodes
 from fsqueue.views import lease_holders as holders
 
-from .common import brief, duration, example, json_option, moment, queue_argument
+from .common import brief, example, json_option, moment, queue_argument
 from .printing import print_done, print_table, say
 
 WIDTHS = (24, 12, 12, 6, 19, 10, 10)
@@ -90,7 +90,7 @@ def _row(worker: holders.LeaseHolder, now: float) -> tuple[str, ...]:
         brief(worker.node, 20),
         f"{len(worker.tasks):,}" + (f"+{worker.expired:,}" if worker.expired else ""),
         moment(worker.since),
-        f"{duration(max(0.0, now - worker.heartbeat))} ago",
-        f"{duration(left)} left" if left > 0 else "ran out",
+        f"{wording.duration(max(0.0, now - worker.heartbeat))} ago",
+        f"{wording.duration(left)} left" if left > 0 else "ran out",
         brief(f"{worker.life} ({worker.evidence})" if worker.evidence else worker.life),
     )

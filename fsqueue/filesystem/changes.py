@@ -50,15 +50,8 @@ class Changes:
         self.fd: int = self._inotify.fileno()
         """Ready to be read when something has changed."""
 
-    def watch_file(self, fd: int) -> int:
-        """Watch the bytes of an open file, and return the number of the watch. The caller may close `fd`."""
-        return self._watch(fd, FILE)
-
-    def watch_directory(self, fd: int) -> int:
-        """Watch for new names in an open directory, and return the number of the watch. The caller may close `fd`."""
-        return self._watch(fd, DIRECTORY)
-
-    def _watch(self, fd: int, events: int) -> int:
+    def watch(self, fd: int, events: int) -> int:
+        """Watch an open FILE or DIRECTORY, and return the number of the watch. The caller may close `fd`."""
         try:
             number: int = self._inotify.add_watch(f"/proc/self/fd/{fd}", events)
         except FileNotFoundError:  # else the caller would take the file for missing

@@ -97,16 +97,19 @@ def dead_and_settled(store: Store, fd: int) -> tuple[set[str], set[str]]:
     return dead, settled
 
 
-def settled(store: Store, fd: int) -> set[str]:
-    """Return the ids that were dealt with. Letters are not parsed for that, and long ones are not held in memory."""
-    found: set[str] = set()
+def settling(store: Store, fd: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines that say which ids were dealt with. Letters are not parsed for that, and long ones not held."""
     for _, piece in jsonl.pieces_of(store.fs, fd, 0, shortened=LETTER):
         for line in piece.split(b"\n"):
             if line and not line.startswith(LETTER):
                 record = parse(line)
                 if record is not None and record["op"] in SETTLED:
-                    found.update(one for one in record["ids"] if isinstance(one, str))
-    return found
+                    yield record
+
+
+def settled(store: Store, fd: int) -> set[str]:
+    """Return the ids that were dealt with."""
+    return {one for line in settling(store, fd) for one in line["ids"] if isinstance(one, str)}
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -138,11 +141,8 @@ def each(
         path = layout.dead(shard)
 
         def opened(shard: Shard = shard, path: str = path) -> T:
-            fd = store.fs.look_anew(path)
-            try:
+            with store.fs.closing(store.fs.look_anew(path)) as fd:
                 return read(shard, fd)
-            finally:
-                store.fs.close(fd)
 
         with suppress(FileNotFoundError):
             yield asking_again(opened)
@@ -177,10 +177,8 @@ def state(store: Store, layout: Layout, shard: Shard) -> State | None:
         fd = store.fs.look(path)
     except FileNotFoundError:
         return None
-    try:
+    with store.fs.closing(fd):
         return state_of(store, fd)
-    finally:
-        store.fs.close(fd)
 
 
 def state_of(store: Store, fd: int) -> State:
@@ -234,7 +232,7 @@ def _secure_name(store: Store, layout: Layout, fd: int) -> None:
 def _is_replaced(store: Store, layout: Layout, shard: Shard, fd: int) -> bool:
     """Return whether a locked file was closed and its successor is in its place now: open that.
 
-    If the successor is gone, because a cleaner removed it, the file is opened again by a line behind the `moved` one.
+    If the successor is gone, because a cleaner removed it, the file goes on: the next line follows the `moved` one.
     """
     successor = successor_of(store, fd)
     if successor is None:
@@ -244,10 +242,7 @@ def _is_replaced(store: Store, layout: Layout, shard: Shard, fd: int) -> bool:
         if store.sync_inserts:
             store.fs.sync_directory(layout.dead_letters)
         return True
-    if not store.fs.same_file(fd, path):
-        return True
-    jsonl.append(store.fs, fd, b'{"op":"reopened"}\n', store.sync_inserts)
-    return False
+    return not store.fs.same_file(fd, path)
 
 
 class Successor(NamedTuple):
@@ -281,12 +276,10 @@ def _is_whole(store: Store, path: str, successor: Successor) -> bool:
         if error.errno not in (errno.ENOENT, *NOT_FILES):
             raise
         return False
-    try:
+    with store.fs.closing(fd):
         found = store.fs.fstat(fd)
         header = _HEADER.match(store.fs.pread(fd, HEADER_BYTES, 0))
         return found.st_size >= successor.size and header is not None and header[1].decode() == successor.id
-    finally:
-        store.fs.close(fd)
 
 
 def _drop_second_name(store: Store, layout: Layout, shard: Shard) -> bool:
@@ -298,12 +291,10 @@ def _drop_second_name(store: Store, layout: Layout, shard: Shard) -> bool:
         fd = store.fs.look(layout.dead(shard))
     except FileNotFoundError:
         return False
-    try:
+    with store.fs.closing(fd):
         found = _HEADER.match(store.fs.pread(fd, HEADER_BYTES, 0))
         former = layout.dead_successor(shard, found[1].decode()) if found is not None else None
         return former is not None and store.fs.same_file(fd, former) and store.fs.unlink(former)
-    finally:
-        store.fs.close(fd)
 
 
 # -- giving back -----------------------------------------------------------------------------------------
@@ -424,16 +415,13 @@ def _to_history(store: Store, layout: Layout, shard: Shard, sorted_out: _SortedO
 
 def _write_successor(store: Store, path: str, successor: str, fd: int, kept: set[int]) -> None:
     header = b'{"op":"rewritten","id":"%s"}' % successor.encode()
-    made = store.fs.create(path, store.sync_inserts)
-    try:
+    with store.fs.closing(store.fs.create(path, store.sync_inserts)) as made:
         store.fs.write_all(made, header.ljust(HEADER_BYTES - 1) + b"\n")
         for number, line in enumerate(jsonl.lines_of(store.fs, fd)):
             if number in kept:
                 store.fs.write_all(made, line + b"\n")
         if store.sync_inserts or store.fs.shared:
             store.fs.fsync(made)
-    finally:
-        store.fs.close(made)
 
 
 def reap_successors(store: Store, is_abandoned: Callable[[str], bool]) -> int:
@@ -460,8 +448,5 @@ def given_back(store: Store, shard: Shard, since_ms: int = 0) -> Iterator[dict[s
 
 
 def _read_settled(store: Store, path: str) -> list[dict[str, Any]]:
-    fd = store.fs.look_anew(path)
-    try:
+    with store.fs.closing(store.fs.look_anew(path)) as fd:
         return [line for line in lines(store, fd) if line["op"] in SETTLED]
-    finally:
-        store.fs.close(fd)

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import Filesystem, freed, results
+from fsqueue.filesystem import Filesystem, results, trees
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctor_directory
@@ -34,6 +35,7 @@ from fsqueue.storage import (
     payloads,
     published,
     record_times,
+    retrying,
     staging,
 )
 from fsqueue.storage.locked_batch import LockedBatch
@@ -42,6 +44,8 @@ from fsqueue.upkeep import doctorplaces, key_files, trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
 
 logger = logging.getLogger("fsqueue")
+
+T = TypeVar("T")
 
 STAGED_AGE_S = 86_400
 """A staged file is reaped a day after it was written, if no process has it locked and no record names it."""
@@ -75,7 +79,7 @@ def gc(store: Store, touch: bool = False, keep: Keep = Keep()) -> GcReport:
     """
     store.refresh(now=True)
     report = GcReport()
-    with freed.counted() as removed:
+    with trees.count_removals() as removed:
         full = _collect_present(store, report, keep)
     report.inodes_given_back += removed.inodes
     report.bytes_given_back += removed.bytes
@@ -136,7 +140,7 @@ def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
     Before any batch is judged: a power loss may have put task files back into staging whose batches have logs.
     """
     try:
-        report.retries_published += deadletters.publish_pending(store)
+        report.retries_published += retrying.publish_pending(store)
         report.commits_applied += commits.apply_pending(store)
     except OSError as error:
         if error.errno not in FULL:
@@ -206,20 +210,14 @@ def refresh(store: Store) -> int:
 def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refusals) -> list[OSError]:
     """Mend the batches of a shard. Return the errors of those for which there was no room."""
     full = []
-    files: dict[str, TaskFileName] = {}
-    logs: list[Batch] = []
-    for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
-        name = names.parse_task_file(text)
-        if name is None:
-            report.stray += 0 if text.startswith(".nfs") else 1
-            continue
-        files[name.batch] = name
-    for text in store.fs.names(f"{store.layout.logs}/{shard}") if has_logs else ():
-        batch = names.parse_log_file(text)
-        if batch is None:
-            report.stray += 0 if text.startswith(".nfs") else 1
-            continue
-        logs.append(batch)
+
+    def known(directory: str, parse: Callable[[str], T | None]) -> list[T]:
+        found = {text: parse(text) for text in store.fs.names(f"{directory}/{shard}")}
+        report.stray += sum(name is None and not text.startswith(".nfs") for text, name in found.items())
+        return [name for name in found.values() if name is not None]
+
+    files: dict[str, TaskFileName] = {name.batch: name for name in known(store.layout.tasks, names.parse_task_file)}
+    logs = known(store.layout.logs, names.parse_log_file) if has_logs else []
     with_logs = set(logs)
     anchors = [name.batch for name in files.values() if name.is_open and name.batch not in with_logs]
     for batch, look in [*((each, _look_at) for each in logs), *((each, _end_anchor) for each in anchors)]:
@@ -408,14 +406,12 @@ def reap_staged(store: Store, text: str) -> bool:
         fd = store.fs.look(path, os.O_RDWR)
     except OSError:
         return False
-    try:
+    with store.fs.closing(fd):
         if name is not None and listing.read_present_state(store, name.batch) is not None:
             return False  # it was published once: see `publish_again`
-        if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
+        if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in retrying.staged_names(store):
             return store.fs.unlink(path)
         return False
-    finally:
-        store.fs.close(fd)
 
 
 def reap_successors(store: Store) -> int:
@@ -497,14 +493,3 @@ def _history(store: Store, keep_days: int, report: GcReport) -> None:
     for day in history.days(store):
         if day < oldest and trash.discard(store, store.layout.history_days, day):
             report.history_days_removed += 1
-
-
-Reaping = trash.Reaping
-
-
-def reap(path: object) -> Reaping:
-    """Remove what deleted queues left in a directory, each after its proof, and say what was left alone and why.
-
-    If the directory is a queue itself, what is in its own trash goes, too.
-    """
-    return trash.reap(path)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
-from fsqueue.format.wording import counted
+from fsqueue.format.wording import counted, duration
 from fsqueue.queue import Queue
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
@@ -215,7 +215,7 @@ class Loop:
         left_s, likely_s = self._outlook()
         if likely_s < left_s:
             return True
-        why = f"another task may take {likely_s:.3g} s, longer than is left" if likely_s else "no time is left"
+        why = f"another task may take {duration(likely_s)}, longer than is left" if likely_s else "no time is left"
         self._end(self._stop_why, f"{why}: nothing more is begun")
         return False
 

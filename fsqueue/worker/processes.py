@@ -30,7 +30,7 @@ from fsqueue.worker.limits import KILLED_S, STALL_S
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.marks import Marks
 from fsqueue.worker.output import Stream
-from fsqueue.worker.spawning import Process, ProcessExecutor, describe
+from fsqueue.worker.spawning import Process, ProcessExecutor, describe, python
 
 SENT_MAX = 128
 """Maximum number of tasks in a child's socket."""
@@ -67,7 +67,7 @@ class _Child:
             source = os.memfd_create("nothing")
             self.process = Process(
                 family.supervisors,
-                [sys.executable, "-c", family.program, "3", "4"],
+                [*family.program, "3", "4"],
                 {**os.environ, **how.of_slots[self.slot]},
                 [source, *(stream.write_end for stream in self.streams), self.theirs.fileno(), family.flag],
                 self._ended,
@@ -245,8 +245,7 @@ class Children(ProcessExecutor):
         self._closing = self._is_stopping = False
         self.flag = os.memfd_create("stopping")
         os.pwrite(self.flag, b"\0", 0)
-        path = [os.path.abspath(entry) for entry in sys.path]
-        self.program = f"import sys; sys.path[:] = {path!r}; from fsqueue.worker import child; child.main()"
+        self.program = python("child")
         self._queues = [os.path.abspath(queue.store.path) for queue in queues]
         self.setup: dict[str, Any] = {}
 

@@ -16,6 +16,7 @@ from fsqueue.errors import FormatTooNew, FormatTooOld, FsqueueError, NotAQueue, 
 from fsqueue.filesystem import resources
 from fsqueue.protocol import revoking
 from fsqueue.queue import Queue
+from fsqueue.worker import spawning
 
 logger = logging.getLogger("fsqueue")
 
@@ -29,9 +30,7 @@ _NO_QUEUE = (QueueNotFound, NotAQueue, FormatTooNew, FormatTooOld)
 
 def command(queues: Sequence[Queue], run_id: str) -> list[str]:
     """Return the command line that ends the leases of a run in these queues."""
-    path = [os.path.abspath(entry) for entry in sys.path]
-    program = f"import sys; sys.path[:] = {path!r}; from fsqueue.worker import reclaiming; reclaiming.main()"
-    return [sys.executable, "-c", program, run_id, *(os.path.abspath(queue.store.path) for queue in queues)]
+    return [*spawning.python("reclaiming"), run_id, *(os.path.abspath(queue.store.path) for queue in queues)]
 
 
 def main() -> None:

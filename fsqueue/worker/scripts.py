@@ -97,12 +97,18 @@ _WRAPPERS = re.compile(
     "|taskset|chrt|flock|watch|script|su|runuser|exec|command|singularity|apptainer|docker|podman|conda|micromamba|strace|perf|sshpass"
 )
 """Matches programs that run the command in their arguments."""
-_LAUNCHER = re.compile(r"(?:^|[\s;&|(`'\"/])(?:srun|mpirun|mpiexec(?:\.hydra)?|orterun|prun|aprun|jsrun)(?=$|[\s;&|)])")
+_LAUNCHER = re.compile(
+    r"(?:^|[\s;&|(`'\"/])"
+    r"(?:srun|(?:mpirun|mpiexec)(?:\.(?:openmpi|mpich|hydra|slurm|lsf|mpt)|_rsh|_mpt)?|orterun|prun|prterun|oshrun|aprun"
+    r"|jsrun|lrun|ibrun|ccc_mprun)"
+    r"(?=$|[\s;&|)])"
+)
 """Matches a program that starts processes on other nodes, alone or in a script."""
+
 _ELSEWHERE = re.compile(
     r"(?:^|[\s;&|(`'\"/])"
-    r"(?:ssh|rsh|docker|nerdctl|ctr|crictl|kubectl|sbatch|salloc|qsub|qrsh|bsub|blaunch|pbsdsh|condor_submit|systemd-run"
-    r"|machinectl|at)"
+    r"(?:ssh|rsh|mosh|pdsh|clush|oarsh|docker|nerdctl|ctr|crictl|kubectl|sbatch|salloc|qsub|qrsh|bsub|blaunch|pbsdsh"
+    r"|condor_submit|oarsub|pjsub|llsubmit|msub|ccc_msub|systemd-run|machinectl|tmux|at)"
     r"(?=$|[\s;&|)])"
 )
 """Matches another program whose work is done by processes that are not below it, alone or in a script."""

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import resource
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from fsqueue.clock import Clock, Entropy
@@ -33,6 +34,33 @@ _FOUND_WANTING = re.compile(
     re.IGNORECASE,
 )
 """Matches the program that a shell could not execute."""
+_FLAGS = {
+    "isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "safe_path": "-P", "no_site": "-S",
+    "dont_write_bytecode": "-B",
+}  # fmt: skip
+"""The interpreter's options that say what it looks at, by their names in `sys.flags`."""
+
+
+def python(module: str) -> list[str]:
+    """Return the command that calls `main` of a module of fsqueue.worker. Arguments may follow.
+
+    It runs in an interpreter like this one, and finds the same modules: what this one was told not to look at (-I),
+    that one does not look at, either.
+    """
+    flags = [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
+    if sys.flags.utf8_mode:  # its file names are those of this process
+        flags += ["-X", "utf8"]
+    path = [entry for entry in map(_absolute, sys.path) if entry is not None]
+    program = f"import sys; sys.path[:] = {path!a}; from fsqueue.worker import {module}; {module}.main()"
+    return [sys.executable, *flags, "-c", program]
+
+
+def _absolute(entry: object) -> str | None:
+    """Return an entry of the search path as seen from any directory; None if nothing is found by it."""
+    try:
+        return os.path.abspath(entry) if isinstance(entry, str) else None
+    except OSError:  # it is relative, and the working directory was removed
+        return None
 
 
 class Process:

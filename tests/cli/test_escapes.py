@@ -45,8 +45,8 @@ for module, _ in COMMANDS.values():
     importlib.import_module("fsqueue_cli." + module)
 import base64, difflib, logging, shlex, traceback, tqdm
 import fsqueue.doctor, fsqueue.views.stuck_locks, fsqueue.functions, fsqueue.worker
-from fsqueue.doctor.verdicts import ProbeResult
-from fsqueue.filesystem.holders import Holder
+from fsqueue.doctor.probes import ProbeResult
+from fsqueue.filesystem.processes import Holder
 EVIL = json.loads(sys.stdin.readline())
 
 def lock(path):

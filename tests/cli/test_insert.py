@@ -570,16 +570,26 @@ def test_after_a_bad_line_only_lines_with_keys_may_be_repeated(fsqueue_cli: Run,
 
 
 @pytest.mark.once
-def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Queue) -> None:
-    process = spawn("insert", queue.path, "--key", "k", stdin=subprocess.PIPE)
+@pytest.mark.parametrize(
+    ("lines", "may"),
+    [
+        ('{"k":1}\n{"k":2}\n', True),
+        ('{"p":[1]}\n{"k":1}\n{"p":[1],"k":2}\n{"k":3}\n', True),
+        ('{"u":1}\n{"p":[1]}\n{"k":1}\n', False),
+    ],
+    ids=["all have keys", "one without a key is refused", "one without a key is inserted"],
+)
+def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Queue, lines: str, may: bool) -> None:
+    process = spawn("insert", queue.path, "--key", "k", "--priority", "p", "--skip-bad", stdin=subprocess.PIPE)
     assert process.stdin is not None
-    process.stdin.write('{"k":1}\n{"k":2}\n')
+    process.stdin.write(lines)
     process.stdin.flush()
     until(lambda: queue.status().waiting == 2, "two tasks")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "2\n")
-    assert "or repeat the command: it inserts no line whose key is taken" in err
+    assert ("or repeat the command: it inserts no line whose key is taken" in err) == may
+    assert ("would insert the lines without a key again" in err) != may
 
 
 @pytest.mark.batched  # with one task a batch a queue takes no keys

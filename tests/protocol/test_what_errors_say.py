@@ -554,7 +554,7 @@ OTHERS = {
     "fsqueue/administration.py": "no error of an insert",
     "fsqueue/arguments.py": "an argument that is refused first",
     "fsqueue/spark/options.py": "an option that is refused first",
-    "fsqueue/storage/ordering.py": "the queue is gone",
+    "fsqueue/storage/queue_changes.py": "the queue is gone",
     "fsqueue/storage/staging.py": "an inserter that was away for half a day: tests/upkeep/test_collect.py",
 }
 """Where sentences stand that no row here leads to, and why they are true."""

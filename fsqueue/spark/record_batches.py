@@ -1,4 +1,4 @@
-"""Take the record batches that Spark sends while those before them are still being written and synced.
+"""Record batches on their way: taken from Spark while those before them are still being written and synced.
 
 A Spark task and its Python worker share a socket, which holds much less than a record batch. While the worker waits
 for a sync, Spark would wait, too.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
 
 AHEAD_BYTES = 16 << 20
 """Bytes of record batches that the thread takes ahead; a sync of one group of files takes no longer."""
@@ -83,3 +82,18 @@ def ahead(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         taker.stop()
     if taker.error is not None:
         raise taker.error
+
+
+@contextmanager
+def system_pool() -> Iterator[None]:
+    """Have Arrow take its memory from the C library for the length of a `with` block.
+
+    Arrow's default pool gives the buffers of each record batch back to the kernel, and gets pages full of zeros for
+    the next one. Those page faults took a quarter of a read's CPU time (docs/decisions/0029-the-way-through-arrow.md).
+    """
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
