@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, is_gone
+from fsqueue.filesystem import NOT_FILES, either_of_two, is_gone
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
@@ -487,7 +487,7 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
         is_there = _lock_to_reap(store, directory, stack)
         record = find(store, layout, commit)
         if record is None:
-            for identity in {one for _ in range(2) for one in proposals(store, layout)}:  # one listing may be old
+            for identity in either_of_two(lambda: proposals(store, layout)):
                 other = proposed(store, layout, identity)
                 if other is not None and attempt in other.attempts() and not settle(store, layout, identity):
                     return False
