@@ -16,9 +16,9 @@ from pyspark.sql import types
 from fsqueue.spark.encoding import contains
 
 SAME = (types.StringType, types.BooleanType, types.LongType, types.IntegerType, types.FloatType, types.DoubleType)
-"""What Arrow parses as Spark does, ..."""
+"""Types that Arrow parses as Spark does."""
 CAST = (types.DateType, types.TimestampType, types.TimestampNTZType)
-"""... and what it casts from text."""
+"""Types that Arrow casts from text."""
 KEYS_MAX = 64
 """A map with more different keys is left to `columnar`: as a struct, each key would be a column, mostly of nulls."""
 SAMPLE_BYTES = 1 << 16

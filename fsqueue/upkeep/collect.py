@@ -60,7 +60,7 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 PAYLOAD_DAYS = 30
 """Number of days for which task files of finished batches are kept, unless a user asks for another time."""
 PAYLOAD_BYTES = 10 << 30
-"""... and the bytes of the latest ones that are kept; those of the present day in any case."""
+"""Bytes of the latest of those files that are kept; those of the present day in any case."""
 
 
 @dataclass(frozen=True, slots=True)

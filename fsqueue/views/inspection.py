@@ -221,8 +221,8 @@ def _look(store: Store, exact: bool) -> _Seen:
     letters = deadletters.Ids(store)
     seen = _Seen(counted, commits.decided(store), letters)
     retried = [name for name in staging.files(store, store.layout) if str(name) in letters.staged]
-    seen.files.update({name.batch: name for name in retried})  # as good as published, ...
-    seen.files.update(commits.waiting(store))  # ... as these are
+    seen.files.update({name.batch: name for name in retried})  # as good as published
+    seen.files.update(commits.waiting(store))  # as good as published, too
     begun = listing.shards_with_logs(store) if exact else frozenset[Shard]()
     for shard in listing.shards(store):
         _look_into(store, seen, shard, shard in begun)
@@ -302,9 +302,9 @@ class _Remains:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._hint: Shard | None = None
-        """Where something was left the last time, ..."""
+        """The shard in which something was left the last time."""
         self._left: TaskFileName | None = None
-        """... and the task file that it was in."""
+        """The task file in which something was left the last time."""
 
     def is_where_it_was(self) -> bool:
         """Return whether something is left where something was left the last time."""
