@@ -33,6 +33,16 @@ def asking_again(action: Callable[[], T]) -> T:
         return action()
 
 
+class PassingOverStrays:
+    """Go on behind the `with` block if a file is missing in it, or if something else is in the file's place."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, at: object) -> bool:
+        return isinstance(error, OSError) and error.errno in (errno.ENOENT, *NOT_FILES)
+
+
 def either_of_two(look: Callable[[], Iterable[T]]) -> set[T]:
     """Return what two looks have found together. One listing may be old, or miss a name that is being renamed: only
     two of them prove absence.

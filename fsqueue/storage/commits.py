@@ -15,7 +15,6 @@ ballot is removed before the proposal: without a ballot nothing can be decided.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, either_of_two, is_gone
+from fsqueue.filesystem import PassingOverStrays, either_of_two, is_gone
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
@@ -157,13 +156,10 @@ def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
 
 def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
     """Return what a proposal says; None if it is gone, not written yet, or none."""
-    try:
+    with PassingOverStrays():
         record = parse(sparse.joined(store.fs.read_pieces(layout.proposal(identity))))
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, *NOT_FILES):
-            raise
-        return None
-    return record if record is not None and record.id == identity else None
+        return record if record is not None and record.id == identity else None
+    return None
 
 
 def is_decided(store: Store, layout: Layout, record: Record) -> bool:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
-from fsqueue.filesystem import NOT_FILES
+from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names, task_file
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
 from fsqueue.format.priority import Rank, rank_of
@@ -356,12 +356,9 @@ class _Remains:
 
     def _is_there(self, name: TaskFileName) -> bool:
         """Return whether a task file still has this name. If it was renamed, a listing tells."""
-        try:
+        with PassingOverStrays():
             return self.store.fs.exists(self.store.layout.task_file(name))
-        except OSError as error:
-            if error.errno not in NOT_FILES:
-                raise
-            return False  # something else has the name, or its directory
+        return False  # something else has the name, or its directory
 
     def _work_in(self, name: TaskFileName) -> tuple[bool, int]:
         """Return whether a task of a batch has no outcome, and how many tasks were inserted into it.
@@ -473,14 +470,9 @@ def lines_of(store: Store, name: TaskFileName) -> list[bytes]:
     """Return the lines of a task file; none if it is not there under this name, or no file, or has no tasks."""
     if name.inserted is not None:
         return []
-    try:
+    with PassingOverStrays():
         return task_file.split_lines(published.content_of(store, store.layout.task_file(name)))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        if error.errno not in NOT_FILES:
-            raise
-        return []
+    return []
 
 
 def lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
