@@ -291,20 +291,17 @@ def undecided(store: Store, error: OSError | FsqueueError) -> FsqueueError:
 def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
     """Propose a record: durable, and locked while this lasts, so that no process takes it for a dead one's."""
     fs, path = store.fs, layout.proposal(record.id)
-    fd = store.making_generation(lambda: fs.create(path))
-    try:
-        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
-            raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
-        fs.write_all(fd, record.encode())
-        if store.sync_inserts:
-            fs.fsync(fd)
-            store.names.sync(layout.pending)
-        yield
-    finally:
+    with fs.closing(store.making_generation(lambda: fs.create(path))) as fd:
         try:
-            fs.end_lock(fd)
+            if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
+                raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
+            fs.write_all(fd, record.encode())
+            if store.sync_inserts:
+                fs.fsync(fd)
+                store.names.sync(layout.pending)
+            yield
         finally:
-            fs.close(fd)
+            fs.end_lock(fd)
 
 
 def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts: list[Part], locks: ExitStack) -> None:
