@@ -6,6 +6,7 @@ keys, and become maps then.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -100,14 +101,12 @@ class Maps:
         if self.refusals >= REFUSALS_MAX:
             return None
         found = None
-        try:
+        with suppress(pa.ArrowException):
             if self.schema is None:
                 self.schema = self._learned(content[: content.find(b"\n", SAMPLE_BYTES) + 1 or len(content)])
             if all(len(keys) <= KEYS_MAX for keys in self.keys.values()):
                 carried = _payloads(_table(content, self.schema, "error"))
                 found = self._column(carried, self.kind, self.arrow, NULL in content)
-        except pa.ArrowException:
-            pass
         if found is None:
             self.schema = None
             self.refusals += 1

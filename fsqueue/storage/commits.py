@@ -425,10 +425,9 @@ def _shards(layout: Layout, record: Record) -> list[str]:
 
 
 def _sync(store: Store, directory: str) -> None:
-    try:
+    # If it is missing, nothing was published into it: a part with fewer files than it could have, or the queue was purged
+    with suppress(FileNotFoundError):
         store.fs.sync_directory(directory)
-    except FileNotFoundError:
-        pass  # nothing was published into it: a part with fewer files than it could have, or the queue was purged
 
 
 @contextmanager
@@ -436,13 +435,11 @@ def _attending(store: Store, path: str) -> Iterator[None]:
     """Lock a proposal if it is free. Others then see that a process works on it; that keeps none from applying it."""
     fs = store.fs
     with ExitStack() as stack:
-        try:
+        with suppress(OSError):
             fd = fs.look(path, os.O_RDWR)
             stack.callback(fs.close, fd)
             if fs.try_lock(fd):
                 stack.callback(fs.end_lock, fd)
-        except OSError:
-            pass
         yield
 
 

@@ -74,10 +74,9 @@ def _status(store: Store, exact: bool) -> Status:
         before = seen
     with ExitStack() as holding:  # batches finish faster than they can be looked at: keep them from being counted
         for number in counters.NUMBERS:
-            try:
+            # This user may not write it, or its holder is stopped: the status is an estimate then
+            with suppress(OSError, LockTimeout):
                 holding.enter_context(store.locked(store.layout.counter(number), HOLD_S))
-            except (OSError, LockTimeout):
-                pass  # this user may not write it, or its holder is stopped: the status is an estimate then
         seen = _look(store, exact)
         for _ in range(COMMITS_MAX):
             if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.states(store):

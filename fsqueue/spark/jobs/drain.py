@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -265,10 +266,8 @@ class Completer:
         for row in rows:
             if row["error"] is not None:
                 task = _task(queue, row)
-                try:
+                with suppress(LeaseLost):  # taken over, or failed by a former attempt at this
                     task.fail(row["error"])
-                except LeaseLost:
-                    pass  # taken over, or failed by a former attempt at this
                 yield task.id, task.token, FAILED
 
 
