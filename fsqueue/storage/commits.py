@@ -425,7 +425,7 @@ def _shards(layout: Layout, record: Record) -> list[str]:
 
 
 def _sync(store: Store, directory: str) -> None:
-    # If it is missing, nothing was published into it: a part with fewer files than it could have, or the queue was purged
+    # It is missing if nothing was published into it, from a part with few files, or if the queue was purged.
     with suppress(FileNotFoundError):
         store.fs.sync_directory(directory)
 

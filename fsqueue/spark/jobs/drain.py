@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from fsqueue.format import names
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
+from fsqueue.models import AsDict
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
 from fsqueue.spark.options import directory
@@ -48,17 +49,13 @@ Function = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class DrainReport:
+class DrainReport(AsDict):
     """The result of a drain, in numbers of rounds and of tasks."""
 
     rounds: int
     completed: int
     failed: int
     lost: int
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the fields by name, ready for JSON."""
-        return asdict(self)
 
 
 def drain(
