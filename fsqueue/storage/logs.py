@@ -32,7 +32,7 @@ RECENT_WINDOWS = (1 << 16, 1 << 19)
 _BEFORE_CHECKPOINT = b"\n" + checkpoints.MARK
 
 
-def present(
+def last_checkpoint(
     fs: Filesystem, fd: int, before_ms: int | None = None, windows: Sequence[int] = checkpoints.WINDOWS
 ) -> tuple[ReplayState, int]:
     """Return the state that the last checkpoint of an open log restates, and where that ends.
@@ -68,7 +68,7 @@ def _read_from(
         if len(start) < checkpoints.LEAST_BYTES:  # too short for a checkpoint: this is all of it
             state = ReplayState()
             return state, 0, state.replay_pieces([(0, start)], 0)
-        state, begin = present(fs, fd, before_ms, windows)
+        state, begin = last_checkpoint(fs, fd, before_ms, windows)
         at = state.at
         return state, at, state.replay_pieces(fs.all_pieces(fd, begin), begin) - begin
 
@@ -282,7 +282,7 @@ class Log:
             self.torn = 0
             return
         if not self.end and len(data) == TAIL_BYTES:
-            self.replay_state, self.end = present(self.fs, self.fd)
+            self.replay_state, self.end = last_checkpoint(self.fs, self.fd)
             self.name = self.name or next(task_files_of(self.batch, reversed(self.replay_state.names)), None)
             data = pread(self.fd, TAIL_BYTES, self.end)
         named, is_renamed = self.replay_state.last_name(), False
@@ -310,7 +310,7 @@ class Log:
 
     def _skip_to_checkpoint(self) -> None:
         """Go on from the last checkpoint of the log, which restates what others appended meanwhile."""
-        state, end = present(self.fs, self.fd)
+        state, end = last_checkpoint(self.fs, self.fd)
         if end <= self.end:
             return  # none of those can be trusted
         if state.inserts is None:  # a checkpoint leaves out what the task file tells
