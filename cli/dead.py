@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.views import outcomes
 from fsqueue.views.activity import alike
 
@@ -18,23 +18,22 @@ from .common import (
     ids_argument,
     json_option,
     moment,
+    print_count,
     queue_argument,
     words,
     yes_option,
 )
-from .conditions import Condition, all_of
-from .conditions import where_option as conditions_option
-from .counts import print_count
+from .options import Condition, all_of, where_option
 from .printing import hint, or_hint, plain, print_json, print_table, quoted, say
 
 EXAMPLES_MAX = 3
 """Maximum number of tasks of a group that are shown."""
 PAYLOAD_CHARS = 60
-"""How much of a payload is shown."""
+"""Maximum number of characters of a payload that are shown."""
 
 FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
 """What conditions may be about."""
-where_option = conditions_option(FIELDS, "reason~timeout, worker.host=node17, payload.size>100")
+dead_where_option = where_option(FIELDS, "reason~timeout, worker.host=node17, payload.size>100")
 
 
 @click.group()
@@ -56,7 +55,7 @@ class _Group:
 
 @dead.command("list", epilog=example("fsqueue dead list Q\nfsqueue dead list Q --where worker.host=node17 --all"))
 @queue_argument
-@where_option
+@dead_where_option
 @click.option("--all", "each", is_flag=True, help="Each on a line of its own, not grouped.")
 @json_option
 def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bool) -> None:
@@ -113,7 +112,7 @@ def _first_line(letter: fsqueue.DeadLetter) -> str:
 @dead.command(epilog=example("fsqueue dead retry Q --where reason~timeout"))
 @queue_argument
 @ids_argument
-@where_option
+@dead_where_option
 @json_option
 def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], as_json: bool) -> None:
     """Make dead letters of Q waiting tasks again, with all their attempts.
@@ -133,7 +132,7 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
 @dead.command(epilog=example("fsqueue dead purge Q --where 'at<1790000000' --yes"))
 @queue_argument
 @ids_argument
-@where_option
+@dead_where_option
 @yes_option
 @json_option
 def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool) -> None:

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import IO, Any
 
-from fsqueue import wording
+from fsqueue.format import wording
 
-from . import insert_kinds
 from .insert_input import PAUSE, BadLine, Input
-from .insert_lines import Foreign, Row, decode_text, too_long
+from .insert_lines import Foreign, Format, Row, decode_text, kind_of, option_for, too_long
 from .printing import quoted
 
 SAMPLE_ROWS = 10_000
@@ -60,25 +59,19 @@ def number_in(cell: str) -> int | float | None:
     return value if math.isfinite(value) else None
 
 
-class TableFormat:
+class TableFormat(Format):
     """Make a task of each row below the header. The files are one table: types are decided once."""
-
-    unit = "line"
 
     def __init__(self, source: Input, delimiter: str, text: tuple[str, ...], skip_bad: bool) -> None:
         self._input, self._delimiter, self._text, self._skip_bad = source, delimiter, text, skip_bad
-        self.line = 0
         self._types: dict[str, str] = dict.fromkeys(text, TEXT)
         """The type of each column by its name."""
         self._sample: list[tuple[int, int, int, Any]] | None = []
         """Rows whose types are not decided yet: names and cells instead of a payload. None once they are decided."""
         self._sample_bytes = 0
         self._headers: dict[int, int] = {}
-        """How many lines the header of each file has."""
+        """Number of lines of the header of each file."""
         csv.field_size_limit(max(csv.field_size_limit(), source.line_bytes_max))
-
-    def check(self, name: str) -> None:
-        """Refuse nothing: the header is read with the rows."""
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield the rows of a file, once the types of the columns are decided."""
@@ -138,7 +131,7 @@ class TableFormat:
     def _names(self, cells: list[str], is_first: bool) -> list[str] | BadLine:
         """Return the names in a header, without blanks around them; or why they are none."""
         names = [cell.strip(BLANKS) for cell in cells]
-        option = insert_kinds.option_for(names[0], self._delimiter) if len(names) == 1 else None
+        option = option_for(names[0], self._delimiter) if len(names) == 1 else None
         why = None
         if len(names) > FIELDS_MAX:
             why = f"has {len(names):,} names of fields, which is more than {FIELDS_MAX:,}"
@@ -163,7 +156,7 @@ class TableFormat:
 
     def _explained(self, error: BadLine, name: str) -> BadLine:
         """Return the error on a header, with what kind of file it may be. Without a header no row can be read."""
-        kind = insert_kinds.kind_of(self._input.head, name, is_json=False)
+        kind = kind_of(self._input.head, name, is_json=False)
         return BadLine(str(error) if kind is None else f"is no header of a table ({kind})", may_skip=False)
 
     def _decide(self, rows: list[tuple[int, int, int, Any]]) -> None:
@@ -229,7 +222,8 @@ class _Records:
         """Those of them that it must get once more."""
         self.bytes = 0
         """Bytes of the record that was read last."""
-        self._parser = csv.reader(_Feed(self._line), delimiter=delimiter, strict=True)
+        # A generator would be at its end after the first exception.
+        self._parser = csv.reader(iter(self._line, None), delimiter=delimiter, strict=True)
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -301,20 +295,6 @@ OLDER = ": what older programs of Windows wrote, 'iconv -f WINDOWS-1252 -t UTF-8
 
 class _Paused(Exception):
     """The input has paused where the parser wants another line."""
-
-
-class _Feed:
-    """Hand lines to the parser. (A generator would be at its end after the first exception.)"""
-
-    def __init__(self, line: Any) -> None:
-        self._line = line
-
-    def __iter__(self) -> _Feed:
-        return self
-
-    def __next__(self) -> str:
-        text: str = self._line()
-        return text
 
 
 def _shown(text: str) -> str:

@@ -11,18 +11,27 @@ from typing import Any, Literal
 import click
 
 import fsqueue
-from fsqueue import wording
-from fsqueue.format import user_json
+from fsqueue.format import user_json, wording
 from fsqueue.views import outcomes
 
-from . import entry
-from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
-from .counts import UNKNOWN_EXIT, print_count, say_unknown
+from . import process
+from .common import (
+    UNKNOWN_EXIT,
+    confirm,
+    example,
+    json_option,
+    print_count,
+    queue_argument,
+    say_unknown,
+    words,
+    worker_option,
+    yes_option,
+)
 from .options import DURATION, PRIORITY, renamed
-from .printing import complain, done, print_json, say
+from .printing import complain, print_done, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
-"""How long an interrupted `lease --wait` may take to notice; longer, the longer it has waited."""
+"""Shortest and longest wait after which an interrupted `lease --wait` notices. It grows with the time waited."""
 
 ORDERS = ("priority", "random")
 
@@ -59,7 +68,7 @@ def lease(
     The most urgent tasks come first, then those without a priority, about in the order of insertion.
     Give the tokens to complete, renew, release, fail or bury. If a line cannot be written, its task is put back.
     """
-    if "stdout" in entry.closed:
+    if "stdout" in process.closed:
         raise click.ClickException(
             "Standard output is closed, so no program could read the tokens. Nothing was leased."
         )
@@ -142,26 +151,23 @@ class Settling:
 
     def together(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object]) -> None:
         """Call `act` on all at once."""
-        with fsqueue.Queue(self._queue) as q:
-            tasks = self._attach(q)
-            try:
-                act(q, tasks)
-            except fsqueue.LeaseLost as error:
-                self._lose(q, [task for task in tasks if task.token in (error.tokens or [task.token])], error)
-            gone = self.lost.keys() | self.already.keys()
-            self.done = [task for task in tasks if task.token not in gone]
-        self._report()
+        self._do(act, max(1, len(self._tokens)))
 
     def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
         """Call `act` on one after the other."""
+        self._do(lambda q, tasks: act(tasks[0]), 1)
+
+    def _do(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object], at_once: int) -> None:
         with fsqueue.Queue(self._queue) as q:
-            for task in self._attach(q):
+            tasks = self._attach(q)
+            for first in range(0, len(tasks), at_once):
+                some = tasks[first : first + at_once]
                 try:
-                    act(task)
+                    act(q, some)
                 except fsqueue.LeaseLost as error:
-                    self._lose(q, [task], error)
-                else:
-                    self.done.append(task)
+                    self._lose(q, [task for task in some if task.token in (error.tokens or [task.token])], error)
+            gone = self.lost.keys() | self.already.keys()
+            self.done = [task for task in tasks if task.token not in gone]
         self._report()
 
     def _lose(self, q: fsqueue.Queue, tasks: list[fsqueue.LeasedTask], error: fsqueue.LeaseLost) -> None:
@@ -200,12 +206,10 @@ class Settling:
         return list(tasks.values())
 
     def _report(self) -> None:
-        if self._as_json:
-            more = {"already": list(map(_task_of, self.already))} if self.already else {}
-            more |= {"unknown": self.unknown} if self.unknown else {}
-            lost = list(map(_task_of, self.lost))
-            with done():
-                print_json({self._verb: [task.id for task in self.done], "lost": lost, **more})
+        more = {"already": list(map(_task_of, self.already))} if self.already else {}
+        more |= {"unknown": self.unknown} if self.unknown else {}
+        lost = list(map(_task_of, self.lost))
+        print_done(self._as_json, {self._verb: [task.id for task in self.done], "lost": lost, **more})
         for token, why in (self.already | self.lost).items():
             complain(f"{_task_of(token)}: {why}")
         say_unknown(self.unknown)

@@ -7,21 +7,21 @@ title, answer as if the user had typed. All of it is escaped here. tests/house/t
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ContextDecorator, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     import logging
-    from types import TracebackType
 
     from rich.console import Console, RenderableType
 
@@ -117,6 +117,15 @@ def done() -> Iterator[None]:
         _Done.now = before
 
 
+def print_done(as_json: bool, value: Any, *lines: object) -> None:
+    """Print what a command has done, as `done` has it: as JSON, or else in lines, if there are any."""
+    with done():
+        if as_json:
+            print_json(value)
+        elif lines:
+            say(*lines)
+
+
 def unprinted_exit(ctx: click.Context) -> int:
     """Return the exit code for what `done` could not print; 0 if there was nothing."""
     code: int = ctx.meta.get(_UNPRINTED, 0)
@@ -198,12 +207,26 @@ def can_show(text: str, encoding: str | None) -> bool:
     return True
 
 
-def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
-    """Print rows as they come, in columns of the given least widths (the last is open)."""
+def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...], heading: tuple[str, ...] = ()) -> None:
+    """Print rows as they come: see `table_lines`."""
+    for line in table_lines(rows, widths, heading):
+        say(line)
+
+
+def table_lines(
+    rows: Iterable[tuple[str, ...]], widths: tuple[int, ...], heading: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Yield rows as they come, in columns of the given least widths (the last is open); the heading before the first.
+
+    Without rows there is no heading.
+    """
     for row in rows:
+        if heading:
+            yield from table_lines([heading], widths)
+            heading = ()
         cells = [plain(cell) for cell in row]
         filled = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
-        say("  ".join([*filled, *cells[len(widths) :]]).rstrip())
+        yield "  ".join([*filled, *cells[len(widths) :]]).rstrip()
 
 
 def print_json(value: Any, err: bool = False) -> None:
@@ -289,7 +312,7 @@ class Canvas:
         from rich.live_render import LiveRender
 
         self._fd = stream.fileno()
-        self._size = self._asked()
+        self._size = _size_of(self._fd)
         self._console = Console(
             file=_bare(stream),
             color_system="standard" if has_colours(stream) else None,
@@ -304,7 +327,7 @@ class Canvas:
 
     def draw(self, picture: Callable[[Console], RenderableType]) -> None:
         """Put what `picture` returns for the console, in its size, in the place of what was drawn before."""
-        size, before = self._asked(), self._size
+        size, before = _size_of(self._fd), self._size
         self._size = size
         if size != before and self._drawn.last_render_height:
             self._console.clear()  # the terminal may have broken the lines anew: begin at the top
@@ -324,13 +347,6 @@ class Canvas:
         if self._drawn.last_render_height:
             self._console.print(self._drawn.restore_cursor(), end="")
             self._drawn = self._new()
-
-    def _asked(self) -> os.terminal_size:
-        try:
-            columns, rows = os.get_terminal_size(self._fd)
-        except OSError:
-            columns, rows = 0, 0
-        return os.terminal_size((columns or COLUMNS, rows or ROWS))
 
 
 _WIPE = "\r\x1b[K"
@@ -353,7 +369,9 @@ class Footer:
 
     def draw(self, line: Callable[[int, str], str]) -> None:
         """Show another line, of at most so many columns and in the encoding that `line` is called with."""
-        text = plain(line(_columns() - 1, self._stream.encoding))  # in the last column some terminals begin a line
+        text = plain(
+            line(_size_of(2).columns - 1, self._stream.encoding)
+        )  # in the last column some terminals begin a line
         with self._mutex:
             self._line = text
             self._paint()
@@ -414,11 +432,12 @@ def _write(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _columns() -> int:
+def _size_of(fd: int) -> os.terminal_size:
     try:
-        return os.get_terminal_size(2).columns or COLUMNS
+        columns, rows = os.get_terminal_size(fd)
     except OSError:
-        return COLUMNS
+        columns, rows = 0, 0
+    return os.terminal_size((columns or COLUMNS, rows or ROWS))
 
 
 def _is_in_foreground() -> bool:
@@ -441,11 +460,44 @@ def passing(text: str) -> None:
         stream.flush()
 
 
-def bar(**options: Any) -> Any:
-    """Return tqdm's bar on standard error. Nothing that others wrote belongs into its texts."""
-    from tqdm import tqdm
+class Bar:
+    """Show on a terminal how far a command has come, if it takes longer than `after_s`.
 
-    return tqdm(file=_bare(sys.stderr), **options)
+    `unit`: what is counted, as it stands behind a number. `is_scaled`: large numbers are shortened, as in 1.2M. Nothing
+    that others wrote belongs into any text.
+    """
+
+    def __init__(self, doing: str, unit: str = " shards", after_s: float = 0.5, is_scaled: bool = False) -> None:
+        self._how: dict[str, Any] = {
+            "desc": doing,
+            "unit": unit,
+            "unit_scale": is_scaled,
+            "leave": False,
+            "miniters": 1,
+        }
+        self._due = time.monotonic() + after_s if is_screen(sys.stderr) else math.inf
+        self._bar: Any = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def show(self, done: int, steps: int | None, beside: str = "") -> None:
+        """Show how many of the steps are done, and a text beside. None: it is not known how many steps there are."""
+        if self._bar is None and time.monotonic() >= self._due:
+            from tqdm import tqdm
+
+            self._bar = tqdm(file=_bare(sys.stderr), total=steps, **self._how)
+        if self._bar is not None:
+            self._bar.set_postfix_str(beside, refresh=False)
+            self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
 
 
 # -- what goes past the above -----------------------------------------------------------------------------
@@ -471,31 +523,6 @@ class _Guarded:
         return getattr(self.bare, name)
 
 
-class Bar:
-    """Show on a terminal how far a command has come, if it takes long."""
-
-    def __init__(self, doing: str, unit: str = "shards") -> None:
-        self._doing, self._unit = doing, unit
-        self._bar: Any = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, done: int, steps: int) -> None:
-        """Show how many of the steps are done."""
-        if not is_screen(sys.stderr):
-            return
-        if self._bar is None:
-            self._bar = bar(total=steps, unit=f" {self._unit}", desc=self._doing, leave=False, delay=0.5)
-        self._bar.update(done - self._bar.n)
-
-
 def _bare(stream: Any) -> Any:
     return stream.bare if isinstance(stream, _Guarded) else stream
 
@@ -517,17 +544,15 @@ def guarded() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-class unguarded(ContextDecorator):
+@contextmanager
+def unguarded() -> Iterator[None]:
     """End that for a while: for the code of users that runs in this process, and prints what it likes."""
-
-    def __enter__(self) -> None:
-        self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = (_bare(stream) for stream in self._before)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        sys.stdout, sys.stderr = self._before
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_bare, before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 @contextmanager

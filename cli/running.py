@@ -11,13 +11,13 @@ from typing import Any, Literal
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
 
-from . import entry
+from . import process
 from .common import example, json_option, queues_argument, search_working_directory, worker_option
 from .options import DURATION, AfterDashes, renamed
-from .printing import complain, done, is_screen, print_json, quoted, unguarded
+from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
 
 FAILURES, EXCLUDED = 11, 12
@@ -240,7 +240,7 @@ def run(
     paths = [str(queue.path) for queue in opened]
     progress = Progress(paths) if shows else None
     shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
-    supervision.is_own_process = entry.is_own_process
+    supervision.is_own_process = process.is_own
     made = fsqueue.Worker(
         opened,
         call,
@@ -267,9 +267,7 @@ def run(
     summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
     if log_json:
         _log_json(Event("end", "", summary))
-    with done():
-        if as_json:
-            print_json(summary)
+    print_done(as_json, summary)
     if not log_json and not as_json:
         _summarise(report, dead)
     if report.signal is not None:
@@ -313,7 +311,7 @@ def _too_many(queues: list[fsqueue.Queue], retries: int | None) -> list[str]:
 
 
 TELL_S = 3.0
-"""How long the summary may take once a signal has ended the work."""
+"""Maximum time for the summary once a signal has ended the work."""
 
 
 def missing_program(command: list[str]) -> bool:

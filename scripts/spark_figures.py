@@ -126,7 +126,7 @@ def floor(rows: int, partitions: int) -> type:
         def read(self, partition: InputPartition) -> Any:
             import pyarrow as pa
 
-            from fsqueue.spark.compat import arrow_schema
+            from fsqueue.spark.columns import arrow_schema
 
             one = {"tile": 1234567, "path": "s3://bucket/volume/" + "0" * 64, "sum": "0" * 64, "x": 1 / 7}
             some = [{"id": "0" * 36 + ".123", "state": "waiting", "payload": one}] * 4096
@@ -168,7 +168,7 @@ def publish(path: Path, df: Any, times: Times) -> None:
         assert part is not None
         yield pa.RecordBatch.from_pydict({"part": [json.dumps(part.as_dict())]})
 
-    from fsqueue.models import CommitPart
+    from fsqueue.format.models import CommitPart
 
     staged = df.mapInArrow(stage, "part STRING").collect()
     parts = [CommitPart(**json.loads(row[0])) for row in staged]

@@ -17,6 +17,7 @@ from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
+from fsqueue.format.wording import counted
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import (
     GROUP_BYTES_MAX,
@@ -29,10 +30,9 @@ from fsqueue.protocol.encoding import (
     default_when,
     groups_of,
 )
-from fsqueue.storage import ordering, staging
+from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError
-from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
 
@@ -331,7 +331,7 @@ def publish(store: Store, group: list[Encoded], published: Published | None = No
     missed: Layout | None = None
     published = Published() if published is None else published
     store.refresh()
-    ordering.mark(store, min(encoded.rank for encoded in group))
+    queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))
     for _ in range(TRIES):
         layout, before = store.layout, len(published.names)
         try:

@@ -7,28 +7,27 @@ log is not taken from the history again: so a batch that finishes meanwhile appe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from fsqueue.format import movements, names
+from fsqueue.format.models import CANCELLED as IS_CANCELLED
+from fsqueue.format.models import COMPLETED as IS_COMPLETED
+from fsqueue.format.models import DEAD as IS_DEAD
 from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.format.priority import fault
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
-from fsqueue.models import CANCELLED as IS_CANCELLED
-from fsqueue.models import COMPLETED as IS_COMPLETED
-from fsqueue.models import DEAD as IS_DEAD
+from fsqueue.format.wording import priority_text
 from fsqueue.spark.attempts import attempts_of
 from fsqueue.storage import commits, counters, deadletters, history, listing, published
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
-from fsqueue.wording import priority_text
 
 Row = tuple[Any, ...]
 PID_MAX = 2**31 - 1
 """A record may hold any number. One that the column cannot hold would make the view fail for all rows."""
-KIB_MAX = (2**63 - 1) // 1024
 FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 
@@ -53,9 +52,7 @@ def _seconds(ms: int | None) -> float | None:
 
 def what_was_used(used: tuple[int, int] | None) -> tuple[float | None, int | None]:
     """Return the columns `cpu_s` and `peak_memory_bytes`, of milliseconds and KiB."""
-    if used is None or used[1] > KIB_MAX:
-        return None, None
-    return used[0] / 1000, used[1] * 1024
+    return (None, None) if used is None else (used[0] / 1000, used[1] * 1024)
 
 
 def who(worker: dict[str, Any] | None) -> tuple[str | None, str | None]:
@@ -116,18 +113,11 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 # -- logs ----------------------------------------------------------------------------------------------
 
 
-def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
-    """Yield the batches at work in a shard, each with what is alive in it."""
-    for batch in listing.logs(store, shard):
-        replay_state = listing.read_present_state(store, batch)
-        if replay_state is not None:
-            yield batch, replay_state
-
-
 def leases(store: Store, shard: Shard) -> Iterator[Row]:
     """Yield the tasks that a lease holds, in time or not."""
     now = store.clock.now_ms()
-    for batch, replay_state in ledgers(store, shard):
+    for batch in listing.logs(store, shard):
+        replay_state = listing.read_present_state(store, batch) or ReplayState()
         for index, (state, until, holder) in enumerate(
             zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)
         ):
@@ -295,6 +285,14 @@ def committed(store: Store) -> Iterator[Row]:
         record = None if name is None else commits.find(store, store.layout, name)
         if record is not None:
             yield record.name, moment(record.at), *(record.total(what) for what in ("tasks", "files", "bytes"))
+
+
+def findings(store: Store, shards: Sequence[Shard], first: bool) -> Iterator[Row]:
+    """Yield what fsck finds in these shards and, in the `first` part, in what belongs to none. Nothing is mended."""
+    from fsqueue.fsck import fsck_part
+
+    for finding in fsck_part(store, shards, first):
+        yield finding.kind, finding.gravity, finding.path, finding.tasks, finding.note, finding.meaning
 
 
 OF_NO_SHARD: dict[str, Callable[[Store], Iterator[Row]]] = {"counters": counted, "commits": committed}

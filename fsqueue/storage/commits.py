@@ -15,7 +15,6 @@ ballot is removed before the proposal: without a ballot nothing can be decided.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -26,12 +25,12 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, is_gone
+from fsqueue.filesystem import PassingOverStrays, either_of_two, is_gone
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
+from fsqueue.format.models import CommitPart
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
-from fsqueue.models import CommitPart
-from fsqueue.storage import ballots, nested, staging
+from fsqueue.storage import nested, staging
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -39,11 +38,11 @@ logger = logging.getLogger("fsqueue")
 LOCK = "lock"
 """A file in an attempt's directory. The process that has it locked proves or reaps the attempt."""
 LOCK_S = 30.0
-"""How long to wait for that lock: its holder lists the directory, or renames it."""
+"""Seconds to wait for that lock: its holder lists the directory, or renames it."""
 REAP_S = 2.0
-"""How long a process waits for that lock if it only wants to remove the attempt."""
+"""Seconds to wait for that lock only to remove the attempt."""
 LOOKS = 3
-"""How many listings may miss a staged file before it counts as gone."""
+"""Number of listings that miss a staged file until it counts as gone."""
 ROUNDS = 20
 """Maximum number of tries without success to publish what a listing shows; then something is wrong."""
 FILES_MAX = 1 << 32
@@ -157,13 +156,10 @@ def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
 
 def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
     """Return what a proposal says; None if it is gone, not written yet, or none."""
-    try:
+    with PassingOverStrays():
         record = parse(sparse.joined(store.fs.read_pieces(layout.proposal(identity))))
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, *NOT_FILES):
-            raise
-        return None
-    return record if record is not None and record.id == identity else None
+        return record if record is not None and record.id == identity else None
+    return None
 
 
 def is_decided(store: Store, layout: Layout, record: Record) -> bool:
@@ -214,6 +210,25 @@ def staged(
 # -- deciding ----------------------------------------------------------------------------------------
 
 
+def cast_ballot(store: Store, layout: Layout, identity: Uuid, content: bytes) -> None:
+    """Write the ballot of a proposal, complete and synced, before the proposal."""
+    fs = store.fs
+    with fs.closing(store.making_generation(lambda: fs.create(layout.ballot(identity)))) as fd:
+        fs.write_all(fd, content)
+        if store.sync_inserts:
+            fs.fsync(fd)
+
+
+def withdraw(store: Store, layout: Layout, identity: Uuid) -> None:
+    """Remove a proposal and its ballot. Remove the ballot first: a late link then finds nothing to link.
+
+    In the other order, a crash could leave the ballot alone. A client that was cut off could still link it, and no
+    proposal would lead others to that decision.
+    """
+    store.fs.unlink(layout.ballot(identity))
+    store.fs.unlink(layout.proposal(identity))
+
+
 def decide(store: Store, layout: Layout, record: Record) -> Record:
     """Make a record the one that counts, unless its name has one. Return the one that counts.
 
@@ -221,7 +236,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
     are unlinked before the last look: a link that arrives late would otherwise decide after it.
     """
     try:
-        ballots.cast(store, layout, record.id, record.encode())
+        cast_ballot(store, layout, record.id, record.encode())
         with _proposed(store, layout, record):
             _prove(store, layout, record)
             store.fs.link(layout.ballot(record.id), layout.record(record.name))
@@ -230,7 +245,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
         try:
             found = find(store, layout, record.name)
             if found is None or found.id != record.id:
-                ballots.withdraw(store, layout, record.id)
+                withdraw(store, layout, record.id)
                 found = find(store, layout, record.name)
         except (OSError, FsqueueError) as other:
             if is_gone(other) and _is_overtaken(store, layout):
@@ -276,20 +291,17 @@ def undecided(store: Store, error: OSError | FsqueueError) -> FsqueueError:
 def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
     """Propose a record: durable, and locked while this lasts, so that no process takes it for a dead one's."""
     fs, path = store.fs, layout.proposal(record.id)
-    fd = store.making_generation(lambda: fs.create(path))
-    try:
-        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
-            raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
-        fs.write_all(fd, record.encode())
-        if store.sync_inserts:
-            fs.fsync(fd)
-            store.names.sync(layout.pending)
-        yield
-    finally:
+    with fs.closing(store.making_generation(lambda: fs.create(path))) as fd:
         try:
-            fs.end_lock(fd)
+            if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
+                raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
+            fs.write_all(fd, record.encode())
+            if store.sync_inserts:
+                fs.fsync(fd)
+                store.names.sync(layout.pending)
+            yield
         finally:
-            fs.close(fd)
+            fs.end_lock(fd)
 
 
 def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts: list[Part], locks: ExitStack) -> None:
@@ -377,7 +389,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     for attempt in record.attempts():
         drop(store, layout.attempt(attempt, record.name))
     try:
-        ballots.withdraw(store, layout, record.id)  # it has served
+        withdraw(store, layout, record.id)  # it has served
     except OSError as error:
         logger.warning("the ballot of the commit %s is still there (%s); 'fsqueue gc' removes it", record.name, error)
     store.doorbell.ring()
@@ -413,10 +425,9 @@ def _shards(layout: Layout, record: Record) -> list[str]:
 
 
 def _sync(store: Store, directory: str) -> None:
-    try:
+    # It is missing if nothing was published into it, from a part with few files, or if the queue was purged.
+    with suppress(FileNotFoundError):
         store.fs.sync_directory(directory)
-    except FileNotFoundError:
-        pass  # nothing was published into it: a part with fewer files than it could have, or the queue was purged
 
 
 @contextmanager
@@ -424,13 +435,11 @@ def _attending(store: Store, path: str) -> Iterator[None]:
     """Lock a proposal if it is free. Others then see that a process works on it; that keeps none from applying it."""
     fs = store.fs
     with ExitStack() as stack:
-        try:
+        with suppress(OSError):
             fd = fs.look(path, os.O_RDWR)
             stack.callback(fs.close, fd)
             if fs.try_lock(fd):
                 stack.callback(fs.end_lock, fd)
-        except OSError:
-            pass
         yield
 
 
@@ -444,7 +453,7 @@ def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
         with store.held(path, 0.0):
             record = proposed(store, layout, identity)
             if record is None or not is_decided(store, layout, record):
-                ballots.withdraw(store, layout, identity)
+                withdraw(store, layout, identity)
     except FileNotFoundError:
         return True
     except LockTimeout:
@@ -468,7 +477,7 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
         is_there = _lock_to_reap(store, directory, stack)
         record = find(store, layout, commit)
         if record is None:
-            for identity in {one for _ in range(2) for one in proposals(store, layout)}:  # one listing may be old
+            for identity in either_of_two(lambda: proposals(store, layout)):
                 other = proposed(store, layout, identity)
                 if other is not None and attempt in other.attempts() and not settle(store, layout, identity):
                     return False

@@ -6,21 +6,30 @@ one, as the proof that the lock is held.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import NoReturn
 
+from fsqueue import checks
+from fsqueue.checks import CHECK
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import resources
-from fsqueue.format import movements
+from fsqueue.format import movements, state_checks
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import jsonl
 from fsqueue.storage.logs import Log
 from fsqueue.storage.store import Store
 
+LEAST_WAIT_S = 0.01
+"""Shortest wait for a batch whose lock is busy: the error then says who has it."""
 THREADS_WAIT_S = 0.05
 """Longest wait for another thread in the same batch, by a caller that does not wait for other processes."""
+
+CORRECTED_MS = 15 * 60_000
+"""A name that promises a time later by more than this was given by a wrong clock, and waits for its correction (see
+`record_times`)."""
 
 
 class BatchBusy(LockTimeout):
@@ -94,6 +103,8 @@ class LockedBatch:
             if kind is not None:
                 self.drop()
             elif self._is_locked and log.fd >= 0:
+                if CHECK:
+                    self._check()
                 unlock = self.store.fs.unlock
                 unlock(log.fd)
         except OSError:  # of the unlocking: what was done under the lock is done
@@ -157,6 +168,8 @@ class LockedBatch:
 
     def unlock(self) -> None:
         """Let other processes in, before the block ends. Nothing may be appended any more."""
+        if CHECK:
+            self._check()
         unlock = self.store.fs.unlock
         try:
             unlock(self.log.fd)
@@ -164,7 +177,39 @@ class LockedBatch:
             return  # what was done is done: the end of the block tries again, and closes the log
         self._is_locked = False
 
+    def _check(self) -> None:
+        """Check the invariants that the state of the batch shows at the end of a critical section."""
+        log, states, where = self.log, self.replay_state, f"At the end of a critical section of batch {self.batch}"
+        checks.refuse(state_checks.broken(states), where)
+        # Invariant 5: no worker looks for a task before the time that the file's name promises.
+        if log.name is not None and log.is_named_so and (due := states.next_time()) is not None:
+            promised, truth = log.name.available_at, max(due, states.at)
+            is_late = truth < promised <= truth + CORRECTED_MS
+            checks.hold(5, not is_late, f"{where}, a task comes at {due}, and {log.name} promises it for {promised}")
+
     def drop(self) -> None:
         """Close the log: what this process knows of it cannot be trusted, or the batch is over."""
         self._is_locked = False
         self.store.logs.drop(self.log)
+
+
+def each(
+    store: Store, batches: Iterable[Batch], act: Callable[[Batch, float], None], wait_s: float | None = None
+) -> dict[Batch, LockTimeout]:
+    """Call `act(batch, seconds to wait for its lock)` for each batch: first for those that no process has locked.
+
+    The others share `wait_s` seconds, by default those of one lock: several stopped processes must not add up.
+    Return the batches that stayed locked, each with the LockTimeout that `act` raised: nothing was done in these.
+    """
+    waiting: Collection[Batch] = list(batches)
+    until = store.clock.monotonic() + (jsonl.LOCK_TIMEOUT_S if wait_s is None else wait_s)
+    busy: dict[Batch, LockTimeout] = {}
+    for is_last in (False, True) if len(waiting) > 1 else (True,):
+        busy = {}
+        for batch in waiting:
+            try:
+                act(batch, max(LEAST_WAIT_S, until - store.clock.monotonic()) if is_last else 0.0)
+            except LockTimeout as error:
+                busy[batch] = error
+        waiting = busy
+    return busy

@@ -20,7 +20,7 @@ from fsqueue.format import names, sparse
 from fsqueue.format.layout import SETTINGS_FILE, QueueState, read_queue_state, settings_file
 from fsqueue.format.names import Day, Generation, KeyEpoch, QueueId
 from fsqueue.storage import nested
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -87,7 +87,10 @@ def discard(store: Store, holder: str, tree: Generation | Day | KeyEpoch) -> boo
 
 
 def reap(path: object) -> Reaping:
-    """Remove what deleted queues left in a directory; if it is a queue itself, what is in its own trash, too."""
+    """Remove what deleted queues left in a directory, each after its proof, and say what was left alone and why.
+
+    If the directory is a queue itself, what is in its own trash goes, too.
+    """
     directory = queue_path(path)
     fs = Filesystem(directory, shared=mount_of(directory).shared)
     found = reap_deleted(fs, directory)

@@ -18,9 +18,8 @@ from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import resources
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
-from fsqueue.protocol.waiting import BELL_S, tell_of_end
+from fsqueue.protocol.waiting import BELL_S, pause_news, tell_of_end
 from fsqueue.queue import Queue
-from fsqueue.storage import pauses
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import lease_holders
@@ -32,8 +31,8 @@ from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
 logger = logging.getLogger("fsqueue")
 
 DRAIN_CHECK_S = 30.0
-"""How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log.
-Besides it asks when there is a reason to: see `CHECKS`."""
+"""Shortest time after which a worker that waits long asks again whether all is done: that costs a listing and a look
+into a log. Besides it asks when there is a reason to: see `CHECKS`."""
 DEATH_CHECK_S = (1.0, 600.0)
 """Shortest and longest pause before a worker that finds nothing to lease looks whether holders of tasks have died on
 this host. Each pause is as long as the worker has waited by then. That reads the logs of all batches at work.
@@ -214,7 +213,7 @@ class Feeder(BackgroundThread):
                     self._has_fed, self._untaken = True, got
                     self._report(Fed(got))
                     return None
-            for text in pauses.news(queue.store for queue in self._queues):
+            for text in pause_news(queue.store for queue in self._queues):
                 self._say("pause", text)
             if self._is_closed:
                 return Fed()

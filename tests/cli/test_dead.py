@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fsqueue_cli import dead
-from fsqueue_cli.conditions import condition
+from fsqueue_cli.options import condition
 
 from fsqueue import Bury, DeadLetter, Queue
 from fsqueue.functions import handler

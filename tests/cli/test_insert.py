@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fsqueue_cli import insert_places
+from fsqueue_cli import insert_source
 from fsqueue_cli.main import cli
 
 from fsqueue import Queue, StorageError, StorageFull
@@ -638,8 +638,8 @@ def test_a_line_with_a_key_that_may_be_in_the_queue_may_be_repeated(
 
 
 def test_the_places_of_many_tasks_are_known_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insert_places, "PLACES_MAX", 10)
-    places = insert_places.Places()
+    monkeypatch.setattr(insert_source, "PLACES_MAX", 10)
+    places = insert_source.Places()
     assert places.find(0) is None
     for task in range(1000):
         places.note(task, 0, task + 1)

@@ -10,11 +10,14 @@ import os
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 TOGETHER = ("tests/lab/", "tests/spark/")
 """Directories whose tests share what is dear to start: guests, a cluster, a Spark session. The longest comes first."""
 EARLY = ("tests/concurrency/", "tests/test_", "tests/worker/", "tests/cli/")
 """Directories whose tests fork often: that takes longer, the more their process has kept of other tests."""
+AHEAD = 2
+"""A process that has no more tests than this is given its next unit."""
 APART = ("tests/simulation/",)
 """Directories whose tests share nothing: each may run anywhere. They come last, so that all processes end together."""
 
@@ -62,7 +65,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> UnitSch
 
 
 class UnitScheduling(LoadScopeScheduling):
-    """Hand out units to processes, in the order of collection."""
+    """Hand out units to processes, in the order of collection.
+
+    A process of pytest-xdist begins its last test only when it is given another one, or told to end. When a process
+    dies, LoadScopeScheduling gives out its units again: with the test that killed it, which kills the next one, and
+    those that it had finished. A process that is given a finished unit has nothing to run, and waits forever.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take a process out. If it died, give back what it had not run, and return the test that killed it."""
+        left = {unit: tests for unit, tests in self.assigned_work.pop(node).items() if not all(tests.values())}
+        if not left:
+            return None
+        died_in = next(test for tests in left.values() for test, done in tests.items() if not done)
+        left[unit_of(died_in)][died_in] = True
+        self.workqueue.update((unit, tests) for unit, tests in left.items() if not all(tests.values()))
+        for other in self.nodes:
+            self._reschedule(other)
+        return died_in
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a process enough to go on with, or end it."""
+        if node not in self.registered_collections:
+            return  # it has taken another's place, and does not know the tests yet
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= AHEAD:
+            if self.workqueue:
+                self._assign_work_unit(node)
+            else:
+                node.shutdown()

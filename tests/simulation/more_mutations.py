@@ -248,7 +248,7 @@ MUTATIONS = [
         "heads that are not kept are forgotten",
         "a shard has more task files than are kept in mind, and is called empty when those are used up",
         "small",
-        (("Selection._list", "self._further[shard] = best[-1][14:]", ""),),
+        (("Selection._list", "self._further[shard] = due[-1][14:]", ""),),
     ),
     Mutation(
         "an idle worker looks only when the bell rings",
@@ -338,7 +338,7 @@ MUTATIONS = [
         (
             (
                 "_sort_out",
-                "staged = _still_staged(store, layout, [record for _, _, record in settling])",
+                "staged = _still_staged(store, layout, ...)",
                 "staged = set()",
             ),
         ),

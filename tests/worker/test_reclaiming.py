@@ -17,7 +17,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import processes
 from fsqueue.storage import jsonl
 from fsqueue.views import lease_holders
-from fsqueue.worker import launchers, reclaiming, spawning, supervision, supervisor
+from fsqueue.worker import reclaiming, scripts, spawning, supervision, supervisor
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.processes import Children
@@ -28,6 +28,7 @@ from tests.worker.test_supervisors import (
     CODE,
     DAEMON,
     ESCAPES,
+    FORKING,
     children_of,
     is_alive,
     is_any_alive,
@@ -192,17 +193,9 @@ def test_of_a_killed_worker_a_function_is_executed_again_at_once(one: Queue, pid
 
 def test_a_forked_child_of_the_worker_that_lives_on_keeps_no_lease(one: Queue, pids: Path) -> None:
     """It has copies of all that its parent had open."""
-    code = (
-        "import os, sys, threading, time; from fsqueue import Queue, Worker\n"
-        "def fork():\n"
-        "  open(sys.argv[-1] + '.begun').read()\n"
-        "  if not os.fork(): open(sys.argv[-1], 'a').write(f'{os.getpid()}\\n'); time.sleep(9000)\n"
-        "threading.Thread(target=fork, daemon=True).start()\n"
-        "Worker(Queue(sys.argv[1]), command=sys.argv[2:], prefetch=1).run()\n"
-    )
     os.mkfifo(f"{pids}.begun")
     argv = ["sh", "-c", f"{BEGIN}; echo $$ >$0; echo >$0.begun; exec sleep 9000", str(pids)]
-    with worker_process(one, argv, code) as process:
+    with worker_process(one, argv, FORKING) as process:
         begun(pids)
         kill(process, pids)
     thread, reports = in_background(Worker(one, command=argv))
@@ -338,7 +331,7 @@ def test_what_works_elsewhere_may_go_on(one: Queue, pids: Path, line: str) -> No
     ],
 )
 def test_commands_that_may_outlive_their_worker(words: list[str], may: bool) -> None:
-    assert launchers.may_outlive_worker(words) is may
+    assert scripts.may_outlive_worker(words) is may
 
 
 def test_what_alone_has_a_job_of_several_nodes_may_work_on_others(one: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
