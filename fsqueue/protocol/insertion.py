@@ -18,6 +18,7 @@ from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
+from fsqueue.format.wording import counted
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import (
     FILE_TASKS_MIN,
@@ -35,7 +36,6 @@ from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, 
 from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError
-from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
 
