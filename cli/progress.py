@@ -42,6 +42,7 @@ BAR_COLUMNS = 16
 CLOSE_S = 1.0
 
 Now = Callable[[], float]
+Loop = Callable[[], None]
 
 
 def in_words(progress: WorkerProgress, failed: int, next_due_s: float = math.inf) -> str:
@@ -154,23 +155,56 @@ class FailingHere:
         )
 
 
-class Looker:
-    """Look at the queues of a worker from time to time, in a thread of its own and in objects of its own."""
+class _Told:
+    """Hold what a worker tells, and look at its queues from time to time, for either way of showing it.
 
-    def __init__(self, paths: list[str], progress: WorkerProgress, say: Callable[[str], object]) -> None:
-        self._paths, self._progress, self._say = paths, progress, say
-        self._held: Callable[[], int] = lambda: 0
-        self.next_due_s: Callable[[], float] = lambda: math.inf
-        self._queues: list[fsqueue.Queue] = []
-        self.failing_here = FailingHere(paths[0])
+    `loops`: what threads do from `start` to `close`, by their names. `close` waits a moment for the first one.
+    """
 
-    def start(self, worker: fsqueue.Worker) -> None:
+    def __init__(
+        self, paths: list[str], say: Callable[[str], object], now: Now, kinds_max: int, loops: dict[str, Loop]
+    ) -> None:
+        self._paths, self._say, self._now = paths, say, now
+        self._worker: fsqueue.Worker | None = None
+        self._queues: list[fsqueue.Queue] = []  # the looks' own
+        self._progress = WorkerProgress(now)
+        self._failing_here = FailingHere(paths[0])
+        self._counts: Counter[str] = Counter()  # the events of the worker by kind, such as "failed"
+        self._failures = Failures(say, now, kinds_max)
+        self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, another flushes
+        self._closed = threading.Event()
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
+
+    def show(self, worker: fsqueue.Worker) -> None:
         """Take in the worker that is shown."""
-        self._held = lambda: worker.held
-        self.next_due_s = lambda: worker.next_due_s
+        self._worker = worker
         self._progress.completed = lambda: worker.completed
 
-    def look(self) -> None:
+    def start(self, worker: fsqueue.Worker) -> None:
+        """Begin to look at the queues of a worker, and to show it."""
+        self.show(worker)
+        for thread in self._threads:
+            thread.start()
+
+    def tell(self, event: Event) -> None:
+        """Record an event of the worker, and show it if it has a text. Called in a thread of the worker's."""
+        self._counts[event.kind] += 1
+        self._failing_here.count(event.kind)
+        if event.text:
+            self._say(event.text)
+        elif event.kind in ("failed", "given-up"):
+            with self._mutex:
+                self._failures.add(event.fields["task"], event.fields["reason"])
+
+    def close(self) -> None:
+        """End the threads, and say how many failures were only counted."""
+        self._closed.set()
+        if self._threads[0].ident is not None:  # else it was never started
+            self._threads[0].join(CLOSE_S)
+        with self._mutex:
+            self._failures.flush(0)
+
+    def _look(self) -> None:
         """Look once. What goes wrong the worker meets, too, and reports."""
         try:
             self._queues = self._queues or [fsqueue.Queue(path) for path in self._paths]
@@ -181,45 +215,19 @@ class Looker:
             return
         status = total(each)
         self._progress.look(status, held)
-        hint = self.failing_here.look(max(0, status.completed - self._progress.completed()[1]))
+        hint = self._failing_here.look(max(0, status.completed - self._progress.completed()[1]))
         if hint:
             self._say(hint)
 
-    def close(self) -> None:
-        """Close the queues."""
+    def _held(self) -> int:
+        return self._worker.held if self._worker is not None else 0
+
+    def _next_due_s(self) -> float:
+        return self._worker.next_due_s if self._worker is not None else math.inf
+
+    def _close_queues(self) -> None:
         for queue in self._queues:
             queue.close()
-
-
-class _Told:
-    """Hold what a worker tells, for either way of showing it."""
-
-    def __init__(self, paths: list[str], say: Callable[[str], object], now: Now, kinds_max: int) -> None:
-        self._say = say
-        self._progress = WorkerProgress(now)
-        self._looker = Looker(paths, self._progress, say)
-        self._counts: Counter[str] = Counter()  # the events of the worker by kind, such as "failed"
-        self._failures = Failures(say, now, kinds_max)
-        self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, another flushes
-        self._closed = threading.Event()
-
-    def tell(self, event: Event) -> None:
-        """Record an event of the worker, and show it if it has a text. Called in a thread of the worker's."""
-        self._counts[event.kind] += 1
-        self._looker.failing_here.count(event.kind)
-        if event.text:
-            self._say(event.text)
-        elif event.kind in ("failed", "given-up"):
-            with self._mutex:
-                self._failures.add(event.fields["task"], event.fields["reason"])
-
-    def _end(self, thread: threading.Thread) -> None:
-        """End the thread that shows, and say how many failures were only counted."""
-        self._closed.set()
-        if thread.ident is not None:
-            thread.join(CLOSE_S)
-        with self._mutex:
-            self._failures.flush(0)
 
 
 class LogProgress(_Told):
@@ -229,20 +237,9 @@ class LogProgress(_Told):
     """
 
     def __init__(self, paths: list[str], say: Callable[[str], object] = complain, now: Now = time.monotonic) -> None:
-        super().__init__(paths, say, now, LOGGED_KINDS_MAX)
-        self._now = now
+        super().__init__(paths, say, now, LOGGED_KINDS_MAX, {"fsqueue-log": self._keep_time})
         self._line_at = now() + LINE_S
         self._has_looked = False
-        self._thread = threading.Thread(target=self._keep_time, name="fsqueue-log", daemon=True)
-
-    def start(self, worker: fsqueue.Worker) -> None:
-        """Begin to look at the queues."""
-        self._looker.start(worker)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Tell how many failures were only counted."""
-        self._end(self._thread)
 
     def step(self) -> None:
         """Write a line if a minute is over. Look some seconds after the begin, too: a rate needs two looks."""
@@ -250,8 +247,8 @@ class LogProgress(_Told):
         is_due = began >= self._line_at
         if is_due or not self._has_looked:
             self._has_looked = True
-            self._looker.look()
-            text = in_words(self._progress, self._counts["failed"], self._looker.next_due_s())
+            self._look()
+            text = in_words(self._progress, self._counts["failed"], self._next_due_s())
             if is_due:
                 self._line_at = began + max(LINE_S, (self._now() - began) / LOOK_SHARE)
                 self._say(text)
@@ -259,7 +256,7 @@ class LogProgress(_Told):
     def _keep_time(self) -> None:
         while not self._closed.wait(min(LOOK_S, max(0.1, self._line_at - self._now()))):
             self.step()
-        self._looker.close()
+        self._close_queues()
 
 
 class Progress(_Told):
@@ -270,38 +267,32 @@ class Progress(_Told):
 
     def __init__(self, paths: list[str]) -> None:
         self._footer = Footer()
-        super().__init__(paths, self._say_aside, time.monotonic, KINDS_MAX)
-        self._drawer = threading.Thread(target=self._draw, name="fsqueue-bar", daemon=True)
+        loops = {"fsqueue-bar": self._keep_drawing, "fsqueue-look": self._keep_looking}
+        super().__init__(paths, self._say_aside, time.monotonic, KINDS_MAX, loops)
         self.pass_on = self._footer.pass_on
-
-    def start(self, worker: fsqueue.Worker) -> None:
-        """Begin to draw, and to look at the queues."""
-        self._looker.start(worker)
-        self._drawer.start()
-        threading.Thread(target=self._look, name="fsqueue-look", daemon=True).start()
 
     def close(self) -> None:
         """Remove the bar, and show how many failures were only counted."""
-        self._end(self._drawer)
+        super().close()
         self._footer.close()
 
     def _say_aside(self, text: str) -> None:
         with self._footer.aside():
             complain(text)
 
-    def _draw(self) -> None:
+    def _keep_drawing(self) -> None:
         while not self._closed.wait(DRAW_S):
             with self._mutex:
                 self._failures.flush()
             self._footer.draw(self._line)
 
     def _line(self, columns: int, encoding: str) -> str:
-        return line(self._progress, self._counts["failed"], columns, encoding, self._looker.next_due_s())
+        return line(self._progress, self._counts["failed"], columns, encoding, self._next_due_s())
 
-    def _look(self) -> None:
+    def _keep_looking(self) -> None:
         wait_s = DRAW_S
         while not self._closed.wait(wait_s):
             began = time.monotonic()
-            self._looker.look()
+            self._look()
             wait_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
-        self._looker.close()
+        self._close_queues()

@@ -12,10 +12,11 @@ import os
 import weakref
 from collections.abc import Sequence
 
-from fsqueue import forks
+from fsqueue import checks, forks
+from fsqueue.checks import CHECK
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem, resources
-from fsqueue.format import checkpoints, movements, sparse
+from fsqueue.format import checkpoints, movements, sparse, state_checks
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName, task_files_of
 from fsqueue.format.replay import ReplayState
@@ -304,6 +305,8 @@ class Log:
             self.name = next(task_files_of(self.batch, (renamed,)), None)
         if is_renamed:
             self.is_named_so = False
+        if CHECK:
+            checks.refuse(state_checks.broken(self.replay_state), f"After a replay of {self.path}")
 
     def _skip_to_checkpoint(self) -> None:
         """Go on from the last checkpoint of the log, which restates what others appended meanwhile."""
@@ -374,6 +377,8 @@ class Log:
             state = ReplayState()
             state.replay_pieces(self.fs.pieces(self.fd, 0), 0)
             self.replay_state = state
+            if CHECK:
+                checks.refuse(state_checks.broken(state), f"After a replay of all of {self.path}")
 
     def find_insert(self, identity: str) -> int | None:
         """Return the index of the task that the `insert` record of this id has made, if that lives. Call it under the

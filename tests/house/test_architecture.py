@@ -13,16 +13,17 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "simulation", "simulation_figures", "forks", "clock", "filesystem", "format",
-    "user_code", "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
-    "administration", "repeating", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching",
-    "queue", "several", "functions", "worker", "webpages", "spark",
+    "errors", "wording", "checks", "simulation", "simulation_figures", "forks", "clock", "filesystem",
+    "format", "user_code", "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep",
+    "doctor", "administration", "repeating", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll",
+    "attaching", "queue", "several", "functions", "worker", "webpages", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
 MAY_USE = {
     "simulation": {"errors"},
     "simulation_figures": {"errors", "simulation"},
+    "checks": set(),
     "forks": set(),
     "clock": {"errors", "forks"},
     "filesystem": {"errors", "forks", "clock"},
@@ -30,7 +31,7 @@ MAY_USE = {
     "models": {"format"},
     "cluster": {"filesystem"},
     "webpages": {"errors", "wording", "forks"},
-    "storage": {"errors", "wording", "forks", "clock", "filesystem", "format", "models", "cluster"},
+    "storage": {"errors", "wording", "checks", "forks", "clock", "filesystem", "format", "models", "cluster"},
 }
 """The lowest packages use these and nothing else, also of what stands below them: `format` does no I/O."""
 
