@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import fsqueue
+from fsqueue.format.wording import duration
 from fsqueue.views.activity import alike, headline
 from fsqueue.views.rates import WorkerProgress, total
-from fsqueue.wording import duration
 from fsqueue.worker import Event
 
 from .printing import Footer, can_show, complain
@@ -25,17 +25,17 @@ from .status_text import is_all_delayed, number
 
 DRAW_S = 0.5
 LOOK_S = 5.0
-"""How often the queues are looked at, at most."""
+"""Shortest time between two looks at the queues."""
 LOOK_SHARE = 0.05
 """The largest part of its time that the looking thread spends on looks: the work goes on in the same process."""
 REPEAT_S = 5.0
 """The first failure of a kind is shown at once. Further ones are counted for this time, and then shown as a number."""
 KINDS_MAX = 8
-"""How many kinds of failures are shown at a time; the rest is only counted."""
+"""Maximum number of kinds of failures shown at a time; the rest is only counted."""
 LINE_S = 60.0
-"""How often a log file gets a line."""
+"""Time between two lines in a log file."""
 LOGGED_KINDS_MAX = 64
-"""How many kinds of failures a log file gets."""
+"""Maximum number of kinds of failures in a log file."""
 IN_A_ROW = 10
 """Number of failures in a row that gets a hint if other workers complete tasks meanwhile."""
 BAR_COLUMNS = 16

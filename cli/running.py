@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
 
 from . import process
@@ -311,7 +311,7 @@ def _too_many(queues: list[fsqueue.Queue], retries: int | None) -> list[str]:
 
 
 TELL_S = 3.0
-"""How long the summary may take once a signal has ended the work."""
+"""Maximum time for the summary once a signal has ended the work."""
 
 
 def missing_program(command: list[str]) -> bool:

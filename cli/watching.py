@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from fsqueue.errors import LockTimeout
 from fsqueue.format import names, priority, task_file
+from fsqueue.format.models import Result, RetryReport
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
-from fsqueue.models import Result, RetryReport
 from fsqueue.storage import deadletters, letter_files, retrying
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store

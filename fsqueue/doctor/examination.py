@@ -23,10 +23,10 @@ from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_directory
 from fsqueue.filesystem.processes import boot_id
 from fsqueue.filesystem.quota import quota_of
+from fsqueue.format.wording import counted
 from fsqueue.storage.discovery import queue_path
 from fsqueue.upkeep import doctorplaces
 from fsqueue.views import stuck_locks
-from fsqueue.wording import counted
 
 __all__ = ["ProbeResult", "Report", "examine", "join"]
 

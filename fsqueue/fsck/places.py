@@ -10,10 +10,10 @@ from functools import partial
 from fsqueue.errors import LockTimeout
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
+from fsqueue.format.models import GcReport
 from fsqueue.fsck import named_commits
 from fsqueue.fsck.findings import Suspect, found, guarded
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.models import GcReport
 from fsqueue.storage import counters, nested, payloads, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash

@@ -19,6 +19,7 @@ from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
+from fsqueue.format.wording import counted
 from fsqueue.fsck.recount import Recount
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import history, jsonl, published, record_times
@@ -26,7 +27,6 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import LinesInLog
 from fsqueue.storage.queue_file import FRESH_S, state_in
 from fsqueue.storage.store import Store
-from fsqueue.wording import counted
 
 WAIT_S = 2.0
 """Seconds to wait for a lock; what stays busy is left for the next time."""

@@ -18,8 +18,8 @@ from fsqueue.filesystem import LOST, is_gone
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
+from fsqueue.format.models import TaskRef
 from fsqueue.format.names import Batch
-from fsqueue.models import TaskRef
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST

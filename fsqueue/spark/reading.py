@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from fsqueue.errors import InvalidArgument, StorageError
 from fsqueue.format import names
-from fsqueue.models import DELAYED, WAITING
+from fsqueue.format.models import DELAYED, WAITING
 from fsqueue.spark import schemas, views
 from fsqueue.spark.options import ReadOptions
 from fsqueue.storage import deadletters, history, listing, retrying

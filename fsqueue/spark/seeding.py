@@ -11,8 +11,8 @@ from pyspark.sql import functions, types
 from fsqueue.clock import Clock, Entropy
 from fsqueue.commit import must_be_as_many
 from fsqueue.errors import QueueNotFound
+from fsqueue.format.models import AsDict, CommitReport
 from fsqueue.format.names import commit_name, new_uuid
-from fsqueue.models import AsDict, CommitReport
 from fsqueue.queue import Queue
 from fsqueue.spark import encoding, keyed, options
 from fsqueue.spark.sessions import register, spark_errors

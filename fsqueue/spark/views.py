@@ -13,17 +13,17 @@ from typing import Any
 import orjson
 
 from fsqueue.format import movements, names
+from fsqueue.format.models import CANCELLED as IS_CANCELLED
+from fsqueue.format.models import COMPLETED as IS_COMPLETED
+from fsqueue.format.models import DEAD as IS_DEAD
 from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.format.priority import fault
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
-from fsqueue.models import CANCELLED as IS_CANCELLED
-from fsqueue.models import COMPLETED as IS_COMPLETED
-from fsqueue.models import DEAD as IS_DEAD
+from fsqueue.format.wording import priority_text
 from fsqueue.spark.attempts import attempts_of
 from fsqueue.storage import commits, counters, deadletters, history, listing, published
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
-from fsqueue.wording import priority_text
 
 Row = tuple[Any, ...]
 PID_MAX = 2**31 - 1

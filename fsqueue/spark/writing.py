@@ -23,8 +23,8 @@ from fsqueue.commit import Commit, must_be_as_many, warn_of_none
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, QueueExists, QueueNotFound
 from fsqueue.format import task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Settings
+from fsqueue.format.models import CommitPart
 from fsqueue.format.priority import LAST
-from fsqueue.models import CommitPart
 from fsqueue.protocol.encoding import OPEN_BATCHES_MAX, Encoded, SortWindow, When, share
 from fsqueue.queue import Queue
 from fsqueue.spark.encoding import Encoder

@@ -28,8 +28,8 @@ from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeou
 from fsqueue.filesystem import PassingOverStrays, either_of_two, is_gone
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
+from fsqueue.format.models import CommitPart
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
-from fsqueue.models import CommitPart
 from fsqueue.storage import nested, staging
 from fsqueue.storage.store import Store
 

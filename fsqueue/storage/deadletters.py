@@ -19,15 +19,15 @@ import orjson
 from fsqueue.errors import FsqueueError
 from fsqueue.format import movements, names, priority, task_file
 from fsqueue.format.layout import Layout
+from fsqueue.format.models import DeadLetter
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.replay import ReplayState
-from fsqueue.models import DeadLetter
+from fsqueue.format.wording import counted
 from fsqueue.storage import jsonl, letter_files, published, retrying
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.published import LOST
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
-from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
 

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from fsqueue import wording
 from fsqueue.filesystem import PassingOverStrays
-from fsqueue.format import movements, names, nesting, task_file
+from fsqueue.format import movements, names, nesting, task_file, wording
 from fsqueue.format.names import Batch, Day, Shard, day_of
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import jsonl

@@ -20,9 +20,10 @@ from fsqueue.filesystem import Filesystem, results, trees
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctor_directory
+from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
-from fsqueue.models import GcReport
+from fsqueue.format.wording import counted
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import (
     commits,
@@ -41,7 +42,6 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import doctorplaces, key_files, trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
-from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
 

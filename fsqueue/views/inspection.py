@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
 from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names, task_file
+from fsqueue.format.models import CANCELLED as IS_CANCELLED
+from fsqueue.format.models import COMPLETED as IS_COMPLETED
+from fsqueue.format.models import DEAD as IS_DEAD
+from fsqueue.format.models import DELAYED as IS_DELAYED
+from fsqueue.format.models import LEASED as IS_LEASED
+from fsqueue.format.models import WAITING as IS_WAITING
+from fsqueue.format.models import DeadLetter, State, Status, TaskInfo
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
-from fsqueue.models import CANCELLED as IS_CANCELLED
-from fsqueue.models import COMPLETED as IS_COMPLETED
-from fsqueue.models import DEAD as IS_DEAD
-from fsqueue.models import DELAYED as IS_DELAYED
-from fsqueue.models import LEASED as IS_LEASED
-from fsqueue.models import WAITING as IS_WAITING
-from fsqueue.models import DeadLetter, State, Status, TaskInfo
 from fsqueue.storage import commits, counters, deadletters, listing, payloads, published, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.views import finished, task_history

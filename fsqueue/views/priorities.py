@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from fsqueue.format import priority
+from fsqueue.format.models import AsDict
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import Priority, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED
-from fsqueue.models import AsDict
 from fsqueue.storage import listing, retrying
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection

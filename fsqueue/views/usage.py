@@ -6,7 +6,7 @@ import stat
 from dataclasses import dataclass
 
 from fsqueue.format import names
-from fsqueue.models import AsDict
+from fsqueue.format.models import AsDict
 from fsqueue.storage.store import Store
 
 BLOCK_BYTES = 512

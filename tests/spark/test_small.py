@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsqueue import CommitLost, InvalidArgument, Queue
-from fsqueue.models import CommitPart
+from fsqueue.format.models import CommitPart
 from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.storage import commits
 from tests.support import QueueFactory, age_staging, leftovers

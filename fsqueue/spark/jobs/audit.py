@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsqueue.models import COMPLETED, DEAD, DELAYED, LEASED, WAITING, AsDict
+from fsqueue.format.models import COMPLETED, DEAD, DELAYED, LEASED, WAITING, AsDict
 from fsqueue.spark.sessions import register, spark_errors
 
 if TYPE_CHECKING:

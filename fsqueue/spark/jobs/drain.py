@@ -22,10 +22,10 @@ from uuid import uuid4
 from fsqueue import administration
 from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, said
 from fsqueue.format import names
+from fsqueue.format.models import AsDict
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
-from fsqueue.models import AsDict
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
 from fsqueue.spark.options import directory
