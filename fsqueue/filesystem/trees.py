@@ -18,6 +18,13 @@ from functools import partial
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
 from fsqueue.filesystem.resources import Closer, close, opened
 
+CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
+"""Another process removes it or still adds to it, or (NFS) an open file lingers. The next reaping takes the rest."""
+REFUSED = (errno.EACCES, errno.EPERM)
+NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
+"""A larger file proves nothing. Number of bytes to read at a time."""
+
 
 @dataclass(slots=True)
 class Freed:
@@ -54,14 +61,6 @@ def counting_removal(name: str, within: int) -> Iterator[None]:
         if is_directory or found.st_nlink == 1:
             freed.inodes += 1
             freed.bytes += 0 if is_directory else found.st_size
-
-
-CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
-"""Another process removes it or still adds to it, or (NFS) an open file lingers. The next reaping takes the rest."""
-REFUSED = (errno.EACCES, errno.EPERM)
-NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
-PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
-"""A larger file proves nothing. Number of bytes to read at a time."""
 
 
 class OpenTree:
