@@ -2,6 +2,9 @@
 
 A tree is opened once, and everything is done through that descriptor. A proof, where the caller asks for one, is about
 the very directory that is open. So no neighbour can put another in its place between the look and the removal.
+
+What a thread removes within `count_removals` is counted, so that `gc` can report it. Elsewhere a removal costs no
+further system call.
 """
 
 from __future__ import annotations
