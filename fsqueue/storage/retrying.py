@@ -17,6 +17,7 @@ from typing import NamedTuple
 import orjson
 
 from fsqueue.errors import FsqueueError, LockTimeout, QueuePurged
+from fsqueue.filesystem import either_of_two
 from fsqueue.format import names, priority
 from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard, TaskFileName
@@ -260,7 +261,7 @@ def forget_published(store: Store) -> None:
     """
     remembered = store.retried
     if any(seen.names for seen in remembered.values()):
-        there = {text for _ in range(2) for text in store.fs.names(store.layout.staging)}
+        there = either_of_two(lambda: store.fs.names(store.layout.staging))
         for path, seen in list(remembered.items()):
             if not seen.names <= there:
                 remembered[path] = seen._replace(names=seen.names & there)
