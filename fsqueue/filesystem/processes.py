@@ -195,7 +195,7 @@ def age_with(variable: str, value: str) -> float:
 
 def _environment(pid: int) -> list[bytes]:
     """Return the environment that a process began with; empty if it is another user's, or gone."""
-    return os.fsencode(_read(f"/proc/{pid}/environ", "surrogateescape")).split(b"\0")
+    return _read_bytes(f"/proc/{pid}/environ").split(b"\0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +263,13 @@ def boot_id() -> str:
     return _read("/proc/sys/kernel/random/boot_id").strip()
 
 
-def _read(path: str, errors: str = "replace") -> str:
+def _read(path: str) -> str:
+    return _read_bytes(path).decode(errors="replace")
+
+
+def _read_bytes(path: str) -> bytes:
     try:
-        with open(path, encoding="utf-8", errors=errors, newline="") as file:
+        with open(path, "rb") as file:
             return file.read()
     except OSError:
-        return ""
+        return b""
