@@ -11,7 +11,7 @@ import fsqueue
 from fsqueue import wording
 
 from . import insert_options, insert_producer
-from .common import example, json_option, moment, queue_argument
+from .common import example, json_option, moment, queue_argument, queue_at
 from .insert_input import Input
 from .insert_kinds import EACH_ELEMENT
 from .insert_producer import Producer
@@ -121,7 +121,7 @@ def insert(
         producer = Producer(insert_producer.checked(ctx.meta.get("command", [])))
     asked.check()
     key = asked.key
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         read = Input(q.settings.task_bytes_max)
         source = Source(read, asked, asked.format(read), producer)
         if asked.commit is not None:

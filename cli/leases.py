@@ -16,7 +16,7 @@ from fsqueue.format import user_json
 from fsqueue.views import outcomes
 
 from . import entry
-from .common import confirm, example, json_option, queue_argument, words, worker_option, yes_option
+from .common import confirm, example, json_option, queue_argument, queue_at, words, worker_option, yes_option
 from .counts import UNKNOWN_EXIT, print_count, say_unknown
 from .options import DURATION, PRIORITY, renamed
 from .printing import complain, done, print_json, say
@@ -63,8 +63,8 @@ def lease(
         raise click.ClickException(
             "Standard output is closed, so no program could read the tokens. Nothing was leased."
         )
-    with fsqueue.Queue(queue, worker) as q, noted_signals() as noted:
-        q.store.lease_for_others()
+    with queue_at(queue, worker) as q, noted_signals() as noted:
+        (q if isinstance(q, fsqueue.GroupQueue) else q.store).lease_for_others()  # it may not be there yet
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -142,7 +142,7 @@ class Settling:
 
     def together(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object]) -> None:
         """Call `act` on all at once."""
-        with fsqueue.Queue(self._queue) as q:
+        with queue_at(self._queue) as q:
             tasks = self._attach(q)
             try:
                 act(q, tasks)
@@ -154,7 +154,7 @@ class Settling:
 
     def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
         """Call `act` on one after the other."""
-        with fsqueue.Queue(self._queue) as q:
+        with queue_at(self._queue) as q:
             for task in self._attach(q):
                 try:
                     act(task)
@@ -310,7 +310,7 @@ def release_all(
     given = {"worker": worker, "host": host, "job": job, "slurm_job": slurm_job}
     only = {name: value for name, value in given.items() if value is not None}
     chosen = [f"{name.replace('slurm_job', 'Slurm job')} {value}" for name, value in only.items()]
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         whose = f"of {', '.join(chosen)} " if chosen else ""
         confirm(f"Take all leases {whose}on tasks of {q.path} away{', offline' if offline else ''}?", yes)
         count = q.release_all(**only, offline=offline)
@@ -327,7 +327,7 @@ def cancel(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
 
     Leased and finished ones stay as they are. Exit code 3: there is no such task.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         chosen = list(words(ids))
         confirm(f"Cancel {wording.counted(len(chosen), 'task')} of {q.path}?", yes)
         unknown = outcomes.unknown(q.store, dict.fromkeys(chosen))  # before: without a history no trace is left

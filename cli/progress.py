@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import fsqueue
@@ -157,8 +157,14 @@ class FailingHere:
 class Looker:
     """Look at the queues of a worker from time to time, in a thread of its own and in objects of its own."""
 
-    def __init__(self, paths: list[str], progress: WorkerProgress, say: Callable[[str], object]) -> None:
-        self._paths, self._progress, self._say = paths, progress, say
+    def __init__(
+        self,
+        paths: list[str],
+        progress: WorkerProgress,
+        say: Callable[[str], object],
+        status_of: Sequence[Callable[[], fsqueue.Status]] | None = None,
+    ) -> None:
+        self._paths, self._progress, self._say, self._status_of = paths, progress, say, status_of
         self._held: Callable[[], int] = lambda: 0
         self.next_due_s: Callable[[], float] = lambda: math.inf
         self._queues: list[fsqueue.Queue] = []
@@ -173,9 +179,11 @@ class Looker:
     def look(self) -> None:
         """Look once. What goes wrong the worker meets, too, and reports."""
         try:
-            self._queues = self._queues or [fsqueue.Queue(path) for path in self._paths]
+            if self._status_of is None:
+                self._queues = self._queues or [fsqueue.Queue(path) for path in self._paths]
+                self._status_of = [queue.status for queue in self._queues]
             held = self._held()
-            each = [queue.status() for queue in self._queues]
+            each = [status() for status in self._status_of]
             held = max(held, self._held())  # tasks that this worker leased meanwhile are not leased elsewhere
         except (fsqueue.FsqueueError, OSError):
             return
@@ -194,10 +202,17 @@ class Looker:
 class _Told:
     """Hold what a worker tells, for either way of showing it."""
 
-    def __init__(self, paths: list[str], say: Callable[[str], object], now: Now, kinds_max: int) -> None:
+    def __init__(
+        self,
+        paths: list[str],
+        say: Callable[[str], object],
+        now: Now,
+        kinds_max: int,
+        status_of: Sequence[Callable[[], fsqueue.Status]] | None = None,
+    ) -> None:
         self._say = say
         self._progress = WorkerProgress(now)
-        self._looker = Looker(paths, self._progress, say)
+        self._looker = Looker(paths, self._progress, say, status_of)
         self._counts: Counter[str] = Counter()  # the events of the worker by kind, such as "failed"
         self._failures = Failures(say, now, kinds_max)
         self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, another flushes
@@ -225,11 +240,18 @@ class _Told:
 class LogProgress(_Told):
     """Tell in a log file how a worker gets on: a line a minute, and the first failure of each kind.
 
-    `tell` is for the worker. `say` writes a line. `now` is the clock that the minute is of.
+    `tell` is for the worker. `say` writes a line. `now` is the clock that the minute is of. `status_of`: what tells
+    the status of each queue or group, if `paths` are not those of queues.
     """
 
-    def __init__(self, paths: list[str], say: Callable[[str], object] = complain, now: Now = time.monotonic) -> None:
-        super().__init__(paths, say, now, LOGGED_KINDS_MAX)
+    def __init__(
+        self,
+        paths: list[str],
+        say: Callable[[str], object] = complain,
+        now: Now = time.monotonic,
+        status_of: Sequence[Callable[[], fsqueue.Status]] | None = None,
+    ) -> None:
+        super().__init__(paths, say, now, LOGGED_KINDS_MAX, status_of)
         self._now = now
         self._line_at = now() + LINE_S
         self._has_looked = False
@@ -268,9 +290,9 @@ class Progress(_Told):
     `tell` and `pass_on` are for the worker.
     """
 
-    def __init__(self, paths: list[str]) -> None:
+    def __init__(self, paths: list[str], status_of: Sequence[Callable[[], fsqueue.Status]] | None = None) -> None:
         self._footer = Footer()
-        super().__init__(paths, self._say_aside, time.monotonic, KINDS_MAX)
+        super().__init__(paths, self._say_aside, time.monotonic, KINDS_MAX, status_of)
         self._drawer = threading.Thread(target=self._draw, name="fsqueue-bar", daemon=True)
         self.pass_on = self._footer.pass_on
 

@@ -12,7 +12,7 @@ import click
 import fsqueue
 from fsqueue import wording
 
-from .common import brief, duration, example, json_option, moment, queue_argument
+from .common import brief, duration, example, json_option, moment, queue_argument, queue_at
 from .conditions import Condition, all_of, where_option
 from .printing import Bar, complain, is_screen, print_json, print_table, say
 
@@ -47,7 +47,7 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
     result as they are. Finished tasks are known while the history keeps them. Their payloads are known if they are
     not larger than the queue keeps ('fsqueue create --keep-payloads').
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         condition = all_of(conditions)
         found = CountedResults(q, failed)
         if file is not None:

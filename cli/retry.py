@@ -8,7 +8,7 @@ import fsqueue
 from fsqueue import wording
 from fsqueue.views import outcomes
 
-from .common import example, ids_argument, json_option, queue_argument, words
+from .common import example, ids_argument, json_option, queue_argument, queue_at, words
 from .conditions import Condition, all_of, where_option
 from .counts import UNKNOWN_EXIT, say_unknown
 from .printing import Bar, complain, done, print_json, say
@@ -54,7 +54,7 @@ def retry(
         raise click.UsageError(f"Only completed tasks are retried here, not {state} ones. {_INSTEAD[state]}")
     if each == bool(ids or conditions):
         raise click.UsageError("Say which completed tasks: TASKs, --where, or else --all.")
-    with fsqueue.Queue(queue) as q, Bar("retry", "tasks") as progress:
+    with queue_at(queue) as q, Bar("retry", "tasks") as progress:
         chosen, holds = list(dict.fromkeys(words(ids))), all_of(conditions)
         total, looked_at = q.status(exact=False).completed, 0
 
@@ -66,7 +66,7 @@ def retry(
             return holds is None or holds(result)
 
         report = q.retry_completed(chosen, where) if ids else q.retry_completed(where=where)
-        unknown = outcomes.unknown(q.store, chosen)
+        unknown = outcomes.unknown(q.store, chosen) if chosen else []
         keeps_history, longest = q.settings.keep_history, q.settings.keep_payloads
     with done():
         if as_json:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+from functools import partial
 from typing import Any, Literal
 
 import click
@@ -15,7 +16,17 @@ from fsqueue import wording
 from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
 
 from . import entry
-from .common import example, json_option, queues_argument, search_working_directory, worker_option
+from .common import (
+    example,
+    group_at,
+    json_option,
+    match_option,
+    path_of,
+    queue_at,
+    queues_argument,
+    search_working_directory,
+    worker_option,
+)
 from .options import DURATION, AfterDashes, renamed
 from .printing import complain, done, is_screen, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
@@ -56,7 +67,8 @@ fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on stan
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q -j 8 --output line --tag -- ./process {}
 fsqueue run Q -j 4 --gpus-per-task 1 -- ./train {config}
-fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
+fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m
+fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of a group, also those that come later"""
     ),
 )
 @queues_argument
@@ -126,6 +138,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
               help="Pass output on when its attempt ends (group), line by line (line), or as it comes (ungrouped) "
               "[group if several commands run at a time, else line].")  # fmt: skip
 @click.option("--tag", is_flag=True, help="Begin each line of output with the id of its task.")
+@match_option
 @worker_option
 @click.option("--log-json", is_flag=True, help="Report each event as a line of JSON on standard error.")
 @json_option
@@ -142,11 +155,12 @@ def run(
     forever: bool,
     result_stdout: bool,
     output: Output | None,
+    match: str | None,
     log_json: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run COMMAND, or call a Python function, for each task of the queues Q.
+    """Run COMMAND, or call a Python function, for each task of the queues Q. Q may also be a group of queues.
 
     The worker ends when no task is waiting, delayed or leased in any of the queues. Tasks that other
     workers have leased count, too.
@@ -232,14 +246,17 @@ def run(
         check_command(command, options["allow_in_script"])
     if not command:
         search_working_directory()
-    opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
+    opened = [_source_at(queue, worker, match) for queue in dict.fromkeys(queues)]
     for text in _too_many(opened, options["retries"]):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
-    paths = [str(queue.path) for queue in opened]
-    progress = Progress(paths) if shows else None
-    shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
+    paths = [path_of(source) for source in opened]
+    status_of = [partial(_status_of, _source_at(queue, worker, match)) for queue in dict.fromkeys(queues)]
+    progress = Progress(paths, status_of) if shows else None
+    shown: Progress | LogProgress | None = progress or (
+        None if log_json or as_json else LogProgress(paths, status_of=status_of)
+    )
     supervision.is_own_process = entry.is_own_process
     made = fsqueue.Worker(
         opened,
@@ -263,7 +280,7 @@ def run(
     finally:
         if shown is not None:
             shown.close()
-    dead = {str(queue.path): queue.status().dead for queue in opened} if report.signal is None else {}
+    dead = {path_of(source): _status_of(source).dead for source in opened} if report.signal is None else {}
     summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
     if log_json:
         _log_json(Event("end", "", summary))
@@ -280,6 +297,19 @@ def run(
     code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _source_at(path: str, worker: str | None, match: str | None) -> fsqueue.Queue | fsqueue.GroupQueues:
+    """Return the queue at a path, or the queues of the group at it; with `match`, those whose whole names match."""
+    if group_at(path, {"--match": match}) is None:
+        return queue_at(path, worker)
+    group = fsqueue.Group(path, worker=worker)
+    return group if match is None else group.matching(match)
+
+
+def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues) -> fsqueue.Status:
+    """Return the status of a queue; of queues of a group their sum, by names."""
+    return source.status() if isinstance(source, fsqueue.Queue) else source.status(exact=False).status
 
 
 def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, load: tuple[str, ...]) -> None:
@@ -302,13 +332,16 @@ def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, l
     raise click.UsageError(either)
 
 
-def _too_many(queues: list[fsqueue.Queue], retries: int | None) -> list[str]:
+def _too_many(queues: list[fsqueue.Queue | fsqueue.GroupQueues], retries: int | None) -> list[str]:
     """Return a hint for each queue that gives tasks up before so many retries."""
     return [
-        f"hint: {q.path} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
-        f"allow them: fsqueue set {q.path} max_attempts={retries + 1}"
+        f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
+        f"allow them: fsqueue set {path_of(q)} max_attempts={retries + 1}"
         for q in queues
-        if retries is not None and (most := q.settings.max_attempts) is not None and most <= retries
+        if isinstance(q, fsqueue.Queue)
+        and retries is not None
+        and (most := q.settings.max_attempts) is not None
+        and most <= retries
     ]
 
 

@@ -11,7 +11,7 @@ import click
 
 import fsqueue
 
-from .common import example, json_option, queue_argument
+from .common import example, json_option, queue_argument, queue_at
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit
 from .printing import complain, done, print_json, say
 
@@ -91,7 +91,7 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
     when it would be leased next. Dead letters stay dead: 'fsqueue dead retry' puts them back.
     """
     given = _given(assignments)
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         settings = asdict(q.change_settings(**given) if given else q.settings)
         with done() if given else nullcontext():
             if as_json:
@@ -111,7 +111,7 @@ def pause(queue: str, reason: str | None, as_json: bool) -> None:
     Within two seconds, the workers on all hosts stop leasing, and say so. They finish the tasks that they hold. Then
     they wait, and do not end. Inserting, completing and everything else goes on. A purge does not end a pause.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         is_new = q.pause(reason)
         _report(q, as_json, "is paused" if is_new else "is paused already", is_new)
 
@@ -124,7 +124,7 @@ def resume(queue: str, as_json: bool) -> None:
 
     Idle workers of this host go on at once, those of other hosts within eight seconds.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         is_new = q.resume()
         _report(q, as_json, "is resumed" if is_new else "was not paused", is_new)
 

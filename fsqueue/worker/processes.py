@@ -25,7 +25,6 @@ import orjson
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import KeptOutput, inheritable_descriptors
-from fsqueue.queue import Queue
 from fsqueue.wording import counted
 from fsqueue.worker import descriptors, diagnosis, output, shortages, wire
 from fsqueue.worker.directories import open_directories
@@ -99,7 +98,7 @@ class _Child:
 
     def give(self, job: Job, now: float) -> bool:
         task = job.task
-        body = wire.encode_task(task.attempt, self.family.number_of[id(task.queue)], task.payload)
+        body = wire.encode_task(task.attempt, task.queue.store.path, task.payload)
         job.number = next(self.family.numbers)
         try:
             wire.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)
@@ -248,7 +247,6 @@ class Children:
     def __init__(
         self,
         handler: Mapping[str, Any],
-        queues: Sequence[Queue],
         of_slots: Sequence[Mapping[str, str]],
         mailbox: Mailbox,
         output_writer: OutputWriter,
@@ -266,7 +264,6 @@ class Children:
         self.is_told_apart = keep_output is not None or output == "group" or has_tags
         """Whether it matters which task something was printed by."""
         self.mailbox, self.output_writer, self.keep_output, self.done = mailbox, output_writer, keep_output, done
-        self.number_of = {id(queue): number for number, queue in enumerate(queues)}
         self.now = Clock().monotonic
         self.entropy = Entropy()
         self._shortage = shortages.Shortage(self.now, self.entropy.random)
@@ -281,14 +278,13 @@ class Children:
         path = [os.path.abspath(entry) for entry in sys.path]
         self.program = f"import sys; sys.path[:] = {path!r}; from fsqueue.worker import child; child.main()"
         self._handler = dict(handler)
-        self._queues = [os.path.abspath(queue.store.path) for queue in queues]
         self.setup: dict[str, Any] = {}
         self.supervisors = Supervisors(mailbox, output_writer.say, is_hurried)
 
     def start(self) -> None:
         self.supervisors.foreign = inheritable_descriptors()
         open_directories(self.keep_output, None)
-        self.setup = {"argv": sys.argv, "handler": self._handler, "queues": self._queues}
+        self.setup = {"argv": sys.argv, "handler": self._handler}
         self._add()
         most = descriptors.processes_max()
         if most is not None:

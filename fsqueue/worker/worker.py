@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from fsqueue.clock import duration_ms
 from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import KeptOutput, ResultFiles
+from fsqueue.groups.selection import Selected
 from fsqueue.queue import Queue
 from fsqueue.worker import calling, descriptors, devices, handlers, placeholders, reclaiming, scripts, shortages
 from fsqueue.worker.commands import Commands
@@ -29,6 +30,7 @@ from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.processes import Children
 from fsqueue.worker.report import Event, Tell, WorkerReport
+from fsqueue.worker.sources import sources_of
 from fsqueue.worker.threads import WARNING, Threads
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -59,6 +61,8 @@ class _How:
 
 class Worker:
     """Execute the tasks of one or several queues, by a Python function or a command, until they are drained.
+
+    A `Group`, or `Group.matching`, stands for its queues, also for those that come while the worker runs.
 
     ``Worker(queue, handler).run()``: `handler(payload)`, `handler(payload, task)` or, where the fields of a payload are
     its parameters, `handler(**payload)` returns a JSON value that is kept with the task, or None. docs/functions.md has
@@ -107,7 +111,7 @@ class Worker:
 
     def __init__(
         self,
-        queues: Queue | Sequence[Queue],
+        queues: Queue | Selected | Sequence[Queue | Selected],
         handler: Callable[..., Any] | str | None = None,
         *,
         command: Sequence[str] = (),
@@ -138,9 +142,7 @@ class Worker:
         pass_on: PassOn | None = None,
         tell: Tell = lambda event: None,
     ) -> None:
-        self._queues = [queues] if isinstance(queues, Queue) else list(queues) if isinstance(queues, Iterable) else []
-        if not self._queues or not all(isinstance(queue, Queue) for queue in self._queues):
-            raise InvalidArgument(f"A worker takes a Queue, or several in a list, not {queues!r}.")
+        self._queues = sources_of(queues)
         if (handler is not None) + bool(command) + bool(load) != 1:
             raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
         for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):
@@ -195,7 +197,7 @@ class Worker:
             output=output or ("group" if command and processes > 1 else "line"),
             has_tags=tag,
         )
-        leases_s = [queue.settings.lease_s if lease_s is None else lease_s for queue in self._queues]
+        leases_s = [settings.lease_s if lease_s is None else lease_s for settings in self._queues.settings()]
         self._limits = Limits(
             lease_s=min(duration_ms(one, "lease_s", 0.001) / 1000 for one in leases_s),
             timeout_s=_seconds("timeout_s", timeout_s),
@@ -280,7 +282,7 @@ class Worker:
         """Refuse a command that does not suit a task which waits, before any task is leased."""
         if not placeholders.asks_for_fields(self._how.command):
             return
-        for queue in self._queues:
+        for queue in list(self._queues):
             try:
                 waiting = queue.peek(1)
             except FsqueueError:
@@ -306,16 +308,21 @@ class Worker:
             )  # fmt: skip
         else:
             executor = Children(
-                how.handler, self._queues, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused,
+                how.handler, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused,
                 loop.returned, keep_output=kept, output=how.output, has_tags=how.has_tags, is_hurried=loop.is_hurried,
             )  # fmt: skip
         if not may_outlive_worker(how.command):
-            executor.supervisors.on_death = lambda: reclaiming.command(self._queues, loop.run_id)
+            executor.supervisors.on_death = lambda: reclaiming.command(self._queues.paths(), loop.run_id)
         return executor
 
     def _results(self) -> ResultFiles:
         """Return where results go: by default into the queue, which all nodes see, if commands may run elsewhere."""
         if self._how.result_dir is None and may_leave_node(self._how.command):
+            if not self._queues:
+                raise InvalidArgument(
+                    "The command may run on other nodes, and the results of a group's tasks have no place that all "
+                    "nodes see. Name a directory on a shared filesystem: result_dir, --result-dir."
+                )
             store = self._queues[0].store
             return ResultFiles(store.layout.results, store.fs)
         return ResultFiles(self._how.result_dir)

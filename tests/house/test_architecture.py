@@ -16,7 +16,7 @@ LAYERS = (
     "errors", "wording", "simulation", "simulation_figures", "gc_pause", "forks", "clock", "filesystem", "format",
     "user_code", "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
     "administration", "repeating", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching",
-    "queue", "several", "functions", "worker", "spark",
+    "queue", "several", "groups", "functions", "worker", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
