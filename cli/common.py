@@ -47,7 +47,7 @@ def queue_at(path: str, worker: str | None = None) -> fsqueue.Queue:
 def path_of(source: fsqueue.Queue | fsqueue.GroupQueues) -> str:
     """Return the path of a queue as the user would type it, or that of a group."""
     if isinstance(source, fsqueue.GroupQueue):
-        return f"{source.group.path}/{source.name}"
+        return source.typed_path
     return str(source.path if isinstance(source, fsqueue.Queue) else source.group.path)
 
 

@@ -118,6 +118,9 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
 @click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after this time with nothing to do.")
+@click.option("--upstream", multiple=True, metavar="NAME",
+              help="A queue of an earlier stage, by its name in Q's group, or its path: end only when it is drained, "
+              "too. Repeatable.")  # fmt: skip
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
     "--grace",
@@ -156,6 +159,7 @@ def run(
     result_stdout: bool,
     output: Output | None,
     match: str | None,
+    upstream: tuple[str, ...],
     log_json: bool,
     as_json: bool,
     **options: Any,
@@ -163,7 +167,8 @@ def run(
     """Run COMMAND, or call a Python function, for each task of the queues Q. Q may also be a group of queues.
 
     The worker ends when no task is waiting, delayed or leased in any of the queues. Tasks that other
-    workers have leased count, too.
+    workers have leased count, too. A worker of a later stage may start first: with --upstream it ends only when the
+    earlier stages are drained at the same time. Their first tasks must be inserted before.
 
     In an argument of COMMAND, '{}' stands for the payload, and '{field}' for a field of it. Strings are inserted as
     they are, all else as JSON. A field's name may have hyphens and dots: '{tile-id}'. '{{field}}' stands for the text
@@ -265,6 +270,7 @@ def run(
         load=load,
         processes=jobs,
         until="forever" if forever else "drained",
+        upstream=[_upstream_at(name, queues[0], worker) for name in upstream],
         result_from_stdout=result_stdout,
         output=output,
         tell=shown.tell if shown is not None else _log_json if log_json else _say,
@@ -305,6 +311,13 @@ def _source_at(path: str, worker: str | None, match: str | None) -> fsqueue.Queu
         return queue_at(path, worker)
     group = fsqueue.Group(path, worker=worker)
     return group if match is None else group.matching(match)
+
+
+def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
+    """Return the queue of an earlier stage: by its name in the group of a queue, or by its path."""
+    group = fsqueue.Group.at(of, worker)
+    holder = str(group.path) if group is not None else fsqueue.Group.holding(of)
+    return queue_at(name, worker) if holder is None else fsqueue.Group(holder, worker=worker)[name]
 
 
 def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues) -> fsqueue.Status:

@@ -107,6 +107,11 @@ class GroupQueue(Queue):
         """Return since when, by whom and why no task is leased, as last read; None if the queue is not paused."""
         return self.store.queue_state.paused if self._opens() else None
 
+    @property
+    def typed_path(self) -> str:
+        """Return its path as a user types it for a command: GROUP/NAME, with the name as it is."""
+        return f"{self.group.path}/{self.name}"
+
     def exists(self) -> bool:
         """Return whether it has come into being, and was not deleted since."""
         if self._opens():
@@ -142,7 +147,7 @@ class GroupQueue(Queue):
                 return
             group = self.group.directory()
             try:
-                if not group.is_there(self._directory):
+                if not group.look_before_opening(self._directory):
                     raise QueueNotFound(
                         f"There is no queue {self.name!r} in the group {group.path} yet, or no longer. It comes into "
                         "being when the first task is inserted."

@@ -16,6 +16,7 @@ from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, StorageErr
 from fsqueue.filesystem import NOT_FILES, Filesystem, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
+from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
 from fsqueue.storage.queue_file import QueueClosed, state_in
 from fsqueue.storage.store import Store
@@ -91,16 +92,34 @@ class GroupDirectory:
                 return False
             raise
 
+    def look_before_opening(self, directory: QueueDirectory) -> bool:
+        """Return whether a queue is there, by its file alone. NotAQueue if it was not made in this group.
+
+        No link is followed. To open a queue may write into it, on a network mount: into no other group's.
+        """
+        path = self.path_of(directory)
+        try:
+            state = layout.read_queue_state(sparse.joined(self.fs.read_pieces(layout.settings_file(path))), path)
+        except OSError as error:
+            if is_gone(error) or error.errno in NOT_FILES:
+                return False
+            raise
+        self._refuse_foreign(state, path)
+        return True
+
+    def _refuse_foreign(self, state: QueueState, path: str) -> None:
+        if state.group != self.state.id:
+            raise NotAQueue(
+                f"{path} holds a queue that was not made in this group: somebody has moved it here, or restored it. It "
+                "was left as it is. Open it by its path, as a queue of its own, or move it elsewhere."
+            )
+
     def prove(self, store: Store, directory: QueueDirectory) -> None:
         """Raise unless an open queue is the group's own: made in this group, and its directory in its place.
 
         A neighbour may have put a link in the place of the directory, or moved another group's queue there.
         """
-        if store.queue_state.group != self.state.id:
-            raise NotAQueue(
-                f"{store.path} holds a queue that was not made in this group: somebody has moved it here, or restored "
-                "it. It was left as it is. Open it by its path, as a queue of its own, or move it elsewhere."
-            )
+        self._refuse_foreign(store.queue_state, store.path)
         try:
             mine = self.fs.stat(self.path_of(directory))
         except FileNotFoundError:

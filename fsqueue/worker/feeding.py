@@ -16,7 +16,6 @@ from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import resources
-from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
@@ -27,7 +26,6 @@ from fsqueue.storage import pauses
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import lease_holders
-from fsqueue.views.inspection import DrainCheck
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.limits import Limits
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
@@ -178,11 +176,10 @@ class Feeder(BackgroundThread):
         if self._queues.groups:
             self._members = Members(self._queues.given, self._make_watch, self._clock)
             self._watches = Several(self._members.watches)
-            self._group_check = GroupDrainCheck(self._queues.given)
         else:
             watches = list(map(self._make_watch, self._queues))
             self._watches = watches[0] if len(watches) == 1 else Several(watches)
-            self._drain_check = DrainCheck(*(queue.store for queue in self._queues))
+        self._drain_check = self._queues.drain_check()
         while n := self._requests.get():
             try:
                 answer = self._feed(n)
@@ -296,12 +293,5 @@ class Feeder(BackgroundThread):
             self._told_of_dead[place] = text
 
     def _is_drained(self) -> bool:
-        """Return whether all queues were at one instant."""
-        if self._members is not None:
-            return self._members.is_complete and self._group_check()
-        check = self._drain_check
-        try:
-            with resources.Scope():
-                return check()
-        except OSError as error:
-            raise check.store.explain(error, "looking whether the queue is drained") from error
+        """Return whether all queues were at one instant, and those before them."""
+        return (self._members is None or self._members.is_complete) and self._drain_check()

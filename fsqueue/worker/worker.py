@@ -82,6 +82,9 @@ class Worker:
     timeout_s: a task that takes longer is ended, and fails.
     grace_s: how long tasks at work may go on when the worker is told to stop.
     until: "drained" ends when nothing is waiting, delayed or leased in any queue; "forever" when stopped.
+    upstream: the queues of earlier stages. With "drained", the worker ends when at one instant nothing is waiting,
+        delayed or leased in its own queues nor in these. It takes no tasks from them. They may be queues of a group
+        that have not come into being; then make sure that something is inserted before the worker starts.
     prefetch: how many tasks are leased at a time for each process. If None, that depends on how long tasks take.
     max_tasks, max_runtime_s, idle_timeout_s: end after so many tasks, so long, or so long without any.
     stop_after_failures: end when so many attempts in a row have failed. If neither this nor `exclude_after` is given:
@@ -123,6 +126,7 @@ class Worker:
         timeout_s: float | None = None,
         grace_s: float = 10.0,
         until: Literal["drained", "forever"] = "drained",
+        upstream: Queue | Selected | Sequence[Queue | Selected] = (),
         prefetch: int | None = None,
         max_tasks: int | None = None,
         max_runtime_s: float | None = None,
@@ -142,7 +146,7 @@ class Worker:
         pass_on: PassOn | None = None,
         tell: Tell = lambda event: None,
     ) -> None:
-        self._queues = sources_of(queues)
+        self._queues = sources_of(queues, upstream)
         if (handler is not None) + bool(command) + bool(load) != 1:
             raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
         for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):

@@ -127,6 +127,14 @@ def test_run_takes_queues_by_a_pattern(fsqueue_cli: Run, group: Group) -> None:
     fsqueue_cli("run", group.path, "--match", "(", "--", "true", code=2)
 
 
+def test_a_command_of_a_worker_can_use_the_path_that_it_is_given(fsqueue_cli: Run, group: Group) -> None:
+    group["a#b"].insert(1)
+    fsqueue_cli("run", group.path, "--result-stdout", "--", "sh", "-c", 'printf \'"%s"\' "$FSQUEUE_QUEUE"')
+    [result] = group["a#b"].results()
+    assert result.result == f"{group.path}/a#b"
+    assert json.loads(fsqueue_cli("status", result.result, "--json").stdout)["completed"] == 1
+
+
 def test_a_worker_finds_a_queue_that_comes_later(spawn: Spawn, group: Group) -> None:
     running = spawn("run", group.path, "--forever", "--max-tasks", 2, "--", "true")
     group["one"].insert(1)
@@ -134,6 +142,17 @@ def test_a_worker_finds_a_queue_that_comes_later(spawn: Spawn, group: Group) -> 
     group["two"].insert(2)
     assert running.wait(timeout=120) == 0
     assert group.status().status == Status(completed=2)
+
+
+def test_a_later_stage_ends_when_the_earlier_one_is_drained(spawn: Spawn, fsqueue_cli: Run, group: Group) -> None:
+    group["fetch"].insert(1)
+    [task] = group["fetch"].lease()
+    later = spawn("run", group.path / "parse", "--upstream", "fetch", "--json", "--", "true")
+    group["parse"].insert(2)
+    until(lambda: group["parse"].status().completed, "the task of the later stage")
+    task.complete()
+    assert json.loads(later.communicate(timeout=120)[0])["completed"] == 1
+    fsqueue_cli("run", group.path / "parse", "--upstream", "x" * 256, "--", "true", code=2)
 
 
 def test_wait_for_a_group(fsqueue_cli: Run, group: Group) -> None:

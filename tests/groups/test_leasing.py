@@ -253,10 +253,35 @@ def test_a_queue_that_is_deleted_while_a_worker_runs_is_no_error(group: Group) -
     assert group.status().status.completed >= 3
 
 
+@pytest.mark.parametrize("kind", ["group", "plain"])
+def test_a_worker_of_a_later_stage_that_starts_first_waits_for_the_earlier_ones(
+    group: Group, tmp_path: Path, kind: str
+) -> None:
+    if kind == "group":
+        first, second = group["fetch"], group["parse"]
+    else:
+        first, second = Queue.create(tmp_path / "first"), Queue.create(tmp_path / "second")
+    first.insert_many(range(3))
+    ends: list[str] = []
+    said: list[fsqueue.Event] = []
+    worker = Worker(second, tasks.nothing, threads=1, upstream=[first], tell=said.append)
+    later = threading.Thread(target=lambda: ends.append(worker.run().ended), daemon=True)
+    later.start()
+    for number in range(3):
+        [task] = first.lease()
+        second.insert(number)
+        until(lambda expected=number: second.status().completed == expected + 1, "the later stage")
+        assert ends == []
+        task.complete()
+    until(lambda: ends, "the end of the later stage")
+    assert ends == ["drained"]
+
+
 def test_wrong_use_is_refused(group: Group) -> None:
     for wrong in (
         lambda: Worker([], "true"),
         lambda: Worker(str(group.path), "true"),  # type: ignore[arg-type]
+        lambda: Worker(group, "true", upstream=5),  # type: ignore[arg-type]
         lambda: group.lease(0),
         lambda: group.lease(lease_s=0),
         lambda: group.poll(until="empty"),  # type: ignore[arg-type]
