@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -14,12 +14,16 @@ from click.shell_completion import CompletionItem
 
 import fsqueue
 
-from .printing import ask, complain, json_text, plain
+from .printing import ask, complain, json_text, plain, print_done
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 LINE_CHARS_MAX = 100
-"""How much of a payload or a reason a table shows."""
+"""Maximum number of characters of a payload or a reason that a table shows."""
+UNKNOWN_EXIT = 3
+"""That of TaskNotFound."""
+UNKNOWN_SHOWN_MAX = 20
+"""Maximum number of unknown ids that are named one by one; the rest is counted."""
 
 
 def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -107,19 +111,6 @@ def moment(at: float | None) -> str:
         return f"{at:g}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds in the two largest units that say something."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
-
-
 def size(count: int) -> str:
     """Return bytes in the largest decimal unit of which there is one, in three digits or so."""
     for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
@@ -178,3 +169,19 @@ def search_working_directory() -> None:
         here = os.getcwd()
         if here not in sys.path:
             sys.path.insert(0, here)
+
+
+def print_count(name: str, count: int, as_json: bool, unknown: Sequence[str] = ()) -> None:
+    """Print a number, or both as JSON. Ids that the queue does not know are named; the exit code is that of `show`."""
+    print_done(as_json, {name: count, **({"unknown": list(unknown)} if unknown else {})}, count)
+    say_unknown(unknown)
+    if unknown:
+        raise click.exceptions.Exit(UNKNOWN_EXIT)
+
+
+def say_unknown(ids: Sequence[str]) -> None:
+    """Name the ids that neither the queue nor its history knows."""
+    for task_id in ids[:UNKNOWN_SHOWN_MAX]:
+        complain(f"{task_id}: neither the queue nor its history has this task. Check the id and the queue.")
+    if len(ids) > UNKNOWN_SHOWN_MAX:
+        complain(f"unknown ids not shown: {len(ids) - UNKNOWN_SHOWN_MAX:,}")

@@ -18,24 +18,23 @@ from .common import (
     ids_argument,
     json_option,
     moment,
+    print_count,
     queue_argument,
     queue_at,
     words,
     yes_option,
 )
-from .conditions import Condition, all_of
-from .conditions import where_option as conditions_option
-from .counts import print_count
-from .printing import hint, plain, print_json, print_table, quoted, say
+from .options import Condition, all_of, where_option
+from .printing import hint, or_hint, plain, print_json, print_table, quoted, say
 
 EXAMPLES_MAX = 3
 """Maximum number of tasks of a group that are shown."""
 PAYLOAD_CHARS = 60
-"""How much of a payload is shown."""
+"""Maximum number of characters of a payload that are shown."""
 
 FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
 """What conditions may be about."""
-where_option = conditions_option(FIELDS, "reason~timeout, worker.host=node17, payload.size>100")
+dead_where_option = where_option(FIELDS, "reason~timeout, worker.host=node17, payload.size>100")
 
 
 @click.group()
@@ -57,7 +56,7 @@ class _Group:
 
 @dead.command("list", epilog=example("fsqueue dead list Q\nfsqueue dead list Q --where worker.host=node17 --all"))
 @queue_argument
-@where_option
+@dead_where_option
 @click.option("--all", "each", is_flag=True, help="Each on a line of its own, not grouped.")
 @json_option
 def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bool) -> None:
@@ -71,7 +70,10 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
         if as_json:
             for letter in letters:
                 print_json(letter.as_dict())
-        elif each:
+            return
+        none = f"no dead letter of {q.path} meets the conditions" if conditions else f"{q.path} has no dead letters"
+        letters = or_hint(letters, none)
+        if each:
             print_table(
                 ((letter.id, moment(letter.at), brief(letter.payload, 40), _first_line(letter)) for letter in letters),
                 (36, 19, 40),
@@ -111,14 +113,14 @@ def _first_line(letter: fsqueue.DeadLetter) -> str:
 @dead.command(epilog=example("fsqueue dead retry Q --where reason~timeout"))
 @queue_argument
 @ids_argument
-@where_option
+@dead_where_option
 @json_option
 def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], as_json: bool) -> None:
     """Make dead letters of Q waiting tasks again, with all their attempts.
 
     Without TASKs and conditions, the command retries all dead letters. With TASKs ('-': from standard input) or
     conditions, it retries only these; with both, those of the TASKs that meet the conditions. The tasks get new ids:
-    'fsqueue show' of an old id tells the new id. Exit code 3: there is no such task.
+    'fsqueue show' of an old id tells the new id, and of a new one the old. Exit code 3: there is no such task.
     """
     with queue_at(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
@@ -131,7 +133,7 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
 @dead.command(epilog=example("fsqueue dead purge Q --where 'at<1790000000' --yes"))
 @queue_argument
 @ids_argument
-@where_option
+@dead_where_option
 @yes_option
 @json_option
 def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool) -> None:

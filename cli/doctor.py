@@ -9,8 +9,9 @@ import click
 from fsqueue import Group
 from fsqueue.doctor import Report, examine, join
 from fsqueue.errors import UnsafeFilesystem
+from fsqueue.wording import duration
 
-from .common import duration, example, json_option, moment
+from .common import example, json_option, moment
 from .options import DURATION
 from .printing import CAUTION, ERROR, GOOD, Coloured, hint, passing, print_json, quoted, say, say_in_colours
 

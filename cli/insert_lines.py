@@ -1,29 +1,49 @@
-"""Make tasks of lines: JSON Lines, plain lines, items that end with NUL, and the values of --task."""
+"""Make tasks of lines: JSON Lines, plain lines, items that end with NUL, and the values of --task.
+
+`kind_of` tells from its first bytes what a file is that was taken for lines, and what to type instead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from fsqueue.format import user_json
 
-from . import insert_kinds
-from .insert_input import PAUSE, BadLine, Input
+from .insert_input import HEAD_BYTES, PAUSE, BadLine, Input
+from .printing import quoted
 
 Row = tuple[int, int, int, Any]
 """The number of a file, the first and the last line of a task in it, and the payload, or a BadLine."""
 
-
+NOTHING = "Nothing was inserted."
 USE_NULL = ": use -0 for items that end with NUL, as 'find -print0' writes them"
 QUOTED = " (a shell needs JSON in single quotes: --task '{\"tile\": 7}'; for plain text add --lines)"
+EACH_ELEMENT = "For a task of each element, insert what \"jq -c '.[]'\" makes of it."
+
+PACKED = (
+    (b"\x1f\x8b", "compressed with gzip", "zcat"),
+    (b"BZh", "compressed with bzip2", "bzcat"),
+    (b"\xfd7zXZ\0", "compressed with xz", "xzcat"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "zstd -dc"),
+    (b"PK\x03\x04", "a ZIP archive (or a spreadsheet, which its program can save as CSV)", "unzip -p"),
+)
+"""The first bytes of a file, what it is, and the command that unpacks it."""
+WIDE = (
+    (b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"),
+)  # fmt: skip
+SEPARATORS = {",": "--csv", "\t": "--tsv", ";": "--delimiter ';'", "|": "--delimiter '|'"}
+"""What separates the fields of tables, and the option for it."""
+SUFFIXES = {".csv": "--csv", ".tsv": "--tsv"}
+PARQUET_MAGIC = b"PAR1"
 
 
-class Format(Protocol):
-    """Say what one kind of file needs to become tasks."""
+class Format:
+    """Say what one kind of file needs to become tasks. A kind that needs less leaves the rest as it is here."""
 
-    unit: str
+    unit = "line"
     """Name what a file is counted in: lines, items, rows."""
-    line: int
+    line = 0
     """Number the last line that belongs to a whole row of the file that is being read. 0 before the first."""
 
     def check(self, name: str) -> None:
@@ -31,33 +51,32 @@ class Format(Protocol):
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield the rows of a file, and PAUSE. `number` is that of the file in the input."""
+        raise NotImplementedError
 
     def waiting(self) -> Iterator[Row]:
         """Yield the rows that were read and not yet yielded, at the end of all input."""
+        return iter(())
 
     def from_line(self, number: int, line: int) -> str | None:
         """Return the command that prints a file from a line on, without its name. "" if that is the whole file.
 
-        None if no command does it.
+        None if no common command does it.
         """
+        return "" if line <= 1 else None
 
     def advice(self) -> str:
         """Return what the options must say to read the rest of the input like its beginning, or ""."""
+        return ""
 
 
-class LineFormat:
+class LineFormat(Format):
     """Make a task of each line, by a function that decodes it."""
 
-    unit = "line"
-    _end = b"\n"
+    _end, _tail = b"\n", "tail"
 
     def __init__(self, source: Input, decode: Callable[[bytes], Any], is_json: bool) -> None:
         self._input, self._decode = source, decode
         self._is_json = is_json
-        self.line = 0
-
-    def check(self, name: str) -> None:
-        """Refuse nothing: any bytes may be lines."""
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield a row for each line that is not blank."""
@@ -90,67 +109,39 @@ class LineFormat:
 
     def _explained(self, error: BadLine, text: bytes, name: str) -> BadLine:
         """Return the error on the first line of a file, with what kind of file it may be."""
-        kind = insert_kinds.kind_of(self._input.head, name, self._is_json)
+        kind = kind_of(self._input.head, name, self._is_json)
         if kind is None:
             return error
         return BadLine(f"{error.why} ({kind})", error.may_skip) if isinstance(error, Foreign) else error
 
-    def waiting(self) -> Iterator[Row]:
-        """Yield nothing: no row waits."""
-        return iter(())
-
     def from_line(self, number: int, line: int) -> str | None:
-        """Return the command that prints the lines from one on, or "" for all of them."""
-        return "" if line <= 1 else f"tail -n +{line}"
-
-    def advice(self) -> str:
-        """Return "": each line says all about its task."""
-        return ""
+        """Return the command that prints the lines, or items, from one on, or "" for all of them."""
+        return "" if line <= 1 else f"{self._tail} -n +{line}"
 
 
 class NulFormat(LineFormat):
     """Make a task of each item that ends with NUL, as `find -print0` writes them. Nothing is taken from an item."""
 
     unit = "item"
-    _end = b"\0"
+    _end, _tail = b"\0", "tail -z"
 
     def _text(self, line: bytes, count: int) -> bytes:
         return line
 
-    def from_line(self, number: int, line: int) -> str | None:
-        """Return the command that prints the items from one on, or "" for all of them."""
-        return "" if line <= 1 else f"tail -z -n +{line}"
 
-
-class GivenFormat:
-    """Make a task of each value of --task. All of them are good: `decoded` has looked."""
+class GivenFormat(Format):
+    """Make a task of each value of --task. All of them are good: `given_payloads` has looked."""
 
     unit = "task"
 
     def __init__(self, payloads: Sequence[Any]) -> None:
         self._payloads = payloads
-        self.line = 0
-
-    def check(self, name: str) -> None:
-        """Refuse nothing: there is no file."""
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield a row for each value."""
         for at, payload in enumerate(self._payloads, 1):
             self.line = at
             yield number, at, at, payload
-
-    def waiting(self) -> Iterator[Row]:
-        """Yield nothing: no row waits."""
-        return iter(())
-
-    def from_line(self, number: int, line: int) -> str | None:
-        """Return "" for all of the values, else None: options are no file that a command could cut."""
-        return "" if line <= 1 else None
-
-    def advice(self) -> str:
-        """Return "": each value says all about its task."""
-        return ""
 
 
 class Foreign(BadLine):
@@ -159,21 +150,6 @@ class Foreign(BadLine):
     def __init__(self, why: str, guess: str = "", may_skip: bool = True) -> None:
         super().__init__(why + guess, may_skip)
         self.why = why
-
-
-def json_lines(source: Input) -> LineFormat:
-    """Return the format of JSON Lines."""
-    return LineFormat(source, decode_json, is_json=True)
-
-
-def plain_lines(source: Input) -> LineFormat:
-    """Return the format of plain lines."""
-    return LineFormat(source, decode_plain, is_json=False)
-
-
-def nul_items(source: Input) -> NulFormat:
-    """Return the format of items that end with NUL."""
-    return NulFormat(source, decode_text, is_json=False)
 
 
 def too_long(bytes_max: int) -> BadLine:
@@ -203,7 +179,7 @@ def decode_json(line: bytes) -> Any:
     except user_json.NotExact as error:
         if error.is_json:
             raise BadLine(str(error)) from None
-        raise Foreign(str(error), insert_kinds.guess(line, error.position)) from None
+        raise Foreign(str(error), guess(line, error.position)) from None
 
 
 def given_payloads(texts: Sequence[str], plain: bool) -> list[Any]:
@@ -218,3 +194,86 @@ def given_payloads(texts: Sequence[str], plain: bool) -> list[Any]:
             quoted = QUOTED if isinstance(error, Foreign) and not plain else ""
             raise BadLine(f"--task number {number:,} {why}{quoted}") from None
     return payloads
+
+
+# -- what else a file may be ---------------------------------------------------------------------------------
+
+
+def kind_of(head: bytes, name: str, is_json: bool) -> str | None:
+    """Return what a file is and what to type, in one phrase; None if it shows no sign of being something else.
+
+    `head`: its first bytes. `name`: as the user typed it, `-` for standard input. `is_json`: whether its lines were
+    taken for JSON, else for text.
+    """
+    for magic, what, command in PACKED:
+        if head.startswith(magic):
+            return f"it is {what}: insert what {_command(command, name)} prints"
+    if head.startswith(PARQUET_MAGIC):
+        if name == "-":
+            return "it is a Parquet file, which cannot be read from a pipe: give its name"
+        return "it is a Parquet file: leave out the option that says otherwise"
+    wide = _wide(head)
+    if wide is not None:
+        return f"it is {wide} text: insert what {_command(f'iconv -f {wide} -t UTF-8', name)} prints"
+    if not is_json:
+        return None
+    if b"\0" in head:
+        return "it has the character NUL: use -0 for items that end with NUL, as 'find -print0' writes them"
+    return _table(head, name)
+
+
+def guess(line: bytes, position: int) -> str:
+    """Return a hint at what the user may have meant by a line that is not JSON, or "".
+
+    `position`: where the line ceases to be JSON.
+    """
+    text = line.strip()
+    begin = text[:1]
+    if begin == b"[":
+        return f" (an array over several lines? {EACH_ELEMENT})"
+    if begin == b"{":
+        if text.endswith(b"}") and b"'" in text:
+            return " (JSON has its strings and names in double quotes)"
+        return " (an object over several lines? 'jq -c .' makes a line of each)"
+    return " (for plain lines use --lines)" if position == 0 else ""
+
+
+def option_for(header: str, delimiter: str) -> str | None:
+    """Return the option for a table of which `delimiter` finds a single field in the header. None if it may be one."""
+    return next((option for mark, option in SEPARATORS.items() if mark != delimiter and mark in header), None)
+
+
+def _command(command: str, name: str) -> str:
+    return f"'{command}'" if name == "-" else f"'{command} {quoted(name)}'"
+
+
+def _wide(head: bytes) -> str | None:
+    """Return the name of an encoding of two or four bytes a character."""
+    for mark, name in WIDE:
+        if head.startswith(mark):
+            return name
+    pairs = len(head) // 2
+    if pairs < 2:
+        return None
+    even, odd = head[0 : 2 * pairs : 2].count(0), head[1 : 2 * pairs : 2].count(0)
+    if odd > 0.8 * pairs and not even:
+        return "UTF-16LE"
+    return "UTF-16BE" if even > 0.8 * pairs and not odd else None
+
+
+def _table(head: bytes, name: str) -> str | None:
+    """Return what to type for a table: a file of this name, or one whose first two lines have as many fields."""
+    text = head.decode("utf-8", "replace")
+    if len(head) >= HEAD_BYTES:  # its last line is cut
+        text = text[: text.rfind("\n") + 1] or text
+    lines = [line for line in text.splitlines() if line.strip()][:2]
+    if not lines or lines[0].lstrip("\ufeff \t")[:1] in ("[", "{"):
+        return None
+    for mark, option in SEPARATORS.items():
+        fields = lines[0].count(mark)
+        if fields and all(line.count(mark) == fields for line in lines):
+            return f"it looks like a table: add {option} for a task of each row below the header, or --lines"
+    for suffix, option in SUFFIXES.items():
+        if name.lower().endswith(suffix):
+            return f"by its name it is a table: add {option} for a task of each row below the header"
+    return None

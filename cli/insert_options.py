@@ -8,9 +8,8 @@ import fsqueue
 
 from . import insert_lines
 from .insert_input import BadLine, Input
-from .insert_lines import Format
+from .insert_lines import NOTHING, Format, LineFormat, NulFormat
 
-NOTHING = "Nothing was inserted."
 NO_DELIMITERS = ('"', "\r", "\n", "\0")
 
 
@@ -90,14 +89,14 @@ class Asked(NamedTuple):
             except BadLine as error:
                 _refuse(f"{error}.")
         if self.null:
-            return insert_lines.nul_items(source)
+            return NulFormat(source, insert_lines.decode_text, is_json=False)
         if self.lines:
-            return insert_lines.plain_lines(source)
+            return LineFormat(source, insert_lines.decode_plain, is_json=False)
         if self.is_table:
             from .insert_tables import TableFormat
 
             return TableFormat(source, self._delimiter(), self.text, self.skip_bad)
-        return insert_lines.json_lines(source)
+        return LineFormat(source, insert_lines.decode_json, is_json=True)
 
     def _delimiter(self) -> str:
         """Return the character between the cells of a table."""
@@ -109,11 +108,6 @@ class Asked(NamedTuple):
         if self.tsv and mark != "\t":
             _refuse("--tsv and --delimiter say different things: leave one of them out.")
         return mark
-
-
-def asked(options: dict[str, Any]) -> Asked:
-    """Return the options as one value."""
-    return Asked(**{name: options[name] for name in Asked._fields})
 
 
 def _refuse(why: str) -> Any:

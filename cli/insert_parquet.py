@@ -1,19 +1,20 @@
-"""Make tasks of the rows of Parquet files (docs/tables.md). pyarrow reads them; it comes with the extra `arrow`."""
+"""Make tasks of the rows of Parquet files, or of a directory of such files that a program has written as one table
+(docs/tables.md). pyarrow reads them; it comes with the extra `arrow`.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import IO, TYPE_CHECKING, Any
 
 import fsqueue
 
 from .insert_input import BadLine, Input, Unreadable
-from .insert_kinds import PARQUET_MAGIC
-from .insert_lines import Row
+from .insert_lines import NOTHING, PARQUET_MAGIC, Format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +25,10 @@ BATCH_BYTES = 1 << 24
 """About how much of a file is in memory as Python objects at a time, before they are made."""
 UNITS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+OTHER_TABLES = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table"}
+"""What lies in a directory whose files are not all part of the table: some are of earlier versions."""
+UNFINISHED = "_temporary"
+"""What a Spark job has in the directory until it commits its files."""
 MISSING = "pyarrow is not installed. To install it: pip install 'fsqueue-tasks[arrow]'"
 
 Convert = Callable[[Any], Any]
@@ -46,14 +51,13 @@ def is_parquet(name: str) -> bool:
         return False
 
 
-class ParquetFormat:
+class ParquetFormat(Format):
     """Make a task of each row: an object with a field for each column."""
 
     unit = "row"
 
     def __init__(self, source: Input) -> None:
         self._input = source
-        self.line = 0
 
     def check(self, name: str) -> None:
         """Refuse a file that is not Parquet, or has columns that JSON has no form for. InvalidArgument."""
@@ -83,18 +87,6 @@ class ParquetFormat:
                 raise
             yield number, self.line, self.line, Unreadable(_first_line(error))
 
-    def waiting(self) -> Iterator[Row]:
-        """Yield nothing: no row waits."""
-        return iter(())
-
-    def from_line(self, number: int, line: int) -> str | None:
-        """Return "" for the whole file, else None: no common command cuts a Parquet file."""
-        return "" if line <= 1 else None
-
-    def advice(self) -> str:
-        """Return "": the file says what its columns are."""
-        return ""
-
 
 def schema_of(name: str) -> dict[str, pa.DataType]:
     """Return the columns of a Parquet file, with their types.
@@ -106,9 +98,9 @@ def schema_of(name: str) -> dict[str, pa.DataType]:
             opened, _, _ = _opened(file)
             return {field.name: field.type for field in opened.schema_arrow}
     except BadLine as error:
-        raise fsqueue.InvalidArgument(f"{name} {error}. Nothing was inserted.") from None
+        raise fsqueue.InvalidArgument(f"{name} {error}. {NOTHING}") from None
     except ImportError:
-        raise fsqueue.InvalidArgument(f"{name} is a Parquet file, and {MISSING}. Nothing was inserted.") from None
+        raise fsqueue.InvalidArgument(f"{name} is a Parquet file, and {MISSING}. {NOTHING}") from None
 
 
 def _opened(file: IO[bytes]) -> tuple[Any, pa.Schema, dict[str, Convert]]:
@@ -272,3 +264,76 @@ def _moment(value: int, per_s: int) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# -- the parts of a table -----------------------------------------------------------------------------------
+
+
+def parts_of(directory: str) -> list[str]:
+    """Return the Parquet files of a directory in the order of their names; [] if it is no directory, or has none.
+
+    Names that begin with a dot or an underscore are skipped, as Spark does. InvalidArgument for a directory that has
+    anything else in it, so that no row is left out without a word.
+    """
+    try:
+        with os.scandir(directory) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError:  # it is a file, or is not there: said later
+        return []
+    names = {entry.name for entry in entries}
+    shown = [entry for entry in entries if not entry.name.startswith((".", "_"))]
+    is_table = any(entry.name.lower().endswith(SUFFIXES) or ("=" in entry.name and entry.is_dir()) for entry in shown)
+    if not is_table:
+        return []
+    for name, kind in OTHER_TABLES.items():
+        if name in names:
+            raise _refused(directory, f"it is {kind}, with files of earlier versions in it. Write it anew as Parquet.")
+    if UNFINISHED in names:
+        raise _refused(directory, f"{UNFINISHED} is in it: a job is writing it, or has died. Wait, or write it anew.")
+    for entry in shown:
+        if entry.is_dir() and "=" in entry.name:
+            column = entry.name.partition("=")[0]
+            raise _refused(
+                directory,
+                f"it is partitioned, with values of the column {column!r} in names of directories ({entry.name}). They "
+                "are not read: write it without partitions.",
+            )
+        if not (entry.is_file() and entry.name.lower().endswith(SUFFIXES)):
+            raise _refused(
+                directory, f"{entry.name} is in it, which is no Parquet file. Move it away, or name the files."
+            )
+    return [os.path.join(directory, entry.name) for entry in shown]
+
+
+def must_agree(directory: str, parts: Sequence[str]) -> None:
+    """Refuse parts that have other columns than the first, or columns of other types. InvalidArgument.
+
+    A column without a value (of the type null) agrees with any.
+    """
+    first: dict[str, tuple[str, Any]] = {}
+    """By the name of a column: a part in which it has values, else the first part, and its type there."""
+    for part in parts:
+        found = schema_of(part)
+        if not first:
+            first = {name: (part, kind) for name, kind in found.items()}
+        for name in [*first, *found]:
+            if name not in found:
+                raise _disagree(directory, f"{part} has no column {name!r}, and {first[name][0]} has")
+            if name not in first:
+                raise _disagree(directory, f"{part} has a column {name!r}, and {parts[0]} has none")
+            known, kind = first[name]
+            if str(kind) == "null":
+                first[name] = part, found[name]
+            elif found[name] != kind and str(found[name]) != "null":
+                raise _disagree(
+                    directory,
+                    f"{part} has the column {name!r} of type {found[name]}, and {known} has it of type {kind}",
+                )
+
+
+def _refused(directory: str, why: str) -> fsqueue.InvalidArgument:
+    return fsqueue.InvalidArgument(f"{directory} cannot be inserted as one table: {why} {NOTHING}")
+
+
+def _disagree(directory: str, what: str) -> fsqueue.InvalidArgument:
+    return fsqueue.InvalidArgument(f"{what}: the parts of {directory} must have the same columns. {NOTHING}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
+import operator
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import click
@@ -12,25 +16,54 @@ import click
 import fsqueue
 from fsqueue import wording
 
-from . import insert_parts
-from .insert_input import PAUSE, BadLine, Input, Unreadable, open_input, why_unreadable
+from . import insert_parquet
+from .insert_input import PAUSE, BadLine, Input, Producer, Unreadable, open_input, why_unreadable
 from .insert_lines import Format, GivenFormat
 from .insert_options import Asked
 from .insert_parquet import ParquetFormat, is_parquet
-from .insert_places import Places
-from .insert_producer import Producer
-from .insert_progress import InsertBar
-from .printing import complain, hint, quoted
+from .printing import Bar, complain, hint, quoted
 
 SKIPPED_SHOWN_MAX = 20
-"""How many skipped lines are named one by one; the rest is only counted."""
+"""Maximum number of skipped lines that are named one by one; the rest is only counted."""
 LATER_SHOWN_MAX = 20
-"""How many of the files that are left are named, likewise: a directory may have thousands."""
+"""Maximum number of later files that are named, likewise: a directory may have thousands."""
+PLACES_MAX = 100_000
+"""Maximum number of gaps between lines with tasks to remember: more than stand in what is read ahead, but for odd
+inputs."""
+PROGRESS_AFTER_S = 1.0
+LOOK_EVERY = 256
+"""Tasks between two steps of the bar."""
 
 
 def were_inserted(count: int) -> str:
     """Say how many tasks were inserted."""
     return f"{wording.counted(count, 'task')} {'was' if count == 1 else 'were'} inserted"
+
+
+class Places:
+    """Know the lines of the tasks that were read last, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[int, int, int]] = []
+        """(the number of a task, that of its file, its line), wherever not the next line has the next task."""
+
+    def note(self, task: int, file: int, line: int) -> None:
+        """Take in the place of a task. Of two with one number the later one counts."""
+        if self._steps:
+            first, known, begin = self._steps[-1]
+            if known == file and line - begin == task - first:
+                return
+        if len(self._steps) >= PLACES_MAX:
+            del self._steps[: PLACES_MAX // 2]
+        self._steps.append((task, file, line))
+
+    def find(self, task: int) -> tuple[int, int] | None:
+        """Return the number of a task's file, and its line. None if they were forgotten."""
+        after = bisect.bisect_right(self._steps, task, key=operator.itemgetter(0))
+        if not after:
+            return None
+        first, file, begin = self._steps[after - 1]
+        return file, begin + task - first
 
 
 class Source:
@@ -40,13 +73,7 @@ class Source:
     input pauses, the iteration pauses, so that the lines read so far are published.
     """
 
-    def __init__(
-        self,
-        source: Input,
-        asked: Asked,
-        form: Format,
-        producer: Producer | None,
-    ) -> None:
+    def __init__(self, source: Input, asked: Asked, form: Format, producer: Producer | None) -> None:
         self._priority, self._key = asked.priority, asked.key
         """Name the fields of a payload that hold its priority and its key."""
         self.tasks = 0
@@ -62,8 +89,10 @@ class Source:
         self._formats = [self._parquet if self._may_be_parquet and is_parquet(name) else form for name in self._files]
         """The format of each file."""
         self._stream = self._payloads()
-        self._progress = InsertBar(self._files)
-        source.on_bytes = self._progress.read
+        self._bar = Bar("insert", "B", PROGRESS_AFTER_S, is_scaled=True)
+        self._lines = self._bytes = 0
+        """Count all lines that are tasks, and all bytes that were read, exactly or about, for the bar."""
+        source.on_bytes = self._count_bytes
         self._number = self._line = self._last = 0
         """Give the index in `_files` of the file that is being read, and the first and last line of its last task."""
         self._bad: str | None = None
@@ -112,13 +141,12 @@ class Source:
         files: list[str] = []
         formats: list[Format] = []
         for name, form in zip(self._files, self._formats, strict=True):
-            parts = insert_parts.parts_of(name)
+            parts = insert_parquet.parts_of(name)
             if parts:
-                insert_parts.must_agree(name, parts)
+                insert_parquet.must_agree(name, parts)
             files += parts or [name]
             formats += [self._parquet] * len(parts) or [form]
         self._files, self._formats = tuple(files), formats
-        self._progress.files = self._files
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -222,12 +250,25 @@ class Source:
                     continue
                 yield self._as_task(payload)
         finally:
-            self._progress.close()
+            self._bar.close()
+
+    def _count_bytes(self, count: int) -> None:
+        self._bytes += count
+
+    @cached_property
+    def _size(self) -> int | None:
+        """How many bytes the files have; None if it is not known, as of standard input."""
+        try:
+            return sum(map(os.path.getsize, self._files)) or None
+        except OSError:  # it has none, or is no longer there
+            return None
 
     def _as_task(self, payload: Any) -> Any:
         """Count a payload, and give it the priority and the key that its fields say."""
         key = None if self._key is None else _key_of(payload, self._key)
-        self._progress.count()
+        self._lines += 1
+        if not self._lines % LOOK_EVERY:
+            self._bar.show(self._bytes, self._size, f"{self._lines:,} tasks")
         self._input.note_task()
         if self._line == 1 and type(payload) is list and len(payload) > 1:
             self.is_one_array = True

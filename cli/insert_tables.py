@@ -14,9 +14,8 @@ from typing import IO, Any
 
 from fsqueue import wording
 
-from . import insert_kinds
 from .insert_input import PAUSE, BadLine, Input
-from .insert_lines import Foreign, Row, decode_text, too_long
+from .insert_lines import Foreign, Format, Row, decode_text, kind_of, option_for, too_long
 from .printing import quoted
 
 SAMPLE_ROWS = 10_000
@@ -60,14 +59,11 @@ def number_in(cell: str) -> int | float | None:
     return value if math.isfinite(value) else None
 
 
-class TableFormat:
+class TableFormat(Format):
     """Make a task of each row below the header. The files are one table: types are decided once."""
-
-    unit = "line"
 
     def __init__(self, source: Input, delimiter: str, text: tuple[str, ...], skip_bad: bool) -> None:
         self._input, self._delimiter, self._text, self._skip_bad = source, delimiter, text, skip_bad
-        self.line = 0
         self._types: dict[str, str] = dict.fromkeys(text, TEXT)
         """The type of each column by its name."""
         self._sample: list[tuple[int, int, int, Any]] | None = []
@@ -76,9 +72,6 @@ class TableFormat:
         self._headers: dict[int, int] = {}
         """How many lines the header of each file has."""
         csv.field_size_limit(max(csv.field_size_limit(), source.line_bytes_max))
-
-    def check(self, name: str) -> None:
-        """Refuse nothing: the header is read with the rows."""
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield the rows of a file, once the types of the columns are decided."""
@@ -138,7 +131,7 @@ class TableFormat:
     def _names(self, cells: list[str], is_first: bool) -> list[str] | BadLine:
         """Return the names in a header, without blanks around them; or why they are none."""
         names = [cell.strip(BLANKS) for cell in cells]
-        option = insert_kinds.option_for(names[0], self._delimiter) if len(names) == 1 else None
+        option = option_for(names[0], self._delimiter) if len(names) == 1 else None
         why = None
         if len(names) > FIELDS_MAX:
             why = f"has {len(names):,} names of fields, which is more than {FIELDS_MAX:,}"
@@ -163,7 +156,7 @@ class TableFormat:
 
     def _explained(self, error: BadLine, name: str) -> BadLine:
         """Return the error on a header, with what kind of file it may be. Without a header no row can be read."""
-        kind = insert_kinds.kind_of(self._input.head, name, is_json=False)
+        kind = kind_of(self._input.head, name, is_json=False)
         return BadLine(str(error) if kind is None else f"is no header of a table ({kind})", may_skip=False)
 
     def _decide(self, rows: list[tuple[int, int, int, Any]]) -> None:

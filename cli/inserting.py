@@ -10,14 +10,13 @@ import click
 import fsqueue
 from fsqueue import wording
 
-from . import insert_options, insert_producer
 from .common import example, json_option, moment, queue_argument, queue_at
-from .insert_input import Input
-from .insert_kinds import EACH_ELEMENT
-from .insert_producer import Producer
+from .insert_input import Input, Producer, checked_command
+from .insert_lines import EACH_ELEMENT
+from .insert_options import Asked
 from .insert_source import Source
 from .options import DURATION, AfterDashes
-from .printing import complain, done, hint, print_json, say
+from .printing import complain, hint, print_done
 
 
 class WithProducer(AfterDashes):
@@ -115,10 +114,11 @@ def insert(
     makes a small file: for more than 100,000 tasks --commit is the better choice. If all lines have keys, a command
     that ended early may be repeated: a line is not inserted again while its task waits or is leased.
     """
-    asked = insert_options.asked(options | {"batch_tasks": batch_tasks})
+    given = options | {"batch_tasks": batch_tasks}
+    asked = Asked(**{name: given[name] for name in Asked._fields})
     producer = None
     if asked.from_command:
-        producer = Producer(insert_producer.checked(ctx.meta.get("command", [])))
+        producer = Producer(checked_command(ctx.meta.get("command", [])))
     asked.check()
     key = asked.key
     with queue_at(queue) as q:
@@ -143,15 +143,9 @@ def insert(
                     count += _new_of(error)
                     failure = error
     known = {} if key is None else {"tasks": _handled_at(failure, handled) if failure is not None else source.tasks}
-    with done():
-        if as_json:
-            print_json({"inserted": count, "skipped": source.skipped, **known})
-        else:
-            say(count)
-            if source.tasks > count and key is not None and failure is None and not source.broken_off:
-                hint(
-                    f"{count:,} of {wording.counted(source.tasks, 'task')} were new: the keys of the others were taken"
-                )
+    print_done(as_json, {"inserted": count, "skipped": source.skipped, **known}, count)
+    if source.tasks > count and key is not None and failure is None and not (as_json or source.broken_off):
+        hint(f"{count:,} of {wording.counted(source.tasks, 'task')} were new: the keys of the others were taken")
     source.hint_at_fields()
     if failure is not None:
         source.conclude_failure(failure, count, _handled_at(failure, handled))
@@ -214,21 +208,15 @@ def _insert_once(
     is_used_up = report is not None and not report.tasks
     is_refused = is_repeated and is_used_up and source.tasks > 0
     count = 0 if report is None or is_repeated else report.tasks
-    with done():
-        if as_json:
-            print_json(
-                {
-                    "inserted": count,
-                    "skipped": source.skipped,
-                    "commit": commit.name,
-                    "committed": None if report is None else report.tasks,
-                    "repeated": is_repeated,
-                    "refused": is_refused,
-                    **({} if source.producer is None else {"producer_exit": source.producer.exit_code}),
-                }
-            )
-        else:
-            say(count)
+    known = {
+        "inserted": count,
+        "skipped": source.skipped,
+        "commit": commit.name,
+        "committed": None if report is None else report.tasks,
+        "repeated": is_repeated,
+        "refused": is_refused,
+    }
+    print_done(as_json, known | _exit_of(source.producer), count)
     if report is None or (was_used_up and source.broken_off):
         source.hint_at_fields()
         source.conclude_without(commit.name, was_used_up)
@@ -246,3 +234,7 @@ def _insert_once(
         complain(f"the name {commit.name} is used up by a commit of no tasks: insert others under another name")
     if not is_repeated or is_used_up:
         source.conclude(count)
+
+
+def _exit_of(producer: Producer | None) -> dict[str, int | None]:
+    return {} if producer is None else {"producer_exit": producer.exit_code}

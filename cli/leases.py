@@ -15,11 +15,22 @@ from fsqueue import wording
 from fsqueue.format import user_json
 from fsqueue.views import outcomes
 
-from . import entry
-from .common import confirm, example, json_option, queue_argument, queue_at, words, worker_option, yes_option
-from .counts import UNKNOWN_EXIT, print_count, say_unknown
+from . import process
+from .common import (
+    UNKNOWN_EXIT,
+    confirm,
+    example,
+    json_option,
+    print_count,
+    queue_argument,
+    queue_at,
+    say_unknown,
+    words,
+    worker_option,
+    yes_option,
+)
 from .options import DURATION, PRIORITY, renamed
-from .printing import complain, done, print_json, say
+from .printing import complain, print_done, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
 """How long an interrupted `lease --wait` may take to notice; longer, the longer it has waited."""
@@ -59,7 +70,7 @@ def lease(
     The most urgent tasks come first, then those without a priority, about in the order of insertion.
     Give the tokens to complete, renew, release, fail or bury. If a line cannot be written, its task is put back.
     """
-    if "stdout" in entry.closed:
+    if "stdout" in process.closed:
         raise click.ClickException(
             "Standard output is closed, so no program could read the tokens. Nothing was leased."
         )
@@ -200,12 +211,10 @@ class Settling:
         return list(tasks.values())
 
     def _report(self) -> None:
-        if self._as_json:
-            more = {"already": list(map(_task_of, self.already))} if self.already else {}
-            more |= {"unknown": self.unknown} if self.unknown else {}
-            lost = list(map(_task_of, self.lost))
-            with done():
-                print_json({self._verb: [task.id for task in self.done], "lost": lost, **more})
+        more = {"already": list(map(_task_of, self.already))} if self.already else {}
+        more |= {"unknown": self.unknown} if self.unknown else {}
+        lost = list(map(_task_of, self.lost))
+        print_done(self._as_json, {self._verb: [task.id for task in self.done], "lost": lost, **more})
         for token, why in (self.already | self.lost).items():
             complain(f"{_task_of(token)}: {why}")
         say_unknown(self.unknown)

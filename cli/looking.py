@@ -13,7 +13,7 @@ from fsqueue import wording
 from fsqueue.views import outcomes
 
 from .common import brief, example, group_at, json_option, match_option, moment, queue_argument, queue_at
-from .printing import print_json, print_table, say
+from .printing import or_hint, print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
 FAILED = "failed"
@@ -51,11 +51,14 @@ def ls(
         _list_queues(group, match, 1 if tasks_min is None else tasks_min, limit, as_json)
         return
     with queue_at(queue) as q:
-        tasks = islice(_failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state)), limit)
+        found = _failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state))
+        tasks: Iterator[fsqueue.TaskInfo] = islice(found, limit)
         if as_json:
             for task in tasks:
                 print_json(task.as_dict())
             return
+        if limit != 0:
+            tasks = or_hint(tasks, _none(str(q.path), state))
         heading = ["TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE"]
         known = ((task, [task.id, task.state, str(task.attempt), _time_of(task, state)]) for task in tasks)
         if state == "completed":
@@ -69,6 +72,16 @@ def ls(
                 _after([(*heading, "PAYLOAD")], ((*begin, brief(task.payload)) for task, begin in known)),
                 (36, 9, 7, 19),
             )
+
+
+def _none(path: str, state: str | None) -> str:
+    """Say that no task is listed. Of finished tasks only those are, that the history keeps."""
+    if state is None:
+        return f"{path} has no unfinished tasks; --state lists finished ones"
+    if state == FAILED:
+        return f"{path} has no failed tasks: none is dead or waits for a retry"
+    on_record = " on record" if state in ("completed", "cancelled") else ""
+    return f"{path} has no {state} tasks{on_record}"
 
 
 def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit: int | None, as_json: bool) -> None:

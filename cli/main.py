@@ -1,7 +1,6 @@
 """Define the `fsqueue` command: its help, its commands, and how an error becomes a line and an exit code.
 
-A command's module is imported only when the command is called. (`entry` is what the system starts: it is loaded before
-this module, and handles Ctrl-C meanwhile.)
+A command's module is imported only when the command is called. (`entry` is what the system starts.)
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import entry, printing
+from . import printing, process
 from .printing import complain, silence_stdout
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ GROUPS = {
         "show": ("looking", "Show all about one task, with its history."),
         "results": ("results", "Print results beside their inputs, or write them as CSV, JSON Lines or Parquet."),
         "dead": ("dead", "List, retry or purge dead letters."),
-        "retry": ("retry", "Insert completed tasks again, for instance those with a bad result."),
+        "retry": ("results", "Insert completed tasks again, for instance those with a bad result."),
         "workers": ("workers", "List workers: what each holds, whether it is alive; --release-dead."),
         "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),
     },
@@ -48,16 +47,16 @@ GROUPS = {
     },
     "Upkeep": {
         "cancel": ("leases", "Cancel waiting tasks."),
-        "pause": ("settings", "Keep all workers from leasing tasks, until resume."),
-        "resume": ("settings", "End a pause."),
-        "set": ("settings", "Change settings of a queue in use, or show them."),
+        "pause": ("queues", "Keep all workers from leasing tasks, until resume."),
+        "resume": ("queues", "End a pause."),
+        "set": ("queues", "Change settings of a queue in use, or show them."),
         "release-all": ("leases", "Take leases away: all, or those of a worker, host or job."),
         "purge": ("queues", "Drop all tasks, keep the settings."),
         "delete": ("queues", "Delete a queue."),
         "gc": ("queues", "Clean up a queue: leftovers, old history, trash."),
         "doctor": ("doctor", "Check whether a mount is fit for a queue, and say what to ask for if not."),
         "fsck": ("fsck", "Check everything that a queue has on disk; --repair mends it."),
-        "completion": ("completion", "Print a shell completion script."),
+        "completion": ("main", "Print a shell completion script."),
     },
     "Laboratory": {
         "bench": ("bench", "Measure what a queue does on your filesystem."),
@@ -112,7 +111,7 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, f"{name}_" if name in vars(builtins) else name)
         if sys.flags.optimize > 1:
             _restore_help(command)
-        entry.raise_interrupts()  # all that may be long in loading is loaded
+        process.raise_interrupts()  # all that may be long in loading is loaded
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -191,7 +190,7 @@ def errors_as_lines() -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except KeyboardInterrupt:
-        entry.leave_at_once()
+        process.leave_at_once()
         complain("interrupted")
         raise click.exceptions.Exit(130) from None
     except BrokenPipeError:
@@ -255,5 +254,18 @@ def cli() -> None:
     """
 
 
-main = entry.main
-"""What console scripts of earlier installations call."""
+@click.command(
+    epilog="""\b
+Example:
+  fsqueue completion bash > ~/.local/share/bash-completion/completions/fsqueue
+  fsqueue completion zsh  > ~/.zfunc/_fsqueue     # with 'fpath+=~/.zfunc' before compinit in ~/.zshrc
+  fsqueue completion fish > ~/.config/fish/completions/fsqueue.fish"""
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a completion script for your shell. Store it as in the example, and start a new shell."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    printing.say(*kind(cli, {}, "fsqueue", "_FSQUEUE_COMPLETE").source().split("\n"))

@@ -7,15 +7,17 @@ title, answer as if the user had typed. All of it is escaped here. tests/house/t
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import click
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+T = TypeVar("T")
 ERROR, CAUTION, GOOD = "red", "yellow", "green"
 """The colours of what is wrong, of what needs a look, and of what is right."""
 
@@ -116,6 +119,15 @@ def done() -> Iterator[None]:
         _Done.now = before
 
 
+def print_done(as_json: bool, value: Any, *lines: object) -> None:
+    """Print what a command has done, as `done` has it: as JSON, or else in lines, if there are any."""
+    with done():
+        if as_json:
+            print_json(value)
+        elif lines:
+            say(*lines)
+
+
 def unprinted_exit(ctx: click.Context) -> int:
     """Return the exit code for what `done` could not print; 0 if there was nothing."""
     code: int = ctx.meta.get(_UNPRINTED, 0)
@@ -165,6 +177,16 @@ def hint(*lines: str) -> None:
         pass
 
 
+def or_hint(things: Iterable[T], message: str) -> Iterator[T]:
+    """Yield things; if there are none, print a line on standard error, so that an empty list does not look broken."""
+    is_empty = True
+    for thing in things:
+        is_empty = False
+        yield thing
+    if is_empty:
+        hint(message)
+
+
 def say_at_once(message: str) -> None:
     """Print a line on standard error from any thread, without waiting: for when nothing else may work any more.
 
@@ -188,11 +210,17 @@ def can_show(text: str, encoding: str | None) -> bool:
 
 
 def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
-    """Print rows as they come, in columns of the given least widths (the last is open)."""
+    """Print rows as they come: see `table_lines`."""
+    for line in table_lines(rows, widths):
+        say(line)
+
+
+def table_lines(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> Iterator[str]:
+    """Yield rows as they come, in columns of the given least widths (the last is open)."""
     for row in rows:
         cells = [plain(cell) for cell in row]
         filled = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
-        say("  ".join([*filled, *cells[len(widths) :]]).rstrip())
+        yield "  ".join([*filled, *cells[len(widths) :]]).rstrip()
 
 
 def print_json(value: Any, err: bool = False) -> None:
@@ -430,11 +458,44 @@ def passing(text: str) -> None:
         stream.flush()
 
 
-def bar(**options: Any) -> Any:
-    """Return tqdm's bar on standard error. Nothing that others wrote belongs into its texts."""
-    from tqdm import tqdm
+class Bar:
+    """Show on a terminal how far a command has come, if it takes longer than `after_s`.
 
-    return tqdm(file=_bare(sys.stderr), **options)
+    `unit`: what is counted, as it stands behind a number. `is_scaled`: large numbers are shortened, as in 1.2M. Nothing
+    that others wrote belongs into any text.
+    """
+
+    def __init__(self, doing: str, unit: str = " shards", after_s: float = 0.5, is_scaled: bool = False) -> None:
+        self._how: dict[str, Any] = {
+            "desc": doing,
+            "unit": unit,
+            "unit_scale": is_scaled,
+            "leave": False,
+            "miniters": 1,
+        }
+        self._due = time.monotonic() + after_s if is_screen(sys.stderr) else math.inf
+        self._bar: Any = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def show(self, done: int, steps: int | None, beside: str = "") -> None:
+        """Show how many of the steps are done, and a text beside. None: it is not known how many steps there are."""
+        if self._bar is None and time.monotonic() >= self._due:
+            from tqdm import tqdm
+
+            self._bar = tqdm(file=_bare(sys.stderr), total=steps, **self._how)
+        if self._bar is not None:
+            self._bar.set_postfix_str(beside, refresh=False)
+            self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
 
 
 # -- what goes past the above -----------------------------------------------------------------------------
@@ -458,31 +519,6 @@ class _Guarded:
         if name in ("buffer", "detach"):  # the way round
             raise AttributeError(name)
         return getattr(self.bare, name)
-
-
-class Bar:
-    """Show on a terminal how far a command has come, if it takes long."""
-
-    def __init__(self, doing: str, unit: str = "shards") -> None:
-        self._doing, self._unit = doing, unit
-        self._bar: Any = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, done: int, steps: int) -> None:
-        """Show how many of the steps are done."""
-        if not is_screen(sys.stderr):
-            return
-        if self._bar is None:
-            self._bar = bar(total=steps, unit=f" {self._unit}", desc=self._doing, leave=False, delay=0.5)
-        self._bar.update(done - self._bar.n)
 
 
 def _bare(stream: Any) -> Any:

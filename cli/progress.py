@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import fsqueue
 from fsqueue.views.activity import alike, headline
 from fsqueue.views.rates import WorkerProgress, total
+from fsqueue.wording import duration
 from fsqueue.worker import Event
 
-from .common import duration
 from .printing import Footer, can_show, complain
 from .status_text import is_all_delayed, number
 

@@ -1,11 +1,11 @@
-"""create, purge, delete, gc: the queue as a whole."""
+"""create, set, pause, resume, purge, delete, gc: the queue as a whole."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS, Reaping, reap
 
 from .common import (
     confirm,
-    duration,
     each_queue,
     example,
     group_at,
@@ -31,7 +30,7 @@ from .common import (
     yes_option,
 )
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit, renamed
-from .printing import complain, done, hint, print_json, say
+from .printing import complain, hint, print_done, print_json, say
 
 REAP_TRIES, REAP_PAUSE_S = 20, 0.5
 DAY_S = 86_400
@@ -121,15 +120,140 @@ def create(
         has = asdict(q.settings)
         others = {name: has[name] for name, value in given.items() if has[name] != value}
         if others:
-            said = ", ".join(f"{name} is {_said(value)}, not {_said(given[name])}" for name, value in others.items())
+            said = ", ".join(
+                f"{name} is {_text(name, value, ' ')}, not {_text(name, given[name], ' ')}"
+                for name, value in others.items()
+            )
             hint(f"warning: {q.path} was there already, and keeps its settings: {said}.")
         if is_new and (lost := mountadvice.volatile(str(q.path))):
             hint(f"warning: {q.path} is {lost}")
-        with done():
-            if as_json:
-                print_json({"queue": str(q.path), "created": is_new, "settings": has})
-            elif is_new:
-                say(f"made the queue {q.path}: {_promises(q.settings)}")
+        made = [f"made the queue {q.path}: {_promises(q.settings)}"] if is_new else []
+        print_done(as_json, {"queue": str(q.path), "created": is_new, "settings": has}, *made)
+
+
+def _duration(text: str) -> float:
+    return DURATION.convert(text, None, None)
+
+
+def _pair(text: str) -> tuple[float, ...]:
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise click.BadParameter(f"{text!r} is no pair. Write FIRST,MOST, the shortest and longest pause: 10s,30m.")
+    return tuple(map(_duration, parts))
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "max_attempts": lambda text: limit(ATTEMPTS.convert(text, None, None)),
+    "lease_s": _duration,
+    "backoff_s": _pair,
+    "keep_payloads": lambda text: limit(KEPT_PAYLOAD.convert(text, None, None)),
+}
+"""How the value of each setting that can be changed is written."""
+SHORT = {"lease": "lease_s", "backoff": "backoff_s"}
+"""Names of settings as `fsqueue create` has them."""
+
+
+def _given(assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings in NAME=VALUE. Names that are none are left to the queue to refuse."""
+    given: dict[str, Any] = {}
+    for assignment in assignments:
+        name, is_there, text = assignment.partition("=")
+        if not is_there:
+            raise click.UsageError(f"{assignment!r} is no setting. Write NAME=VALUE, as max_attempts=3.")
+        name = name.replace("-", "_")
+        name = SHORT.get(name, name)
+        if name in given:
+            raise click.UsageError(f"{name} is given twice.")
+        try:
+            given[name] = PARSERS[name](text) if name in PARSERS else text
+        except click.BadParameter as error:
+            raise click.UsageError(f"{name}: {error.message}") from None
+    return given
+
+
+def _text(name: str, value: Any, between: str = ",") -> str:
+    """Return the value of a setting as `set` takes it. `between` the two of a pair, `create` has a blank."""
+    if isinstance(value, tuple):
+        return between.join(_text(name, each) for each in value)
+    if value is None:
+        return "all" if name == "keep_payloads" else "none"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+@click.command(
+    epilog=example(
+        """fsqueue set /scratch/me/tiles
+fsqueue set /scratch/me/tiles max_attempts=3 lease_s=1h backoff=10s,30m"""
+    )
+)
+@queue_argument
+@click.argument("assignments", metavar="[NAME=VALUE]...", nargs=-1)
+@json_option
+def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Change settings of the queue Q in use, and show all of them. Without NAME=VALUE, only show them.
+
+    \b
+    NAME=VALUE is one of
+      max_attempts=N         attempts before a task becomes a dead letter; or none
+      lease_s=DURATION       how long a lease lasts unless renewed; also lease=
+      backoff_s=FIRST,MOST   the first and the longest pause after failed attempts; also backoff=
+      keep_payloads=BYTES    the size up to which payloads of finished tasks are kept; or all
+
+    All other settings are fixed when the queue is created.
+
+    All processes use the new values within two seconds. Leases that are held keep their length until they are renewed.
+    If max_attempts becomes smaller, some tasks may have used up their attempts already. Each becomes a dead letter
+    when it would be leased next. Dead letters stay dead: 'fsqueue dead retry' puts them back.
+    """
+    given = _given(assignments)
+    with queue_at(queue) as q:
+        settings = asdict(q.change_settings(**given) if given else q.settings)
+        found = {"queue": str(q.path), "settings": settings}
+        fixed = {name: "" if name in PARSERS else "  (fixed)" for name in settings}
+        lines = [f"{name:<16} {_text(name, value)}{fixed[name]}" for name, value in settings.items()]
+        if given:
+            print_done(as_json, found, *lines)
+        elif as_json:
+            print_json(found)
+        else:
+            say(*lines)
+
+
+@click.command(epilog=example('fsqueue pause /scratch/me/tiles --reason "the licence server is down"'))
+@queue_argument
+@click.option("--reason", metavar="TEXT", help="Why. Workers, status and wait show it.")
+@json_option
+def pause(queue: str, reason: str | None, as_json: bool) -> None:
+    """Keep all processes from leasing tasks of Q until 'fsqueue resume Q'.
+
+    Within two seconds, the workers on all hosts stop leasing, and say so. They finish the tasks that they hold. Then
+    they wait, and do not end. Inserting, completing and everything else goes on. A purge does not end a pause.
+    """
+    with queue_at(queue) as q:
+        is_new = q.pause(reason)
+        _say_whether_paused(q, as_json, "is paused" if is_new else "is paused already", is_new)
+
+
+@click.command(epilog=example("fsqueue resume /scratch/me/tiles"))
+@queue_argument
+@json_option
+def resume(queue: str, as_json: bool) -> None:
+    """End the pause of the queue Q: its tasks may be leased again.
+
+    Idle workers of this host go on at once, those of other hosts within eight seconds.
+    """
+    with queue_at(queue) as q:
+        is_new = q.resume()
+        _say_whether_paused(q, as_json, "is resumed" if is_new else "was not paused", is_new)
+
+
+def _say_whether_paused(q: fsqueue.Queue, as_json: bool, what: str, is_new: bool) -> None:
+    found = q.paused
+    line = f"{q.path} {what}" + (f" {found}" if found is not None else "")
+    paused = found.as_dict() if found is not None else None
+    print_done(as_json, {"queue": str(q.path), "changed": is_new, "paused": paused}, *[line] * is_new)
+    if not (is_new or as_json):
+        complain(line)
 
 
 def _create_group(path: str, given: dict[str, Any], exist_ok: bool, allow_unsafe: bool, as_json: bool) -> None:
@@ -137,11 +261,8 @@ def _create_group(path: str, given: dict[str, Any], exist_ok: bool, allow_unsafe
     group = fsqueue.Group.create(path, exist_ok=exist_ok, allow_unsafe=allow_unsafe, **given)
     if is_new and (lost := mountadvice.volatile(str(group.path))):
         hint(f"warning: {group.path} is {lost}")
-    with done():
-        if as_json:
-            print_json({"group": str(group.path), "created": is_new, "settings": asdict(group.settings)})
-        elif is_new:
-            say(f"made the group {group.path}: in its queues {_promises(group.settings)}")
+    made = [f"made the group {group.path}: in its queues {_promises(group.settings)}"] if is_new else []
+    print_done(as_json, {"group": str(group.path), "created": is_new, "settings": asdict(group.settings)}, *made)
 
 
 @click.command(epilog=example("fsqueue purge /scratch/me/tiles --yes"))
@@ -155,9 +276,7 @@ def purge(queue: str, yes: bool, as_json: bool) -> None:
         confirm(f"Drop {_inventory(lost)} of {q.path}?", yes)
         q.purge()
         _reap_in_background(q.path.absolute())
-        with done():
-            if as_json:
-                print_json({"purged": str(q.path), **lost.as_dict()})
+        print_done(as_json, {"purged": str(q.path), **lost.as_dict()})
 
 
 @click.command(
@@ -188,9 +307,7 @@ def delete(queue: str, name: str | None, wait: bool, yes: bool, as_json: bool) -
         q.delete(wait=wait)
     if not wait:
         _reap_in_background(parent)
-    with done():
-        if as_json:
-            print_json({"deleted": path_of(q), **lost.as_dict()})
+    print_done(as_json, {"deleted": path_of(q), **lost.as_dict()})
 
 
 @click.command(
@@ -249,25 +366,18 @@ def gc(
     if queue is None:
         assert trash is not None
         reaping = _reap(trash)
-        report: dict[str, Any] = {"reaped": reaping.removed}
-        if as_json:
-            report["left"] = reaping.left
-        with done():
-            for path, why in reaping.left.items() if not as_json else ():
-                say(f"{path} was left alone: {why}.")
+        found: dict[str, Any] = {"reaped": reaping.removed}
+        stayed = reaping.left
     else:
-        report = fsqueue.GcReport().as_dict()
-        for found in each_queue(queue):
-            with found as q:
-                for name, count in q.gc(touch=touch, history_days=history_days, **kept).as_dict().items():
-                    report[name] += count
-    with done():
-        if as_json:
-            print_json(report)
-        elif not any(report.values()):
-            say("nothing was to be cleaned up")
-        else:
-            say(*_cleaned(report))
+        stayed = {}
+        found = fsqueue.GcReport().as_dict()
+        for each in each_queue(queue):
+            with each as q:
+                report = q.gc(touch=touch, history_days=history_days, **kept).as_dict()
+            found = {name: count + report[name] for name, count in found.items()}
+    lines = [f"{path} was left alone: {why}." for path, why in stayed.items()]
+    lines += _cleaned(found) if any(found.values()) else ["nothing was to be cleaned up"]
+    print_done(as_json, found | ({"left": stayed} if queue is None else {}), *lines)
 
 
 GC_LINES = {
@@ -311,14 +421,7 @@ def _promises(settings: fsqueue.Settings) -> str:
     """Return the settings that a first user wants to know, in words."""
     attempts = settings.max_attempts
     tries = "any number of attempts" if attempts is None else wording.counted(attempts, "attempt")
-    return f"a lease lasts {duration(settings.lease_s)} unless renewed, a task has {tries}"
-
-
-def _said(value: object) -> str:
-    """Return a setting as a user would type it."""
-    if isinstance(value, tuple):
-        return " ".join(map(_said, value))
-    return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
+    return f"a lease lasts {wording.duration(settings.lease_s)} unless renewed, a task has {tries}"
 
 
 def _inventory(status: fsqueue.Status) -> str:

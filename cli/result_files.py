@@ -1,9 +1,13 @@
-"""Results as a table in a file: CSV, JSON Lines or Parquet, written whole or not at all (docs/results.md)."""
+"""Results as a table in a file: CSV, JSON Lines or Parquet, written whole or not at all, and where none may be
+(docs/results.md).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice, repeat
 from typing import IO, Any
 
@@ -11,11 +15,14 @@ import click
 import orjson
 
 import fsqueue
+from fsqueue.filesystem import replacing
+from fsqueue.filesystem.replacing import Replaced
 from fsqueue.gc_pause import paused_collector
+from fsqueue.storage import nested
 
-from .result_place import place_of
 from .result_table import NOT_FINITE, Block, Column, Columns, Step, Table, as_text
 
+GRAMMAR = ".fsqueue-results-"
 BLOCKS_AT_ONCE = 20
 """Blocks of rows in a row group of Parquet."""
 
@@ -197,3 +204,44 @@ def write(path: str, found: Iterable[Columns], reading: Step, writing: Step) -> 
         table.fill(found, reading)
         place.replace(lambda file: writes(file, table, writing))
         return table.rows, len(table.columns())
+
+
+# -- the place --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def place_of(path: str) -> Iterator[Replaced]:
+    """Hold the place of a file, which need not exist, until the end of a `with` block. Symbolic links of this user's
+    and of root's are followed.
+
+    click.UsageError if no table may be there. An OSError in the block names the file that the user named.
+    """
+    try:
+        directory, name = replacing.place_of(path)
+        try:
+            place = Replaced(directory, name or ".", GRAMMAR)
+            _check(place, directory, path)
+            place.tidy()
+            yield place
+        finally:
+            os.close(directory)
+    except replacing.OthersLink:
+        raise click.UsageError(
+            f"{path!r} is, or leads to, a symbolic link of another user, who could choose which of your files is "
+            "replaced. Nothing was written. Name another file."
+        ) from None
+    except OSError as error:
+        error.filename, error.filename2 = path, None
+        raise
+
+
+def _check(place: Replaced, directory: int, path: str) -> None:
+    """Refuse a place that is not for tables: in a queue, or taken by what is no regular file. click.UsageError."""
+    if nested.holds(directory):
+        raise click.UsageError(
+            f"{path!r} lies inside the directory of a queue, whose files are not to be replaced. Nothing was "
+            "written. Name a file outside of it."
+        )
+    before = place.status()
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        raise click.UsageError(f"{path!r} is there already, and is no regular file. Name another file.")

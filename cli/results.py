@@ -1,4 +1,4 @@
-"""results: inputs beside outputs, as a table."""
+"""results, retry: completed tasks, their inputs beside their outputs, as a table; or inserted again."""
 
 from __future__ import annotations
 
@@ -11,16 +11,39 @@ import click
 
 import fsqueue
 from fsqueue import wording
+from fsqueue.views import outcomes
 
-from .common import brief, duration, example, json_option, moment, queue_argument, queue_at
-from .conditions import Condition, all_of, where_option
-from .printing import Bar, complain, is_screen, print_json, print_table, say
+from .common import (
+    UNKNOWN_EXIT,
+    brief,
+    example,
+    ids_argument,
+    json_option,
+    moment,
+    queue_argument,
+    queue_at,
+    say_unknown,
+    words,
+)
+from .options import Condition, all_of, where_option
+from .printing import Bar, complain, is_screen, print_done, print_json, print_table, say
 
 Columns = list[Sequence[Any]]
 """Results as `Queue.result_columns` yields them."""
 
 ROWS_AT_ONCE = 1_000
-"""How many of the results that were chosen are turned into columns together."""
+"""Number of chosen results that are turned into columns together."""
+SHOW_EVERY = 256
+"""Number of tasks that are looked at between two steps of the bar."""
+UNKEPT_EXIT = 1
+COMPLETED = "completed"
+_INSTEAD = {
+    "dead": "Of dead letters: 'fsqueue dead retry Q'.",
+    "waiting": "They will be executed anyway.",
+    "delayed": "They will be executed anyway.",
+    "leased": "They are being executed.",
+    "cancelled": "Insert them anew.",
+}
 
 
 @click.command(
@@ -103,7 +126,7 @@ def _write(found: CountedResults, file: str, condition: Condition | None, as_jso
     from .result_files import write
 
     try:
-        with Bar("reading results", "tasks") as progress, Bar("writing", "tasks") as bar:
+        with Bar("reading results", " tasks") as progress, Bar("writing", " tasks") as bar:
             rows, columns = write(
                 file,
                 found.columns() if condition is None else _in_columns(found.results(condition)),
@@ -135,7 +158,77 @@ def _rows(found: Iterator[fsqueue.Result]) -> Iterator[tuple[str, ...]]:
             result.state,
             str(result.attempts),
             moment(result.finished_at),
-            "-" if result.took_s is None else duration(result.took_s),
+            "-" if result.took_s is None else wording.duration(result.took_s),
             result.host or "-",
             f"{brief(result.payload, 60)} -> {came}",
         )
+
+
+@click.command(
+    epilog=example(
+        """fsqueue retry Q --state completed --where 'result.loss>0.5'
+fsqueue retry Q --state completed --where host=node17 --json"""
+    )
+)
+@queue_argument
+@ids_argument
+@click.option("--state", type=click.Choice([COMPLETED, *_INSTEAD]), required=True, metavar="completed",
+              help="The state that they are in (for dead letters: 'fsqueue dead retry').")  # fmt: skip
+@where_option(fsqueue.Result._fields, "'result.loss>0.5', payload.seed=7, host=node17, 'finished_at>1790000000'")
+@click.option("--all", "each", is_flag=True, help="Every completed task.")
+@json_option
+def retry(
+    queue: str, ids: tuple[str, ...], state: str, conditions: tuple[Condition, ...], each: bool, as_json: bool
+) -> None:
+    """Insert completed tasks of Q again, with new ids and all their attempts.
+
+    Those that meet the conditions, or the TASKs that are named ('-': from standard input). With both, those of the
+    TASKs that meet the conditions. 'fsqueue results Q --where ...' shows them first. Their payloads come from the
+    history. Each is retried once: type an interrupted command again. 'fsqueue show' of an old one tells the new one,
+    and of a new one the old.
+
+    Exit code 1: the payloads of some are not kept. Exit code 3: there is no such task.
+    """
+    if state != COMPLETED:
+        raise click.UsageError(f"Only completed tasks are retried here, not {state} ones. {_INSTEAD[state]}")
+    if each == bool(ids or conditions):
+        raise click.UsageError("Say which completed tasks: TASKs, --where, or else --all.")
+    with queue_at(queue) as q, Bar("retry", " tasks") as progress:
+        chosen, holds = list(dict.fromkeys(words(ids))), all_of(conditions)
+        total, looked_at = q.status(exact=False).completed, 0
+
+        def where(result: fsqueue.Result) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            if looked_at % SHOW_EVERY == 0:
+                progress.show(min(looked_at, total), total)
+            return holds is None or holds(result)
+
+        found = q.retry_completed(chosen, where) if ids else q.retry_completed(where=where)
+        unknown = outcomes.unknown(q.store, chosen)
+        keeps_history, longest = q.settings.keep_history, q.settings.keep_payloads
+    print_done(as_json, found.as_dict() | ({"unknown": unknown} if unknown else {}), found.retried)
+    if not as_json:
+        _say_left_out(found)
+    if not keeps_history:
+        complain("this queue keeps no history, so of completed tasks it knows only those of batches at work")
+    if found.unkept:
+        kept = "" if longest is None else f", and payloads of up to {wording.counted(longest, 'byte')}"
+        complain(
+            f"{wording.counted(found.unkept, 'task')} cannot be retried: the payload is not kept. Insert them anew "
+            f"from where they came from. This queue keeps payloads until 'fsqueue gc' removes them{kept}. "
+            "'fsqueue set Q keep_payloads=BYTES' keeps longer ones of tasks that finish from then on"
+        )
+    say_unknown(unknown)
+    if unknown or found.unkept:
+        raise click.exceptions.Exit(UNKNOWN_EXIT if unknown else UNKEPT_EXIT)
+
+
+def _say_left_out(found: fsqueue.RetryReport) -> None:
+    """Tell which tasks were left out, as far as that needs no advice."""
+    if found.repeated:
+        complain(f"{wording.counted(found.repeated, 'task')} left out: retried before. 'fsqueue show' tells the new id")
+    for task_id in found.unkept_ids:
+        complain(f"{task_id}: its payload is not kept")
+    if found.unkept > len(found.unkept_ids):
+        complain(f"ids not shown: {found.unkept - len(found.unkept_ids):,}")

@@ -15,7 +15,7 @@ import fsqueue
 from fsqueue import wording
 from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
 
-from . import entry
+from . import process
 from .common import (
     example,
     group_at,
@@ -28,7 +28,7 @@ from .common import (
     worker_option,
 )
 from .options import DURATION, AfterDashes, renamed
-from .printing import complain, done, is_screen, print_json, quoted, unguarded
+from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
 
 FAILURES, EXCLUDED = 11, 12
@@ -262,7 +262,7 @@ def run(
     shown: Progress | LogProgress | None = progress or (
         None if log_json or as_json else LogProgress(paths, status_of=status_of)
     )
-    supervision.is_own_process = entry.is_own_process
+    supervision.is_own_process = process.is_own
     made = fsqueue.Worker(
         opened,
         call,
@@ -290,9 +290,7 @@ def run(
     summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
     if log_json:
         _log_json(Event("end", "", summary))
-    with done():
-        if as_json:
-            print_json(summary)
+    print_done(as_json, summary)
     if not log_json and not as_json:
         _summarise(report, dead)
     if report.signal is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -15,7 +14,7 @@ from fsqueue.simulation import Distribution
 from fsqueue.simulation_figures import Claim, Figure
 
 from .common import example, json_option
-from .printing import bar, complain, is_screen, print_json, print_table, say
+from .printing import Bar, complain, print_json, print_table, say
 
 SEED_MAX = 2**31 - 1
 COLUMN = 10
@@ -129,13 +128,14 @@ def _figure_as_json(figure: Figure) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(pops: int) -> Iterator[Callable[[int], object] | None]:
-    """Draw a bar of so many pops, if standard error is a screen. Give what tells it how many more were done."""
-    if not is_screen(sys.stderr):
-        yield None
-        return
-    drawn = bar(total=pops, unit=" pops", unit_scale=True, desc="simulate", leave=False)
-    try:
-        yield drawn.update
-    finally:
-        drawn.close()
+def _progress(pops: int) -> Iterator[Callable[[int], object]]:
+    """Draw a bar of so many pops. Give what tells it how many more were done."""
+    done = 0
+
+    def tell(more: int) -> None:
+        nonlocal done
+        done += more
+        drawn.show(done, pops)
+
+    with Bar("simulate", " pops", 0.0, is_scaled=True) as drawn:
+        yield tell

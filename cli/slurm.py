@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,10 +18,9 @@ import click
 from fsqueue import wording
 from fsqueue.worker import OUTPUTS, check_command, names_launcher
 
-from . import outer_job
 from .common import example, json_option, path_of, queue_at
 from .options import names_of
-from .printing import complain, done, print_json, quoted, say
+from .printing import complain, print_done, print_json, quoted, say
 from .running import AUTO, missing_program, run
 
 SPARE_S = 30
@@ -47,6 +47,21 @@ GPUS = {"--gres", "-G", "--gpus", "--gpus-per-node", "--gpus-per-socket"}
 """Options of sbatch that ask for GPUs."""
 NOT_HERE = ("--wrap", "--usage", "--version", "-V")
 """Options of sbatch that make no sense here."""
+_SLURM = re.compile(r"SLURM_|SLURMD_|SRUN_|SBATCH_(?:CPU|MEM)_BIND|PMI_|PMI2_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
+"""Matches what Slurm and the launchers of MPI set in a job and its steps.
+
+SBATCH_*, such as SBATCH_ACCOUNT, is what users ask sbatch for. Only the bindings among them are set by Slurm.
+PMIX_MCA_* and OMPI_MCA_* are settings of users and sites.
+"""
+_USERS = {
+    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET",
+    "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_DEBUG_FLAGS", "SLURM_EXIT_ERROR", "SLURM_EXIT_IMMEDIATE",
+}  # fmt: skip
+"""What users and sites set to reach Slurm, or to have it print otherwise. sbatch itself needs the former."""
+_DEVICES = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+            "GPU_DEVICE_ORDINAL"}  # fmt: skip
+"""What Slurm sets for the GPUs of a job. A new job with GPUs gets its own; one without must not see the outer job's."""
+_HAS_DEVICES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
 
 
 class Submission(click.Command):
@@ -235,10 +250,10 @@ def slurm(
     launcher = _launcher(cpus) if has_tasks and not one_worker else []
     if launcher:
         complain("the job has a worker in each of its tasks; if its commands start tasks themselves: --one-worker")
-    outer = outer_job.variables(os.environ)
+    outer = outer_variables(os.environ)
     if outer:
         complain(
-            f"this is typed in job {outer_job.job_of(os.environ)}: the new job does not get the "
+            f"this is typed in job {job_of(os.environ)}: the new job does not get the "
             f"{wording.counted(len(outer), 'variable')} of that one (SLURM_* and such; what you set as SBATCH_* stays)"
         )
     submission = _Submission(
@@ -438,11 +453,8 @@ def _submit(submission: _Submission, as_json: bool) -> None:
         except BrokenPipeError:
             pass  # it has refused already
         job, _, cluster = process.stdout.readline().decode(errors="replace").strip().partition(";")
-        with done():
-            if job and as_json:
-                print_json({"job": job, "cluster": cluster or None, **_described(submission)})
-            elif job:
-                say(job)
+        if job:
+            print_done(as_json, {"job": job, "cluster": cluster or None, **_described(submission)}, job)
         sys.stdout.flush()
         status = process.wait()
     if status and not job:
@@ -464,3 +476,22 @@ def _described(submission: _Submission) -> dict[str, Any]:
 
 def _text(value: str) -> str:
     return os.fsencode(value).decode(errors="replace")
+
+
+def job_of(environment: Mapping[str, str]) -> str:
+    """Return the id of the job that this is typed in; "" outside of jobs."""
+    return environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or ""
+
+
+def outer_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that the job has set in which a command is typed. Outside, all are the user's.
+
+    Slurm hands a submitter's environment on to the new job, where srun reads its variables as options: workers would
+    share the outer step's one processor, or srun would refuse two kinds of memory limits, and none would start.
+    """
+    if not job_of(environment):
+        return []
+    devices = _DEVICES if any(environment.get(name) for name in _HAS_DEVICES) else set()
+    return sorted(
+        name for name in environment if name in devices or (_SLURM.match(name) is not None and name not in _USERS)
+    )

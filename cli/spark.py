@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -20,21 +21,24 @@ from .common import (
     yes_option,
 )
 from .options import DURATION, renamed, seconds_in
-from .printing import done, print_json, print_table, say
+from .printing import print_done, print_json, print_table, say, table_lines
 
 FINDINGS_EXIT = 10
 EXECUTORS_PYTHON = "spark.pyspark.python"
-Command = TypeVar("Command", bound=Callable[..., Any])
+Connect = Callable[[], Any]
+"""Returns the Spark session."""
 
 
-def spark_options(command: Command) -> Command:
-    """Add the options that say where Spark runs. Within spark-submit, Spark's own options do."""
-    for option in (
-        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated."),
-        click.option("--master", metavar="URL", help="Where Spark runs [as configured; else local[*]]."),
-    ):
-        command = option(command)
-    return command
+def spark_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say where Spark runs; `command` gets a Connect. Within spark-submit, Spark's own tell."""
+
+    @click.option("--master", metavar="URL", help="Where Spark runs [as configured; else local[*]].")
+    @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated.")
+    @functools.wraps(command)
+    def with_connect(master: str | None, conf: tuple[str, ...], **others: Any) -> None:
+        command(connect=lambda: session(master, conf), **others)
+
+    return with_connect
 
 
 def session(master: str | None, conf: tuple[str, ...]) -> Any:
@@ -117,66 +121,43 @@ fsqueue spark seed /scratch/me/tiles 'lists/*.csv' --format csv --option header=
 @spark_options
 @json_option
 def seed(
-    queue: str,
-    source: tuple[str, ...],
-    form: str,
-    options: tuple[str, ...],
-    commit: str | None,
-    payload: str | None,
-    delay_s: str | None,
-    priority: str | None,
-    key: str | None,
-    create: bool,
-    master: str | None,
-    conf: tuple[str, ...],
-    as_json: bool,
-) -> None:
+    queue: str, source: tuple[str, ...], form: str, options: tuple[str, ...], delay_s: str | None, create: bool,
+    connect: Connect, as_json: bool, **named: Any,
+) -> None:  # fmt: skip
     """Insert the rows of files (or of another source that Spark reads) into Q as tasks, all of them at one instant.
 
     With --key they are inserted one by one. After an error, repeat the command: it inserts the rest.
     """
     import fsqueue.spark as jobs
 
-    reader = session(master, conf).read.format(form).options(**dict(option.partition("=")[::2] for option in options))
+    reader = connect().read.format(form).options(**dict(option.partition("=")[::2] for option in options))
     rows = reader.load(list(source))
     if delay_s is not None and delay_s not in rows.columns and (seconds := seconds_in(delay_s)) is not None:
         delay_s = str(seconds)
-    made = jobs.seed(
-        rows,
-        queue,
-        commit=commit,
-        payload=payload,
-        delay_s=delay_s,
-        priority=priority,
-        key=key,
-        if_exists="create" if create else "append",
-    )
-    with done():
-        if as_json:
-            print_json(made.as_dict())
-        elif made.commit is None:
-            whose = "its key was" if made.taken == 1 else "their keys were"
-            taken = f"; {made.taken:,} not: {whose} taken" if made.taken else ""
-            say(f"{wording.counted(made.rows, 'task')} {'was' if made.rows == 1 else 'were'} inserted{taken}")
-        elif made.repeated:
-            say(f"nothing to do: {made.commit} was committed before, with {wording.counted(made.rows, 'task')}")
-        else:
-            tasks, files = wording.counted(made.rows, "task"), wording.counted(made.batches, "file")
-            say(f"{tasks} in {files}, {made.bytes:,} bytes, as {made.commit}")
+    made = jobs.seed(rows, queue, delay_s=delay_s, if_exists="create" if create else "append", **named)
+    tasks, files = wording.counted(made.rows, "task"), wording.counted(made.batches, "file")
+    line = f"{tasks} in {files}, {made.bytes:,} bytes, as {made.commit}"
+    if made.commit is None:
+        whose = "its key was" if made.taken == 1 else "their keys were"
+        taken = f"; {made.taken:,} not: {whose} taken" if made.taken else ""
+        line = f"{tasks} {'was' if made.rows == 1 else 'were'} inserted{taken}"
+    elif made.repeated:
+        line = f"nothing to do: {made.commit} was committed before, with {tasks}"
+    print_done(as_json, made.as_dict(), line)
 
 
 @spark.command(epilog=example("fsqueue spark audit /scratch/me/tiles --master 'local[8]'"))
 @queue_argument
 @spark_options
 @json_option
-def audit(queue: str, master: str | None, conf: tuple[str, ...], as_json: bool) -> None:
+def audit(queue: str, connect: Connect, as_json: bool) -> None:
     """Check the queue Q, or all queues in the directory Q, as fsck does, while others work. Nothing is mended.
 
     Exit codes: 0 nothing was found; 10 there are findings ('fsqueue fsck' explains and mends them).
     """
     import fsqueue.spark as jobs
 
-    found = jobs.audit(session(master, conf), queue)
+    found = jobs.audit(connect(), queue)
     if as_json:
         print_json(found.as_dict())
     else:
@@ -194,14 +175,14 @@ def audit(queue: str, master: str | None, conf: tuple[str, ...], as_json: bool) 
 @click.argument("out", metavar="DIR")
 @spark_options
 @json_option
-def report(queue: str, out: str, master: str | None, conf: tuple[str, ...], as_json: bool) -> None:
+def report(queue: str, out: str, connect: Connect, as_json: bool) -> None:
     """Write into the new directory DIR what Q went through: durations, waiting times, failures, throughput.
 
     The tables are Parquet; DIR/report.html shows them. Q is a queue, or a directory of queues.
     """
     import fsqueue.spark as jobs
 
-    made = jobs.report(session(master, conf), queue, out)
+    made = jobs.report(connect(), queue, out)
     if as_json:
         print_json(made.as_dict())
         return
@@ -228,17 +209,9 @@ fsqueue spark drain /scratch/me/tiles /scratch/me/out --function mymodule:proces
 @spark_options
 @json_option
 def drain(
-    queue: str,
-    out: str,
-    sql: str | None,
-    schema: str | None,
-    function: str | None,
-    lease_s: float,
-    rounds: int | None,
-    master: str | None,
-    conf: tuple[str, ...],
-    as_json: bool,
-) -> None:
+    queue: str, out: str, sql: str | None, schema: str | None, function: str | None, lease_s: float, rounds: int | None,
+    connect: Connect, as_json: bool,
+) -> None:  # fmt: skip
     """Work on the tasks of Q with Spark's executors, and write the results into DIR as Parquet.
 
     A task is completed after its result is written. Give either --sql or --function. To continue a drain
@@ -249,14 +222,8 @@ def drain(
     import fsqueue.spark as jobs
 
     work: Any = sql if function is None else _function(function)
-    made = jobs.drain(
-        session(master, conf), queue, out, work, payload_schema=schema, lease_s=lease_s, rounds_max=rounds
-    )
-    with done():
-        if as_json:
-            print_json(made.as_dict())
-        else:
-            print_table([(name, f"{count:,}") for name, count in made.as_dict().items()], (12,))
+    made = jobs.drain(connect(), queue, out, work, payload_schema=schema, lease_s=lease_s, rounds_max=rounds).as_dict()
+    print_done(as_json, made, *table_lines(((name, f"{count:,}") for name, count in made.items()), (12,)))
 
 
 def _function(name: str) -> Callable[[Any], Any]:
@@ -279,14 +246,11 @@ def _function(name: str) -> Callable[[Any], Any]:
 @yes_option
 @spark_options
 @json_option
-def requeue(queue: str, where: str, yes: bool, master: str | None, conf: tuple[str, ...], as_json: bool) -> None:
+def requeue(queue: str, where: str, yes: bool, connect: Connect, as_json: bool) -> None:
     """Put the dead tasks of Q that match a condition back into Q, with new ids and no attempts used."""
     import fsqueue.spark as jobs
 
     confirm(f"Put the dead tasks of {queue} back for which {where} holds?", yes)
-    retried = jobs.requeue(session(master, conf), queue, where)
-    with done():
-        if as_json:
-            print_json({"retried": retried})
-        else:
-            say(f"{wording.counted(retried, 'task')} {'was' if retried == 1 else 'were'} put back")
+    retried = jobs.requeue(connect(), queue, where)
+    line = f"{wording.counted(retried, 'task')} {'was' if retried == 1 else 'were'} put back"
+    print_done(as_json, {"retried": retried}, line)

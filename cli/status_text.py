@@ -8,13 +8,13 @@ from heapq import nlargest
 from typing import TypeGuard
 
 import fsqueue
-from fsqueue import wording
 from fsqueue.cluster.identity import describe
 from fsqueue.views.activity import together
 from fsqueue.views.rates import last_left
 from fsqueue.views.rates import total as sum_of
+from fsqueue.wording import counted, duration
 
-from .common import duration, size
+from .common import size
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead")
 OLDEST = 10
@@ -138,7 +138,7 @@ def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
         work = f" ({duration(found.work_s or 0.0)} of it at work)" if ahead else ""
         lines.append(f"a lease     {duration(found.lease_s)} on average{work}, of {found.measured:,} completed tasks")
     if (most := found.most_used) is not None:
-        measured = wording.counted(most.attempts, "measured attempt")
+        measured = counted(most.attempts, "measured attempt")
         lines.append(f"most memory {size(most.peak_memory_bytes)}, {most.memory_id}, of {measured}")
         lines.append(f"most CPU    {duration(most.cpu_s)}, {most.cpu_id}")
     return lines

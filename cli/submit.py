@@ -17,7 +17,7 @@ def main() -> None:
     from importlib import import_module  # not before sys.path is in order, below
 
     try:
-        command_line = import_module("fsqueue_cli.main")
+        command_line = import_module("fsqueue_cli.entry")
     except ModuleNotFoundError as error:
         sys.exit(NOT_HERE.format(python=sys.executable, missing=error.name))
     sys.argv.insert(1, "spark")

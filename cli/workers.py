@@ -11,7 +11,7 @@ from fsqueue.errors import from_os_error
 from fsqueue.storage import nodes
 from fsqueue.views import lease_holders as holders
 
-from .common import brief, duration, example, json_option, moment, queue_argument, queue_at
+from .common import brief, example, json_option, moment, queue_argument, queue_at
 from .printing import done, print_json, print_table, say
 
 WIDTHS = (24, 12, 12, 6, 19, 10, 10)
@@ -99,7 +99,7 @@ def _row(worker: holders.LeaseHolder, now: float) -> tuple[str, ...]:
         brief(worker.node, 20),
         f"{len(worker.tasks):,}" + (f"+{worker.expired:,}" if worker.expired else ""),
         moment(worker.since),
-        f"{duration(max(0.0, now - worker.heartbeat))} ago",
-        f"{duration(left)} left" if left > 0 else "ran out",
+        f"{wording.duration(max(0.0, now - worker.heartbeat))} ago",
+        f"{wording.duration(left)} left" if left > 0 else "ran out",
         brief(f"{worker.life} ({worker.evidence})" if worker.evidence else worker.life),
     )

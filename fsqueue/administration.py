@@ -26,13 +26,13 @@ from fsqueue.errors import (
     UnsafeFilesystem,
     from_os_error,
 )
-from fsqueue.filesystem import Filesystem, Mount, OpenTree, holders_of, mount_of, mountadvice
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, directories_above, mount_of, mountadvice
 from fsqueue.format import groups, layout, names, sparse
 from fsqueue.format.layout import QueueState, Settings
-from fsqueue.format.names import QueueId
+from fsqueue.format.names import Batch, QueueId
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.protocol import overwriting, revoking
-from fsqueue.storage import group_directory, jsonl, listing, nested, queue_changes
+from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes
 from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
@@ -238,7 +238,7 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
 
 def _refuse_nested(mount: Mount, path: str) -> None:
     """Raise InvalidArgument if a path lies in a group, or in another queue's directory, which may be deleted whole."""
-    group = group_directory.around(holders_of(path))
+    group = group_directory.around(directories_above(path))
     if group is not None:
         raise InvalidArgument(
             f"{path} lies inside the directory of the group {group}. A queue in a group comes into being when the "
@@ -272,12 +272,12 @@ def _allow_unsafe(fs: Filesystem, path: str) -> None:
 def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: Entropy) -> None:
     """Refuse a mount that is known to be unfit, or on which one of the quick probes fails."""
     with forks.held_off():
-        from fsqueue.doctor import probes, verdicts
+        from fsqueue.doctor import probes
     verdict, seen, advice = mountadvice.advice_on(mount)
     unfit = [("mount", seen, advice)]
     if verdict != mountadvice.UNFIT:
         findings = probes.quick(probes.Bench(fs, f"{directory}/.new-", clock, entropy))
-        unfit = [(one.probe, one.seen, one.advice) for one in findings if one.verdict == verdicts.UNFIT]
+        unfit = [(one.probe, one.seen, one.advice) for one in findings if one.verdict == probes.UNFIT]
     if unfit:
         raise mountadvice.refusal(
             mount,
@@ -568,17 +568,24 @@ def release_all(
 
 
 def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: bool = False) -> int:
-    """End the chosen leases in every batch at work. What stays busy is named after the rest is done."""
+    """End the chosen leases in every batch at work. What stays busy is named after the rest is done.
+
+    Batches that are locked share the time of one lock to wait; with `offline` none is waited for.
+    """
     store.refresh(now=True)
-    released, busy = 0, []
+    released = 0
+
+    def act(batch: Batch, wait_s: float) -> None:
+        nonlocal released
+        released += revoking.revoke(store, batch, chosen, wait_s)
+
     try:
-        for batch, replay_state in listing.at_work(store, read=listing.read_present_state):
-            if not any(lease_holds(replay_state, index, chosen) for index in range(replay_state.count)):
-                continue
-            try:
-                released += revoking.revoke(store, batch, chosen, 0.0 if offline else jsonl.LOCK_TIMEOUT_S)
-            except LockTimeout:
-                busy.append(batch)
+        held = (
+            batch
+            for batch, replay_state in listing.at_work(store, read=listing.read_present_state)
+            if any(lease_holds(replay_state, index, chosen) for index in range(replay_state.count))
+        )
+        busy = list(locked_batch.each(store, held, act, 0.0 if offline else None))
     except (OSError, FsqueueError) as error:
         failure = store.explain(
             error, "releasing leases", f"Leases released: {released}. Repeat the call for the rest."

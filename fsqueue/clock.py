@@ -55,6 +55,8 @@ class Clock:
     def __init__(self) -> None:
         self.offset_ms = 0
         self.error_ms = 0
+        self.margin_ms = margin_ms(0)
+        """How long after a lease's end it may be taken."""
         self.measured = -math.inf
         self._base_ms: int | None = None
         """What to add to the ticks of this host for the server's time; None: it was not measured."""
@@ -78,12 +80,6 @@ class Clock:
         """Wait."""
         time.sleep(seconds)
 
-    def margin_ms(self) -> int:
-        """Return how long after a lease's end it may be taken: twice the clock's error, within bounds."""
-        least, most = MARGIN_MS
-        twice = 2 * self.error_ms
-        return least if twice <= least else min(twice, most)
-
     def learn(self, server_ms: float, before_ms: float, after_ms: float) -> None:
         """Take in the result of one probe: the server's stamp, between two readings of `ticks_ms`.
 
@@ -101,6 +97,7 @@ class Clock:
             self._base_ms = base_ms + (error_ms if known_ms > base_ms else -error_ms)
             if apart > self.error_ms + error_ms:  # the server's clock was set, or this machine stood still, unnoticed
                 self.error_ms = 2 * error_ms
+        self.margin_ms = margin_ms(self.error_ms)
         self.measured, self._apart_ms = now, self.local_ms() - self.ticks_ms()
         self.offset_ms = round((self._base_ms or 0) - self._apart_ms)
 
@@ -195,6 +192,12 @@ class Entropy:
     def forget(self) -> None:
         """Drop the pool, in a forked child: it and its parent would hand out equal identifiers."""
         self._pool = iter(())
+
+
+def margin_ms(error_ms: int) -> int:
+    """Return how long after a lease's end it may be taken, in milliseconds: twice the clock's error, within bounds."""
+    least, most = MARGIN_MS
+    return min(max(least, 2 * error_ms), most)
 
 
 def duration_ms(seconds: float, name: str, least_s: float = 0.0) -> int:

@@ -18,7 +18,7 @@ from fsqueue.format.layout import Layout
 from fsqueue.format.names import CommitName, Generation, Uuid
 from fsqueue.models import CommitPart, CommitReport
 from fsqueue.protocol import encoding, insert_errors, insertion, overwriting
-from fsqueue.storage import commits, ordering
+from fsqueue.storage import commits, queue_changes
 from fsqueue.storage.commits import Part, Record
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_items
@@ -264,7 +264,7 @@ class _Stager:
     def _write(self, group: list[encoding.Encoded]) -> None:
         """Write a group's files, then sync those of the group before: the system has written most by then."""
         store, fs, before = self.store, self.store.fs, len(self.opened)
-        ordering.mark(store, min(encoded.rank for encoded in group))
+        queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))
         for encoded in group:
             at = insertion.moment(store, encoded.when)
             name = names.TaskFileName(at, names.successor(self.first, self.files), encoded.tasks).ranked(encoded.rank)

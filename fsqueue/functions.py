@@ -25,7 +25,7 @@ from fsqueue.errors import Bury, InvalidArgument, InvalidTask, said
 from fsqueue.format import call_types
 from fsqueue.models import Task, TaskRef
 from fsqueue.queue import Queue
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 
 P = ParamSpec("P")
 R = TypeVar("R")

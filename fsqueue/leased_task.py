@@ -196,7 +196,7 @@ class LeasedTask:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self._is_parents():
+        if self._entered_by != forks.depth:  # on the hot path: `_is_parents`, without a frame of its own
             return False
         poll = self.poll
         try:

@@ -149,6 +149,8 @@ class Movement(AsDict):
     """Processor time that the work used, where it was measured."""
     peak_memory_bytes: int | None = None
     """The largest resident set of one of its processes, where it was measured."""
+    repeats: str | None = None
+    """Of an insert: the ended task, a dead letter or a completed one, that was retried as this one."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""

@@ -32,7 +32,7 @@ from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.models import Status
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import IdlePoller, tell_of_end, tell_pauses
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views import inspection
@@ -286,28 +286,25 @@ class Poll:
         return self
 
     def __next__(self) -> LeasedTask:
-        try:
-            return self._next()
-        except ForkedInCall as forked:  # between two looks
-            failure = forked.error
-        raise failure
-
-    def _next(self) -> LeasedTask:
         ahead = self._ahead
         if self._closed:
             raise StopIteration
         process = forks.depth
-        while not ahead.tasks:
-            ahead.add(self._queue._lease_waiting(self._prefetch, ahead.lease_ms, self._stop))
-            if not ahead.tasks and self._stop():
-                self.close()
-                raise StopIteration
-        task = ahead.tasks.popleft() if ahead.tasks else None  # None: a signal handler has forked behind the look
-        if task is not None and self._prefetch > 1:  # else its lease tells when it was handed out
-            task.began = task.queue.store.clock.monotonic()
-        if task is None or process != forks.depth:
-            raise ForkedChild("a loop's step")
-        return task
+        try:
+            while not ahead.tasks:
+                ahead.add(self._queue._lease_waiting(self._prefetch, ahead.lease_ms, self._stop))
+                if not ahead.tasks and self._stop():
+                    self.close()
+                    raise StopIteration
+            task = ahead.tasks.popleft() if ahead.tasks else None  # None: a signal handler has forked behind the look
+            if task is not None and self._prefetch > 1:  # else its lease tells when it was handed out
+                task.began = task.queue.store.clock.monotonic()
+            if task is not None and process == forks.depth:
+                return task
+            failure: BaseException = ForkedChild("a loop's step")
+        except ForkedInCall as forked:  # between two looks
+            failure = forked.error
+        raise failure
 
     def close(self) -> None:
         """End the loop, and put back what was leased ahead. A task that was handed out stays leased."""

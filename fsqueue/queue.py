@@ -41,7 +41,7 @@ from fsqueue.protocol import encoding, insert_errors, insertion, transitions, wa
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import QueueClosed, Store
 from fsqueue.user_code import user_function
 from fsqueue.views import inspection, results, task_history

@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from fsqueue.errors import FsqueueError, LockTimeout, QueuePurged
+from fsqueue.errors import LockTimeout
 from fsqueue.format import names, priority, task_file
-from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
 from fsqueue.models import Result, RetryReport
@@ -39,19 +38,9 @@ def retry_completed(store: Store, wanted: set[str] | None, where: Where | None) 
     """
     store.refresh(now=True)
     repeater = _Repeater(store)
-    try:
-        deadletters.publish_pending(store)
+    with repeater.settling.told():
+        retrying.publish_pending(store)
         repeater.retry(wanted, where)
-    except FileNotFoundError:
-        repeater.must_be_of_this_generation()
-        raise
-    except QueuePurged:
-        raise
-    except (OSError, FsqueueError) as error:
-        then = f"Tasks inserted again: {repeater.report.retried}. Repeat the call for the rest: none is inserted twice."
-        failure = store.explain(error, "retrying completed tasks", then)
-        raise failure from error if isinstance(error, OSError) else error.__cause__
-    repeater.must_be_of_this_generation()
     return repeater.report
 
 
@@ -68,7 +57,8 @@ class _Repeater:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.layout: Layout = store.layout
+        self.settling = retrying.Settlement(store, "retrying completed tasks", "Tasks inserted again")
+        self.layout = self.settling.layout
         self.report = RetryReport()
         self._settled: set[str] = set()
         self._read: tuple[Shard, letter_files.State] | None = None
@@ -94,15 +84,6 @@ class _Repeater:
                         group, size = [], 0
         self._insert(shard, group)
         self._give_back(shard)
-
-    def must_be_of_this_generation(self) -> None:
-        """Raise QueuePurged or QueueNotFound, unless the queue is still as this call has found it."""
-        self.store.refresh(now=True)
-        if self.store.layout is not self.layout:
-            raise QueuePurged(
-                f"The queue {self.store.path} was purged while its completed tasks were being retried: they are gone, "
-                "and so is what was inserted of them. Nothing is left to do."
-            )
 
     def _ended(self, wanted: set[str] | None) -> Iterator[FinishedBatch]:
         """Yield batches with completed tasks: those at work, then those of the history, so that none is missed."""
@@ -132,31 +113,21 @@ class _Repeater:
             return
         store, report = self.store, self.report
         with letter_files.locked(store, self.layout, shard, durable=store.sync_inserts) as fd:
-            self.must_be_of_this_generation()
+            self.settling.must_be_of_this_generation()
             self._read_settled(shard, fd)
-            part: list[EndedTask] = []
-            size = 0
+            tasks: list[EndedTask] = []
             for task in group:
                 if task.id in self._settled:
                     report.repeated += 1
                 elif task.line is None:
                     report.note_unkept(task.id)
                 else:
-                    if part and (
-                        len(part) >= store.settings.batch_tasks_max or size + len(task.line) > BATCH_BYTES_MAX
-                    ):
-                        self._insert_part(fd, part)
-                        part, size = [], 0
-                    part.append(EndedTask(task.id, task.line, task.priority))
-                    size += len(task.line)
-            if part:
-                self._insert_part(fd, part)
+                    tasks.append(EndedTask(task.id, task.line, task.priority))
+            for part in retrying.parts(store, tasks):
+                retrying.insert_again(store, self.layout, fd, part)
+                self._settled.update(task.id for task in part)
+                self.settling.count = report.retried = report.retried + len(part)
             self._read = shard, letter_files.state_of(store, fd)
-
-    def _insert_part(self, fd: int, part: list[EndedTask]) -> None:
-        retrying.insert_again(self.store, self.layout, fd, part)
-        self._settled.update(task.id for task in part)
-        self.report.retried += len(part)
 
     def _read_settled(self, shard: Shard, fd: int) -> None:
         """Read which tasks of a shard were retried or purged, unless its file is as this call has left it."""

@@ -126,7 +126,7 @@ def floor(rows: int, partitions: int) -> type:
         def read(self, partition: InputPartition) -> Any:
             import pyarrow as pa
 
-            from fsqueue.spark.compat import arrow_schema
+            from fsqueue.spark.columns import arrow_schema
 
             one = {"tile": 1234567, "path": "s3://bucket/volume/" + "0" * 64, "sum": "0" * 64, "x": 1 / 7}
             some = [{"id": "0" * 36 + ".123", "state": "waiting", "payload": one}] * 4096

@@ -270,6 +270,19 @@ def log_files(queue: Queue) -> list[Path]:
     return sorted((base_of(queue) / "movements").glob("*/*"))
 
 
+def hand_on(queue: Queue, task: LeasedTask, worker: Any) -> None:
+    """Append the records by which the only task of a queue is released, and leased by what calls itself `worker`."""
+    queue.close()
+    [log] = log_files(queue)
+    at = queue.store.clock.now_ms()
+    records = [
+        {"op": "release", "at": at, "lease": task.lease, "tasks": [[0, 1]], "available_at": 0},
+        {"op": "lease", "at": at, "lease": "0" * 16, "tasks": [[0, 1]], "until": at + 1000, "worker": worker},
+    ]
+    with log.open("ab") as file:
+        file.writelines(orjson.dumps(record) + b"\n" for record in records)
+
+
 @contextmanager
 def failing(fs: Filesystem, step: str, code: int = errno.ENOSPC, after: int = 0) -> Iterator[None]:
     """Let a step of a filesystem fail while this lasts, after `after` successes. By default there is no room left."""

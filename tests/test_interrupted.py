@@ -24,7 +24,7 @@ import pytest
 import fsqueue
 from fsqueue import FsqueueError, LeasedTask, Queue, poll
 from fsqueue.filesystem import Filesystem, resources
-from fsqueue.filesystem.sizes import SizeOf
+from fsqueue.filesystem.rooted import SizeOf
 from fsqueue.format.layout import Durability, settings_file
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from fsqueue import InvalidArgument, Queue, QueuePurged, StorageFull, Task, repe
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.protocol.finishing import LINGER_MS
-from fsqueue.storage import deadletters, payloads
+from fsqueue.storage import deadletters, payloads, retrying
 from tests.concurrency.trapped import FullFrom, trapped
 from tests.support import QueueFactory, base_of, crashes, drain, leftovers
 
@@ -72,6 +72,9 @@ def test_each_is_retried_once_and_what_it_became_in_turn(q: Queue, clock: Manual
         assert how == "retried"
         assert new is not None
         assert q.task(new).payload == payload
+        assert q.history(new)[0].repeats == ids[payload]
+        assert q.history(ids[payload])[0].repeats is None
+        assert q.store.layout.shard(new.partition(".")[0]) == q.store.layout.shard(ids[payload].partition(".")[0])
 
 
 def test_ids_choose(q: Queue) -> None:
@@ -201,7 +204,7 @@ def test_groups_are_bounded_in_bytes(q: Queue, monkeypatch: pytest.MonkeyPatch) 
 def test_its_batches_are_no_larger_than_those_of_an_insert(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeating, "BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr(retrying, "BATCH_BYTES_MAX", 1000)
     queue = queue_factory(shards=1, batch_tasks_max=3, keep_payloads=None)
     given = ["x" * 200] * 7 + ["large" * 500] + ["y" * 200] * 4
     queue.insert_many(given)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fsqueue.filesystem import job_files
+from fsqueue.filesystem import processes
 
 VALUE_CHARS_MAX = 200
 """A longer value is no job id, index or limit."""
@@ -74,6 +74,8 @@ SCHEDULERS = (
         limits=("AllowedExecuteDuration", "AllowedJobDuration"), attributes="_CONDOR_JOB_AD",
     ),
 )  # fmt: skip
+TEXT_BYTES_MAX = 1 << 20
+"""Maximum number of bytes to read of a batch system's file."""
 _BY_NAME = {scheduler.name: scheduler for scheduler in SCHEDULERS}
 
 
@@ -87,7 +89,7 @@ class SchedulerJob:
     index: str | None
     server: str | None
     limit_s: float | None
-    """How many seconds it may take; None if the environment does not say."""
+    """Seconds that it may take; None if the environment does not say."""
     mark: tuple[str, str]
     """The variable by which the scheduler was recognised, and its value."""
 
@@ -128,7 +130,7 @@ def job_end() -> float | None:
     job = here()
     if job is None or job.limit_s is None:
         return None
-    left_s = job.limit_s - job_files.age_with(*job.mark)
+    left_s = job.limit_s - processes.age_with(*job.mark)
     return time.time() + left_s if left_s > 0 else None
 
 
@@ -166,7 +168,8 @@ def _values(scheduler: Scheduler) -> dict[str, str]:
     """Return the scheduler's variables, from the environment and from the file that it names."""
     values = {name: os.environ.get(name, "") for name in (*scheduler.job, *scheduler.index, *scheduler.limits)}
     if scheduler.attributes and (path := os.environ.get(scheduler.attributes)):
-        for line in job_files.text_of(path).splitlines():
+        said = processes.start_of(path, TEXT_BYTES_MAX) or b""
+        for line in said.decode(errors="replace").splitlines():
             name, equals, value = line.partition("=")
             if equals and name.strip() in values:
                 values[name.strip()] = value.strip()

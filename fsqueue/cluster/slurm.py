@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 
 ASK_S = 5.0
-"""How long a question to Slurm may take, in seconds: its own commands try for minutes while the controller is away."""
+"""Seconds that a question to Slurm may take: its own commands try for minutes while the controller is away."""
 
 
 def in_job() -> bool:
@@ -88,7 +88,7 @@ RUNNING = frozenset(
 )
 """States of a job whose processes may live. In others, also pending again after a requeue, those of before are gone."""
 JOBS_MAX = 500
-"""How many jobs are asked for in one question."""
+"""Maximum number of jobs to ask for in one question."""
 _FIELDS = "ArrayJobID:|,ArrayTaskID:|,State:|,RestartCnt:"
 
 

@@ -18,23 +18,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
+from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS, OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem.expected_errors import asking_again
 
 HOLD_S = 0.001
-"""How long a lock is held on purpose, so that holds would overlap."""
+"""Seconds for which a lock is held on purpose, so that holds would overlap."""
 LOCK_WAIT_S = 20.0
-"""How long to wait for a lock that others have for moments."""
+"""Seconds to wait for a lock that others have for moments."""
 TAIL_BYTES = 64
 """More than the longest line that parties append."""
 PROCESSES, ROUNDS, NAMES = 3, 40, 60
-"""How many processes of one host contend, how often each locks, and for how many names they race."""
+"""Number of processes of one host that contend, of times that each locks, and of names to race for."""
 RACES = ("create", "link", "rename")
 LEDGER_BYTES_MAX = 1 << 22
 """More than parties can write by turns. What others append without end is not read."""
 PATIENCE_S = 60.0
-"""How long processes of this host may take."""
+"""Seconds that processes of this host may take."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Party:
     clock: Clock = field(default_factory=Clock)
     entropy: Entropy = field(default_factory=Entropy)
     owner: int | None = None
-    """Whose the ledger must be, if others may have put something in its place."""
+    """Whose files to append to must be, if others may have put something in their place."""
 
     def path(self, name: str) -> str:
         """Return a file of the contest."""
@@ -78,7 +78,7 @@ def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     fs, clock, took = party.fs, party.clock, Took(party.name)
     begin = clock.monotonic()
     try:
-        ledger = open_ledger(party)
+        ledger = open_append(party, "ledger")
     except OSError as error:
         took.error = error.strerror or str(error)
         return took
@@ -103,15 +103,15 @@ def take_turns(party: Party, rounds: int, until_s: float | None = None) -> Took:
     return took
 
 
-def open_ledger(party: Party) -> int:
-    """Open the file that parties write by turns. OSError if it is not theirs alone."""
-    ledger = party.fs.open_append(party.path("ledger"))
+def open_append(party: Party, name: str) -> int:
+    """Open a file that several parties append to. OSError if it is not theirs alone."""
+    fd = party.fs.open_append(party.path(name))
     if party.owner is not None:
-        found = party.fs.fstat(ledger)
+        found = party.fs.fstat(fd)
         if found.st_uid != party.owner or found.st_nlink != 1:  # else one would append to another file of one's own
-            party.fs.close(ledger)
-            raise OSError(errno.EPERM, "another process put a file of its own in the ledger's place")
-    return ledger
+            party.fs.close(fd)
+            raise OSError(errno.EPERM, f"another process put a file of its own in place of {name}")
+    return fd
 
 
 def _last_number(tail: bytes) -> int:
@@ -126,17 +126,31 @@ def _append(fs: Filesystem, fd: int, line: str) -> None:
         fs.fsync(fd)
 
 
-def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: bool) -> list[ProbeResult]:
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What the file shows that all wrote by turns: holds that overlapped, lines that are missing, the last number."""
+
+    overlaps: int
+    lost: int
+    number: int
+
+
+def add_up(took: Sequence[Took], ledger: bytes) -> Sums:
+    """Return what the ledger shows of what the parties say that they did. That needs no clock."""
+    expected = Counter(
+        f"{one.name} {number} {way}" for one in took for number in range(one.rounds) for way in ("in", "out")
+    )
+    found = [" ".join(line.split()[:3]) for line in ledger.decode("ascii", "replace").split("\n")[:-1]]
+    return Sums(_interrupted(found), sum((expected - Counter(found)).values()), _last_number(ledger))
+
+
+def judge_turns(took: Sequence[Took], sums: Sums, among: str, *, one_clock: bool) -> list[ProbeResult]:
     """Return three findings: whether holds overlapped, appended lines are missing, and reads under a lock were old.
 
-    Overlaps show in the ledger, which needs no clock; parties with `one_clock` can also compare times.
+    Overlaps show in the ledger; parties with `one_clock` can also compare times.
     """
     errors = [one.error for one in took if one.error]
-    expected = [f"{one.name} {number} {way}" for one in took for number in range(one.rounds) for way in ("in", "out")]
-    found = [" ".join(line.split()[:3]) for line in ledger.decode("ascii", "replace").split("\n")[:-1]]
-    lost = sum((Counter(expected) - Counter(found)).values())
-    broken = _interrupted(found)
-    overlaps = max(broken, _overlaps(took) if one_clock else 0)
+    overlaps = max(sums.overlaps, _overlaps(took) if one_clock else 0)
     rounds = sum(one.rounds for one in took)
     timeouts = sum(one.timeouts for one in took)
     figures = {"rounds": rounds, "overlaps": overlaps, "timeouts": timeouts}
@@ -156,7 +170,7 @@ def judge_turns(took: Sequence[Took], ledger: bytes, among: str, *, one_clock: b
         first = ProbeResult(name, WARNING, seen, "Is the file server overloaded? Try again.", figures)
     else:
         first = ProbeResult(name, OK, f"{rounds} holds by {len(took)} {among}, none overlapped.", figures=figures)
-    return [first, _judge_appends(len(expected), lost, among), _judge_reads(rounds, _last_number(ledger), among)]
+    return [first, _judge_appends(2 * rounds, sums.lost, among), _judge_reads(rounds, sums.number, among)]
 
 
 def _judge_appends(lines: int, lost: int, among: str) -> ProbeResult:
@@ -231,21 +245,17 @@ def race(party: Party, names: int, ready: Callable[[int], None] = lambda number:
             pass  # taken; or there are no links, as another probe says
         if fs.rename(party.path(f"prize-{number}"), party.path(f"renamed-{number}-{party.name}")):
             won["rename"].append(number)
+    moved = set(fs.names(party.directory))  # on a network mount a rename may fail, and have been done
+    won["rename"] = [n for n in range(names) if n in won["rename"] or f"renamed-{n}-{party.name}" in moved]
     return won
 
 
-def judge_races(won: Sequence[dict[str, list[int]]], names: int, left: Sequence[str], among: str) -> list[ProbeResult]:
-    """Return a finding for each kind of race: no two parties may have won the same name.
-
-    `left`: the names in the directory.
-    """
+def judge_races(won: Sequence[dict[str, list[int]]], names: int, among: str) -> list[ProbeResult]:
+    """Return a finding for each kind of race: no two parties may have won the same name."""
     findings = []
     for kind, does in (("create", "created"), ("link", "linked"), ("rename", "renamed")):
         wins = Counter(number for party in won for number in party[kind])
         double = sum(count > 1 for count in wins.values())
-        if kind == "rename":
-            kept = Counter(name.split("-")[1] for name in left if name.startswith("renamed-"))
-            double = max(double, sum(count > 1 for count in kept.values()))
         figures = {"names": names, "won": len(wins), "won_twice": double}
         name = f"{kind} between {among}"
         if double:
@@ -297,24 +307,31 @@ def judge(party: Party, reports: Sequence[dict[str, Any]], among: str) -> list[P
         seen = f"a contest did not end within {PATIENCE_S:g} s."
         return [ProbeResult(f"locks between {among}", WARNING, seen, "Is the filesystem overloaded? Try again.")]
     took = [Took(**report["took"]) for report in reports]
-    findings = judge_turns(took, written(party), among, one_clock=True)
-    won = [report["won"] for report in reports]
-    return findings + judge_races(won, NAMES, party.fs.names(party.directory), among)
+    findings = judge_turns(took, add_up(took, written(party)), among, one_clock=True)
+    return findings + judge_races([report["won"] for report in reports], NAMES, among)
 
 
 def written(party: Party) -> bytes:
     """Return the ledger that parties wrote by turns; nothing, where it is not to be found."""
-    found = bytearray()
+    where = party.fs, party.path("ledger"), LEDGER_BYTES_MAX, party.owner
     try:
-        fd = party.fs.look_anew(party.path("ledger"))
+        return asking_again(lambda: start_of(*where))
     except FileNotFoundError:
         return b""
-    try:
-        while len(found) < LEDGER_BYTES_MAX and (chunk := party.fs.pread(fd, LEDGER_BYTES_MAX, len(found))):
+
+
+def start_of(fs: Filesystem, path: str, bytes_max: int, owner: int | None) -> bytes:
+    """Return what a file holds, by a revalidating open; nothing if it must be one user's, and is another's.
+
+    No more than `bytes_max` is read: others may write without end.
+    """
+    found = bytearray()
+    with fs.closing(fs.look_anew(path)) as fd:
+        if owner is not None and fs.fstat(fd).st_uid != owner:
+            return b""
+        while len(found) < bytes_max and (chunk := fs.pread(fd, bytes_max - len(found), len(found))):
             found += chunk
         return bytes(found)
-    finally:
-        party.fs.close(fd)
 
 
 def among_processes(fs: Filesystem, directory: str, inherited: tuple[int, ...] = ()) -> list[ProbeResult]:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor import contests, messages, probes, twohosts
+from fsqueue.doctor import contests, probes, rendezvous, twohosts
+from fsqueue.doctor.probes import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
 from fsqueue.errors import FULL, FsqueueError, InvalidArgument, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
-from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_directory
+from fsqueue.filesystem.processes import boot_id
 from fsqueue.filesystem.quota import quota_of
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 from fsqueue.upkeep import doctorplaces
 from fsqueue.views import stuck_locks
 from fsqueue.wording import counted
@@ -208,40 +208,40 @@ class Examination:
 
     def _join(self, directory: OpenDirectory, timeout_s: float, waiting: Callable[[], None]) -> None:
         identity = self.identity(directory)
-        place, meeting = self._come(directory, identity)
+        place, meeting = self._come(directory)
+        contest = Contest(self, place, meeting)
         try:
             there = meeting.meet(identity, timeout_s, waiting)
-            host = messages.host(there)
-            self.report.findings += self.about_partner(there, identity)
-            stranger = meeting.is_a_strangers(f"{meeting.partner}.here")
-            if stranger:
+            host = there["host"][: rendezvous.HOST_CHARS_MAX] or "?"
+            self.report.findings += self.about_partner(host, there, identity)
+            if meeting.with_stranger:
                 seen = f"the other party, which calls itself {host}, is another user: what follows rests on its word."
                 advice = "Make these tests in a directory that only you can write in."
                 self.report.findings.append(ProbeResult("two hosts", WARNING, seen, advice))
-            with Contest(self, place, meeting, stranger) as contest:
-                try:
-                    self.report.findings += twohosts.examine(meeting, contest.enter, self.progress)
-                except OSError:
-                    meeting.heed_goodbye()
-                    raise
-                contest.tidy()
-                meeting.finish()
+            try:
+                self.report.findings += twohosts.examine(meeting, contest.enter, self.progress)
+            except OSError:
+                meeting.heed_end()
+                raise
+            meeting.finish()
             self.report.partner = host
         finally:
             try:
-                meeting.close()
+                meeting.close()  # first: if the partner misses anything else, it learns why
             except OSError:
                 pass  # what is left is removed by a later doctor
+            finally:
+                contest.leave()
             if meeting.lost:
                 doctorplaces.clear_away(place, meeting.partner)
 
-    def _come(self, directory: OpenDirectory, identity: dict[str, Any]) -> tuple[OpenDirectory, Rendezvous]:
+    def _come(self, directory: OpenDirectory) -> tuple[OpenDirectory, Rendezvous]:
         """Enter the meeting place, and announce this party there: from then on no process removes it."""
         for left in reversed(range(MEETINGS)):
             place = doctorplaces.meeting_place(directory, self.entropy.hex16)
             meeting = Rendezvous(self.filesystem(place), place.path, self.clock, self.entropy)
             try:
-                meeting.announce(identity)
+                meeting.announce()
                 return place, meeting
             except FileNotFoundError:  # the last party to leave has just removed it
                 if not left:
@@ -252,22 +252,20 @@ class Examination:
         """Return what the partner is told of this host."""
         mount = self.report.findings[0]
         return {
-            "host": messages.say(self.report.host, messages.HOST_CHARS_MAX) or "?",
+            "host": rendezvous.say(self.report.host, rendezvous.HOST_CHARS_MAX) or "?",
             "boot": boot_id(),
             "device": directory.stat().st_dev,
             "mount": replace(
                 mount,
-                seen=messages.say(mount.seen),
-                figures={name: messages.say(str(figure)) for name, figure in mount.figures.items()},
+                seen=rendezvous.say(mount.seen),
+                figures={name: rendezvous.say(str(figure)) for name, figure in mount.figures.items()},
             ).as_dict(),
         }
 
-    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
+    def about_partner(self, host: str, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
         """Return the partner's mount as a finding, and a warning if the partner is this host itself."""
-        mount = messages.finding(messages.inner(there, "mount"))
-        findings = [replace(mount, probe=f"mount of {messages.host(there)}")]
-        boot, device = messages.text(there, "boot", messages.WORD_CHARS_MAX), messages.number(there, "device", 0)
-        if (boot, device) == (mine["boot"], mine["device"]):
+        findings = [ProbeResult(f"mount of {host}", **there["mount"])]
+        if (there["boot"], there["device"]) == (mine["boot"], mine["device"]):
             self.report.same_host = True
             seen = "both ends run on the same host and mount: this shows nothing about two."
             findings.append(ProbeResult("two hosts", WARNING, seen, "Run the command on another host."))
@@ -277,38 +275,30 @@ class Examination:
 class Contest:
     """Hold the place of the tests between two hosts. The leading party makes it; of others only a partner enters."""
 
-    def __init__(self, examination: Examination, place: OpenDirectory, meeting: Rendezvous, stranger: bool) -> None:
-        self.examination, self.place, self.meeting, self.stranger = examination, place, meeting, stranger
+    def __init__(self, examination: Examination, place: OpenDirectory, meeting: Rendezvous) -> None:
+        self.examination, self.place, self.meeting = examination, place, meeting
         self.inside: OpenDirectory | None = None
         self.fs: Filesystem | None = None
         """Keeps the place open."""
-
-    def __enter__(self) -> Contest:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.tidy()
-        if self.inside is not None and self.meeting.leads:
-            doctorplaces.remove_place(self.place, self.inside)
-
-    def tidy(self) -> None:
-        """Remove what this party made in another user's place: that user may not remove it."""
-        if self.inside is not None and self.stranger and not self.meeting.leads:
-            self.inside.clear(doctorplaces.MADE_BY_DOCTORS)
 
     def enter(self) -> contests.Party:
         """Make the place, or open the one that the partner has made."""
         meeting, entropy = self.meeting, self.examination.entropy
         try:
             if meeting.leads:
-                inside = doctorplaces.make_contest(self.place, meeting.me, self.stranger, entropy.hex16)
+                inside = doctorplaces.make_contest(self.place, meeting.me, meeting.with_stranger, entropy.hex16)
             else:
                 inside = doctorplaces.enter_contest(self.place, meeting.partner)
         except (FileExistsError, FileNotFoundError, NotADirectoryError):
-            meeting.heed_goodbye()
-            raise messages.Nonsense("the place for the tests is not there, or not as it was made") from None
+            meeting.heed_end()
+            raise rendezvous.Nonsense("the place for the tests is not there, or not as it was made") from None
         self.inside, self.fs = inside, self.examination.filesystem(inside)
         return contests.Party(meeting.me, self.fs, inside.path, meeting.clock, entropy, inside.stat().st_uid)
+
+    def leave(self) -> None:
+        """Remove the place, if this party made it."""
+        if self.inside is not None and self.meeting.leads:
+            doctorplaces.remove_place(self.place, self.inside)
 
 
 def check_is_directory(path: str) -> None:

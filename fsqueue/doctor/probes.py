@@ -8,24 +8,62 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.errors import FULL, NO_LOCKS
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, Mount, mountadvice
 
 NOT_OURS = (*FULL, errno.EROFS, errno.EACCES)
 """Errors that say nothing about what the filesystem can do: they are raised."""
 
 SETTLE_S = 5.0
-"""How long to wait for this host to see its own changes."""
+"""Seconds to wait for this host to see its own changes."""
 STAMPS, STAMPS_S, STAMP_PAUSE_S = 4, 3.0, 0.002
-"""How many different stamps to see, for how long to try, and the pause between two tries."""
+"""Number of different stamps to see, seconds to try for, and the pause between two tries."""
 COARSE_S = 0.5
 """Stamps in steps this large say little about the time."""
+OK, WARNING, UNFIT, UNTRIED = mountadvice.OK, mountadvice.WARNING, mountadvice.UNFIT, "untried"
+"""A queue's need is met; met, but with a limit that users should know; not met; not tested."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The finding of one probe. `seen` and `advice` are sentences for people; `figures` numbers for programs."""
+
+    probe: str
+    verdict: str
+    seen: str
+    advice: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def worst(findings: Iterable[ProbeResult]) -> str:
+    """Return the verdict over all: unfit if anything is, else with a warning if anything has one, else ok."""
+    verdicts = {finding.verdict for finding in findings}
+    return next((verdict for verdict in (UNFIT, WARNING) if verdict in verdicts), OK)
+
+
+def about(mount: Mount) -> ProbeResult:
+    """Return what is known of a mount, as a finding."""
+    verdict, seen, advice = mountadvice.advice_on(mount)
+    return ProbeResult(
+        "mount",
+        verdict,
+        f"{mount.kind} at {mount.point} ({mount.options}): {seen}",
+        advice,
+        {"type": mount.kind, "point": mount.point, "options": mount.options, "source": mount.source},
+    )
+
+
 SKEW_S = 1.0
 """A host's clock is well set if it is not further from the file server's than this."""
 
@@ -55,20 +93,12 @@ class Bench:
     def file(self, path: str | None = None) -> Iterator[tuple[str, int]]:
         """Make a file, and open it for appending."""
         path = path or self.path()
-        fd = self.fs.create(path)
-        try:
+        with self.fs.closing(self.fs.create(path)) as fd:
             yield path, fd
-        finally:
-            self.fs.close(fd)
 
-    @contextmanager
-    def again(self, path: str) -> Iterator[int]:
-        """Open the file once more, by a revalidating open."""
-        fd = self.fs.look(path, os.O_RDWR | os.O_APPEND)
-        try:
-            yield fd
-        finally:
-            self.fs.close(fd)
+    def again(self, path: str) -> AbstractContextManager[int]:
+        """Open the file once more, by a revalidating open, for a `with` block."""
+        return self.fs.closing(self.fs.look(path, os.O_RDWR | os.O_APPEND))
 
     def clean(self) -> None:
         """Remove what was made, as far as it can be."""

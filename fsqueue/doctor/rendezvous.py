@@ -1,52 +1,127 @@
-"""Two parties meet in a directory that they do not trust, and exchange messages there.
+"""Two parties meet in a directory that they do not trust, and keep step with each other by notes (decision 44).
 
-Nothing relies on locks, renaming or exclusive creation, which are what is tested. A message is a file with a new name,
-written once. The reader takes it if its content agrees with its digest, and otherwise looks again.
+Nothing relies on locks, renaming or exclusive creation, which are what is tested. A note is a file with a new name,
+written once. Both parties do the same: at each step a party writes its note, and waits for the other's. Its file
+`ID.here` is there for as long as it takes part, and goes first. So a party that ends has nothing to say.
 All names of a party begin with its id, so that it can remove them; upkeep removes those of the dead.
 
-Others may write in the directory, too. So what stands where a message belongs may be anything: a link, a pipe, a file
-without end. Nothing but whole messages is read, and nothing but this party's own is removed.
+Others may write in the directory, too. So what stands where a note belongs may be anything: a link, a pipe, a file
+without end. Only whole notes of the partner's user are read, and only this user's are removed. Another user may be the
+partner, and write what he likes. So of a note only what has a place in its shape is taken, within bounds: no text
+drives a terminal. A note that lacks anything raises Nonsense, and the tests between two hosts end.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from fsqueue.clock import Backoff, Clock, Entropy
+from fsqueue.doctor.contests import start_of
+from fsqueue.doctor.probes import OK, UNFIT, UNTRIED, WARNING
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem
 from fsqueue.filesystem.expected_errors import asking_again
 from fsqueue.upkeep import doctorplaces
 
-ACCEPT_S, ANSWER_S = 2.0, 5.0
-"""How long a party that is there takes at most to accept an invitation, and to answer otherwise."""
-AGAIN_S = 5.0
-"""When to invite a party again that did not accept. It may be dead, so the pauses double."""
-POLL_S = (0.005, 0.25)
-"""Shortest and longest pause between two looks for a message."""
-GOODBYE = "goodbye"
-"""A message of its own name, since its author may have been interrupted in the middle of another."""
-SILENCE_S = 60.0
-"""Seconds of silence after which a partner is lost."""
-TESTS_S = 600.0
-"""Seconds of tests after which a partner is lost, too: they take half a minute."""
-MESSAGE_BYTES_MAX = 1 << 18
-"""No message of a doctor is longer."""
-ENDED = "The doctor on the other host was ended."
-NO_MESSAGES = (*NOT_FILES, errno.ENOENT, errno.EACCES, errno.EPERM)
-"""What the system says of things that stand where a message could, and are none."""
-HERE = re.compile(rf"({doctorplaces.ID})\.here")
+HOST_CHARS_MAX = 253
+"""The longest name of a host (RFC 1035, section 2.3.4)."""
+TEXT_CHARS_MAX, ITEMS_MAX = 10_000, 100
+"""The longest other text (a mount's options can be long), and the most entries of a list."""
+NUMBER_MAX = 1e18
+"""More than any time in milliseconds, any size in bytes and any device's number."""
+
+Body = dict[str, Any]
+
+TEXT, NUMBER, NUMBER_OR_NONE = str, float, None
+"""Shapes. Others: a whole number, up to which one counts; a tuple of words; a list of a shape; a dict of shapes."""
+IDENTITY = {
+    "host": TEXT,
+    "boot": TEXT,
+    "device": NUMBER,
+    "mount": {
+        "verdict": (OK, WARNING, UNFIT, UNTRIED),
+        "seen": TEXT,
+        "advice": TEXT,
+        "figures": dict.fromkeys(("type", "point", "options", "source"), TEXT),
+    },
+}
 
 
 class PartnerLost(StorageError):
     """The other party fell silent, or never came."""
+
+
+class PartnerEnded(PartnerLost):
+    """The other party has ended, and has removed its files."""
+
+    def __init__(self) -> None:
+        super().__init__("The doctor on the other host was ended.")
+
+
+class Nonsense(PartnerLost):
+    """The other party has written a note that no doctor writes."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"What the other party said makes no sense ({what}): it runs another version of fsqueue, or is no doctor."
+        )
+
+
+def say(text: str, most: int = TEXT_CHARS_MAX) -> str:
+    """Return a text as it may be said to another party: printable, and not too long."""
+    return "".join(char if char.isprintable() else "?" for char in text[:most])
+
+
+def taken(said: Any, shape: Any, name: str = "all") -> Any:
+    """Return what has a place in `shape` of what another party said. Nonsense if anything is missing or out of bounds.
+
+    `name` says what it is, for that error.
+    """
+    if isinstance(shape, dict) and isinstance(said, dict):
+        return {key: taken(said.get(key), inner, key) for key, inner in shape.items()}
+    if isinstance(shape, list) and isinstance(said, list) and len(said) <= ITEMS_MAX:
+        return [taken(one, shape[0], name) for one in said]
+    if shape is TEXT:
+        fits = isinstance(said, str) and len(said) <= TEXT_CHARS_MAX and said.isprintable()
+    elif isinstance(shape, tuple):
+        fits = said in shape
+    elif isinstance(shape, int):
+        fits = type(said) is int and 0 <= said <= shape
+    elif shape in (NUMBER, NUMBER_OR_NONE):
+        fits = said is shape or (type(said) in (int, float) and -NUMBER_MAX <= said <= NUMBER_MAX)  # a NaN is not
+    else:
+        fits = False
+    if not fits:
+        raise Nonsense(f"{name!r} is not what it should be")
+    return said
+
+
+ANSWER_S = 5.0
+"""Seconds that a waiting party takes at most to answer one that wants to be its partner."""
+POLL_S = (0.005, 0.25)
+"""Shortest and longest pause between two looks for a note."""
+LISTED = 8
+"""Number of looks of which one does not rely on the listing, which may be old."""
+SILENCE_S = 60.0
+"""Seconds of silence after which a partner is lost."""
+TESTS_S = 600.0
+"""Seconds of tests after which a partner is lost, too: they take half a minute."""
+NOTE_BYTES_MAX = 1 << 18
+"""Maximum length of a note."""
+NO_NOTES = (*NOT_FILES, errno.ENOENT, errno.EACCES, errno.EPERM)
+"""What the system says of things that stand where a note could, and are none."""
+HERE = re.compile(rf"({doctorplaces.ID})\.here")
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).hexdigest().encode()
 
 
 class Rendezvous:
@@ -59,236 +134,188 @@ class Rendezvous:
         self.entropy = entropy
         self.me = entropy.hex16()
         self.partner = ""
-        self._until = 0.0
+        self.lost = False
+        """Whether a partner that was met fell silent. What it wrote can be cleared away."""
+        self._owner = self._owner_there = -1
+        """The users whose this party's files and the partner's are."""
+        self._step = 0
+        self._until = math.inf
         """When a partner that was met must have said everything."""
-        self._sent = self._read = 0
-        self.lost = self._finished = self._announced = False
-        """`lost`: the partner will not come back, and what it wrote can be cleared away."""
-        self._answered: set[str] = set()
-        """Invitations that were accepted, whatever came of it."""
 
     @property
     def leads(self) -> bool:
-        """Return whether this party leads: of the two, one does."""
+        """Return whether this party makes what both need: of the two, one does."""
         return self.me < self.partner
 
-    # -- messages -----------------------------------------------------------------------------------
+    @property
+    def with_stranger(self) -> bool:
+        """Return whether the partner is another user than this party's."""
+        return self._owner_there != self._owner
 
-    def _post(self, name: str, body: Any) -> None:
+    # -- notes --------------------------------------------------------------------------------------
+
+    def exchange(self, body: Body, shape: Body, timeout_s: float | None = None) -> Body:
+        """Write this party's note of the next step, and return the partner's; PartnerLost if it does not come in time.
+
+        It must come within `timeout_s` (SILENCE_S), and before the tests have taken TESTS_S. Nonsense if it does
+        not have the `shape` (see TEXT).
+        """
+        self._step += 1
+        try:
+            self._post(f"{self.partner}.{self._step:06d}", body)
+        except FileExistsError:
+            raise PartnerLost("Another process has put something in the place of a note.") from None
+        timeout_s = min(SILENCE_S if timeout_s is None else timeout_s, self._until - self.clock.monotonic())
+        there = self._await(f"{self.partner}.{self.me}.{self._step:06d}", max(timeout_s, 0.0))
+        found: Body = taken(there, shape)
+        return found
+
+    def keep_step(self) -> None:
+        """Wait until the partner has come to the same step."""
+        self.exchange({}, {})
+
+    def _post(self, name: str, body: Body) -> None:
         data = orjson.dumps(body)
-        fd = self.fs.create(f"{self.directory}/{self.me}.{name}")
-        try:
-            self.fs.write_all(fd, hashlib.blake2b(data, digest_size=16).hexdigest().encode() + b"\n" + data)
+        with self.fs.closing(self.fs.create(f"{self.directory}/{self.me}.{name}")) as fd:
+            self._owner = self.fs.fstat(fd).st_uid
+            self.fs.write_all(fd, _digest(data) + b"\n" + data)
             self.fs.fsync(fd)
-        finally:
-            self.fs.close(fd)
 
-    def _take(self, name: str) -> Any:
-        """Return the body of a message, or None if it is not there yet, not whole, or no message at all."""
-        try:
-            digest, _, data = self._content(f"{self.directory}/{name}").partition(b"\n")
-        except OSError as error:
-            if error.errno in NO_MESSAGES:
-                return None
-            raise
-        if hashlib.blake2b(data, digest_size=16).hexdigest().encode() != digest:
-            return None
-        try:
-            return orjson.loads(data)
-        except orjson.JSONDecodeError:  # no doctor wrote it
-            return None
-
-    def _content(self, path: str) -> bytes:
-        """Return what a file holds, as far as a message can be long: others may write into it without end."""
-
-        def from_the_start() -> bytes:
-            fd = self.fs.look_anew(path)
-            try:
-                found = chunk = self.fs.pread(fd, MESSAGE_BYTES_MAX, 0)
-                while chunk and len(found) < MESSAGE_BYTES_MAX:
-                    chunk = self.fs.pread(fd, MESSAGE_BYTES_MAX - len(found), len(found))
-                    found += chunk
-                return found
-            finally:
-                self.fs.close(fd)
-
-        return asking_again(from_the_start)
-
-    def _await(self, name: str, timeout_s: float) -> Any:
-        """Return the body of the message `name`, GOODBYE if its author has ended; None if it does not come in time."""
-        goodbye = f"{name.partition('.')[0]}.{self.me}.goodbye"
+    def _await(self, name: str, timeout_s: float) -> Body:
         backoff, until, looks = Backoff(POLL_S, self.entropy.random), self.clock.monotonic() + timeout_s, 0
         while True:
             looks += 1
-            there = self.fs.names(self.directory)
-            if looks % 8 == 0 or name in there:
+            listed = self.fs.names(self.directory)
+            if looks % LISTED == 0 or name in listed:
                 body = self._take(name)
-                if body is not None:
+                if isinstance(body, dict):
                     return body
-            if goodbye in there:
-                return GOODBYE
+            if looks % LISTED == 0 or f"{self.partner}.here" not in listed:
+                self.heed_end()
             if self.clock.monotonic() > until:
-                return None
+                self.lost = self._until < math.inf
+                raise PartnerLost(
+                    f"The other host said nothing more for {timeout_s:.3g} s: it was stopped, or cut off."
+                )
             self.clock.sleep(backoff.next_s())
 
-    def send(self, body: dict[str, Any]) -> None:
-        """Send a message to the partner."""
-        self._sent += 1
-        self._post(f"{self.partner}.{self._sent:06d}", body)
+    def _take(self, name: str) -> Any:
+        """Return the body of a note, or None if it is not there yet, not whole, or none of the partner's."""
+        where = self.fs, f"{self.directory}/{name}", NOTE_BYTES_MAX, self._owner_there
+        try:
+            digest, _, data = asking_again(lambda: start_of(*where)).partition(b"\n")
+            return orjson.loads(data) if _digest(data) == digest else None
+        except orjson.JSONDecodeError:  # no doctor wrote it
+            return None
+        except OSError as error:
+            if error.errno in NO_NOTES:
+                return None
+            raise
 
-    def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return what the partner said next; PartnerLost after SILENCE_S seconds, or those given, of silence."""
-        timeout_s = SILENCE_S if timeout_s is None else timeout_s
-        if self._until:
-            timeout_s = min(timeout_s, self._until - self.clock.monotonic())
-        self._read += 1
-        body = self._await(f"{self.partner}.{self.me}.{self._read:06d}", timeout_s)
-        if isinstance(body, dict):
-            return body
-        self.lost = True
-        if body is None:
-            raise PartnerLost(
-                f"The other host said nothing more for {max(timeout_s, 0):.3g} s: it was stopped, or cut off."
-            )
-        raise PartnerLost(ENDED)
-
-    def heed_goodbye(self) -> None:
-        """Raise PartnerLost if the partner that leads says goodbye within ANSWER_S. Call it if a file of it is missing.
-
-        A leader that is interrupted first removes the place of the tests, and then says so.
-        """
-        if not self.leads and self._await(f"{self.partner}.{self.me}.no-message", ANSWER_S) == GOODBYE:
-            self.lost = True
-            raise PartnerLost(ENDED)
-
-    def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a message to the partner, and return the one that it sends at the same point."""
-        self.send(body)
-        return self.receive()
+    def heed_end(self) -> None:
+        """Raise PartnerEnded if the partner has ended. Call it if something of the partner's is missing."""
+        try:
+            if not self.fs.exists(f"{self.directory}/{self.partner}.here"):
+                raise PartnerEnded
+        except OSError as error:
+            if error.errno not in NO_NOTES:
+                raise
 
     # -- meeting ------------------------------------------------------------------------------------------
 
-    def announce(self, identity: dict[str, Any]) -> None:
-        """Write this party's identity. From then on the directory is not empty, so that no other party removes it."""
-        self._post("here", identity)
-        self._announced = True
+    def announce(self) -> None:
+        """Say that this party is here. From then on the directory is not empty, so that no other party removes it."""
+        self._post("here", {})
 
-    def meet(self, identity: dict[str, Any], timeout_s: float, waiting: Callable[[], None]) -> dict[str, Any]:
-        """Find another party, and return its identity; PartnerLost if none comes. `waiting()` is called once.
+    def meet(self, identity: Body, timeout_s: float, waiting: Callable[[], None]) -> Body:
+        """Find another party, after `announce`, and return its identity; PartnerLost if none comes.
 
-        Of two, the one with the smaller id invites, the other accepts, the first confirms. A party that does not
-        answer is passed over for a while: it may be dead, or busy with another. Parties of this user come first, so
-        that strangers cannot keep them apart.
+        `waiting()` is called once, if there is none yet. A party that does not answer is passed over from then on,
+        unless it wants this one: it may be dead, or busy with another.
         """
-        if not self._announced:
-            self.announce(identity)
-        self.clock.sleep(POLL_S[0])
-        until = self.clock.monotonic() + timeout_s
-        again: dict[str, float] = {}
-        tries: Counter[str] = Counter()
-        told = False
+        until, told = self.clock.monotonic() + timeout_s, False
+        tried: set[str] = set()
         while self.clock.monotonic() < until:
-            names = self.fs.names(self.directory)
-            for name in sorted(self._invitations(names), key=self.is_a_strangers):
-                self._answered.add(name)
-                leader, _, rest = name.partition(".")
-                if self._follow(leader, rest):
-                    return self._identity_of(leader)
-                if self.clock.monotonic() > until:
-                    break
-            others = {match[1] for name in names if (match := HERE.fullmatch(name))} - {self.me}
-            now = self.clock.monotonic()
-            free = [other for other in others if self.me < other and again.get(other, 0.0) <= now]
-            if free:
-                other = min(free, key=lambda other: (self.is_a_strangers(f"{other}.here"), tries[other]))
-                again[other] = now + AGAIN_S * 2 ** min(tries[other], 4)
-                tries[other] += 1
-                if self._lead(other, tries[other]):
-                    return self._identity_of(other)
+            other = self._candidate(tried)
+            if other:
+                tried.add(other)
+                there = self._agree_with(other, identity)
+                if there is not None:
+                    return there
             elif not told:
                 told = True
                 waiting()
             self.clock.sleep(POLL_S[1])
         raise PartnerLost(f"No other host joined within {timeout_s:g} s.")
 
-    def _lead(self, other: str, number: int) -> bool:
-        self._post(f"invite.{other}.{number}", {})
-        until = self.clock.monotonic() + ACCEPT_S
-        while self._take(f"{other}.accept.{self.me}.{number}") is None:
-            if self.clock.monotonic() > until or self._is_invited():
-                return False  # it is dead, or busy; or a living party waits for an answer
-            self.clock.sleep(POLL_S[1] / 5)
-        self.partner = other  # before it hears of it: if this party is ended now, it says goodbye
-        self._post(f"begin.{other}.{number}", {})
-        return True
+    def _candidate(self, tried: set[str]) -> str:
+        """Return the party that should be the partner; "" if there is none.
 
-    def _is_invited(self) -> bool:
-        return bool(self._invitations(self.fs.names(self.directory)))
+        Parties of this user come first, so that strangers cannot keep them apart; then those that want this one; then
+        the newest, since those of killed doctors are old.
+        """
+        names = set(self.fs.names(self.directory))
+        found = []
+        for other in (match[1] for name in names if (match := HERE.fullmatch(name)) and match[1] != self.me):
+            wants_me = f"{other}.{self.me}.000001" in names
+            if wants_me or other not in tried:
+                try:
+                    here = self.fs.stat(f"{self.directory}/{other}.here")
+                except OSError:
+                    continue  # it has just ended
+                found.append((here.st_uid == self._owner, wants_me, here.st_mtime_ns, other))
+        return max(found)[3] if found else ""
 
-    def _invitations(self, names: Iterable[str]) -> list[str]:
-        """Return the names of invitations that were not answered yet."""
-        mine = re.compile(rf"{doctorplaces.ID}\.invite\.{self.me}\.[1-9][0-9]{{0,5}}")
-        return [name for name in names if mine.fullmatch(name) and name not in self._answered]
-
-    def is_a_strangers(self, name: str) -> bool:
-        """Tell whether a message comes from another user than this party's; True if that cannot be told."""
+    def _agree_with(self, other: str, identity: Body) -> Body | None:
+        """Return the identity of `other`, if both parties want each other within ANSWER_S."""
         try:
-            theirs, mine = (self.fs.stat(f"{self.directory}/{one}") for one in (name, f"{self.me}.here"))
-        except OSError:
-            return True
-        return theirs.st_uid != mine.st_uid
+            self.turn_to(other)
+            for _ in range(2):  # at first each sees that the other wants it, and then, that the other has seen so
+                there = self.exchange(identity, IDENTITY, ANSWER_S)
+        except (PartnerEnded, FileNotFoundError):
+            self._remove(f"{self.me}.{other}.")
+        except Nonsense:
+            raise
+        except PartnerLost:
+            before, self.me = self.me, self.entropy.hex16()  # so that no late answer to the old id finds anything
+            try:
+                self.announce()
+            finally:
+                self._remove(f"{before}.")
+        else:
+            self._until = self.clock.monotonic() + TESTS_S
+            return there
+        self.partner = ""
+        return None
 
-    def _follow(self, leader: str, invitation: str) -> bool:
-        number = invitation.rpartition(".")[2]
-        self.partner = leader  # it may have begun already: if this party is ended now, it says goodbye
-        self._post(f"accept.{leader}.{number}", {})
-        if self._await(f"{leader}.begin.{self.me}.{number}", ANSWER_S) is None:
-            self.partner = ""
-            return False
-        return True
+    def turn_to(self, other: str) -> None:
+        """Take `other` for the partner, from the first note on. FileNotFoundError if it has ended."""
+        self.partner, self._step = other, 0
+        self._owner_there = self.fs.stat(f"{self.directory}/{other}.here").st_uid
 
-    def _identity_of(self, other: str) -> dict[str, Any]:
-        identity = self._await(f"{other}.here", ANSWER_S)
-        self._until = self.clock.monotonic() + TESTS_S
-        if not isinstance(identity, dict):
-            raise PartnerLost("The other party came, and could not be understood.")
-        return identity
-
-    # -- cleaning up ------------------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """End a meeting that both have finished: the leader says so, the other answers, the leader tidies up."""
-        if self.leads:
-            self.send({"done": True})
-            self.receive(ANSWER_S)
-            self.lost = True
-        else:
-            self.receive()
-            self._remove_all(self.me)
-            self.send({"bye": True})
-        self._finished = True
+        """Wait until the partner has read all that this party wrote, or has ended, or is lost."""
+        try:
+            self.keep_step()
+        except (PartnerLost, OSError):
+            pass  # after the last step: nothing is missing
 
     def close(self) -> None:
-        """Remove what this party wrote; what a lost partner of this user wrote, too. One that is there is told that
-        this is the end, by a message that is left for it.
-        """
-        if self._finished and not self.leads:
-            return
+        """Remove what this party wrote, and what a lost partner of this user wrote."""
         if self.lost:
-            self._remove_all(self.partner)
-        self._remove_all(self.me)
-        if self.partner and not self.lost:
-            try:
-                self._post(f"{self.partner}.goodbye", {})
-            except OSError:
-                pass
+            self._remove(f"{self.partner}.")
+        self._remove(f"{self.me}.")
 
-    def _remove_all(self, party: str) -> None:
-        """Remove a party's messages: this one's, or those of a partner that belong to this user. Files only."""
+    def _remove(self, prefix: str) -> None:
+        """Remove this user's files of parties whose names begin so. `here` goes first: see `heed_end`."""
         for _ in range(2):  # an NFS 3 client may list what is old; but not after a change of its own
-            for name in self.fs.names(self.directory):
-                if doctorplaces.is_of(party, name) and (party == self.me or not self.is_a_strangers(name)):
+            for name in sorted(self.fs.names(self.directory), reverse=True):  # "h" comes after all hexadecimal digits
+                if name.startswith(prefix) and doctorplaces.NOTE.fullmatch(name):
+                    path = f"{self.directory}/{name}"
                     try:
-                        self.fs.unlink(f"{self.directory}/{name}")
+                        if self.fs.stat(path).st_uid == self._owner:
+                            self.fs.unlink(path)
                     except OSError:
                         pass

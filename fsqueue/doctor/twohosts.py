@@ -1,41 +1,54 @@
-"""Make the tests that need two hosts: locks, appends, races, and how late one sees the other's changes.
+"""Make the tests that need two hosts: locks, appends, races, and how late one sees the other's changes (decision 44).
 
-Both do the same at the same time, step by step. The leader judges, and both report its findings.
+Both do the same at the same time, step by step, and tell each other what they saw. Each judges both, by the same rules:
+so both report the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from typing import TypeVar
 
-from fsqueue.clock import Clock
-from fsqueue.doctor import contests, messages
-from fsqueue.doctor.contests import Party
-from fsqueue.doctor.probes import SKEW_S
-from fsqueue.doctor.rendezvous import SILENCE_S, Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
+from fsqueue.doctor import contests, rendezvous
+from fsqueue.doctor.contests import Party, Sums
+from fsqueue.doctor.probes import OK, SKEW_S, UNFIT, WARNING, ProbeResult
+from fsqueue.doctor.rendezvous import NUMBER, NUMBER_OR_NONE, TEXT, Rendezvous
 
 AMONG = "hosts"
 ROUNDS, TURNS_S = 2000, 3.0
 """Maximum number of locks that each host takes, and seconds for them: one host may start later than the other."""
 HEAD_START_S, SLOT_S = 1.0, 0.02
-"""When the first name is raced for, after both agreed on it, and the time between two names."""
+"""When the first name is raced for, after both have ended their turns, and the time between two names."""
 PINGS = 6
 STALE_S, LOOK_PAUSE_S = 10.0, 0.02
-"""How long to wait for the other host's change to be seen, and the pause between two looks."""
-AGE_S_MAX = 1e9
-"""No clocks can show a greater age, in seconds."""
+"""Seconds to wait for the other host's change to be seen, and the pause between two looks."""
 FRESH_S = 2.0
 """What a revalidating open or a listing shows may not be older than this."""
 
+WAYS = ("fresh", "listing", "plain")
+"""By a revalidating open, as fsqueue looks; in a listing; by the path alone, on which nothing in fsqueue rests."""
+LOOKS = [f"{way} {what}" for way in WAYS for what in ("new", "gone", "grown") if (way, what) != ("listing", "grown")]
+"""A way of looking, and a kind of change."""
+
+TURNS = {"rounds": ROUNDS, "timeouts": ROUNDS, "error": TEXT, "sent_ms": NUMBER}
+OUTCOME = {
+    "sums": dict.fromkeys(("overlaps", "lost", "number"), 4 * ROUNDS),
+    "won": {kind: [contests.NAMES - 1] for kind in contests.RACES},
+    "changed_ms": NUMBER,
+    "seen_ms": dict.fromkeys(LOOKS, NUMBER_OR_NONE),
+}
+"""The shapes of notes."""
+
+T = TypeVar("T")
 Progress = Callable[[str], None]
-Ages = dict[str, float | None]
-"""By way of looking and kind of change: after how many seconds it was seen; None: not within STALE_S."""
+ByChange = dict[str, float | None]
+"""When or after how many seconds a change was seen, by way of looking and kind; None: not within STALE_S."""
 
 
 def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress) -> list[ProbeResult]:
-    """Make all tests with a partner that was met, and return the findings. PartnerLost if it falls silent, or talks
-    nonsense.
+    """Make all tests with a partner that was met, and return the findings. PartnerLost if it falls silent, ends, or
+    talks nonsense.
 
     `enter()` opens the directory where both work; that of the party that leads makes it first.
     """
@@ -43,71 +56,69 @@ def examine(meeting: Rendezvous, enter: Callable[[], Party], progress: Progress)
     ahead_ms, error_ms = compare_clocks(meeting)
     if meeting.leads:
         party = enter()
-        contests.prepare_races(party, contests.NAMES)
         party.fs.close(party.fs.create(party.path("ledger")))
-    meeting.exchange({"step": "locks"})
+        contests.prepare_races(party, contests.NAMES)
+        for number in (1, 2):
+            Sights(party, number).make()
+    meeting.keep_step()
     if not meeting.leads:
         party = enter()
+
     progress("locks and appends")
-    took = contests.take_turns(party, ROUNDS, TURNS_S)
-    mine = {"took": asdict(replace(took, holds=[], error=messages.say(took.error)))}
-    theirs = messages.took(meeting.exchange(mine), meeting.partner, ROUNDS)
+    mine = contests.take_turns(party, ROUNDS, TURNS_S)
+    mine.error, sent_ms = rendezvous.say(mine.error), party.clock.local_ms()
+    said = {"rounds": mine.rounds, "timeouts": mine.timeouts, "error": mine.error, "sent_ms": sent_ms}
+    there = meeting.exchange(said, TURNS)
+    begin_ms = max(sent_ms, there.pop("sent_ms") - ahead_ms) + HEAD_START_S * 1000
+    took = in_order(meeting, mine, contests.Took(meeting.partner, **there))
+    sums = contests.add_up(took, contests.written(party))
+
     progress("races")
-    won = contests.race(party, contests.NAMES, agree_on_times(meeting, party.clock, ahead_ms))
-    others = messages.won(meeting.exchange({"won": won}))
+    won = contests.race(party, contests.NAMES, waiting_for(party, begin_ms))
+
     progress("what is seen of changes")
-    if meeting.leads:
-        ages = watch(meeting, party, "1", ahead_ms)
-        change(meeting, party, "2")
-        progress("judging")
-        ages_there = messages.ages(meeting.receive(), ages.keys(), AGE_S_MAX)
-        findings = contests.judge_turns([took, theirs], contests.written(party), AMONG, one_clock=False)
-        left = party.fs.names(party.directory)
-        findings += contests.judge_races([won, others], contests.NAMES, left, AMONG)
-        findings += [judge_ages([ages, ages_there]), judge_clocks(ahead_ms, error_ms)]
-        meeting.send({"findings": [finding.as_dict() for finding in findings]})
-        return findings
-    change(meeting, party, "1")
-    meeting.send({"ages": watch(meeting, party, "2", ahead_ms)})
+    changed_ms, seen = show_and_watch(meeting, party)
+
     progress("judging")
-    return messages.findings(meeting.receive())
+    there = meeting.exchange({"sums": asdict(sums), "won": won, "changed_ms": changed_ms, "seen_ms": seen}, OUTCOME)
+    ages = ages_of(seen, there["changed_ms"] - ahead_ms)
+    ages_there = ages_of(there["seen_ms"], changed_ms + ahead_ms)
+    findings = contests.judge_turns(took, worse(sums, Sums(**there["sums"])), AMONG, one_clock=False)
+    findings += contests.judge_races(in_order(meeting, won, there["won"]), contests.NAMES, AMONG)
+    return [*findings, judge_ages(in_order(meeting, ages, ages_there)), judge_clocks(ahead_ms, error_ms)]
+
+
+def in_order(meeting: Rendezvous, mine: T, theirs: T) -> list[T]:
+    """Return what is this party's and the partner's in the same order on both hosts."""
+    return [mine, theirs] if meeting.leads else [theirs, mine]
+
+
+def worse(one: Sums, other: Sums) -> Sums:
+    """Return the worse of what the ledger shows two hosts: of its number, the smaller."""
+    return Sums(max(one.overlaps, other.overlaps), max(one.lost, other.lost), min(one.number, other.number))
 
 
 def compare_clocks(meeting: Rendezvous) -> tuple[float, float]:
     """Return how many milliseconds the other host's clock is ahead of this one's, and how far that may be wrong.
 
-    As NTP does it: the best of a few messages there and back.
+    As NTP does it (RFC 5905, section 8): from the fastest of a few notes each way. `way_ms` is how long one took, as
+    the two clocks show it: the one way too long by as much as the other is too short.
     """
-    now = meeting.clock.local_ms
-    if not meeting.leads:
-        for _ in range(PINGS):
-            meeting.receive()
-            received = now()
-            meeting.send({"received": received, "sent": now()})
-        told = meeting.receive()
-        return -messages.number(told, "ahead_ms"), messages.number(told, "error_ms")
-    best = (float("inf"), 0.0)
+    now, way_ms = meeting.clock.local_ms, rendezvous.NUMBER_MAX
     for _ in range(PINGS):
-        sent = now()
-        meeting.send({"ping": sent})
-        pong = meeting.receive()
-        back = now()
-        there, from_there = messages.number(pong, "received"), messages.number(pong, "sent")
-        best = min(best, (((back - sent) - (from_there - there)) / 2, ((there - sent) + (from_there - back)) / 2))
-    error_ms, ahead_ms = best
-    meeting.send({"ahead_ms": ahead_ms, "error_ms": error_ms})
-    return ahead_ms, error_ms
+        there = meeting.exchange({"sent_ms": now()}, {"sent_ms": NUMBER})
+        way_ms = min(way_ms, now() - there["sent_ms"])
+    there_ms = meeting.exchange({"way_ms": way_ms}, {"way_ms": NUMBER})["way_ms"]
+    return (there_ms - way_ms) / 2, (there_ms + way_ms) / 2
 
 
-def agree_on_times(meeting: Rendezvous, clock: Clock, ahead_ms: float) -> Callable[[int], None]:
-    """Return what waits until it is time for a name, on both hosts at once: as far as their clocks can be compared."""
-    if meeting.leads:
-        begin_ms = clock.local_ms() + HEAD_START_S * 1000
-        meeting.send({"begin_ms": begin_ms})
-    else:
-        begin_ms = messages.number(meeting.receive(), "begin_ms") - ahead_ms
-        if begin_ms - clock.local_ms() > SILENCE_S * 1000:
-            raise messages.Nonsense("it would begin in more than a minute")
+def waiting_for(party: Party, begin_ms: float) -> Callable[[int], None]:
+    """Return what waits until it is time for a name, on both hosts at once: as far as their clocks can be compared.
+
+    What the other host says delays the beginning by no more than HEAD_START_S.
+    """
+    clock = party.clock
+    begin_ms = min(begin_ms, clock.local_ms() + HEAD_START_S * 1000)
 
     def ready(number: int) -> None:
         left_ms = begin_ms + number * SLOT_S * 1000 - clock.local_ms()
@@ -130,24 +141,21 @@ def judge_clocks(ahead_ms: float, error_ms: float) -> ProbeResult:
 
 # -- how old is what one sees ----------------------------------------------------------------------------
 
-WAYS = ("fresh", "listing", "plain")
-"""By a revalidating open, as fsqueue looks; in a listing; by the path alone, on which nothing in fsqueue rests."""
-
 
 class Sights:
     """Files that one host changes and the other watches: in a directory for each way of looking."""
 
-    def __init__(self, party: Party, number: str) -> None:
-        self.fs, self.clock = party.fs, party.clock
-        self.base = f"{party.directory}/sights{number}"
+    def __init__(self, party: Party, number: int) -> None:
+        self.party, self.fs, self.clock = party, party.fs, party.clock
+        self.name = f"sights{number}"
 
     def path(self, way: str, what: str) -> str:
         """Return the path of a file to be changed: `new` will come, `gone` will go, `grows` will grow."""
-        return f"{self.base}/{way}/{what}"
+        return self.party.path(f"{self.name}/{way}/{what}")
 
     def make(self) -> None:
         """Make what is there before the changes."""
-        self.fs.make_directory(self.base)
+        self.fs.make_directory(self.party.path(self.name))
         for way in WAYS:
             for what in ("gone", "grows"):
                 self.fs.close(self.fs.create(self.path(way, what)))
@@ -157,70 +165,62 @@ class Sights:
         for way in WAYS:
             self.fs.close(self.fs.create(self.path(way, "new")))
             self.fs.unlink(self.path(way, "gone"))
-            fd = self.fs.open_append(self.path(way, "grows"))
-            try:
+            with self.fs.closing(contests.open_append(self.party, f"{self.name}/{way}/grows")) as fd:
                 self.fs.write_all(fd, b"grown\n")
                 self.fs.fsync(fd)
-            finally:
-                self.fs.close(fd)
 
-    def looks(self) -> dict[str, Callable[[], bool]]:
-        """Return, by way and kind of change, a function that looks whether the change is seen."""
-        fs = self.fs
-
-        def size(what: str) -> int:
+    def sees(self, look: str) -> bool:
+        """Look, in one of the ways of LOOKS, whether a change is seen."""
+        way, what = look.split()
+        path = self.path(way, "grows" if what == "grown" else what)
+        if way == "listing":
+            return (what in self.fs.names(self.party.path(f"{self.name}/listing"))) == (what == "new")
+        if way == "plain":
             try:
-                return fs.stat(self.path("plain", what)).st_size
+                size = self.fs.stat(path).st_size
             except OSError:
-                return -1
+                size = -1
+            return {"new": size >= 0, "gone": size < 0, "grown": size > 0}[what]
+        return self.fs.read(path) != b"" if what == "grown" else self.fs.exists(path) == (what == "new")
 
-        return {
-            "fresh new": lambda: fs.exists(self.path("fresh", "new")),
-            "fresh gone": lambda: not fs.exists(self.path("fresh", "gone")),
-            "fresh grown": lambda: fs.read(self.path("fresh", "grows")) != b"",
-            "listing new": lambda: "new" in fs.names(f"{self.base}/listing"),
-            "listing gone": lambda: "gone" not in fs.names(f"{self.base}/listing"),
-            "plain new": lambda: size("new") >= 0,
-            "plain gone": lambda: size("gone") < 0,
-            "plain grown": lambda: size("grows") > 0,
-        }
-
-    def watch(self) -> dict[str, float]:
-        """Return when each change was seen, by this host's clock, for as long as STALE_S."""
-        waiting, seen = self.looks(), dict[str, float]()
+    def watch(self) -> ByChange:
+        """Return when each change was seen, in milliseconds of this host's clock; None: not within STALE_S."""
+        seen: ByChange = dict.fromkeys(LOOKS)
         until = self.clock.monotonic() + STALE_S
-        while waiting and self.clock.monotonic() < until:
-            for name, look in list(waiting.items()):
-                if look():
-                    seen[name] = self.clock.local_ms()
-                    del waiting[name]
+        while None in seen.values() and self.clock.monotonic() < until:
+            for look in LOOKS:
+                if seen[look] is None and self.sees(look):
+                    seen[look] = self.clock.local_ms()
             self.clock.sleep(LOOK_PAUSE_S)
         return seen
 
 
-def change(meeting: Rendezvous, party: Party, number: str) -> None:
-    """Make the changes that the other host watches."""
-    sights = Sights(party, number)
-    sights.make()
-    meeting.exchange({"step": f"made {number}"})
-    meeting.receive()  # it has looked, and caches what it saw
-    sights.change()
-    meeting.send({"changed_ms": party.clock.local_ms()})
+def show_and_watch(meeting: Rendezvous, party: Party) -> tuple[float, ByChange]:
+    """Make changes that the other host watches, and watch those that it makes: first the one host, then the other.
+
+    Return when this host had made its changes, and when it saw each of the other's, in milliseconds of its own clock.
+    """
+    changed_ms, seen = 0.0, ByChange()
+    for number, is_mine in enumerate(in_order(meeting, True, False), 1):
+        sights = Sights(party, number)
+        if not is_mine:
+            for look in LOOKS:
+                sights.sees(look)  # from now on this host caches what was there before
+        meeting.keep_step()
+        if is_mine:
+            sights.change()
+            changed_ms = party.clock.local_ms()
+        else:
+            seen = sights.watch()
+    return changed_ms, seen
 
 
-def watch(meeting: Rendezvous, party: Party, number: str, ahead_ms: float) -> Ages:
-    """Watch the other host's changes; how long each took to be seen."""
-    sights = Sights(party, number)
-    meeting.exchange({"step": f"made {number}"})
-    for look in sights.looks().values():
-        look()
-    meeting.send({"step": "watching"})
-    seen = sights.watch()
-    changed_ms = messages.number(meeting.receive(), "changed_ms") - ahead_ms
-    return {name: max(0.0, seen[name] - changed_ms) / 1000 if name in seen else None for name in sights.looks()}
+def ages_of(seen: ByChange, changed_ms: float) -> ByChange:
+    """Return after how many seconds each change was seen; both times are of one clock."""
+    return {name: None if at is None else max(0.0, at - changed_ms) / 1000 for name, at in seen.items()}
 
 
-def judge_ages(ages: Sequence[Ages]) -> ProbeResult:
+def judge_ages(ages: Sequence[ByChange]) -> ProbeResult:
     """Return how old what either host sees may be.
 
     What is gone, or has grown, must not be overlooked by a revalidating open.

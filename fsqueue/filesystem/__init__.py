@@ -5,13 +5,11 @@ failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
 from fsqueue.filesystem.expected_errors import LOST, NOT_FILES, asking_again, is_gone, stale_is_missing
-from fsqueue.filesystem.kept_output import KeptFile, KeptOutput, is_same_file, is_terminal, write_all
-from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, holders_of, mount_of
+from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, directories_above, mount_of
 from fsqueue.filesystem.operations import Filesystem
-from fsqueue.filesystem.pipes import PipeEnd
+from fsqueue.filesystem.outputs import KeptFile, KeptOutput, PipeEnd, Spool, is_same_file, is_terminal, write_all
 from fsqueue.filesystem.processes import inheritable_descriptors, is_program, program_fault
 from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
-from fsqueue.filesystem.spools import Spool
 from fsqueue.filesystem.trees import OpenTree
 
 __all__ = [
@@ -29,7 +27,7 @@ __all__ = [
     "Spool",
     "asking_again",
     "beegfs_setting",
-    "holders_of",
+    "directories_above",
     "PipeEnd",
     "inheritable_descriptors",
     "is_gone",

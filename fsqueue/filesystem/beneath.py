@@ -14,7 +14,7 @@ import stat
 import struct
 from functools import cache, partial
 
-from fsqueue.filesystem.resources import Closer, close, opened
+from fsqueue.filesystem.resources import Closer, Closing, close, opened
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 HOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -76,14 +76,11 @@ def open_at(directory: int, name: str, flags: int, by: Closer | None = None) -> 
     except BlockingIOError:
         # On the file server's own disk, a delegation of the file to an NFS client has to be called back first. Wait for
         # it through a descriptor that is proven to be a file's: the name could lead to a pipe by now.
-        fd = opened(by, map(within, (name,), (os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC,)))
-        try:
+        with Closing(opened(by, map(within, (name,), (os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC,)))) as fd:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise
             flags = (flags | os.O_CLOEXEC) & ~(os.O_CREAT | os.O_EXCL)
             return opened(by, map(os.open, (f"/proc/self/fd/{fd}",), (flags,)))
-        finally:
-            close(fd)
 
 
 def enter(directory: int, name: str, by: Closer | None = None) -> int:

@@ -68,7 +68,8 @@ def advice_on(mount: Mount) -> Advice:
             "the type and the options of this mount cannot be told: /proc/self/mountinfo is unreadable.",
             TRY,
         )
-    return (_BY_KIND.get(mount.kind) or _other)(mount)
+    advice = _BY_KIND.get(mount.kind, _other)
+    return advice(mount) if callable(advice) else advice
 
 
 def volatile(path: str) -> str:
@@ -187,26 +188,6 @@ def _smb(mount: Mount) -> Advice:
     )
 
 
-def _sshfs(mount: Mount) -> Advice:
-    return UNFIT, f"sshfs. {ONE_HOST}", f"The SFTP protocol has no locks. {ANOTHER}"
-
-
-def _object_store(mount: Mount) -> Advice:
-    return UNFIT, "an object store behind a mount: no locks between hosts, no appending, no atomic renaming.", ANOTHER
-
-
-def _host_folder(mount: Mount) -> Advice:
-    return UNFIT, f"a shared folder of a virtual machine. {ONE_HOST}", f"Use a disk of the machine's own. {ANOTHER}"
-
-
-def _fat(mount: Mount) -> Advice:
-    return (
-        UNFIT,
-        "it has no hard links, and stamps files in steps of up to 2 s.",
-        ("Use a Linux filesystem (ext4, xfs, btrfs)."),
-    )
-
-
 def _afs(mount: Mount) -> Advice:
     if mount.option("flock") in ("strict", "write"):
         return WARNING, "AFS with locks of whole files on the server.", TRY
@@ -223,18 +204,6 @@ def _gfs2(mount: Mount) -> Advice:
     return OK, "GFS2, locks go through the cluster.", ""
 
 
-def _ocfs2(mount: Mount) -> Advice:
-    return (
-        WARNING,
-        "OCFS2: fcntl locks go through the cluster with a userspace cluster stack (pcmk), not with o2cb.",
-        (f"Ask the administrator which stack is in use. {TRY}"),
-    )
-
-
-def _orangefs(mount: Mount) -> Advice:
-    return UNFIT, f"OrangeFS has no locks, or, with 'local_lock', those of one host. {ONE_HOST}", ANOTHER
-
-
 def _guest(mount: Mount) -> Advice:
     return (
         WARNING,
@@ -243,22 +212,6 @@ def _guest(mount: Mount) -> Advice:
             "locks within the guest."
         ),
         f"Good for this machine alone; with virtiofsd ask for remote locks ('--posix-lock'). {TRY}",
-    )
-
-
-def _memory(mount: Mount) -> Advice:
-    return (
-        WARNING,
-        "in this host's memory: lost when it restarts, and no other host sees it.",
-        ("Good for tests. For work choose a disk."),
-    )
-
-
-def _overlay(mount: Mount) -> Advice:
-    return (
-        WARNING,
-        "the inside of a container: it goes when the container goes, and no other host sees it.",
-        ("Bind a directory of the host, or of a shared filesystem, into the container."),
     )
 
 
@@ -272,22 +225,45 @@ def _other(mount: Mount) -> Advice:
     return WARNING, "a kind that this version of fsqueue knows nothing of.", TRY
 
 
-_BY_KIND: dict[str, Callable[[Mount], Advice]] = {
+_OBJECT_STORE = (
+    UNFIT, "an object store behind a mount: no locks between hosts, no appending, no atomic renaming.", ANOTHER,
+)  # fmt: skip
+_HOST_FOLDER = (
+    UNFIT, f"a shared folder of a virtual machine. {ONE_HOST}", f"Use a disk of the machine's own. {ANOTHER}",
+)  # fmt: skip
+_FAT = (
+    UNFIT, "it has no hard links, and stamps files in steps of up to 2 s.",
+    "Use a Linux filesystem (ext4, xfs, btrfs).",
+)  # fmt: skip
+_ORANGEFS = UNFIT, f"OrangeFS has no locks, or, with 'local_lock', those of one host. {ONE_HOST}", ANOTHER
+_MEMORY = (
+    WARNING, "in this host's memory: lost when it restarts, and no other host sees it.",
+    "Good for tests. For work choose a disk.",
+)  # fmt: skip
+_BY_KIND: dict[str, Advice | Callable[[Mount], Advice]] = {
     "nfs": _nfs,
     "nfs4": _nfs,
     "lustre": _lustre,
     "beegfs": _beegfs,
     "fhgfs": _beegfs,
     **dict.fromkeys(("cifs", "smb3", "smbfs"), _smb),
-    "fuse.sshfs": _sshfs,
+    "fuse.sshfs": (UNFIT, f"sshfs. {ONE_HOST}", f"The SFTP protocol has no locks. {ANOTHER}"),
     "afs": _afs,
     "gfs2": _gfs2,
-    "ocfs2": _ocfs2,
-    **dict.fromkeys(("orangefs", "pvfs2"), _orangefs),
+    "ocfs2": (
+        WARNING,
+        "OCFS2: fcntl locks go through the cluster with a userspace cluster stack (pcmk), not with o2cb.",
+        f"Ask the administrator which stack is in use. {TRY}",
+    ),
+    **dict.fromkeys(("orangefs", "pvfs2"), _ORANGEFS),
     **dict.fromkeys(("9p", "virtiofs"), _guest),
-    **dict.fromkeys(MEMORY, _memory),
-    "overlay": _overlay,
-    **dict.fromkeys(OBJECT_STORES, _object_store),
-    **dict.fromkeys(HOST_FOLDERS, _host_folder),
-    **dict.fromkeys(FAT, _fat),
+    **dict.fromkeys(MEMORY, _MEMORY),
+    "overlay": (
+        WARNING,
+        "the inside of a container: it goes when the container goes, and no other host sees it.",
+        "Bind a directory of the host, or of a shared filesystem, into the container.",
+    ),
+    **dict.fromkeys(OBJECT_STORES, _OBJECT_STORE),
+    **dict.fromkeys(HOST_FOLDERS, _HOST_FOLDER),
+    **dict.fromkeys(FAT, _FAT),
 }

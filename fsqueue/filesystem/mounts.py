@@ -89,7 +89,7 @@ def without_dots(path: str) -> str:
     return found
 
 
-def holders_of(path: str) -> list[str]:
+def directories_above(path: str) -> list[str]:
     """Return the directories above a path, which need not exist, the nearest first. Links are resolved before."""
     found, here = [], os.path.realpath(path)
     while (above := os.path.dirname(here)) != here:

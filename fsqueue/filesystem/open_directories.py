@@ -15,7 +15,7 @@ from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 
-from fsqueue.filesystem import freed
+from fsqueue.filesystem import trees
 
 WITHOUT_READING = getattr(os, "O_PATH", os.O_RDONLY)
 """A directory in which one may write can be held even if one may not list it."""
@@ -156,7 +156,7 @@ class OpenDirectory:
         """Remove a name that is no directory; False if that was not possible."""
         _check(name)
         try:
-            with freed.counting(name, self.fd):
+            with trees.counting_removal(name, self.fd):
                 os.unlink(name, dir_fd=self.fd)
             return True
         except OSError:
@@ -166,7 +166,7 @@ class OpenDirectory:
         """Remove an empty directory; False if that was not possible."""
         _check(name)
         try:
-            with freed.counting(name, self.fd):
+            with trees.counting_removal(name, self.fd):
                 os.rmdir(name, dir_fd=self.fd)
             return True
         except OSError:

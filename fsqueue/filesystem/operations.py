@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.filesystem import forked, freed, locks, resources, trees
+from fsqueue.filesystem import forked, locks, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted
@@ -28,7 +28,7 @@ LOCAL_PAUSES_S, SHARED_PAUSES_S = (0.00005, 0.001), (0.0005, 0.02)
 SMALL_READ_BYTES, READ_BYTES = 1 << 16, 1 << 20
 """Most files are small, and a large buffer is not for free; only what goes on is read in large pieces."""
 LOOKS = 4
-"""How often a name is opened that others remove and make again."""
+"""Maximum number of times to open a name that others remove and make again."""
 
 
 class Filesystem(Rooted):
@@ -153,11 +153,8 @@ class Filesystem(Rooted):
         """
 
         def from_the_start() -> bytes:
-            fd = self.look_anew(path)
-            try:
+            with self.closing(self.look_anew(path)) as fd:
                 return self.read_from(fd, 0)
-            finally:
-                self.close(fd)
 
         return asking_again(from_the_start)
 
@@ -204,11 +201,8 @@ class Filesystem(Rooted):
         """Return the pieces of the content of `path`, by a revalidating open; errors as `read`."""
 
         def from_the_start() -> list[tuple[int, bytes]]:
-            fd = self.look_anew(path)
-            try:
+            with self.closing(self.look_anew(path)) as fd:
                 return self.all_pieces(fd)
-            finally:
-                self.close(fd)
 
         return asking_again(from_the_start)
 
@@ -228,13 +222,10 @@ class Filesystem(Rooted):
 
     def overwrite(self, path: str, data: bytes) -> None:
         """Put `data` at the start of an existing or new file, in place (for hints; not atomic)."""
-        fd = self.making_room(path, lambda: self.look(path, os.O_WRONLY | os.O_CREAT))
-        try:
+        with self.closing(self.making_room(path, lambda: self.look(path, os.O_WRONLY | os.O_CREAT))) as fd:
             if os.fstat(fd).st_nlink > 1:
                 raise OSError(errno.ELOOP, "It has a second name, which may lie elsewhere", path)
             self.pwrite(fd, data, 0)
-        finally:
-            self.close(fd)
 
     def drop_cached(self, fd: int) -> None:
         """Have the system forget what it has cached of an open file, and begin to write what it has not written yet."""
@@ -308,11 +299,8 @@ class Filesystem(Rooted):
 
         def scan() -> list[tuple[str, str]]:
             fd = self._open_listing(directory, self.lists_by_time)
-            try:
-                with os.scandir(fd) as found:
-                    return [(entry.name, kind_of(entry)) for entry in found]
-            finally:
-                resources.close(fd)
+            with resources.Closing(fd), os.scandir(fd) as found:
+                return [(entry.name, kind_of(entry)) for entry in found]
 
         try:
             return asking_again(scan)
@@ -352,7 +340,7 @@ class Filesystem(Rooted):
         """Remove a name; False if it was not there."""
 
         def remove() -> None:
-            with self._holder(path) as (within, name), freed.counting(name, within):
+            with self._holder(path) as (within, name), trees.counting_removal(name, within):
                 os.unlink(name, dir_fd=within)
 
         try:
@@ -438,7 +426,7 @@ class Filesystem(Rooted):
     def remove_directory(self, path: str) -> bool:
         """Remove an empty directory; False if it is not empty, not there or not ours to remove."""
         try:
-            with self._holder(path) as (within, name), freed.counting(name, within):
+            with self._holder(path) as (within, name), trees.counting_removal(name, within):
                 os.rmdir(name, dir_fd=within)
             return True
         except OSError:

@@ -1,5 +1,8 @@
-"""Tell whether the process that wrote an identity still has its number (Linux: /proc), what a process inherits, and why
-a program cannot be executed.
+"""Tell what Linux says of processes in /proc: whether one still has its number, which ones hold a lock, how old a job
+is, what a process inherits; and why a program cannot be executed.
+
+Locks of open file descriptions have no process number (/proc/locks says -1), but a process shows the locks of each of
+its descriptors in /proc/PID/fdinfo/FD. That can be read of one's own processes, and by root of all.
 """
 
 from __future__ import annotations
@@ -7,8 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-
-from fsqueue.filesystem.holders import boot_id
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 BOOT_DIGITS = 12
 _HEAD_BYTES = 256
@@ -78,11 +82,7 @@ def inheritable_descriptors() -> list[int]:
 
 def fields_of(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the third on: the second, in brackets, may hold anything."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def is_program(word: str) -> bool:
@@ -97,7 +97,7 @@ def program_fault(word: str, has_begun: bool = False) -> str:
     its first line. Nothing but a regular file is opened.
     """
     path = shutil.which(word) or (word if os.path.dirname(word) else "")
-    head = _head(path)
+    head = start_of(path, _HEAD_BYTES)
     if head is None:
         return ""
     if not has_begun and not os.access(path, os.X_OK):
@@ -148,17 +148,129 @@ def _no_script(word: str, head: bytes) -> str:
     return f"it names no interpreter: begin it with a line such as #!/bin/sh, or write the interpreter before {word}"
 
 
-def _head(path: str) -> bytes | None:
-    """Return the first bytes of a regular file; None if it cannot be read, or is none."""
-    if not path:
-        return None
+ANCESTORS_MAX = 100
+"""Maximum number of generations of parent processes to look at."""
+
+
+def start_of(path: str, bytes_max: int) -> bytes | None:
+    """Return the first bytes of a regular file; None if it cannot be read, or is none. Do not wait for a pipe."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
     try:
-        return os.read(fd, _HEAD_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        return os.read(fd, bytes_max) if stat.S_ISREG(os.fstat(fd).st_mode) else None
     except OSError:
         return None
     finally:
         os.close(fd)
+
+
+def age_with(variable: str, value: str) -> float:
+    """Return for how many seconds processes with this variable have run: this one, and those that started it.
+
+    A scheduler starts a job's first process with the job's variables. So this is the job's age, unless a process in
+    between is hidden, or this process runs on another node of the job: then it is less.
+    """
+    wanted = os.fsencode(f"{variable}={value}")
+    pid, ticks = os.getpid(), 0
+    for _ in range(ANCESTORS_MAX):
+        fields = fields_of(pid)
+        if len(fields) <= 19:
+            break
+        ticks, pid = int(fields[19]), int(fields[1])
+        if pid <= 0 or wanted not in _environment(pid):
+            break
+    if not ticks:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Return the environment that a process began with; empty if it is another user's, or gone."""
+    return os.fsencode(_read(f"/proc/{pid}/environ", "surrogateescape")).split(b"\0")
+
+
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for the filesystem",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "a zombie",
+    "I": "idle",
+}
+COMMAND_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process of this host that holds a lock: its number, what it is doing ("stopped", ...), its command line."""
+
+    pid: int
+    state: str
+    command: str
+
+
+def holders_of(device: int, inode: int) -> list[Holder]:
+    """Return the processes that hold a lock on a file, as far as this user may know; a forked child shares its
+    parent's.
+    """
+    return [
+        Holder(pid, _state(pid), _command(pid))
+        for pid in _processes()
+        if any(_is(pid, fd, device, inode) for fd in _locking(pid, inode))
+    ]
+
+
+def _processes() -> Iterator[int]:
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    yield from sorted(int(name) for name in names if name.isdigit())
+
+
+def _locking(pid: int, inode: int) -> Iterator[str]:
+    """Yield the descriptors of a process that have a lock on an inode of that number, of whichever device."""
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fdinfo")
+    except OSError:
+        return  # it has ended, or is another user's
+    ending = f":{inode}"
+    for fd in descriptors:
+        for line in _read(f"/proc/{pid}/fdinfo/{fd}").splitlines():
+            words = line.split()
+            if words[:1] == ["lock:"] and "WRITE" in words and any(word.endswith(ending) for word in words):
+                yield fd
+                break
+
+
+def _is(pid: int, fd: str, device: int, inode: int) -> bool:
+    try:
+        found = os.stat(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (device, inode)
+
+
+def _state(pid: int) -> str:
+    fields = fields_of(pid)
+    return STATES.get(fields[0], fields[0]) if fields else "gone"
+
+
+def _command(pid: int) -> str:
+    return _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()[:COMMAND_CHARS_MAX]
+
+
+def boot_id() -> str:
+    """Return what tells this boot of this machine from any other; "" where the system does not say."""
+    return _read("/proc/sys/kernel/random/boot_id").strip()
+
+
+def _read(path: str, errors: str = "replace") -> str:
+    try:
+        with open(path, encoding="utf-8", errors=errors, newline="") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,5 +1,8 @@
-"""Write a file whole or not at all, beside the one that it replaces.
+"""Find the file or directory that a user named, without believing others' links, and write such a file whole or not at
+all, beside the one that it replaces.
 
+Whoever may write in a shared directory may put a link there, under a name that he guesses. So the link in the last
+place of a path is followed only if it is this user's or root's. Links before it are followed: the user named them.
 Everything is done by way of an open directory, so what was found out about it holds until the file is there. A file
 that is made has a name of its own grammar and is locked while its maker lives: both tell what a killed one leaves.
 """
@@ -17,7 +20,65 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
-from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE
+from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
+
+LINKS_MAX = 40
+"""Maximum number of links to follow, one after the other, as the system does (path_resolution(7))."""
+_LOOK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class OthersLink(PermissionError):
+    """It is a symbolic link of another user's."""
+
+
+def place_of(path: str) -> tuple[int, str]:
+    """Open the directory that has what `path` leads to, or would have it. Return its descriptor, and the name in it.
+
+    The name is empty, `.` or `..` if the path ends so. It is no link, or was none when it was looked at. OthersLink;
+    OSError.
+    """
+    holder, name = os.path.split(path)
+    here = os.open(holder or ".", HOLDER_FLAGS)
+    try:
+        for _ in range(LINKS_MAX):
+            target = None if name in ("", ".", "..") else _target(here, name)
+            if target is None:
+                return here, name
+            holder, name = os.path.split(target)
+            there = os.open(holder or ".", HOLDER_FLAGS, dir_fd=here)
+            os.close(here)
+            here = there
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    except BaseException:
+        os.close(here)
+        raise
+
+
+def directory_of(path: str) -> int:
+    """Open the directory that `path` leads to, and return its descriptor. Errors as `place_of` says."""
+    here, name = place_of(path.rstrip("/") or path)
+    try:
+        return os.open(name or ".", HOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def _target(directory: int, name: str) -> str | None:
+    """Return where a link leads; None for what is no link, or is not there."""
+    try:
+        fd = os.open(name, _LOOK_FLAGS, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISLNK(found.st_mode):
+            return None
+        if found.st_uid not in (os.geteuid(), 0):
+            raise OthersLink(errno.EPERM, "It is a symbolic link of another user's", name)
+        return os.readlink("", dir_fd=fd)
+    finally:
+        os.close(fd)
+
 
 NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LEFTOVER_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -240,6 +240,21 @@ def close(fd: int) -> None:
         refuse_unopened(error)
 
 
+class Closing:
+    """Close a descriptor at the end of a `with` block."""
+
+    __slots__ = ("_close", "_fd")
+
+    def __init__(self, fd: int, by: Callable[[int], None] = close) -> None:
+        self._fd, self._close = fd, by
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, kind: object, error: object, at: object) -> None:
+        self._close(self._fd)
+
+
 def refuse_unopened(error: OSError) -> None:
     """Raise an error of closing if it says that the descriptor was not open (EBADF).
 

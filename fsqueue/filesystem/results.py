@@ -10,17 +10,17 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from fsqueue import forks
-from fsqueue.filesystem import freed, resources, trees
+from fsqueue.filesystem import resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
 from fsqueue.filesystem.expected_errors import NOT_FILES
-from fsqueue.filesystem.holders import boot_id
 from fsqueue.filesystem.operations import Filesystem
+from fsqueue.filesystem.processes import boot_id
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
@@ -106,8 +106,6 @@ class ResultFiles:
             within = self._fs.hold_directory(self.parent)
             resources.disown(within)
             return self.parent, within
-        with forks.held_off():
-            import tempfile  # which loads much that no other command needs
         parent = os.path.abspath(self.parent or tempfile.gettempdir())
         return parent, os.open(parent, HOLDER_FLAGS)
 
@@ -345,7 +343,7 @@ def _reap_one(name: str, within: int, now_s: float | None) -> bool:
             for one in _lock_last(inside):
                 trees.remove(one, fd)
             if os.path.samestat(found, os.stat(name, dir_fd=within, follow_symlinks=False)):
-                with freed.counting(name, within):
+                with trees.counting_removal(name, within):
                     os.rmdir(name, dir_fd=within)
             return True
         finally:

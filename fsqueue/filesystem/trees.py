@@ -9,20 +9,59 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 
-from fsqueue.filesystem import freed
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
 from fsqueue.filesystem.resources import Closer, close, opened
+
+
+@dataclass(slots=True)
+class Freed:
+    """Count inodes that have lost their last name, and the bytes of the files among them."""
+
+    inodes: int = 0
+    bytes: int = 0
+
+
+_counting: ContextVar[Freed | None] = ContextVar("fsqueue_freed", default=None)
+
+
+@contextmanager
+def count_removals() -> Iterator[Freed]:
+    """Count what this thread removes within."""
+    freed = Freed()
+    token = _counting.set(freed)
+    try:
+        yield freed
+    finally:
+        _counting.reset(token)
+
+
+@contextmanager
+def counting_removal(name: str, within: int) -> Iterator[None]:
+    """Count a name in an open directory if the block removes it. The block raises what it raises."""
+    freed, found = _counting.get(), None
+    if freed is not None:
+        with suppress(OSError):  # the removal itself will tell
+            found = os.stat(name, dir_fd=within, follow_symlinks=False)
+    yield
+    if freed is not None and found is not None:
+        is_directory = stat.S_ISDIR(found.st_mode)
+        if is_directory or found.st_nlink == 1:
+            freed.inodes += 1
+            freed.bytes += 0 if is_directory else found.st_size
+
 
 CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
 """Another process removes it or still adds to it, or (NFS) an open file lingers. The next reaping takes the rest."""
 REFUSED = (errno.EACCES, errno.EPERM)
 NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
-"""A larger file proves nothing. How many bytes are read at a time."""
+"""A larger file proves nothing. Number of bytes to read at a time."""
 
 
 class OpenTree:
@@ -99,7 +138,7 @@ def remove(
 
 def _unlink(name: str, within: int) -> int:
     try:
-        with freed.counting(name, within):
+        with counting_removal(name, within):
             os.unlink(name, dir_fd=within)
         return 1
     except OSError as error:
@@ -119,7 +158,7 @@ class _Removal:
         self.here = opened(by, map(os.dup, (top,)))
         self.removed = 0
         self.left = most if most is not None else -1
-        """How many names may still go; 0: no more, below 0: any number."""
+        """Number of names that may still go; below 0: any number."""
         self.refused: OSError | None = None
         self._pending: list[str] = []
         """The directories in this one that are left to remove."""
@@ -193,7 +232,7 @@ class _Removal:
 
     def _try(self, action: Callable[..., None], name: str, within: int) -> None:
         try:
-            with freed.counting(name, within):
+            with counting_removal(name, within):
                 action(name, dir_fd=within)
             self.removed += 1
             self.left -= 1

@@ -7,7 +7,6 @@ the last line that can be read counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
@@ -69,7 +68,11 @@ def encode(claim: KeyClaim) -> bytes:
 
 def parse(line: bytes) -> KeyClaim | None:
     """Return the claim in a line, given without its newline; None if the line is not a claim."""
-    match _record(line):
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    match found:
         case {"op": "key", "at": int(at), "key": str(key), "batch": str(text), "insert": str(insert)} as record:
             batch = names.parse_batch(text)
         case _:
@@ -79,21 +82,6 @@ def parse(line: bytes) -> KeyClaim | None:
     host, pid = record.get("host"), record.get("pid")
     host, pid = host if isinstance(host, str) else "", pid if isinstance(pid, int) else 0
     return KeyClaim(key, at, batch, insert, host, pid, record.get("shared") is True)
-
-
-def names_a_file(line: bytes) -> bool:
-    """Return whether a line names a task with a file of its own: no such task gets a key any more (decision 43)."""
-    match _record(line):
-        case {"op": "key", "key": str(), "staged": str()}:
-            return True
-    return False
-
-
-def _record(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
 
 
 def with_key(line: bytes, key: str) -> bytes:

@@ -5,7 +5,7 @@ Pure: no clock, no input or output. `replay_state` decides which records are val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -15,6 +15,8 @@ from fsqueue.format.priority import LAST, Priority, Rank, rank_of
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
 SKIPPED = 5
 """The state of an index that no task has: an insert named a later one."""
+_AS_THEY_CAME: Sequence[int] = range(BATCH_TASKS_MAX)
+"""The order of tasks as they were inserted."""
 
 
 class Lease:
@@ -41,9 +43,10 @@ class States:
 
     # Slots: CPython finds the attributes of an object at once that has slots, or 30 attributes at most (decision 26).
     __slots__ = (
-        "_best",
+        "_end",
         "_expiries",
         "_frontier",
+        "_order",
         "_ready",
         "_returns",
         "_serial",
@@ -62,6 +65,7 @@ class States:
         "insert_ids",
         "inserted_at",
         "inserts",
+        "is_ranked",
         "leases",
         "left",
         "names",
@@ -100,9 +104,10 @@ class States:
         """Where the `insert` records stand of tasks in the log that have no outcome, or are dead."""
         self.priorities: dict[int, Priority] = {}
         """The priorities of the tasks in `places` that have one."""
-        self.ranks: dict[int, Rank] | None = None
-        """The ranks of tasks with a priority. None: no task is known to have one, and they are chosen in their order.
-        """
+        self.ranks: dict[int, Rank] = {}
+        """The ranks of tasks that are known to have a priority. All others have the rank LAST."""
+        self.is_ranked = False
+        """Whether the ranks were learned. Until then a file's tasks are taken for equals."""
         self.insert_ids: set[str] = set()
         """The ids that no `insert` may have any more: of those since the last checkpoint."""
         self.finished = False
@@ -139,10 +144,12 @@ class States:
         """(counter file, offset, bytes) of each `count`."""
         self.done = [0] * 5
         """How many tasks have each outcome."""
-        self._frontier = 0
-        self._ready: list[int] = []
-        self._best: list[tuple[Rank, int]] = []
-        """In place of `_ready` and of what lies behind `_frontier`, once there are ranks."""
+        self._order = _AS_THEY_CAME
+        """Tasks that are as they began are chosen in this order: by their ranks, equals by their indices."""
+        self._frontier, self._end = 0, count
+        """From where on, and up to where, that order still has to be gone through."""
+        self._ready: list[tuple[Rank, int]] = []
+        """Tasks that have come back, or were inserted after ranks were learned."""
         self._returns: list[tuple[int, int]] = []
         self._expiries: list[tuple[int, int, Lease]] = []
         self._serial = 0
@@ -175,25 +182,23 @@ class States:
 
     def exhausted(self, at: int) -> bool:
         """Return whether nothing that is known to be available is left (what is leased may run out)."""
-        frontier = self._frontier
-        if frontier < self.count and (self.version[frontier] == self.base_version or self._untouched() < self.count):
+        place, end = self._frontier, self._end
+        if place < end and (self.version[self._order[place]] == self.base_version or self._untouched() < end):
             return False  # mostly the next task is as it began
-        ready, best, returns = self._ready, self._best, self._returns
-        while ready and not self.is_free(ready[0], at):
+        ready, returns = self._ready, self._returns
+        while ready and not self.is_free(ready[0][1], at):
             heappop(ready)
-        while best and not self.is_free(best[0][1], at):
-            heappop(best)
         while returns and not self._is_due(*returns[0]):
             heappop(returns)
-        return not ready and not best and (not returns or returns[0][0] > at)
+        return not ready and (not returns or returns[0][0] > at)
 
     def _untouched(self) -> int:
-        """Return the first task that is as it began; `count` if there is none."""
-        state, touched, frontier = self.state, self.touched, self._frontier
-        while frontier < self.count and (state[frontier] != AVAILABLE or frontier in touched):
-            frontier += 1
-        self._frontier = frontier
-        return frontier
+        """Return the place of the next task in `_order` that is as it began; `_end` if there is none."""
+        order, state, touched, place, end = self._order, self.state, self.touched, self._frontier, self._end
+        while place < end and (state[order[place]] != AVAILABLE or order[place] in touched):
+            place += 1
+        self._frontier = place
+        return place
 
     def _is_due(self, since: int, index: int) -> bool:
         """Return whether a task that was to be available from then on still is."""
@@ -202,7 +207,7 @@ class States:
     def next_time(self) -> int | None:
         """Return the earliest time (ms, maybe past) at which a task is or becomes available; None if there is none."""
         best: list[int] = []
-        if self._untouched() < self.count:
+        if self._untouched() < self._end:
             best.append(self.available_at)
         while self._returns:
             if self._is_due(*self._returns[0]):
@@ -215,9 +220,7 @@ class States:
                 best.append(until)
                 break
             heappop(self._expiries)
-        for index in (*self._ready, *(index for _, index in self._best)):
-            if self.state[index] <= LEASED:
-                best.append(self.since[index])
+        best += [self.since[index] for _, index in self._ready if self.state[index] <= LEASED]
         return min(best, default=None)
 
     def next_change(self) -> int | None:
@@ -234,141 +237,111 @@ class States:
         """
         self.take_ranks({index: rank for index, given in priorities.items() if (rank := rank_of(given)) != LAST})
 
-    def take_ranks(self, ranks: dict[int, Rank], at: int = -1) -> None:
-        """Do the same with ranks. `at`: the present, if it is known. Then what is available is not sorted twice."""
-        if self.ranks is not None:
+    def take_ranks(self, ranks: dict[int, Rank]) -> None:
+        """Do the same with ranks."""
+        if self.is_ranked:
             return
-        state, since, touched, get = self.state, self.since, self.touched, ranks.get
-        best, returns = self._best, self._returns
-        best += [(get(index, LAST), index) for index in self._ready]
-        self._ready = []
-        first = self._frontier
-        free = [index for index, each in enumerate(state[first:], first) if each == AVAILABLE and index not in touched]
-        best += [(get(index, LAST), index) for index in free if since[index] <= at]
-        returns += [(since[index], index) for index in free if since[index] > at]
-        heapify(best)
-        heapify(returns)
-        self._frontier = self.count
-        self.ranks = ranks
+        get, state, touched, order = ranks.get, self.state, self.touched, self._order
+        left = [each for each in order[self._frontier : self._end] if state[each] == AVAILABLE and each not in touched]
+        given = [get(index, LAST) for index in left]
+        if given != sorted(given):  # else they are in that order already, as a bulk insert writes them
+            left.sort(key=lambda index: get(index, LAST))
+            self._order, self._frontier, self._end = left, 0, len(left)
+        self._rank_ready(ranks)
 
     def take_over_ranks(self, known: States) -> None:
-        """Take over the ranks of an earlier state of this batch, and what it has sorted. That state is used up then.
+        """Take over the ranks of an earlier state of this batch, whose tasks are in a file, and what it has sorted.
 
-        What was available then and is as it began is among that. All else was restated, and comes back by itself.
+        What it has gone through is not as it began. All that comes back was restated.
         """
-        if known.ranks is None or self.ranks is not None:
-            return
-        later = [each for each in known._returns if self._is_due(*each) and each[1] not in self.touched]
-        self._returns += later
-        heapify(self._returns)
-        self._best, self._frontier, self.ranks = known._best, self.count, known.ranks
-        for index in self._ready:
-            self._offer(index)
-        self._ready = []
+        if known.is_ranked and not self.is_ranked:
+            self._order, self._frontier, self._end = known._order, known._frontier, known._end
+            self._rank_ready(known.ranks)
+
+    def _rank_ready(self, ranks: dict[int, Rank]) -> None:
+        self.ranks, self.is_ranked = ranks, True
+        self._ready = [(ranks.get(index, LAST), index) for _, index in self._ready]
+        heapify(self._ready)
 
     def rank(self, index: int) -> Rank:
         """Return the rank of a task, as far as it is known."""
-        return LAST if self.ranks is None else self.ranks.get(index, LAST)
+        return self.ranks.get(index, LAST)
 
     def head(self, at: int, margin: int) -> Rank | None:
         """Return the rank of the most urgent task that `choose` has left and could take; None if there is none."""
-        returns, expiries = self._returns, self._expiries
+        returns, expiries, ready = self._returns, self._expiries, self._ready
         if (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
             self._gather(at, margin)
-        if self.ranks is None:
-            return None if self.exhausted(at) else LAST
-        best, state, since = self._best, self.state, self.since
-        while best:
-            rank, index = best[0]
-            if (state[index] == AVAILABLE and since[index] <= at) or self._may_be_taken(index, at, margin):
-                return rank
-            heappop(best)
-        return None
+        while ready and not self._may_be_taken(ready[0][1], at, margin):
+            heappop(ready)
+        best = ready[0][0] if ready else None
+        if self.available_at <= at and (place := self._untouched()) < self._end:
+            fresh = self.ranks.get(self._order[place], LAST)
+            return fresh if best is None or fresh < best else best
+        return best
 
     def choose(
-        self,
-        at: int,
-        most: int,
-        margin: int,
-        attempts_max: int | None,
-        solo: bool = True,
-        limit: Rank | None = None,
+        self, at: int, most: int, margin: int, attempts_max: int | None, solo: bool = True, limit: Rank = LAST
     ) -> Choice:
         """Choose up to `most` tasks to lease at `at`. It changes the indexes: lease what it returns, or drop the state.
 
+        The most urgent tasks come first, those of one rank in their order. Nothing less urgent than `limit` is chosen.
         A lease that ran out may be taken `margin` ms later, at most a tenth of its length. With
         `solo` a task that must go alone is returned alone; without, such tasks are passed over.
-
-        Once there are ranks, the most urgent tasks come first, those of one rank in their order. Nothing less urgent
-        than `limit` is chosen.
         """
-        if self.ranks is not None:
-            return self._choose_best(at, most, margin, attempts_max, solo, limit)
-        if limit is not None and limit < LAST:
-            return [], [], False
-        chosen: list[int] = []
-        spent: list[int] = []
         returns, expiries = self._returns, self._expiries
-        if self._ready or (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
-            self._gather(at, margin)
-            aside: list[int] = []
-            seen: set[int] = set()
-            while self._ready and len(chosen) < most:
-                index = heappop(self._ready)
-                if index in seen or not self._may_be_taken(index, at, margin):
-                    continue
-                if attempts_max is not None and self.charged(index) >= attempts_max:
-                    spent.append(index)
-                elif index in self.solo or self._expired_with_others(index):
-                    if solo and not chosen:
-                        for other in aside:
-                            heappush(self._ready, other)
-                        return [index], spent, True
-                    aside.append(index)
-                else:
-                    chosen.append(index)
-                seen.add(index)
-            for other in aside:
-                heappush(self._ready, other)
-        if self.available_at <= at:
-            state, touched, frontier = self.state, self.touched, self._frontier
-            if most > 1:
-                end = min(frontier + most - len(chosen), self.count)
-                run = range(frontier, end)
-                if state.count(AVAILABLE, frontier, end) == len(run) and touched.isdisjoint(run):
-                    chosen += run  # as mostly: all of them are as they began
-                    frontier = max(frontier, end)
-            while len(chosen) < most and frontier < self.count:
-                if state[frontier] == AVAILABLE and frontier not in touched:
-                    chosen.append(frontier)
-                frontier += 1
-            self._frontier = frontier
-        return chosen, spent, False
-
-    def _choose_best(
-        self, at: int, most: int, margin: int, attempts_max: int | None, solo: bool, limit: Rank | None
-    ) -> Choice:
-        best, returns, expiries = self._best, self._returns, self._expiries
         if (expiries and expiries[0][0] <= at) or (returns and returns[0][0] <= at):
             self._gather(at, margin)
-        while most == 1 and best:
-            rank, index = best[0]
-            if limit is not None and rank > limit:
-                return [], [], False
-            if self.state[index] != AVAILABLE or index in self.touched:
-                break
-            heappop(best)
-            if self.since[index] <= at:
-                return [index], [], False  # as mostly: it is as it began
+        if self._ready:
+            chosen, spent, aside, alone = self._sift(self._by_rank(at, limit), at, most, margin, attempts_max, solo)
+            for index in aside:
+                self._offer(index)
+            return chosen, spent, alone
+        chosen = []
+        if self.available_at <= at:  # as mostly: all that is left is as it began
+            state, touched, order, place, end = self.state, self.touched, self._order, self._frontier, self._end
+            if most == 1 and place < end:
+                index = order[place]
+                if state[index] == AVAILABLE and index not in touched:
+                    if limit is not LAST and self.ranks.get(index, LAST) > limit:
+                        return chosen, [], False
+                    self._frontier = place + 1
+                    return [index], [], False
+            elif order is _AS_THEY_CAME:
+                stop = max(place, min(place + most, end))
+                run = range(place, stop)
+                if (
+                    state.count(AVAILABLE, place, stop) == len(run)
+                    and touched.isdisjoint(run)
+                    and (limit is LAST or self.ranks.get(stop - 1, LAST) <= limit)
+                ):
+                    chosen += run
+                    place = stop
+            while len(chosen) < most and place < end:
+                index = order[place]
+                if state[index] == AVAILABLE and index not in touched:
+                    if limit is not LAST and self.ranks.get(index, LAST) > limit:
+                        break
+                    chosen.append(index)
+                place += 1
+            self._frontier = place
+        return chosen, [], False
 
-        def ranked() -> Iterable[int]:
-            while best and (limit is None or best[0][0] <= limit):
-                yield heappop(best)[1]
-
-        chosen, spent, aside, alone = self._sift(ranked(), at, most, margin, attempts_max, solo)
-        for index in aside:
-            self._offer(index)
-        return chosen, spent, alone
+    def _by_rank(self, at: int, limit: Rank) -> Iterator[int]:
+        """Take off and yield the tasks that may be available and are not less urgent than `limit`, by their ranks."""
+        ready, order, get = self._ready, self._order, self.ranks.get
+        while True:
+            place = self._untouched() if self.available_at <= at else self._end
+            fresh = (get(order[place], LAST), order[place]) if place < self._end else None
+            if fresh is not None and (not ready or fresh < ready[0]):
+                if fresh[0] > limit:
+                    return
+                self._frontier = place + 1
+                yield fresh[1]
+            elif ready and ready[0][0] <= limit:
+                yield heappop(ready)[1]
+            else:
+                return
 
     def choose_any(
         self,
@@ -440,10 +413,7 @@ class States:
 
     def _offer(self, index: int) -> None:
         """Let `choose` find a task that has come back."""
-        if self.ranks is None:
-            heappush(self._ready, index)
-        else:
-            heappush(self._best, (self.ranks.get(index, LAST), index))
+        heappush(self._ready, (self.ranks.get(index, LAST), index))
 
     def expect(self, tasks: list[int], since: int, lease: Lease | None) -> None:
         """Take in when tasks that a checkpoint restates come back: those of a lease when it ends."""
@@ -465,7 +435,7 @@ class States:
         """Add a task whose `insert` record stands at `offset`. Return whether it was added."""
         if not self.takes_inserts or identity in self.insert_ids or not self.count <= index < BATCH_TASKS_MAX:
             return False
-        if priority is not None and self.ranks is None:
+        if priority is not None:
             self.rank_tasks({})
         self.skip_to(index, at, offset)
         self.state.append(AVAILABLE)
@@ -474,7 +444,7 @@ class States:
         self.attempts.append(0)
         self.version.append(offset)
         self.places[index] = offset
-        if priority is not None and self.ranks is not None:
+        if priority is not None:
             self.priorities[index] = priority
             self.ranks[index] = rank_of(priority)
         self.insert_ids.add(identity)
@@ -484,10 +454,10 @@ class States:
         if available_at:
             self.touched.add(index)
             heappush(self._returns, (available_at, index))
-        elif self.ranks is not None:
+        elif self.is_ranked:
             self._offer(index)
-        if self.ranks is not None:
-            self._frontier = self.count
+        else:
+            self._end = self.count
         return True
 
     def skip_to(self, index: int, at: int, offset: int) -> None:

@@ -14,7 +14,7 @@ from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
 
 SETTLE_S = 2.0
-"""How long a file that no process has locked gets to settle before it counts as left behind."""
+"""Seconds that a file which no process has locked gets to settle before it counts as left behind."""
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:

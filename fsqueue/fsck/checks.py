@@ -11,8 +11,7 @@ from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState, is_well_formed
 from fsqueue.fsck import keyed, recount
-from fsqueue.fsck.access import guarded, no_access
-from fsqueue.fsck.findings import Finding, Suspect, found
+from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
 from fsqueue.fsck.repair import OPEN, Repair, held, unreadable, urgency_of
 from fsqueue.models import GcReport
 from fsqueue.storage import deadletters, history, jsonl, keys, published, record_times
@@ -23,7 +22,7 @@ from fsqueue.wording import counted
 LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of the system for a user who may look, but not lock."""
 SETTLE_S = 1.0
-"""How long to wait before a second look at what one may not lock, or at what its maker has not locked yet."""
+"""Seconds to wait before a second look at what one may not lock, or at what its maker has not locked yet."""
 
 
 def is_movement(line: bytes) -> bool:
@@ -383,11 +382,8 @@ def lines(
         return {kind: count for kind, count in kinds if count > 0}
 
     def unlocked() -> dict[str, int]:
-        fd = store.fs.look_anew(path)
-        try:
+        with store.fs.closing(store.fs.look_anew(path)) as fd:
             return look(fd)
-        finally:
-            store.fs.close(fd)
 
     def again(kind: str) -> bool:
         try:

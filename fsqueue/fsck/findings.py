@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -287,3 +288,48 @@ def found(store: Store, kind: str, path: str, tasks: int = 0, note: str = "") ->
     """Return a finding at an absolute path in the queue. Bytes of the path that are not UTF-8 are escaped."""
     inside = path.removeprefix(store.path + "/")
     return Finding(kind, os.fsencode(inside).decode("utf-8", "backslashreplace"), tasks, note)
+
+
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
+
+
+def guarded(store: Store, place: str, suspects: Iterable[Suspect]) -> Iterator[Suspect]:
+    """Yield the suspects of one part of the queue. If it cannot be read further, yield that, and end."""
+    try:
+        yield from suspects
+    except OSError as error:
+        yield no_access(store, place, error)
+
+
+def no_access(store: Store, place: str, error: OSError) -> Suspect:
+    """Return the finding for a path that cannot be read: the one that `error` names, or `place`.
+
+    If a directory above it cannot be read, the finding names that directory. Any other error is raised again.
+    """
+    if error.errno not in UNREADABLE:
+        raise error
+    path = str(error.filename or place)
+    while (holder := path.rpartition("/")[0]).startswith(store.path + "/") and not _is_readable(store, holder):
+        path = holder
+    return Suspect(
+        found(store, "no-access", path, note=str(error.strerror)), lambda: not _is_readable(store, path), lambda: None
+    )
+
+
+def _read(store: Store, path: str) -> None:
+    with store.fs.closing(store.fs.look_anew(path)) as fd:
+        for _ in store.fs.pieces(fd, 0):
+            pass  # a file may have more bytes than memory
+
+
+def _is_readable(store: Store, path: str) -> bool:
+    try:
+        if store.fs.is_directory(path):
+            store.fs.entries(path)
+        else:
+            _read(store, path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return error.errno not in UNREADABLE
+    return True

@@ -11,16 +11,15 @@ from fsqueue.errors import LockTimeout
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
 from fsqueue.fsck import attempts
-from fsqueue.fsck.access import guarded
-from fsqueue.fsck.findings import Suspect, found
+from fsqueue.fsck.findings import Suspect, found, guarded
 from fsqueue.fsck.repair import Repair, held
 from fsqueue.models import GcReport
-from fsqueue.storage import counters, deadletters, nested, payloads, staging
+from fsqueue.storage import counters, nested, payloads, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
 SETTLE_S = 2.0
-"""How long a file that no process has locked gets to settle before it counts as left behind."""
+"""Seconds that a file which no process has locked gets to settle before it counts as left behind."""
 TREE_LEVELS = 3
 """A generation, its parts, their shards."""
 PARTS = ("queue", "movements", "completions", "dead", "history", "payloads", "commits", "staging", "nodes")
@@ -69,14 +68,12 @@ class _Places:
 
     def _is_linked(self, path: str) -> bool:
         """Return whether a file has a second name, by a revalidating open."""
+        fs = self.store.fs
         try:
-            fd = self.store.fs.look(path)
+            with fs.closing(fs.look(path)) as fd:
+                return fs.fstat(fd).st_nlink > 1
         except FileNotFoundError:
             return False
-        try:
-            return self.store.fs.fstat(fd).st_nlink > 1
-        finally:
-            self.store.fs.close(fd)
 
     def _history(self) -> Iterator[Suspect]:
         days = self.layout.history_days
@@ -260,7 +257,7 @@ class _Places:
 
     def _staging(self) -> Iterator[Suspect]:
         fs = self.store.fs
-        waiting = deadletters.pending(self.store)
+        waiting = retrying.pending(self.store)
         for name, kind in fs.entries(self.layout.staging):
             path = f"{self.layout.staging}/{name}"
             if kind != "file":
@@ -284,10 +281,10 @@ class _Places:
         it would not be held either by one that publishes it between the two looks.
         """
         path = f"{self.layout.staging}/{name}"
-        return not staging.is_held(self.store, path) and name in deadletters.pending(self.store)
+        return not staging.is_held(self.store, path) and name in retrying.pending(self.store)
 
     def _publish(self) -> None:
-        if deadletters.publish_pending(self.store):
+        if retrying.publish_pending(self.store):
             self.store.doorbell.ring()
 
     def _old(self, path: str, kind: str, mend: Callable[[], object]) -> Iterator[Suspect]:

@@ -99,12 +99,9 @@ class Recount:
             end = min(offset + count, max(size, offset + done + missing))
             if offset > size or done == count or self._is_taken(batch, number, offset + done, end):
                 return
-            fd = fs.look(path, 2)
-            try:
+            with fs.closing(fs.look(path, 2)) as fd:
                 fs.pwrite(fd, counters.mark(batch, count)[done : end - offset], offset + done)
                 fs.fsync(fd)
-            finally:
-                fs.close(fd)
             if self._claims is not None:
                 self._claims.setdefault(number, []).append((offset, offset + count, batch))
                 self._sizes[number] = max(size, end)

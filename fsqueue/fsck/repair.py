@@ -29,7 +29,7 @@ from fsqueue.storage.store import Store
 from fsqueue.wording import counted
 
 WAIT_S = 2.0
-"""How long to wait for a lock; what stays busy is left for the next time."""
+"""Seconds to wait for a lock; what stays busy is left for the next time."""
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """What the system says when something else has the name in quarantine: a directory from which files were moved."""
 OPEN = (AVAILABLE, LEASED)
@@ -90,11 +90,9 @@ class Quarantine:
             fd = self.store.fs.create(target)
         except FileExistsError:  # a repair is tried several times
             fd = self.store.fs.create(f"{target}-{self.store.entropy.hex16()}")
-        try:
+        with self.store.fs.closing(fd):
             self.store.fs.write_all(fd, data)
             self.store.fs.fsync(fd)
-        finally:
-            self.store.fs.close(fd)
 
 
 class Repair:

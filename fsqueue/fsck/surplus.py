@@ -87,7 +87,7 @@ def _marked(store: Store, number: CounterName, pieces: Iterator[tuple[int, int]]
         fd = store.fs.look_anew(store.layout.counter(number))
     except FileNotFoundError:
         return  # purged meanwhile
-    try:
+    with store.fs.closing(fd):
         data, start = b"", 0
         for begin, end in pieces:
             if end > start + len(data):
@@ -95,8 +95,6 @@ def _marked(store: Store, number: CounterName, pieces: Iterator[tuple[int, int]]
             piece = data[begin - start : end - start]
             if marked := len(piece) - piece.count(counters.GUARD):
                 yield begin, end, marked
-    finally:
-        store.fs.close(fd)
 
 
 class _Claims:

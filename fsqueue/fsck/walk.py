@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fsqueue.errors import LockTimeout, StorageError
 from fsqueue.format import names
 from fsqueue.fsck import checks, places, surplus
-from fsqueue.fsck.access import guarded, no_access
-from fsqueue.fsck.findings import Finding, Suspect
+from fsqueue.fsck.findings import Finding, Suspect, guarded, no_access
 from fsqueue.fsck.repair import Repair, StillHeld
 from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
@@ -21,7 +20,7 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 TRIES = 3
-"""How often a repair is tried: what it meets may change under its hands."""
+"""Maximum number of tries of a repair: what it meets may change under its hands."""
 
 Progress = Callable[[int, int], object]
 """Called with the steps done and the steps there are."""

@@ -27,8 +27,8 @@ from fsqueue.models import Status
 from fsqueue.poll import Errors, Poll, Until, put_back
 from fsqueue.queue import Queue
 from fsqueue.storage import group_directory
+from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory
-from fsqueue.storage.paths import queue_path
 from fsqueue.views.activity import LEAST_S, Activity, activity, together
 from fsqueue.views.rates import total
 

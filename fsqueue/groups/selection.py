@@ -11,8 +11,8 @@ from fsqueue.filesystem import resources
 from fsqueue.format import layout, names
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue, HasQueues
-from fsqueue.storage.doorbell import Doorbell
 from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.queue_file import state_in
 
 

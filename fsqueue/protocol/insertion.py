@@ -29,7 +29,7 @@ from fsqueue.protocol.encoding import (
     default_when,
     groups_of,
 )
-from fsqueue.storage import ordering, staging
+from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError
 from fsqueue.wording import counted
@@ -331,7 +331,7 @@ def publish(store: Store, group: list[Encoded], published: Published | None = No
     missed: Layout | None = None
     published = Published() if published is None else published
     store.refresh()
-    ordering.mark(store, min(encoded.rank for encoded in group))
+    queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))
     for _ in range(TRIES):
         layout, before = store.layout, len(published.names)
         try:

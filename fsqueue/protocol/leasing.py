@@ -22,11 +22,11 @@ from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import finishing, sealing, spending, transitions
-from fsqueue.protocol.ordered_selection import OrderedSelection, RandomSelection, RankedSelection
-from fsqueue.protocol.selection import Selection
-from fsqueue.storage import commits, deadletters, published, record_times
+from fsqueue.protocol.selection import RandomSelection, Selection
+from fsqueue.storage import commits, published, record_times, retrying
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
 from fsqueue.storage.logs import TaskLines
+from fsqueue.storage.queue_file import FRESH_S
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -87,21 +87,20 @@ class Leaser:
         self.at_random = at_random
         """Whether any task will do, rather than the most urgent one."""
         self.generation = store.queue_state.generation
-        self.is_ordered = store.queue_state.is_ordered
-        """Whether the queue has tasks with priorities."""
         self.current: Batch | None = None
         """The batch to lease from first: the last one that gave a task."""
         self._bound: Rank = LAST
         """Nothing less urgent was asked for."""
-        self._limit: Rank | None = None
-        """Nothing less urgent is taken from the batch at hand; None: ranks do not matter."""
+        self._limit: Rank = LAST
+        """Nothing less urgent is taken from the batch at hand."""
         self._overpromised = 0
         """How many batches in a row had less urgent tasks than they promised."""
         self._corrected: set[Batch] | None = None
         """In a strict look, the batches that have promised too much by their names. They do not count among these."""
         self._next_head: tuple[TaskFileName, Rank] | None = None
-        """The batch that was looked into last, and the rank of the next task that it has."""
-        self.selection, self._ranked = self._new_selection()
+        """The batch that was looked into last, and the rank of the next task that it has; None if it has none. Without
+        priorities a batch counts as having one until it is exhausted or found empty."""
+        self.selection = self._new_selection()
         self._damaged: list[LeasedTask] = []
         self.run_id: str | None = None
         """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
@@ -120,17 +119,10 @@ class Leaser:
     def begin(self, now: bool = False) -> bool:
         """Return True if the queue was purged since the last look; then forget what was listed."""
         self.store.refresh(now)
-        is_ordered = self.store.queue_state.is_ordered
         if self.generation == self.store.queue_state.generation:
-            if self.is_ordered != is_ordered:
-                expected = self.selection.next_due
-                self.selection, self._ranked = self._new_selection()
-                self.selection.next_due.update(expected)
-                self.is_ordered = is_ordered
             return False
-        self.selection, self._ranked = self._new_selection()
-        self.is_ordered = is_ordered
-        self.current = None
+        self.selection = self._new_selection()
+        self.current = self._next_head = None
         # Last, so that a call after an interruption does all of it again.
         self.generation = self.store.queue_state.generation
         return True
@@ -146,13 +138,9 @@ class Leaser:
         self.is_held_up = self.store.queue_state.paused is not None
         return self.is_held_up
 
-    def _new_selection(self) -> tuple[Selection, RankedSelection | None]:
-        """Return a selection that has seen nothing; twice, if it knows ranks."""
-        self._limit = self._next_head = None
-        if self.at_random or self.store.queue_state.is_ordered:
-            ranked = RandomSelection(self.store) if self.at_random else OrderedSelection(self.store)
-            return ranked, ranked
-        return Selection(self.store), None
+    def _new_selection(self) -> Selection:
+        """Return a selection that has seen nothing."""
+        return RandomSelection(self.store) if self.at_random else Selection(self.store)
 
     # -- the verb -------------------------------------------------------------------------------
 
@@ -166,11 +154,11 @@ class Leaser:
         (descriptors, space), and no process would know of those leases. The next look begins anew, and meets the error
         again. FileNotFoundError is raised in any case: the whole queue may be gone.
         """
-        queue_file = self.store.queue_file
+        store, queue_file = self.store, self.store.queue_file
         if strict:  # else it might go by what was true a second ago: that no task has a priority, or of a pause
-            self.store.verify()
-        state = queue_file.state
-        if not queue_file.is_fresh() or self.generation != state.generation or self.is_ordered != state.is_ordered:
+            store.verify()
+        # On the hot path: `is_fresh`, without a frame of its own.
+        if store.clock.monotonic() - queue_file.read_at > FRESH_S or self.generation != queue_file.state.generation:
             self.begin()
         if (queue_file.state.paused is not None or self.is_held_up) and self.pause():
             return []
@@ -178,16 +166,17 @@ class Leaser:
         self._bound = LAST
         if up_to is not None:
             self.begin(now=True)
-            if not self.is_ordered:
-                return []  # no task has a priority: the line that says so comes before the first that has
+            if self._has_none(up_to):
+                return []
             self._bound = up_to
-        ranked, batch = self._ranked, self.current
+        selection, batch = self.selection, self.current
         if strict:
-            self.selection.sweep()
-        elif batch is not None and (ranked is None or (up_to is None and self._may_stay(ranked, batch))):
+            selection.sweep()
+        elif batch is not None and up_to is None and (limit := selection.limit_in_hand(batch)) is not None:
+            self._limit = limit
             got = self._from_batch(batch, None, n, n, lease_ms)
-            if ranked is not None and got is not BUSY:  # it is among the heads, and is tried again or rests
-                self._tell(ranked, batch, got)
+            if got is not BUSY and (self._next_head is None or not got or queue_file.state.is_ordered):
+                self._tell(batch, got)  # a busy one is among the heads, and is tried again or rests
             if isinstance(got, list):
                 if len(got) == n or (got and got[0].solo):
                     return got
@@ -199,7 +188,7 @@ class Leaser:
             if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
                 self._put_back(held)
                 raise
-            logger.debug("fewer tasks of %s are leased than asked for: %s", self.store.path, error)
+            logger.debug("fewer tasks of %s are leased than asked for: %s", store.path, error)
         finally:
             self._warn()
         if not held and self.begin(now=True):
@@ -207,27 +196,24 @@ class Leaser:
             return self.lease(n, lease_ms, strict, up_to)
         return latest(held)
 
-    def _may_stay(self, selection: RankedSelection, batch: Batch) -> bool:
-        """Return whether the batch at hand is better than all heads; then set the limit up to which it is."""
-        limit = selection.limit_in_hand(batch)
-        if limit is None or self.store.logs.get(batch) is None:
-            return False
-        self._limit = limit
-        return True
+    def _has_none(self, bound: Rank) -> bool:
+        """Return whether no task is within a bound, since none has a priority: as of when `queue.jsonl` was read.
+
+        The line that says otherwise is there before the first task that has one.
+        """
+        return bound < LAST and not self.selection.is_ordered
 
     def promise(self, up_to: Rank | None = None, is_anew: bool = True) -> Rank | None:
         """Return the rank of the best task that seems to be there, in all shards; None if all seem to have nothing.
 
         Unless `is_anew` nothing is listed again: what is known of batches counts, and not what their names promise.
         """
-        if self._ranked is None and (self.current is None or up_to is not None):
+        bound = LAST if up_to is None else up_to
+        if not self.selection.is_ordered and (self.current is None or bound < LAST):
             self.store.verify()  # ranks may matter by now: see `ordering.mark`
         self.begin()
-        if self.pause():
+        if self.pause() or self._has_none(bound):
             return None
-        if self._ranked is None and self.current is not None and up_to is None:
-            return LAST
-        bound = LAST if up_to is None else up_to
         rank = self._glance(bound, is_anew)
         if rank is None and is_anew:
             self.selection.sweep()
@@ -236,23 +222,19 @@ class Leaser:
 
     def _glance(self, bound: Rank, is_anew: bool) -> Rank | None:
         now = self.store.clock.now_ms()
-        if self._ranked is not None and is_anew:
-            self._ranked.keep_up(now, every=True)
+        if is_anew:
+            self.selection.keep_up(now, every=True)
         return self.selection.glance(now, bound)
 
     def lease_seen(self, n: int, lease_ms: int | None, bound: Rank) -> list[LeasedTask]:
         """Return up to `n` tasks of what the selection has seen, none less urgent than `bound`. [] proves nothing."""
         self.begin()
         held: list[LeasedTask] = []
-        if self.pause() or (self._ranked is None and bound < LAST):
+        if self.pause() or self._has_none(bound):
             return held
         self._bound = bound
         try:
-            if self._ranked is None and self.current is not None:
-                got = self._from_batch(self.current, None, n, n, lease_ms)
-                held += got if isinstance(got, list) else []
-            if not (held and held[0].solo):
-                self._lease_from_heads(held, n, lease_ms, strict=False, is_sure=False)
+            self._lease_from_heads(held, n, lease_ms, strict=False, is_sure=False)
         except BaseException as error:
             self.generation = -1
             if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
@@ -288,17 +270,17 @@ class Leaser:
         busy: dict[Batch, TaskFileName] = {}
         fruitless, anew, self._overpromised = 0, LOOKS_ANEW, 0
         self._corrected = set() if strict else None
-        if self._ranked is not None and not strict:
-            self._ranked.keep_up(store.clock.now_ms())
+        if not strict:
+            selection.keep_up(store.clock.now_ms())
         while len(held) < n:
-            name = selection.next(store.clock.now_ms(), strict, self._bound, self.current)
+            name = selection.next(store.clock.now_ms(), strict, self._bound, None if strict else self.current)
             if name is None:
                 if not is_sure:
                     return
                 if fruitless == 2 or (held and fruitless):
                     break
                 fruitless += 1
-                deadletters.publish_pending(store)
+                retrying.publish_pending(store)
                 if commits.apply_pending(store) and anew:
                     fruitless, anew = 1, anew - 1
                 busy.clear()
@@ -363,9 +345,7 @@ class Leaser:
         By rank: no task that is less urgent than the next best head (the paper's policy, section 4.3). If that leaves
         nothing, the head goes back with the rank that it really has.
         """
-        batch, selection = name.batch, self._ranked
-        if selection is None:
-            return self._from_batch(batch, name, most, asked, lease_ms, solo)
+        batch, selection = name.batch, self.selection
         self._limit = self._bound if self._overpromised >= OVERPROMISED_MAX else selection.limit(self._bound)
         is_open = batch == self.current and self.store.logs.get(batch) is not None
         got = self._from_batch(batch, None if is_open else name, most, asked, lease_ms, solo)
@@ -378,12 +358,12 @@ class Leaser:
         if got is BUSY:
             selection.rest(name)
         else:
-            self._tell(selection, batch, got)
+            self._tell(batch, got)
         return got
 
-    def _tell(self, selection: RankedSelection, batch: Batch, got: Got) -> None:
+    def _tell(self, batch: Batch, got: Got) -> None:
         """Tell the selection what a batch has left that was looked into."""
-        left, self._next_head = self._next_head, None
+        selection, left, self._next_head = self.selection, self._next_head, None
         if left is None or got is NOTHING:
             selection.take_off(batch)
         elif got is LATER:
@@ -394,20 +374,43 @@ class Leaser:
     def _from_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool = True
     ) -> Got:
-        """Claim up to `most` tasks of a batch. `name`: the task file's name, if it was just listed."""
-        again = False
+        """Claim up to `most` tasks of a batch. `name`: the task file's name, if it was just listed.
+
+        Return BUSY if another process has the lock, NOTHING if the batch has ended or has no task to lease now.
+        """
+        store, again, give_up_at = self.store, False, math.inf
+        create = name is not None and batch != self.current  # one that gave a task has a log, or has finished
         while True:
             try:
-                got = self._try_batch(batch, name, most, asked, lease_ms, solo)
+                with LockedBatch(store, batch, 0, create=create) as locked:
+                    if locked.log.name is None:
+                        locked.log.name = name
+                    got = self._claim(locked, name, most, asked, lease_ms, solo)
+            except BatchBusy:
+                return BUSY
+            except BatchGone:
+                if create:
+                    continue  # its file was listed: make a new log, in which it turns out whether the file is there
+                got = NOTHING
+            except FileNotFoundError:
+                if create:
+                    store.refresh(now=True)
+                if create and store.queue_state.generation == self.generation:
+                    now = store.clock.monotonic()
+                    give_up_at = min(give_up_at, now + MISSING_S)
+                    if not store.fs.shared or now >= give_up_at:
+                        raise
+                    store.clock.sleep(store.fs.pauses_s[1])
+                    continue
+                got = NOTHING  # it has finished, or the queue was purged meanwhile
             except OSError as error:
                 if error.errno in LOST and not again:
                     again = True
                     continue
-                if error.errno in NOT_FILES or (error.errno in UNREADABLE and name is not None):
-                    self._pass_over(batch, error)
-                    got = NOTHING
-                else:
+                if error.errno not in NOT_FILES and not (error.errno in UNREADABLE and name is not None):
                     raise
+                self._pass_over(batch, error)
+                got = NOTHING
             if self._damaged:
                 self._bury_damaged(bool(got))
                 if not got:
@@ -460,35 +463,6 @@ class Leaser:
                 self._warned[code] = now
                 logger.warning("batches of %s are passed over, the first because of: %s", self.store.path, error)
 
-    def _try_batch(
-        self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool
-    ) -> Got:
-        """Lock a batch and claim tasks of it.
-
-        Return BUSY if another process has the lock, NOTHING if the batch has ended or has no task to lease now.
-        """
-        store, listed, give_up_at = self.store, name is not None, math.inf
-        while listed or store.logs.get(batch) is not None:  # else it has finished, or a listing will show it again
-            try:
-                with LockedBatch(store, batch, 0, create=listed) as locked:
-                    if locked.log.name is None:
-                        locked.log.name = name
-                    return self._claim(locked, name, most, asked, lease_ms, solo)
-            except BatchBusy:
-                return BUSY
-            except BatchGone:
-                continue  # if its file was listed: make a new log, in which it turns out whether the file is there
-            except FileNotFoundError:
-                store.refresh(now=True)
-                if not listed or store.queue_state.generation != self.generation:
-                    break  # another thread has closed the log, or the queue was purged meanwhile
-                now = store.clock.monotonic()
-                give_up_at = min(give_up_at, now + MISSING_S)
-                if not store.fs.shared or now >= give_up_at:
-                    raise
-                store.clock.sleep(store.fs.pauses_s[1])
-        return NOTHING
-
     def _claim(
         self, locked: LockedBatch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool
     ) -> Got:
@@ -512,44 +486,46 @@ class Leaser:
             self._try_finish(locked)
             return NOTHING
         at = record_times.present(locked)
-        margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
-        if self._limit is None:
-            tasks, spent, alone = replay_state.choose(at, most, margin, attempts_max, solo)
-        elif replay_state.ranks is not None or _learn_ranks(locked, at):
-            tasks, spent, alone = self._choose_by_rank(locked, at, most, margin, attempts_max, solo, self._limit)
-        else:
+        choice = self._choose(locked, at, most, solo)
+        if choice is None:
             finishing.settle_loss(locked)
             return NOTHING
+        tasks, spent, alone = choice
         if spent:
             self._bury_spent(locked, spent, at)
             if not replay_state.left:
                 finishing.try_finish(locked)
                 return NOTHING
         if not tasks:
-            is_later = self._limit is not None and self._next_head is not None and self._next_head[1] > self._limit
+            is_later = self._next_head is not None and self._next_head[1] > self._limit
             if opening:  # replayed, but not written: the file's name was in the future after all, or too urgent
                 locked.drop()
             elif not is_later:
                 self._nothing_now(locked, name, at)
             elif self._limit == self._bound and (change := replay_state.next_change()) is not None:
-                self.selection.expect(locked.batch, max(change, at) + margin)  # it may be one that was asked for
+                # it may be one that was asked for
+                self.selection.expect(locked.batch, max(change, at) + store.clock.margin_ms)
             return LATER if is_later else NOTHING
         if locked.log.lines is None and published.read(locked) is None:
             finishing.settle_loss(locked)
             return NOTHING
         return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, opening, alone)
 
-    def _choose_by_rank(
-        self, locked: LockedBatch, at: int, most: int, margin: int, attempts_max: int | None, solo: bool, limit: Rank
-    ) -> Choice:
-        """Choose tasks that are not less urgent than `limit`, and note what the batch has besides."""
-        replay_state = locked.replay_state
+    def _choose(self, locked: LockedBatch, at: int, most: int, solo: bool) -> Choice | None:
+        """Choose tasks that are not less urgent than the limit, and note what the batch has besides.
+
+        None: its priorities are in the task file, and that is proven absent.
+        """
+        store, replay_state, name = self.store, locked.replay_state, locked.log.name
+        if name is not None and name.priority is not None and not replay_state.is_ranked and not _learn_ranks(locked):
+            return None
+        margin, attempts_max = store.clock.margin_ms, store.settings.max_attempts
         if self.at_random:
-            shuffled = self.store.entropy.shuffled
-            choice = replay_state.choose_any(at, most, margin, attempts_max, solo, limit, shuffled)
+            shuffled = store.entropy.shuffled
+            choice = replay_state.choose_any(at, most, margin, attempts_max, solo, self._limit, shuffled)
         else:
-            choice = replay_state.choose(at, most, margin, attempts_max, solo, limit)
-        head, name = replay_state.head(at, margin), locked.log.name
+            choice = replay_state.choose(at, most, margin, attempts_max, solo, self._limit)
+        head, name = replay_state.head(at, margin) if store.queue_file.state.is_ordered else LAST, locked.log.name
         self._next_head = None if head is None or name is None else (name, head)
         return choice
 
@@ -588,6 +564,7 @@ class Leaser:
         replay_state.at = at
         move, target = "", None
         if replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts:
+            self._next_head = None
             due = replay_state.next_time()
             target = published.named(locked, log.name, due if due is not None else until)
             if target != log.name:
@@ -645,17 +622,15 @@ class Leaser:
 
     def exchange(self, task: LeasedTask, lease_ms: int | None) -> list[LeasedTask] | None:
         """Complete a task and lease the next of its batch in one append; None if nothing was done."""
-        store, queue_file, selection = self.store, self.store.queue_file, self._ranked
-        state = queue_file.state
-        if not queue_file.is_unchanged(task.generation) or self.is_ordered != state.is_ordered or state.paused:
+        store, queue_file, selection = self.store, self.store.queue_file, self.selection
+        if not queue_file.is_unchanged(task.generation) or queue_file.state.paused:
             return None  # `complete` tells what became of it
-        if selection is not None:
-            limit = selection.limit_in_hand(task.batch)
-            if limit is None:
-                if selection.is_behind():
-                    return None  # the next lease lists first
-                limit = selection.limit(without=task.batch)
-            self._bound, self._limit = LAST, limit
+        in_hand = limit = selection.limit_in_hand(task.batch)
+        if limit is None:
+            if selection.is_behind():
+                return None  # the next lease lists first
+            limit = selection.limit(without=task.batch)
+        self._bound, self._limit = LAST, limit
         try:
             with LockedBatch(store, task.batch, 0) as locked:
                 replay_state = locked.replay_state
@@ -663,11 +638,9 @@ class Leaser:
                     return None
                 at = record_times.present(locked)
                 record = transitions.completion(locked, task, at)
-                if selection is None:
-                    margin, attempts_max = store.clock.margin_ms(), store.settings.max_attempts
-                    tasks, spent, alone = replay_state.choose(at, 1, margin, attempts_max)
-                else:
-                    tasks, spent, alone = self._choose_next(locked, selection, at)
+                tasks, spent, alone = self._choose(locked, at, 1, True) or ([], [], False)
+                if not tasks or spent or in_hand is None or queue_file.state.is_ordered:
+                    self._tell_rest(locked, tasks, spent)
                 if tasks and not spent and published.read(locked) is not None:
                     return self._take(locked, tasks, at, lease_ms, False, record, alone)
                 locked.log.append(record)
@@ -685,26 +658,22 @@ class Leaser:
         transitions.complete(store, [task], uncertain=lost)  # tells whether it is in the log
         return []
 
-    def _choose_next(self, locked: LockedBatch, selection: RankedSelection, at: int) -> Choice:
-        """Choose the next task of the batch that a task was just completed in, and tell the selection what is left.
+    def _tell_rest(self, locked: LockedBatch, tasks: list[int], spent: list[int]) -> None:
+        """Tell the selection what a batch has left in which a task was just completed, and these were chosen.
 
         With tasks that are out of attempts nothing is taken, and so all stays.
         """
-        if self._limit is None or not _learn_ranks(locked, at):
-            return [], [], False
-        margin, attempts_max = self.store.clock.margin_ms(), self.store.settings.max_attempts
-        choice = self._choose_by_rank(locked, at, 1, margin, attempts_max, True, self._limit)
         left, self._next_head = self._next_head, None
-        tasks, spent, _ = choice
-        if spent and locked.log.name is not None:
+        if not locked.replay_state.left:
+            left = None
+        elif spent and locked.log.name is not None:
             left = locked.log.name, min(locked.replay_state.rank(index) for index in (*tasks, *spent))
         if left is None:
-            selection.take_off(locked.batch)
+            self.selection.take_off(locked.batch)
         elif tasks and not spent:
-            selection.keep_in_hand(*left)
+            self.selection.keep_in_hand(*left)
         else:
-            selection.put_back(*left)
-        return choice
+            self.selection.put_back(*left)
 
     def _bury_spent(self, locked: LockedBatch, spent: list[int], at: int) -> None:
         """Bury tasks that have had all attempts: the last lease ran out, or `max_attempts` was lowered since."""
@@ -738,8 +707,8 @@ class Leaser:
                 published.rename(locked, target)
             elif name is not None and name != target:
                 store.fs.rename(log.layout.task_file(name), log.layout.task_file(target))
-        elif due + store.clock.margin_ms() > at:  # a lease that has just run out: its holder's clock may differ
-            self.selection.expect(log.batch, due + store.clock.margin_ms())
+        elif due + store.clock.margin_ms > at:  # a lease that has just run out: its holder's clock may differ
+            self.selection.expect(log.batch, due + store.clock.margin_ms)
 
     def from_shards(
         self, shards: list[str], n: int, lease_ms: int | None, up_to: Rank | None = None
@@ -777,16 +746,16 @@ def latest(tasks: list[LeasedTask]) -> list[LeasedTask]:
     return list({(task.batch, task.index): task for task in tasks}.values())
 
 
-def _learn_ranks(locked: LockedBatch, at: int) -> bool:
-    """Learn the priorities of a batch's unfinished tasks from its file, once, if its name promises any.
+def _learn_ranks(locked: LockedBatch) -> bool:
+    """Learn the priorities of a batch's unfinished tasks from its file, whose name promises some. They are not known.
 
     Of tasks in the log the state knows them. False: the file is proven absent.
     """
-    replay_state, name = locked.replay_state, locked.log.name
-    if replay_state.ranks is None and replay_state.inserts is None and name is not None and name.priority is not None:
+    replay_state = locked.replay_state
+    if replay_state.inserts is None:
         lines = published.read(locked)
         if not isinstance(lines, list):
             return False
         unfinished = [index for index, state in enumerate(replay_state.state) if state <= LEASED]
-        replay_state.take_ranks(priority.ranks_in_lines(lines, unfinished), at)
+        replay_state.take_ranks(priority.ranks_in_lines(lines, unfinished))
     return True

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fsqueue.clock import MARGIN_MS
-from fsqueue.errors import LockTimeout
 from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.protocol.transitions import name_earlier
-from fsqueue.storage import jsonl, listing, record_times
+from fsqueue.storage import listing, locked_batch, record_times
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
@@ -72,17 +71,20 @@ def expire_in(
     store: Store, batches: Iterable[Batch], chosen: Callable[[ReplayState, int], bool]
 ) -> tuple[int, list[Batch]]:
     """Let leases run out now in several batches, and notify idle workers. Return how many, and the batches that stayed
-    locked: nothing was done in these.
+    locked: nothing was done in these. They share the time of one lock to wait.
     """
-    ended, busy = 0, []
-    for batch in batches:
-        try:
-            ended += expire(store, batch, chosen, jsonl.LOCK_TIMEOUT_S)
-        except LockTimeout:
-            busy.append(batch)
-    if ended:
-        store.doorbell.ring()
-    return ended, busy
+    ended = 0
+
+    def act(batch: Batch, wait_s: float) -> None:
+        nonlocal ended
+        ended += expire(store, batch, chosen, wait_s)
+
+    try:
+        busy = locked_batch.each(store, batches, act)
+    finally:
+        if ended:
+            store.doorbell.ring()
+    return ended, list(busy)
 
 
 def expire_run(store: Store, run_id: str) -> tuple[int, list[Batch]]:

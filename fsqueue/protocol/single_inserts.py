@@ -22,7 +22,7 @@ from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import finishing, insert_errors, insertion, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask
-from fsqueue.storage import history, jsonl, ordering, published, record_times, staging
+from fsqueue.storage import history, jsonl, published, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
 
@@ -93,7 +93,7 @@ class SingleInserter:
         """
         store = self.store
         store.refresh()
-        ordering.mark(store, task.rank)
+        queue_changes.mark_ordered(store, task.rank)
         identity = store.entropy.hex16()
         refused: OSError | None = None
         lost = False

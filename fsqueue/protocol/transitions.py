@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound, in_unicode
+from fsqueue.errors import FsqueueError, QueueNotFound, in_unicode
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
 from fsqueue.format.movements import to_ranges
@@ -17,13 +17,10 @@ from fsqueue.format.replay import COMPLETED, ReplayState
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import finishing, worktimes
 from fsqueue.protocol.losses import ALREADY, EXPIRED, Losses, completed_by, why_lost
-from fsqueue.storage import history, published, record_times
-from fsqueue.storage.jsonl import LOCK_TIMEOUT_S
+from fsqueue.storage import history, locked_batch, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store
 
-LEAST_WAIT_S = 0.01
-"""Shortest wait for a batch whose lock is busy: the error then says who has it."""
 ERROR_CHARS_MAX = 8_000
 """Longer errors and reasons are cut in the middle."""
 
@@ -81,35 +78,24 @@ def each(
     grouped: dict[Batch, dict[str, list[int]]] = {}
     for (batch, lease), run in groupby(fresh(store, tasks, losses), _LEASE):
         grouped.setdefault(batch, {}).setdefault(lease, []).extend([task.index for task in run])
-    waiting = sorted(grouped)
 
-    def attempt(batch: Batch, wait_s: float) -> LockTimeout | None:
-        """Act on one batch. Return the error, with nothing done, if its lock stays busy for `wait_s` seconds."""
+    def attempt(batch: Batch, wait_s: float) -> None:
         try:
-            try:
-                lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain)
-            except OSError as error:
-                if error.errno not in LOST:
-                    raise
-                ended = done if isinstance(error, NotRecorded) else after_loss or done
-                doubt = None if ended is never else error
-                lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt)
-        except LockTimeout as error:
-            return error
+            lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            ended = done if isinstance(error, NotRecorded) else after_loss or done
+            doubt = None if ended is never else error
+            lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt)
         losses.join(lost)
         dealt_with.add(batch)
-        return None
 
     dealt_with: set[Batch] = set()
     try:
-        if len(waiting) > 1:  # first those that no process has locked: a stopped process must not keep the rest waiting
-            waiting = [batch for batch in waiting if attempt(batch, 0.0)]
-        until = store.clock.monotonic() + LOCK_TIMEOUT_S
-        busy = [
-            error for batch in waiting if (error := attempt(batch, max(LEAST_WAIT_S, until - store.clock.monotonic())))
-        ]
+        busy = locked_batch.each(store, sorted(grouped), attempt)
         if busy:
-            raise busy[0]
+            raise next(iter(busy.values()))
     except (OSError, FsqueueError) as error:
         if not dealt_with:
             raise

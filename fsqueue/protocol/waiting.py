@@ -14,8 +14,8 @@ from fsqueue.clock import Backoff
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
-from fsqueue.storage import listening, pauses
-from fsqueue.storage.doorbell import QUIET_S
+from fsqueue.storage import listening
+from fsqueue.storage.listening import QUIET_S
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -125,9 +125,26 @@ class IdlePoller:
         return min(due_s, self._again_at - clock.monotonic())
 
 
+def pause_news(stores: Iterable[Store]) -> list[str]:
+    """Return a sentence for each queue that was paused or resumed, as last read. Each is returned once for a store."""
+    found = []
+    for store in stores:
+        pause = store.queue_state.paused
+        if pause == store.noted_pause:
+            continue
+        store.noted_pause = pause
+        if pause is None:
+            found.append(f"{store.path} is resumed: its tasks are leased again.")
+        else:
+            found.append(
+                f"{store.path} is paused {pause}. No task of it is leased until 'fsqueue resume {store.path}'."
+            )
+    return found
+
+
 def tell_pauses(stores: Iterable[Store]) -> None:
     """Log a warning, once, for each queue that turns out to be paused, or not to be any more."""
-    for text in pauses.news(stores):
+    for text in pause_news(stores):
         logger.warning("%s", text)
 
 

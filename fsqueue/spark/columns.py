@@ -6,21 +6,34 @@ decoded task by task; the payloads are cut out of the lines, or parsed in the ma
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
 from fsqueue.format import names
 from fsqueue.format.names import TaskFileName
 from fsqueue.spark import schemas, views
-from fsqueue.spark.compat import arrow_schema
 from fsqueue.spark.options import DROP, ReadOptions
 from fsqueue.spark.parsing import PREFIX, SUFFIX, Parser
 from fsqueue.spark.views import Row
+
+# What differs between the PySpark versions that setup.cfg admits is here alone. It goes by the function's parameters,
+# and not by a version number: a vendor's build may carry a later change.
+# PySpark 4.1 makes every timestamp UTC by itself, and refuses `timezone`. From 4.2 on, timestamps have no zone
+# without it, and Spark refuses the record batch.
+_UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark expects of record batches with this schema. Timestamps are in UTC."""
+    return to_arrow_schema(schema, **_UTC)
+
 
 ROWS_MAX = 16_384
 """Rows of a record batch, about (fewer cost more calls, more no longer fit the processor's cache), ..."""
@@ -173,9 +186,7 @@ def is_text(content: bytes) -> bool:
 
 
 def lines_of(content: bytes, count: int) -> pa.Array | None:
-    """Return the lines, without their ends, of a task file with so many tasks, each a payload and nothing else; else
-    None.
-    """
+    """Return the lines, without their ends, of a task file with `count` tasks that are a payload alone; else None."""
     if not content.endswith(SUFFIX):
         return None
     lines = pc.split_pattern(pa.array([content[:-1]], pa.binary()), b"\n").flatten()

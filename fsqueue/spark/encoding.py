@@ -15,7 +15,7 @@ from pyspark.sql import types
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format.nesting import NESTING_MAX
-from fsqueue.spark import depth
+from fsqueue.spark import schemas
 from fsqueue.spark.options import WriteOptions
 
 _PLAIN = (
@@ -135,7 +135,7 @@ class Encoder:
     def __init__(self, options: WriteOptions, schema: types.StructType) -> None:
         check(options, schema)
         if options.made_of is None:
-            depth.check_written(schema)
+            schemas.check_written(schema)
         self.options = options
         self.schema = schema
         self.delay_ms: int | None = 0

@@ -147,7 +147,7 @@ def _end(store: Store, path: str) -> int:
         fd = store.fs.look_anew(path)
     except FileNotFoundError:
         return 0
-    try:
+    with store.fs.closing(fd):
         at = store.fs.fstat(fd).st_size
         while at > 0:
             size = min(PIECE_BYTES, at)
@@ -156,8 +156,6 @@ def _end(store: Store, path: str) -> int:
                 return at - size + last + 1
             at -= size
         return 0
-    finally:
-        store.fs.close(fd)
 
 
 def _lines(store: Store, piece: Slice) -> Iterator[bytes]:
@@ -168,12 +166,10 @@ def _lines(store: Store, piece: Slice) -> Iterator[bytes]:
         fd = store.fs.look_anew(store.layout.history(day, shard))
     except FileNotFoundError:  # `gc` has removed the day
         return
-    try:
+    with store.fs.closing(fd):
         left = piece.end - piece.begin
         for length, lines in jsonl.pieces_of(store.fs, fd, piece.begin):
             yield from lines[:left].split(b"\n")[:-1]
             left -= length
             if left <= 0:
                 return
-    finally:
-        store.fs.close(fd)

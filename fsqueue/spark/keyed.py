@@ -32,7 +32,7 @@ COUNTS = "inserted BIGINT, taken BIGINT"
 
 @dataclass
 class KeyedRows(WriterCommitMessage):  # type: ignore[misc]
-    """How many rows a Spark task has inserted, and of how many the key was taken."""
+    """Number of rows that a Spark task has inserted, and of those whose key was taken."""
 
     inserted: int = 0
     taken: int = 0
@@ -65,8 +65,8 @@ def insert(encoder: Encoder, rows: Iterable[pa.RecordBatch]) -> KeyedRows:
 
 
 def _tasks(encoder: Encoder, rows: Iterable[pa.RecordBatch]) -> Iterator[Task]:
+    from fsqueue.spark.cutting import texts_of
     from fsqueue.spark.lines import delays_ms, values_of
-    from fsqueue.spark.priorities import texts_of
 
     options, index = encoder.options, 0
     values = values_of(encoder)
@@ -87,7 +87,7 @@ def _tasks(encoder: Encoder, rows: Iterable[pa.RecordBatch]) -> Iterator[Task]:
 
 def _keys(column: pa.Array, first: int) -> list[str]:
     """Return the keys of rows; InvalidTask for one without, and for one that is too long."""
-    from fsqueue.spark.priorities import SHOWN_CHARS
+    from fsqueue.spark.cutting import SHOWN_CHARS
 
     if column.null_count:
         index = first + column.is_null().to_pylist().index(True)

@@ -24,9 +24,8 @@ from fsqueue.format import task_file, user_json
 from fsqueue.format.layout import Settings
 from fsqueue.gc_pause import paused_collector
 from fsqueue.protocol.encoding import NOW, Encoded, When
-from fsqueue.spark.cutting import Cutter, buffers
+from fsqueue.spark.cutting import Cutter, Sorter, buffers, texts_of, with_priorities
 from fsqueue.spark.encoding import Encoder, contains, counted_in_part, payload_fields
-from fsqueue.spark.priorities import Sorter, texts_of, with_priorities
 
 FLOATS = (types.FloatType, types.DoubleType)
 TIMES = (types.DateType, types.TimestampType, types.TimestampNTZType)

@@ -84,7 +84,7 @@ class Parser:
             self.loads = partial(json.loads, parse_float=Decimal, parse_constant=_no_constant)
 
     def parse(self, lines: list[bytes], count: int) -> Parsed:
-        """Parse so many payloads in lines of task files. InvalidTask: one does not fit, and the mode is FAILFAST."""
+        """Parse `count` payloads in lines of task files. InvalidTask: one does not fit, and the mode is FAILFAST."""
         content = b"".join(lines)
         column = self._at_once(content, count)
         if column is None:

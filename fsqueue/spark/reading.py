@@ -19,8 +19,8 @@ from fsqueue.format import names
 from fsqueue.models import DELAYED, WAITING
 from fsqueue.spark import schemas, views
 from fsqueue.spark.options import ReadOptions
-from fsqueue.storage import deadletters, history, listing
-from fsqueue.storage.discovery import queues_in
+from fsqueue.storage import deadletters, history, listing, retrying
+from fsqueue.storage.discovery import queues
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 
@@ -72,10 +72,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """Return pieces of about the same size. First publish what was decided and not yet published."""
-        paths = []
-        for path in self.options.paths:
-            found = queues_in(path)
-            paths += [path] if found is None else found
+        paths = [path for given in self.options.paths for path in queues(given)]
         if self.queue_names is not None:
             paths = [path for path in paths if name_of(path) in self.queue_names]
         if len(paths) > PLANNED_QUEUES_MAX:
@@ -100,7 +97,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
     def _plan(self, path: str) -> list[tuple[Piece, float]]:
         """Return the shards of a queue, each with its weight: 1 is as much as a partition should have."""
         store = Store(path)
-        deadletters.publish_pending(store)
+        retrying.publish_pending(store)
         inspection.apply_pending(store)
         known, asked = names.all_shards(store.layout.shards), self.options.shards
         wanted = known if asked is None else [shard for shard in known if shard in asked]
@@ -119,7 +116,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the record batches of some pieces."""
         from fsqueue.spark.columns import Columns  # with pandas, which planning does without: a quarter of a second
-        from fsqueue.spark.memory_pool import system_pool
+        from fsqueue.spark.record_batches import system_pool
 
         with system_pool():
             for piece in partition.pieces:
@@ -139,9 +136,7 @@ class FsqueueReader(DataSourceReader):  # type: ignore[misc]
         known = names.all_shards(store.layout.shards)
         shards = known if piece.shards is None else [shard for shard in known if shard in piece.shards]
         if view == "findings":
-            from fsqueue.spark.findings import findings
-
-            yield from columns.rows(findings(store, shards, piece.first))
+            yield from columns.rows(views.findings(store, shards, piece.first))
             return
         for shard in shards:
             if view == "tasks":

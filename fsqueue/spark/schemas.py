@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import types
+from pyspark.sql.types import DataType, StructType
 
 from fsqueue.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
 
 RANGES = "ARRAY<STRUCT<first: INT, end: INT>>"
 
@@ -120,6 +118,43 @@ QUEUE = "queue"
 """The column with a queue's name: there in a group, and on request elsewhere."""
 
 
+LEVELS_MAX = 62
+"""The most levels of arrays, structs and maps in a column. Arrow's streams take 64 levels, scalars among them, and
+Spark wraps all columns in a struct. A map counts twice, since Arrow has it as a list of structs.
+"""
+LIMIT = f"Spark hands it over through Arrow, which takes {LEVELS_MAX} levels of arrays, structs and maps (a map is two)"
+
+
+def levels(kind: types.DataType) -> int:
+    """Return how many levels of Arrow's a type has around its innermost scalars: 0 for a scalar."""
+    if isinstance(kind, types.StructType):
+        return 1 + max((levels(field.dataType) for field in kind.fields), default=0)
+    if isinstance(kind, types.ArrayType):
+        return 1 + levels(kind.elementType)
+    if isinstance(kind, types.MapType):
+        return 2 + max(levels(kind.keyType), levels(kind.valueType))
+    return int(isinstance(kind, types.VariantType))  # a struct of two columns of bytes
+
+
+def check_written(schema: types.StructType) -> None:
+    """Raise InvalidArgument for a column that is too deep to be written by `df.write`."""
+    for field in schema.fields:
+        if (found := levels(field.dataType)) > LEVELS_MAX:
+            raise InvalidArgument(
+                f"The column {field.name!r} nests {found} levels deep. {LIMIT}. Insert the rows by fsqueue.spark.seed "
+                "without a key: the JVM makes its lines. Or make the column JSON text by to_json, and write it with "
+                "the options payload and payloadFormat=json."
+            )
+
+
+def check_read(kind: types.DataType) -> None:
+    """Raise InvalidArgument for a type that is too deep for a payload to be read as."""
+    if (found := levels(kind)) > LEVELS_MAX:
+        raise InvalidArgument(
+            f"The payload is asked for with {found} levels. {LIMIT}. Read it as STRING, and use from_json."
+        )
+
+
 def view_of(name: str) -> str:
     """Return a view's name, or InvalidArgument."""
     if name not in VIEWS:
@@ -129,8 +164,6 @@ def view_of(name: str) -> str:
 
 def schema_of(view: str, group: bool) -> StructType:
     """Return the columns of a view; in a group, the queue's name is the first."""
-    from pyspark.sql import types
-
     kinds: dict[str, types.DataType] = {
         "STRING": types.StringType(),
         "BINARY": types.BinaryType(),
@@ -155,10 +188,6 @@ def check(view: str, schema: StructType, corrupt: str) -> None:
     Any columns in any order will do: what is left out is not read. `payload` may have any type that JSON can be
     parsed into; `corrupt` is the field of it that takes the text of what does not fit.
     """
-    from pyspark.sql import types
-
-    from fsqueue.spark import depth
-
     there = schema_of(view, True)
     for field in schema.fields:
         if field.name not in there.names:
@@ -168,7 +197,7 @@ def check(view: str, schema: StructType, corrupt: str) -> None:
             )
         if field.name == "payload":
             _check_payload(field.dataType, "payload", corrupt)
-            depth.check_read(field.dataType)
+            check_read(field.dataType)
         elif field.dataType != there[field.name].dataType:
             is_nested = isinstance(field.dataType, (types.StructType, types.ArrayType, types.MapType))
             raise InvalidArgument(
@@ -179,8 +208,6 @@ def check(view: str, schema: StructType, corrupt: str) -> None:
 
 def _check_payload(kind: DataType, where: str, corrupt: str = "") -> None:
     """Raise InvalidArgument for a type that payloads are not parsed into."""
-    from pyspark.sql import types
-
     if isinstance(kind, types.StructType):
         for field in kind.fields:
             if field.name != corrupt:

@@ -10,6 +10,7 @@ from pyspark.sql import functions, types
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.commit import must_be_as_many
+from fsqueue.errors import QueueNotFound
 from fsqueue.format.names import commit_name, new_uuid
 from fsqueue.models import CommitReport
 from fsqueue.queue import Queue
@@ -180,8 +181,6 @@ def _is_own(path: str, name: str, attempt: str) -> bool:
 
 
 def _committed(path: str, name: str) -> CommitReport | None:
-    from fsqueue.errors import QueueNotFound
-
     try:
         return Queue(path).commit(name).committed()
     except QueueNotFound:

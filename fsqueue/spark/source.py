@@ -70,8 +70,8 @@ class FsqueueDataSource(DataSource):  # type: ignore[misc]
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return a writer that inserts each micro-batch at one instant, exactly once; or rows with keys one by one."""
-        from fsqueue.spark import keyed, options, streaming
+        from fsqueue.spark import keyed, options, writing
 
         wanted = options.writing(self.options)
-        kind = streaming.FsqueueStreamWriter if wanted.key is None else keyed.KeyedStreamWriter
+        kind = writing.FsqueueStreamWriter if wanted.key is None else keyed.KeyedStreamWriter
         return kind(wanted, schema, overwrite)

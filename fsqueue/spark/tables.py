@@ -25,8 +25,6 @@ METADATA = "fsqueue"
 """The key in a column's metadata under which a table's options are, as JSON."""
 PAYLOAD = "payload"
 """The column that SQL may insert."""
-COLUMNS_LEAST = 11
-"""Number of columns that the view `tasks` had at first, as tables have that were created then. Later ones follow."""
 
 
 def marked(schema: StructType, options: Mapping[str, str]) -> StructType:
@@ -53,9 +51,8 @@ def options_of(options: Mapping[str, str], schema: StructType) -> dict[str, str]
 
 def is_insertion(wanted: WriteOptions, schema: StructType) -> bool:
     """Return whether rows have the columns of the view `tasks`: an INSERT into a table or a temporary view."""
-    known = list(schemas.VIEWS["tasks"])
     names = schema.names[1:] if schema.names[:1] == [schemas.QUEUE] else schema.names
-    return wanted.payload is None and len(names) >= COLUMNS_LEAST and names == known[: len(names)]
+    return wanted.payload is None and names == list(schemas.VIEWS["tasks"])
 
 
 class TableWriter(FsqueueWriter):

@@ -186,7 +186,7 @@ class Values:
         return _cut(self.content, borders.ravel())
 
     def _offsets(self, each: int) -> pa.Array:
-        """Return where the elements of each line begin, which has so many."""
+        """Return where the elements of each line begin, which has `each` of them."""
         return pa.array(np.arange(self.count + 1, dtype=np.int32) * np.int32(each))
 
     def _interleaved(self, columns: list[pa.Array], kind: pa.DataType) -> pa.Array:

@@ -7,7 +7,7 @@ log is not taken from the history again: so a batch that finishes meanwhile appe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -28,7 +28,6 @@ from fsqueue.wording import priority_text
 Row = tuple[Any, ...]
 PID_MAX = 2**31 - 1
 """A record may hold any number. One that the column cannot hold would make the view fail for all rows."""
-KIB_MAX = (2**63 - 1) // 1024
 FINISHED = {COMPLETED: IS_COMPLETED, DEAD: IS_DEAD, CANCELLED: IS_CANCELLED}
 
 
@@ -53,9 +52,7 @@ def _seconds(ms: int | None) -> float | None:
 
 def what_was_used(used: tuple[int, int] | None) -> tuple[float | None, int | None]:
     """Return the columns `cpu_s` and `peak_memory_bytes`, of milliseconds and KiB."""
-    if used is None or used[1] > KIB_MAX:
-        return None, None
-    return used[0] / 1000, used[1] * 1024
+    return (None, None) if used is None else (used[0] / 1000, used[1] * 1024)
 
 
 def who(worker: dict[str, Any] | None) -> tuple[str | None, str | None]:
@@ -295,6 +292,14 @@ def committed(store: Store) -> Iterator[Row]:
         record = None if name is None else commits.find(store, store.layout, name)
         if record is not None:
             yield record.name, moment(record.at), *(record.total(what) for what in ("tasks", "files", "bytes"))
+
+
+def findings(store: Store, shards: Sequence[Shard], first: bool) -> Iterator[Row]:
+    """Yield what fsck finds in these shards and, in the `first` part, in what belongs to none. Nothing is mended."""
+    from fsqueue.fsck import fsck_part
+
+    for finding in fsck_part(store, shards, first):
+        yield finding.kind, finding.gravity, finding.path, finding.tasks, finding.note, finding.meaning
 
 
 OF_NO_SHARD: dict[str, Callable[[Store], Iterator[Row]]] = {"counters": counted, "commits": committed}

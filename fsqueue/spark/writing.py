@@ -8,22 +8,24 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from fsqueue import administration
 from fsqueue.commit import Commit, must_be_as_many, warn_of_none
-from fsqueue.errors import InvalidArgument, QueueExists, QueueNotFound
+from fsqueue.errors import FsqueueError, InvalidArgument, QueueExists, QueueNotFound
 from fsqueue.models import CommitPart
 from fsqueue.queue import Queue
 from fsqueue.spark.encoding import Encoder
 from fsqueue.spark.options import WriteOptions
 from fsqueue.spark.small import SmallPart, carry_or_stage, stage_together
+from fsqueue.storage import commits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,9 +73,8 @@ class FsqueueWriter(DataSourceArrowWriter):  # type: ignore[misc]
         """Stage the rows of a partition, invisibly and durably; or carry them to the driver, if they are few."""
         if not self.is_needed:
             return StagedPart(None, rows=sum(batch.num_rows for batch in iterator))
-        from fsqueue.spark.ahead import ahead
         from fsqueue.spark.lines import Lines
-        from fsqueue.spark.memory_pool import system_pool
+        from fsqueue.spark.record_batches import ahead, system_pool
 
         with system_pool():
             batches = Lines(self.encoder, self.commit_.store.settings).batches(ahead(iterator))
@@ -135,6 +136,68 @@ def open_queue(options: WriteOptions) -> Queue:
 
 def holds_something(queue: Queue) -> bool:
     """Return whether anything was ever inserted into a queue's generation, by an insert or by a commit."""
-    from fsqueue.storage import commits
-
     return bool(queue.status().inserted or commits.decided(queue.store))
+
+
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+@dataclass
+class StagedOf(StagedPart):
+    """The part of a micro-batch of this query that a Spark task has staged."""
+
+    query: str
+
+
+class FsqueueStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """Made anew for each micro-batch, and once more for its commit: so all that matters is in the messages."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidArgument("A stream adds to its queue: outputMode append or update, not complete.")
+        if options.commit is not None:
+            raise InvalidArgument("A stream names its commits itself: leave out the option `commit`.")
+        if options.if_exists not in ("append", "create"):
+            raise InvalidArgument("A stream comes back to its queue: the option `ifExists` is append or create.")
+        self.encoder = Encoder(options, schema)
+        self.queue = open_queue(options)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"encoder": self.encoder}
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedOf:
+        """Stage the rows of a partition of a micro-batch; or carry them to the driver, if they are few."""
+        from fsqueue.spark.lines import Lines
+
+        context = TaskContext.get()
+        assert context is not None
+        query, number = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+        assert query is not None
+        assert number is not None
+        commit = open_queue(self.encoder.options).commit(commit_of_batch(query, int(number)))
+        batches = Lines(self.encoder, commit.store.settings).batches(iterator)
+        return StagedOf(carry_or_stage(commit, batches, partition()), query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Publish the micro-batch, unless it was before; then forget the one before it."""
+        queries = {message.query for message in messages if isinstance(message, StagedOf)}
+        for query in queries:  # one, or none where nothing was written
+            commit = self.queue.commit(commit_of_batch(query, batchId))
+            try:
+                commit.publish(all_staged(commit, messages, self.encoder.options.batch_tasks))
+            except BaseException:
+                with suppress(FsqueueError):  # no other object knows this attempt; otherwise `gc` removes it
+                    commit.discard()
+                raise
+            if batchId > 0:
+                self.queue.commit(commit_of_batch(query, batchId - 1)).forget()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Remove what was staged, as far as it is known."""
+        for part in parts_of(messages):
+            self.queue.commit(part.commit, attempt=part.attempt).discard()
+
+
+def commit_of_batch(query: str, batch: int) -> str:
+    """Return the commit of a micro-batch."""
+    return f"stream-{query}-{batch}"

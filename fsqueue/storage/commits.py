@@ -31,7 +31,7 @@ from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
 from fsqueue.models import CommitPart
-from fsqueue.storage import ballots, nested, staging
+from fsqueue.storage import nested, staging
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -39,11 +39,11 @@ logger = logging.getLogger("fsqueue")
 LOCK = "lock"
 """A file in an attempt's directory. The process that has it locked proves or reaps the attempt."""
 LOCK_S = 30.0
-"""How long to wait for that lock: its holder lists the directory, or renames it."""
+"""Seconds to wait for that lock: its holder lists the directory, or renames it."""
 REAP_S = 2.0
-"""How long a process waits for that lock if it only wants to remove the attempt."""
+"""Seconds to wait for that lock only to remove the attempt."""
 LOOKS = 3
-"""How many listings may miss a staged file before it counts as gone."""
+"""Number of listings that miss a staged file until it counts as gone."""
 ROUNDS = 20
 """Maximum number of tries without success to publish what a listing shows; then something is wrong."""
 FILES_MAX = 1 << 32
@@ -214,6 +214,25 @@ def staged(
 # -- deciding ----------------------------------------------------------------------------------------
 
 
+def cast_ballot(store: Store, layout: Layout, identity: Uuid, content: bytes) -> None:
+    """Write the ballot of a proposal, complete and synced, before the proposal."""
+    fs = store.fs
+    with fs.closing(store.making_generation(lambda: fs.create(layout.ballot(identity)))) as fd:
+        fs.write_all(fd, content)
+        if store.sync_inserts:
+            fs.fsync(fd)
+
+
+def withdraw(store: Store, layout: Layout, identity: Uuid) -> None:
+    """Remove a proposal and its ballot. Remove the ballot first: a late link then finds nothing to link.
+
+    In the other order, a crash could leave the ballot alone. A client that was cut off could still link it, and no
+    proposal would lead others to that decision.
+    """
+    store.fs.unlink(layout.ballot(identity))
+    store.fs.unlink(layout.proposal(identity))
+
+
 def decide(store: Store, layout: Layout, record: Record) -> Record:
     """Make a record the one that counts, unless its name has one. Return the one that counts.
 
@@ -221,7 +240,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
     are unlinked before the last look: a link that arrives late would otherwise decide after it.
     """
     try:
-        ballots.cast(store, layout, record.id, record.encode())
+        cast_ballot(store, layout, record.id, record.encode())
         with _proposed(store, layout, record):
             _prove(store, layout, record)
             store.fs.link(layout.ballot(record.id), layout.record(record.name))
@@ -230,7 +249,7 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
         try:
             found = find(store, layout, record.name)
             if found is None or found.id != record.id:
-                ballots.withdraw(store, layout, record.id)
+                withdraw(store, layout, record.id)
                 found = find(store, layout, record.name)
         except (OSError, FsqueueError) as other:
             if is_gone(other) and _is_overtaken(store, layout):
@@ -377,7 +396,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     for attempt in record.attempts():
         drop(store, layout.attempt(attempt, record.name))
     try:
-        ballots.withdraw(store, layout, record.id)  # it has served
+        withdraw(store, layout, record.id)  # it has served
     except OSError as error:
         logger.warning("the ballot of the commit %s is still there (%s); 'fsqueue gc' removes it", record.name, error)
     store.doorbell.ring()
@@ -444,7 +463,7 @@ def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
         with store.held(path, 0.0):
             record = proposed(store, layout, identity)
             if record is None or not is_decided(store, layout, record):
-                ballots.withdraw(store, layout, identity)
+                withdraw(store, layout, identity)
     except FileNotFoundError:
         return True
     except LockTimeout:

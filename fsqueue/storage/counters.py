@@ -21,7 +21,7 @@ OFFSET_MAX = 1 << 62
 """No counter is ever so large."""
 NUMBERS = names.counters(COUNTERS)
 READ_BYTES = 1 << 20
-"""How much of a counter is read at a time."""
+"""Number of bytes of a counter to read at a time."""
 GUARD = b"\0"
 """Written before the record that announces an offset behind it. The next process that counts finds a longer counter,
 and takes another offset, even if the announced bytes are never written. A NUL byte counts nothing."""
@@ -43,13 +43,10 @@ def there(store: Store, layout: Layout, batch: str, number: str, offset: int, co
     if count <= 0 or name not in NUMBERS or offset > OFFSET_MAX:
         return 0  # what a log says may come from anybody: nothing but the queue's own counters is looked at
     try:
-        fd = store.fs.look_anew(layout.counter(name))
+        with store.fs.closing(store.fs.look_anew(layout.counter(name))) as fd:
+            found = store.fs.pread(fd, count, offset)
     except FileNotFoundError:
         return 0
-    try:
-        found = store.fs.pread(fd, count, offset)
-    finally:
-        store.fs.close(fd)
     return common_prefix(found, mark(batch, count))
 
 

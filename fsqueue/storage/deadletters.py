@@ -9,19 +9,20 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import orjson
 
-from fsqueue.errors import FsqueueError, QueuePurged
+from fsqueue.errors import FsqueueError
 from fsqueue.format import movements, names, priority, task_file
-from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
-from fsqueue.format.names import Shard
+from fsqueue.format.layout import Layout
+from fsqueue.format.names import Batch, Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.models import DeadLetter
-from fsqueue.storage import jsonl, letter_files, published, retried, retrying, staging
+from fsqueue.storage import jsonl, letter_files, published, retrying
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.published import LOST
 from fsqueue.storage.retrying import EndedTask
@@ -124,13 +125,13 @@ class Ids:
         layout = store.layout
 
         def read(shard: Shard, fd: int) -> tuple[set[str], set[str], frozenset[str]]:
-            return *letter_files.dead_and_settled(store, fd), _staged_of(store, layout, shard, fd)
+            return *letter_files.dead_and_settled(store, fd), retrying.read_on(store, layout.dead(shard), fd)
 
         for some, others, staged in letter_files.each(store, layout, read, None if only is None else [only]):
             self.dead |= some
             self.settled |= others
             self.staged |= staged
-        retried.forget_published(store)
+        retrying.forget_published(store)
 
     def known(self) -> set[str]:
         """Return those that have a letter, or had one that was dealt with."""
@@ -233,22 +234,31 @@ def letter_of(store: Store, task_id: str) -> DeadLetter | None:
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
     """Return what was done about an ended task: `retried` and its new id, or `purged`; None if nothing was."""
-    batch = names.parse_task_id(task_id)[0]
-    shard = store.layout.shard(batch)
-
-    def settling(shard: Shard, fd: int) -> dict[str, Any] | None:
-        return next((line for line in letter_files.lines(store, fd) if settles(line)), None)
-
-    def settles(line: dict[str, Any]) -> bool:
-        return line["op"] in letter_files.SETTLED and task_id in line["ids"]
-
-    here = letter_files.each(store, store.layout, settling, [shard])
-    given_back = filter(settles, letter_files.given_back(store, shard, names.birth_ms(batch)))
-    line = next(filter(None, chain(here, given_back)), None)
+    line = _settling(store, names.parse_task_id(task_id)[0], lambda line: task_id in line["ids"])
     if line is None:
         return None
     new = line.get("as")
     return line["op"], names.task_id(new, line["ids"].index(task_id)) if isinstance(new, str) else None
+
+
+def repeats(store: Store, task_id: str) -> str | None:
+    """Return the ended task that was inserted again as this one; None if none was. Both are of one shard."""
+    batch, index = names.parse_task_id(task_id)
+    line = _settling(store, batch, lambda line: line.get("as") == batch and index < len(line["ids"]))
+    old = None if line is None else line["ids"][index]
+    return old if isinstance(old, str) else None
+
+
+def _settling(store: Store, batch: Batch, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    """Return the first `retried` or `purged` line that is wanted, of those of a batch's shard since its birth."""
+    shard = store.layout.shard(batch)
+
+    def look(shard: Shard, fd: int) -> dict[str, Any] | None:
+        return next(filter(is_wanted, letter_files.settling(store, fd)), None)
+
+    here = letter_files.each(store, store.layout, look, [shard])
+    given_back = filter(is_wanted, letter_files.given_back(store, shard, names.birth_ms(batch)))
+    return next(filter(None, chain(here, given_back)), None)
 
 
 def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:
@@ -258,7 +268,7 @@ def _letters(store: Store, fd: int) -> Iterator[DeadLetter]:
         if line["op"] == "dead" and line["id"] not in passed:
             passed.add(line["id"])
             yield _decode(line)
-        del line  # as in `alive`
+        del line  # it may be long: it is not held while the next one is read
 
 
 def _decode(line: dict[str, Any]) -> DeadLetter:
@@ -289,11 +299,10 @@ def _decode(line: dict[str, Any]) -> DeadLetter:
 def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """Throw letters away; they leave *inserted*, too. Returns how many."""
 
-    def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
-        line = retrying.settling(store, "purged", (letter.id for letter in part))
-        jsonl.append(store.fs, fd, line, store.sync_inserts)
+    def act(layout: Layout, fd: int, part: list[EndedTask]) -> None:
+        jsonl.append(store.fs, fd, retrying.settling(store, "purged", part), store.sync_inserts)
 
-    return _settle(store, wanted, where, lambda letter: b"", act)
+    return _settle(store, wanted, where, lambda letter: EndedTask(letter.id), act)
 
 
 def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
@@ -304,18 +313,15 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """
     bytes_max, lost = 2 * store.settings.task_bytes_max, 0
 
-    def encode(letter: DeadLetter) -> bytes | None:
+    def anew(letter: DeadLetter) -> EndedTask | None:
         nonlocal lost
         lost += letter.payload_lost
         if letter.payload_lost:
             return None
-        return task_file.encode_task(letter.payload, bytes_max, priority=letter.priority)
+        line = task_file.encode_task(letter.payload, bytes_max, priority=letter.priority)
+        return EndedTask(letter.id, line, letter.priority)
 
-    def act(layout: Layout, fd: int, part: list[DeadLetter], lines: list[bytes]) -> None:
-        tasks = [EndedTask(letter.id, line, letter.priority) for letter, line in zip(part, lines, strict=True)]
-        retrying.insert_again(store, layout, fd, tasks)
-
-    count = _settle(store, wanted, where, encode, act)
+    count = _settle(store, wanted, where, anew, partial(retrying.insert_again, store))
     if lost:
         logger.warning(
             "%s of %s cannot be retried: the payload is lost. Insert the tasks anew from where they came from, then "
@@ -326,88 +332,40 @@ def retry(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     return count
 
 
-Encode = Callable[[DeadLetter], bytes | None]
-Act = Callable[[Layout, int, list[DeadLetter], list[bytes]], None]
-"""Settles some letters of a locked file; the last argument is what was made of each."""
-
-
-def _settle(store: Store, wanted: set[str] | None, where: Where | None, encode: Encode, act: Act) -> int:
-    """Have `act` settle letters, some at a time; returns how many. Those are left out of which `encode` makes None.
+def _settle(
+    store: Store,
+    wanted: set[str] | None,
+    where: Where | None,
+    task_of: Callable[[DeadLetter], EndedTask | None],
+    act: Callable[[Layout, int, list[EndedTask]], None],
+) -> int:
+    """Have `act` settle letters of locked files, some at a time; returns how many. Those of which `task_of` makes None
+    are left out.
 
     No lock is held while `where` runs: it may be slow, or settle letters itself. Letters never change, so its answer
     holds until they are locked; those that were settled meanwhile are not found any more.
-
-    QueuePurged, QueueNotFound: a purge or a deletion overtook it. The files may be there still, on their way into the
-    trash: what is done to them would be reported done, and be lost.
     """
-    layout = store.layout
-    try:
-        settled = _settle_in(store, layout, wanted, where, encode, act)
-    except FileNotFoundError:
-        _must_be_of(store, layout)
-        raise
-    _must_be_of(store, layout)
-    return settled
-
-
-def _must_be_of(store: Store, layout: Layout) -> None:
-    """Raise QueuePurged or QueueNotFound, unless the queue is still in the generation of `layout`."""
-    store.refresh(now=True)
-    if store.layout is not layout:  # another thread may have found it out
-        raise QueuePurged(
-            f"The queue {store.path} was purged while its dead letters were being settled: they are gone, and so is "
-            "what was retried of them. Nothing is left to do."
-        )
-
-
-def _settle_in(
-    store: Store, layout: Layout, wanted: set[str] | None, where: Where | None, encode: Encode, act: Act
-) -> int:
-    """Settle letters of one generation, shard by shard; see `_settle`. An error says how many are settled."""
-    settled = SettledCount()
-    try:
-        _settle_each(store, layout, wanted, where, encode, act, settled)
-    except (FileNotFoundError, QueuePurged):
-        raise
-    except (OSError, FsqueueError) as error:
-        then = f"Dead letters settled: {settled.count}. Repeat the call for the rest: none is settled twice."
-        failure = store.explain(error, "settling dead letters", then)
-        raise failure from error if isinstance(error, OSError) else error.__cause__
-    return settled.count
-
-
-class SettledCount:
-    """Count the letters that a call has settled."""
-
-    count = 0
-
-
-def _settle_each(
-    store: Store,
-    layout: Layout,
-    wanted: set[str] | None,
-    where: Where | None,
-    encode: Encode,
-    act: Act,
-    settled: SettledCount,
-) -> None:
+    settling = retrying.Settlement(store, "settling dead letters", "Dead letters settled")
+    layout = settling.layout
     shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
-    for shard in letter_files.shards(store, layout):
-        chosen = wanted
-        if shards is not None and shard not in shards:
-            continue
-        if where is not None:
-            found = _letters_in(store, layout, shard)
-            chosen = {letter.id for letter in found if (wanted is None or letter.id in wanted) and where(letter)}
-            if not chosen:
+    with settling.told():
+        for shard in letter_files.shards(store, layout):
+            chosen = wanted
+            if shards is not None and shard not in shards:
                 continue
-        with letter_files.locked(store, layout, shard, durable=store.sync_inserts) as fd:
-            _must_be_of(store, layout)
-            letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
-            for part, lines in _parts(letters, encode, store.settings.batch_tasks_max):
-                act(layout, fd, part, lines)
-                settled.count += len(part)
-            _give_back(store, layout, shard, fd)
+            if where is not None:
+                found = _letters_in(store, layout, shard)
+                chosen = {letter.id for letter in found if (wanted is None or letter.id in wanted) and where(letter)}
+                if not chosen:
+                    continue
+            with letter_files.locked(store, layout, shard, durable=store.sync_inserts) as fd:
+                settling.must_be_of_this_generation()
+                letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
+                for part in retrying.parts(store, filter(None, map(task_of, letters))):
+                    act(layout, fd, part)
+                    settling.count += len(part)
+                _give_back(store, layout, shard, fd)
+    return settling.count
 
 
 def _give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
@@ -429,75 +387,3 @@ def give_back(store: Store, shard: Shard) -> int:
     """Give back what was settled in a shard's file, for upkeep. Returns how many bytes; LockTimeout if it is busy."""
     with letter_files.locked(store, store.layout, shard, UPKEEP_WAIT_S) as fd:
         return _give_back(store, store.layout, shard, fd)
-
-
-def _parts(
-    letters: Iterable[DeadLetter], encode: Encode, tasks_max: int
-) -> Iterator[tuple[list[DeadLetter], list[bytes]]]:
-    """Letters in parts of at most so many, and of BATCH_BYTES_MAX of what is made of them; a larger one by itself."""
-    part: list[DeadLetter] = []
-    lines: list[bytes] = []
-    size = 0
-    for letter in letters:
-        line = encode(letter)
-        if line is None:
-            continue
-        if part and (len(part) >= tasks_max or size + len(line) > BATCH_BYTES_MAX):
-            yield part, lines
-            part, lines, size = [], [], 0
-        part.append(letter)
-        lines.append(line)
-        size += len(line)
-    if part:
-        yield part, lines
-
-
-def publish_pending(store: Store) -> int:
-    """Publish what retries recorded, but did not live to publish, and ring. Returns how many files."""
-    published = 0
-    for shard, named in _pending(store).items():
-        if store.sync_inserts:  # the line must not be lost when what it publishes is not
-            list(letter_files.each(store, store.layout, lambda _, fd: store.fs.fsync(fd), [shard]))
-        published += sum(staging.publish_named(store, store.layout, name) for name in sorted(named))
-    if published:
-        store.doorbell.ring()
-    return published
-
-
-def is_retrying(store: Store) -> bool:
-    """Return whether tasks that a retry has recorded wait to be published."""
-    return bool(pending(store))
-
-
-def pending(store: Store) -> set[str]:
-    """Return the staged files that `publish_pending` would publish."""
-    return set().union(*_pending(store).values())
-
-
-def _pending(store: Store) -> dict[Shard, frozenset[str]]:
-    """Return the staged files that `publish_pending` would publish, by the shard whose letters were retried."""
-    there = {str(name) for name in staging.files(store, store.layout)}
-    if not there:
-        return {}
-    return {shard: some for shard, named in _staged(store).items() if (some := named & there)}
-
-
-def _staged(store: Store) -> dict[Shard, frozenset[str]]:
-    """Return the staged files that `retried` lines name, by the shard whose letters were retried."""
-    layout = store.layout
-
-    def read(shard: Shard, fd: int) -> tuple[Shard, frozenset[str]]:
-        return shard, _staged_of(store, layout, shard, fd)
-
-    named = dict(letter_files.each(store, layout, read))
-    retried.forget_published(store)
-    return named
-
-
-def _staged_of(store: Store, layout: Layout, shard: Shard, fd: int) -> frozenset[str]:
-    return retried.read_on(store, layout.dead(shard), fd)
-
-
-def staged_names(store: Store) -> set[str]:
-    """Return the staged files that `retried` lines name: not to be reaped before they are published."""
-    return set().union(*_staged(store).values())

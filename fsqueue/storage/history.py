@@ -233,12 +233,9 @@ def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: i
     earliest = since - LATE_MS
     for day in days:
         try:
-            fd = store.fs.look_anew(store.layout.history(day, shard))
-            try:
+            with store.fs.closing(store.fs.look_anew(store.layout.history(day, shard))) as fd:
                 if not _recent(store, fd, earliest, bytes_max, found):
                     break
-            finally:
-                store.fs.close(fd)
         except OSError as error:
             if error.errno not in (errno.ENOENT, *NOT_FILES):
                 raise
@@ -359,13 +356,11 @@ def beginnings(store: Store, path: str) -> Iterator[bytes]:
         end = offset + length + 1
         yield line
     try:
-        fd = store.fs.look_anew(path)
+        with store.fs.closing(store.fs.look_anew(path)) as fd:
+            torn = store.fs.pread(fd, PAGE_BYTES, end)
     except FileNotFoundError:
         return
-    try:
-        yield store.fs.pread(fd, PAGE_BYTES, end)
-    finally:
-        store.fs.close(fd)
+    yield torn
 
 
 def _lines(store: Store, path: str) -> Iterator[bytes]:
@@ -377,7 +372,5 @@ def _lines_at(store: Store, path: str) -> Iterator[tuple[int, bytes, int]]:
         fd = store.fs.look_anew(path)
     except FileNotFoundError:
         return
-    try:
+    with store.fs.closing(fd):
         yield from jsonl.lines_at(store.fs, fd)
-    finally:
-        store.fs.close(fd)

@@ -19,7 +19,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements, sparse
 
 LOCK_TIMEOUT_S = 30.0
-"""How long to wait for a file that is locked for a few system calls at a time, before giving up."""
+"""Seconds to wait for a file that is locked for a few system calls at a time."""
 
 
 @contextmanager
@@ -27,8 +27,7 @@ def locked(
     fs: Filesystem, clock: Clock, entropy: Entropy, path: str, timeout_s: float = LOCK_TIMEOUT_S
 ) -> Iterator[int]:
     """Open `path` for appending (it is made if missing) and hold its lock; LockTimeout when it stays busy."""
-    fd = fs.open_append(path)
-    try:
+    with fs.closing(fs.open_append(path)) as fd:
         must_have_one_name(fs, fd, path)
         if not fs.lock(fd, clock, entropy, timeout_s):
             raise LockTimeout(
@@ -38,8 +37,6 @@ def locked(
             yield fd
         finally:
             fs.end_lock(fd)
-    finally:
-        fs.close(fd)
 
 
 def must_have_one_name(fs: Filesystem, fd: int, path: str) -> None:
@@ -53,8 +50,7 @@ def held(
     fs: Filesystem, clock: Clock, entropy: Entropy, path: str, timeout_s: float = LOCK_TIMEOUT_S, flags: int = 0
 ) -> Iterator[int]:
     """Open an existing file for writing in place, and lock it. FileNotFoundError if it is gone; LockTimeout."""
-    fd = fs.look(path, os.O_RDWR | flags)
-    try:
+    with fs.closing(fs.look(path, os.O_RDWR | flags)) as fd:
         if not fs.lock(fd, clock, entropy, timeout_s):
             raise LockTimeout(f"{path} is locked by a process that is at work, or stopped. Try again later.")
         try:
@@ -63,8 +59,6 @@ def held(
             yield fd
         finally:
             fs.end_lock(fd)
-    finally:
-        fs.close(fd)
 
 
 def append(fs: Filesystem, fd: int, lines: bytes, sync: bool, size: int | None = None) -> None:
@@ -160,7 +154,7 @@ def lines_from_end(fs: Filesystem, fd: int, bytes_max: int, piece: int = 1 << 16
 
 PAGE_BYTES = 4096
 UNSOUND_MAX = 1000
-"""How many bad lines are looked at in one go."""
+"""Maximum number of bad lines to look at in one go."""
 
 
 def unsound(fs: Filesystem, fd: int, is_sound: Callable[[bytes], bool]) -> tuple[list[tuple[int, int]], int]:

@@ -46,20 +46,11 @@ class KeyFile:
         self.path = path
 
     def last(self, key: str | None = None) -> KeyClaim | None:
-        """Return the last claim; None if there is none. A line of any other key than the file's does not count.
-
-        StorageError if a line names a task with a file of its own: nobody can tell any more whether that lives.
-        """
+        """Return the last claim; None if there is none. A line of any other key than the file's does not count."""
         if self._size == 0:
             return None
         for _, line in jsonl.lines_from_end(self._store.fs, self._fd, LOOK_BYTES_MAX):
             claim = keys.parse(line)
-            if claim is None and keys.names_a_file(line):
-                raise StorageError(
-                    f"{self.path} was written by an fsqueue from before the first release. It says that a task with a "
-                    "file of its own has the key, and such tasks have no keys any more. The task was not inserted. "
-                    "Drain the queue, then type 'fsqueue fsck --repair': that frees the key."
-                )
             if claim is not None and (self._is_named_by(claim) if key is None else claim.key == key):
                 return claim
         return None
@@ -195,7 +186,7 @@ def read(store: Store, path: str, key: str | None = None) -> KeyClaim | None:
         return None
     try:
         return KeyFile(store, store.layout, store.queue_state.key_epochs, fd, path).last(key)
-    except (OSError, StorageError):
+    except OSError:
         return None
     finally:
         store.fs.close(fd)

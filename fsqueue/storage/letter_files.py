@@ -97,16 +97,19 @@ def dead_and_settled(store: Store, fd: int) -> tuple[set[str], set[str]]:
     return dead, settled
 
 
-def settled(store: Store, fd: int) -> set[str]:
-    """Return the ids that were dealt with. Letters are not parsed for that, and long ones are not held in memory."""
-    found: set[str] = set()
+def settling(store: Store, fd: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines that say which ids were dealt with. Letters are not parsed for that, and long ones not held."""
     for _, piece in jsonl.pieces_of(store.fs, fd, 0, shortened=LETTER):
         for line in piece.split(b"\n"):
             if line and not line.startswith(LETTER):
                 record = parse(line)
                 if record is not None and record["op"] in SETTLED:
-                    found.update(one for one in record["ids"] if isinstance(one, str))
-    return found
+                    yield record
+
+
+def settled(store: Store, fd: int) -> set[str]:
+    """Return the ids that were dealt with."""
+    return {one for line in settling(store, fd) for one in line["ids"] if isinstance(one, str)}
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -234,7 +237,7 @@ def _secure_name(store: Store, layout: Layout, fd: int) -> None:
 def _is_replaced(store: Store, layout: Layout, shard: Shard, fd: int) -> bool:
     """Return whether a locked file was closed and its successor is in its place now: open that.
 
-    If the successor is gone, because a cleaner removed it, the file is opened again by a line behind the `moved` one.
+    If the successor is gone, because a cleaner removed it, the file goes on: the next line follows the `moved` one.
     """
     successor = successor_of(store, fd)
     if successor is None:
@@ -244,10 +247,7 @@ def _is_replaced(store: Store, layout: Layout, shard: Shard, fd: int) -> bool:
         if store.sync_inserts:
             store.fs.sync_directory(layout.dead_letters)
         return True
-    if not store.fs.same_file(fd, path):
-        return True
-    jsonl.append(store.fs, fd, b'{"op":"reopened"}\n', store.sync_inserts)
-    return False
+    return not store.fs.same_file(fd, path)
 
 
 class Successor(NamedTuple):

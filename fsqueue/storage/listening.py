@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fsqueue import forks
-from fsqueue.clock import Clock
+from fsqueue.clock import Clock, Entropy
+from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.changes import Changes
-from fsqueue.storage.doorbell import Doorbell
 
 logger = logging.getLogger("fsqueue")
 
@@ -26,6 +26,63 @@ LINGER_S = 1.0
 RETRY_S = 60.0
 """Seconds until a worker that could not listen tries again: other programs may have given inotify instances back."""
 NONE = -1
+
+
+BYTES = 16
+"""What the doorbell holds."""
+LONG_AGO_S = -1e9
+QUIET_S = 0.05
+"""A process that inserts singly notifies no more often. A worker that was notified looks once more after this time, for
+what was inserted meanwhile.
+"""
+
+
+class Doorbell:
+    """Notify idle workers, and learn whether another process did. A hint: a lost notification does no harm."""
+
+    def __init__(self, fs: Filesystem, path: str, entropy: Entropy) -> None:
+        self._fs = fs
+        self._path = path
+        self._entropy = entropy
+        self._rung_at = LONG_AGO_S
+
+    def ring_now_and_then(self, now: float) -> None:
+        """Notify idle workers, unless this process has done so a moment ago. `now` is on the monotonic clock.
+
+        No task is overlooked: a worker that sees a notification looks at once, and again QUIET_S later. All that was
+        inserted without a notification of its own was there by then.
+        """
+        if now - self._rung_at >= QUIET_S:
+            self.ring()
+            self._rung_at = now  # after it: another thread must not rely on what is not written yet
+
+    def ring(self) -> None:
+        """Notify idle workers that there may be tasks."""
+        try:
+            self._fs.overwrite(self._path, self._entropy.bytes16())
+        except OSError:
+            pass
+
+    def read(self) -> bytes:
+        """Return the doorbell's value: another than before if a process has notified; b"" if there is none.
+
+        This takes three system calls, since idle workers do nothing else.
+        """
+        try:
+            with self._fs.closing(self._fs.look(self._path)) as fd:
+                return self._fs.pread(fd, BYTES, 0)
+        except OSError:
+            return b""
+
+    def watch(self, changes: Changes) -> int:
+        """Have the kernel tell when a process of this host notifies. FileNotFoundError if no process ever has."""
+        with self._fs.closing(self._fs.look(self._path)) as fd:
+            return changes.watch_file(fd)
+
+    def watch_place(self, changes: Changes) -> int:
+        """Have the kernel tell when a process of this host makes a name in the directory of the doorbell."""
+        with self._fs.closing(self._fs.hold_directory(self._fs.root)) as fd:
+            return changes.watch_directory(fd)
 
 
 class _Watched:
@@ -112,7 +169,7 @@ class Listener:
         return is_more
 
     def sleep(self, seconds: float, deaf: bool = False) -> None:
-        """Wait for so long, or until a doorbell is rung: perhaps not at all. `deaf`: whether it is rung or not.
+        """Wait for `seconds`, or until a doorbell is rung: perhaps not at all. `deaf`: whether it is rung or not.
 
         If time passes only as a test says, nothing is listened to.
         """

@@ -99,11 +99,8 @@ def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict
     """Return the times (ms) of the records at these offsets of a batch's log, as far as there are such records."""
 
     def read(fs: Filesystem, path: str) -> dict[int, int]:
-        fd = fs.look_anew(path)
-        try:
+        with fs.closing(fs.look_anew(path)) as fd:
             lines = {offset: fs.pread(fd, RECORD_BYTES, offset).partition(b"\n")[0] for offset in offsets}
-        finally:
-            fs.close(fd)
         records = {offset: movements.parse(line) for offset, line in lines.items()}
         return {offset: record["at"] for offset, record in records.items() if record is not None}
 

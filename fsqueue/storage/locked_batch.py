@@ -6,6 +6,7 @@ one, as the proof that the lock is held.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import NoReturn
 
@@ -19,6 +20,8 @@ from fsqueue.storage import jsonl
 from fsqueue.storage.logs import Log
 from fsqueue.storage.store import Store
 
+LEAST_WAIT_S = 0.01
+"""Shortest wait for a batch whose lock is busy: the error then says who has it."""
 THREADS_WAIT_S = 0.05
 """Longest wait for another thread in the same batch, by a caller that does not wait for other processes."""
 
@@ -168,3 +171,25 @@ class LockedBatch:
         """Close the log: what this process knows of it cannot be trusted, or the batch is over."""
         self._is_locked = False
         self.store.logs.drop(self.log)
+
+
+def each(
+    store: Store, batches: Iterable[Batch], act: Callable[[Batch, float], None], wait_s: float | None = None
+) -> dict[Batch, LockTimeout]:
+    """Call `act(batch, seconds to wait for its lock)` for each batch: first for those that no process has locked.
+
+    The others share `wait_s` seconds, by default those of one lock: several stopped processes must not add up.
+    Return the batches that stayed locked, each with the LockTimeout that `act` raised: nothing was done in these.
+    """
+    waiting: Collection[Batch] = list(batches)
+    until = store.clock.monotonic() + (jsonl.LOCK_TIMEOUT_S if wait_s is None else wait_s)
+    busy: dict[Batch, LockTimeout] = {}
+    for is_last in (False, True) if len(waiting) > 1 else (True,):
+        busy = {}
+        for batch in waiting:
+            try:
+                act(batch, max(LEAST_WAIT_S, until - store.clock.monotonic()) if is_last else 0.0)
+            except LockTimeout as error:
+                busy[batch] = error
+        waiting = busy
+    return busy

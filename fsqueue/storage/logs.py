@@ -62,8 +62,7 @@ def read_recent(fs: Filesystem, path: str, before_ms: int) -> tuple[ReplayState,
 def _read_from(
     fs: Filesystem, path: str, before_ms: int | None, windows: Sequence[int]
 ) -> tuple[ReplayState, int, int]:
-    fd = fs.look_anew(path)
-    try:
+    with fs.closing(fs.look_anew(path)) as fd:
         start = fs.pread(fd, checkpoints.LEAST_BYTES, 0)
         if len(start) < checkpoints.LEAST_BYTES:  # too short for a checkpoint: this is all of it
             state = ReplayState()
@@ -71,8 +70,6 @@ def _read_from(
         state, begin = present(fs, fd, before_ms, windows)
         at = state.at
         return state, at, state.replay_pieces(fs.all_pieces(fd, begin), begin) - begin
-    finally:
-        fs.close(fd)
 
 
 def read_seal(fs: Filesystem, path: str) -> int | None:
@@ -81,12 +78,9 @@ def read_seal(fs: Filesystem, path: str) -> int | None:
     None if the log does not end in a `seal` that stands where it says, or if that does not tell: replay the log then.
     What stands before a `seal` was synced before it was written, so a power loss has not shortened it.
     """
-    fd = fs.look_anew(path)
-    try:
+    with fs.closing(fs.look_anew(path)) as fd:
         begin = max(0, fs.fstat(fd).st_size - SEAL_BYTES)
         data = fs.pread(fd, SEAL_BYTES, begin)
-    finally:
-        fs.close(fd)
     start = data.rfind(b"\n", 0, -1) + 1
     if not data.startswith(movements.SEAL, start) or not data.endswith(b"\n"):
         return None

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 import orjson
 
 from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue
-from fsqueue.filesystem import NOT_FILES, Filesystem, holders_of
+from fsqueue.filesystem import NOT_FILES, Filesystem, directories_above
 from fsqueue.filesystem.above import files_above
 from fsqueue.format.layout import SETTINGS_FILE, read_queue_state, settings_file
 
 logger = logging.getLogger("fsqueue")
 
 READ_BYTES = 1 << 20
-"""How much of a `queue.jsonl` is read. A file of this name may belong to any program, and have any size."""
+"""Number of bytes to read of a `queue.jsonl`. A file of this name may belong to any program, and have any size."""
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EIO)
 LEAF_LINKS = 2
 """Link count of a directory without subdirectories, if the filesystem counts them: its name and its `.`."""
@@ -34,7 +34,7 @@ def around(path: str, shared: bool) -> str | None:
 
     A directory like /tmp is no queue because another user has put a `queue.jsonl` into it.
     """
-    for holder in holders_of(path):
+    for holder in directories_above(path):
         fs = Filesystem(holder, shared=shared)
         try:
             content = _content(fs, holder)
@@ -138,10 +138,8 @@ def _content(fs: Filesystem, directory: str) -> bytes | None:
         if error.errno in (errno.ENOENT, *NOT_FILES):
             return None
         raise
-    try:
+    with fs.closing(fd):
         return fs.pread(fd, READ_BYTES, 0) if stat.S_ISREG(fs.fstat(fd).st_mode) else None
-    finally:
-        fs.close(fd)
 
 
 def _is_strangers(fs: Filesystem, directory: str) -> bool:

@@ -25,11 +25,11 @@ from fsqueue.storage.store import Store
 logger = logging.getLogger("fsqueue")
 
 WAIT_S = 2.0
-"""How long to wait for a node's file that another process has locked."""
+"""Seconds to wait for a node's file that another process has locked."""
 LOOKS = 10
-"""How often a file that others keep removing is opened anew."""
+"""Maximum number of times to open a file anew that others keep removing."""
 REASON_CHARS_MAX = 200
-"""How much of a failure's reason is kept."""
+"""Maximum number of characters to keep of a failure's reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ from fsqueue import forks
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format.names import Batch
 from fsqueue.storage import jsonl
-from fsqueue.storage.durable import DurableNames
 from fsqueue.storage.logs import Log
 from fsqueue.storage.queue_file import QueueFile
 
 OPEN_LOGS_MAX = 128
-"""How many logs of one open queue stay open at most."""
+"""Maximum number of logs that stay open of one open queue."""
 SHARE = 4
 """The logs of a process take one in this many of the descriptors that it may have, those of several queues up to two.
 
@@ -137,3 +136,45 @@ def _close(logs: list[Log]) -> None:
         if log.enter():
             log.discard()
             log.leave()
+
+
+class DurableNames:
+    """Sync the names in a queue's directories, each directory's own name and those above it only once."""
+
+    def __init__(self, fs: Filesystem, path: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._known: set[str] = set()
+        """Directories whose names are known to be durable."""
+        self.shards: set[str] = set()
+        """Shard directories that are known to be there, and durable."""
+        self.replaced: set[object] = set()
+        """Versions of files that have replaced others, and whose names are known to be durable."""
+
+    def secure(self, fd: int, path: str) -> None:
+        """Make the name of an open file durable, and those of its directories, unless the file has content already.
+
+        Whichever process writes the first byte has done this before. On a shared mount names are durable at once.
+        """
+        if self._fs.shared or self._fs.fstat(fd).st_size:
+            return
+        self.sync(os.path.dirname(path))
+
+    def sync(self, directory: str) -> None:
+        """Make the names in a directory durable, and once its own and those above it, up to the queue's.
+
+        The queue itself may have been created a moment ago, and its creator not have come so far yet.
+        """
+        self._fs.sync_directory(directory)
+        while directory not in self._known:
+            above = os.path.dirname(directory)
+            try:
+                self._fs.sync_directory(above)
+            except PermissionError:
+                if directory != self._path:
+                    raise
+                # the directory that holds the queue is another's matter
+            self._known.add(directory)
+            if directory == self._path:
+                return
+            directory = above

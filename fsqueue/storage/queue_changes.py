@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.filesystem import Filesystem
-from fsqueue.format.layout import QueueState, settings_file
+from fsqueue.format.layout import QueueState, ordered_record, settings_file
+from fsqueue.format.priority import LAST, Rank
 from fsqueue.storage import jsonl
 from fsqueue.storage.queue_file import state_in
 from fsqueue.storage.store import Store
@@ -67,3 +68,15 @@ def append(store: Store, line: Callable[[QueueState], bytes | None], untouched: 
             queue_file.append(record)
     store.refresh(now=True)
     return record is not None
+
+
+def mark_ordered(store: Store, rank: Rank) -> None:
+    """Make it known, durably, that tasks have priorities, before one of this rank becomes visible.
+
+    That is one line for the life of the queue. If the process dies right after it, workers compare priorities that no
+    task has.
+    """
+    if rank == LAST or store.queue_state.is_ordered:
+        return
+    record = ordered_record(store.clock.now_ms())
+    append(store, lambda state: None if state.is_ordered else record, "Nothing was inserted.")

@@ -40,7 +40,8 @@ class QueueFile:
 
     def forget(self) -> None:
         """Force the next verb to read the file anew, and to prove that it is the same queue."""
-        self._read_at = LONG_AGO_S
+        self.read_at = LONG_AGO_S
+        """When the file was read last, on the monotonic clock."""
         self._size_read = -1
         self._size_now: Callable[[], int] = lambda: -2
 
@@ -78,7 +79,7 @@ class QueueFile:
         if not opened or self.state.generation != state.generation:
             self.layout = Layout(self.path, state.directory, state.settings.shards)
         self.state = state  # after the layout: if a signal interrupts in between, the next `read` does both again
-        self._read_at = self._clock.monotonic()
+        self.read_at = self._clock.monotonic()
         self._size_read, self._size_now = sparse.end_of(pieces), size_now
 
     def _content(self) -> tuple[list[sparse.Piece], Callable[[], int]]:
@@ -104,7 +105,7 @@ class QueueFile:
 
     def is_fresh(self) -> bool:
         """Return whether the file was read within the last second."""
-        return self._clock.monotonic() - self._read_at <= FRESH_S
+        return self._clock.monotonic() - self.read_at <= FRESH_S
 
     def is_unchanged(self, generation: int | None = None) -> bool:
         """Return whether the queue was neither purged nor deleted since the file was read. True is truth.
@@ -118,6 +119,6 @@ class QueueFile:
         try:
             # On the hot path: `is_fresh`, without a frame of its own.
             size_now = self._size_now
-            return self._clock.monotonic() - self._read_at <= FRESH_S and size_now() == self._size_read
+            return self._clock.monotonic() - self.read_at <= FRESH_S and size_now() == self._size_read
         except OSError:
             return False  # it is gone, perhaps: reading it tells

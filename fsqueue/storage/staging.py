@@ -23,13 +23,13 @@ from fsqueue.format.priority import LAST, Rank
 from fsqueue.storage.store import Store
 
 LOCK_S = 1.0
-"""How long to wait for the lock of a file that was just made: only a process that takes it for an orphan has it."""
+"""Seconds to wait for the lock of a file that was just made: only a process that takes it for an orphan has it."""
 LATE_S = 60.0
 """A process that gets the lock later than that was stopped after making the file. Is the file still there?"""
 REFUSALS = (*FULL, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV)
 """After one of these errors of a renaming a file was not moved. After any other one it may have been."""
 AWAY_S = 43_200.0
-"""Half the age at which `gc` reaps staged files. An inserter that was away for so long may have lost its lock."""
+"""Half the age at which `gc` reaps staged files. An inserter that was away for longer may have lost its lock."""
 
 
 @dataclass(slots=True)
@@ -130,10 +130,8 @@ def is_held(store: Store, path: str) -> bool:
         fd = store.fs.look(path, os.O_RDWR)
     except OSError:
         return False
-    try:
+    with store.fs.closing(fd):
         return not store.fs.try_lock(fd)
-    finally:
-        store.fs.close(fd)
 
 
 def publish(store: Store, layout: Layout, batches: list[Staged]) -> Iterator[Staged]:

@@ -15,15 +15,13 @@ from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, is_gone, mount_of, mountadvice, resources
-from fsqueue.filesystem.holders import boot_id
+from fsqueue.filesystem.processes import boot_id
 from fsqueue.format import task_file
 from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.storage import jsonl, listening
-from fsqueue.storage.doorbell import Doorbell
-from fsqueue.storage.durable import DurableNames
-from fsqueue.storage.listening import Listener
-from fsqueue.storage.open_logs import OpenLogs
+from fsqueue.storage.listening import Doorbell, Listener
+from fsqueue.storage.open_logs import DurableNames, OpenLogs
 from fsqueue.storage.queue_file import QueueClosed, QueueFile, state_in
 
 __all__ = ["QueueClosed", "Store"]
@@ -31,9 +29,9 @@ __all__ = ["QueueClosed", "Store"]
 T = TypeVar("T")
 
 MAKER_WAIT_S = 2.0
-"""How long the first process to put a file into a generation waits for the lock of `queue.jsonl`."""
+"""Seconds that the first process to put a file into a generation waits for the lock of `queue.jsonl`."""
 BUSY_S, BUSY_WAIT_S = 10.0, 0.02
-"""How long a shared file counts as stuck after a wait without success, and how long it is waited for meanwhile."""
+"""Seconds for which a file counts as stuck after a wait without success, and seconds to wait for it meanwhile."""
 PROBES = 3
 """Maximum number of measurements of the clock at a time."""
 
@@ -67,7 +65,7 @@ class Store:
             mountadvice.refuse_unfit(mount, path)
         self._take_settings()
         self.noted_pause: Pause | None = None
-        """The pause that the user was told of: see `pauses.news`."""
+        """The pause that the user was told of: see `waiting.pause_news`."""
         durability = self.settings.durability
         self.sync_inserts = durability != "none" or self.fs.shared
         self.sync_movements = durability == "strict" or self.fs.shared
@@ -77,7 +75,7 @@ class Store:
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
-        """What `retried` has read of files of dead letters, by their paths."""
+        """What `retrying` has read of files of dead letters, by their paths."""
         self._busy_until: dict[str, float] = {}
         self._durable_lines = (1, False)
         """The generation whose line in `queue.jsonl` is known to be on disk, and whether those of the format and of the
@@ -201,11 +199,8 @@ class Store:
         needed = (state.generation, state.is_ordered)
         if self.fs.shared or not self.sync_inserts or needed == self._durable_lines:
             return
-        fd = self.fs.look(self.layout.settings_file)
-        try:
+        with self.fs.closing(self.fs.look(self.layout.settings_file)) as fd:
             self.fs.fsync(fd)
-        finally:
-            self.fs.close(fd)
         self._durable_lines = needed
 
     def held(self, path: str, wait_s: float) -> AbstractContextManager[int]:
@@ -223,11 +218,8 @@ class Store:
             with self.held(path, MAKER_WAIT_S) as fd:
                 self._make_generation(fd)
         except LockTimeout:  # the lock's holder is stopped; as long as it is, no other process ends this generation
-            fd = self.fs.look(path)
-            try:
+            with self.fs.closing(self.fs.look(path)) as fd:
                 self._make_generation(fd)
-            finally:
-                self.fs.close(fd)
 
     def _make_generation(self, fd: int) -> None:
         """Make the directory of the generation, if the open `queue.jsonl` still names this generation."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import Filesystem, freed, results
+from fsqueue.filesystem import Filesystem, results, trees
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctor_directory
@@ -33,6 +33,7 @@ from fsqueue.storage import (
     payloads,
     published,
     record_times,
+    retrying,
     staging,
 )
 from fsqueue.storage.locked_batch import LockedBatch
@@ -75,7 +76,7 @@ def gc(store: Store, touch: bool = False, keep: Keep = Keep()) -> GcReport:
     """
     store.refresh(now=True)
     report = GcReport()
-    with freed.counted() as removed:
+    with trees.count_removals() as removed:
         full = _collect_present(store, report, keep)
     report.inodes_given_back += removed.inodes
     report.bytes_given_back += removed.bytes
@@ -136,7 +137,7 @@ def _apply_decided(store: Store, report: GcReport) -> list[OSError]:
     Before any batch is judged: a power loss may have put task files back into staging whose batches have logs.
     """
     try:
-        report.retries_published += deadletters.publish_pending(store)
+        report.retries_published += retrying.publish_pending(store)
         report.commits_applied += commits.apply_pending(store)
     except OSError as error:
         if error.errno not in FULL:
@@ -408,14 +409,12 @@ def reap_staged(store: Store, text: str) -> bool:
         fd = store.fs.look(path, os.O_RDWR)
     except OSError:
         return False
-    try:
+    with store.fs.closing(fd):
         if name is not None and listing.read_present_state(store, name.batch) is not None:
             return False  # it was published once: see `publish_again`
-        if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in deadletters.staged_names(store):
+        if store.fs.try_lock(fd) and store.fs.same_file(fd, path) and text not in retrying.staged_names(store):
             return store.fs.unlink(path)
         return False
-    finally:
-        store.fs.close(fd)
 
 
 def reap_successors(store: Store) -> int:

@@ -22,15 +22,15 @@ JOIN = "join"
 OPEN = 0o777
 """Mode, before the umask, of a place in which another user takes part: each renames what the other made."""
 TRIES = 20
-"""How often a meeting place is looked for that others remove and make again."""
+"""Maximum number of looks for a meeting place that others remove and make again."""
 
 ID = "[0-9a-f]{16}"
 PLACE = re.compile(rf"{re.escape(DOCTOR)}-{ID}")
 """The place of an examination from one host."""
 CONTEST = re.compile(rf"{ID}\.place")
 """The place of the tests between two parties, named after the one that leads."""
-MESSAGE = re.compile(rf"({ID})\.(?:here|(?:invite|accept|begin)\.{ID}\.[0-9]{{1,6}}|{ID}\.(?:[0-9]{{6}}|goodbye))")
-"""A party's message: its id comes first."""
+NOTE = re.compile(rf"{ID}\.(?:here|{ID}\.[0-9]{{6}})")
+"""A party's note: its id comes first, and then its partner's."""
 
 PROBE = rf"probe-{ID}"
 FORGOTTEN = r"\.nfs[0-9a-f]{8,64}"
@@ -131,12 +131,6 @@ def clear_away(meeting: OpenDirectory, party: str) -> None:
             remove_place(meeting, place)
 
 
-def is_of(party: str, name: str) -> bool:
-    """Tell whether a name is that of a message from `party`."""
-    match = MESSAGE.fullmatch(name)
-    return match is not None and match[1] == party
-
-
 # -- what killed doctors left --------------------------------------------------------------------------------
 
 
@@ -167,7 +161,7 @@ def _reap_meetings(outer: OpenDirectory, now_s: float) -> int:
         for name in meeting.names():
             if CONTEST.fullmatch(name):
                 removed += _reap_place(meeting, name, now_s)
-            elif MESSAGE.fullmatch(name) or PLACE.fullmatch(name):
+            elif NOTE.fullmatch(name) or PLACE.fullmatch(name):
                 removed += _reap_file(meeting, name, now_s)
         if is_mine(meeting.stat()):
             outer.remove_directory(JOIN)

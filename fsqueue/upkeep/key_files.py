@@ -34,7 +34,7 @@ P = ParamSpec("P")
 KEY_AGE_S = 86_400
 """The file of a free key is removed a day after its last change: a key that is used again soon keeps its file."""
 EPOCH_AGE_S = 72_000
-"""An epoch is so old when the earlier one ends. By then every client's listing shows all files of the earlier one.
+"""Age of an epoch at which the earlier one ends. By then every client's listing shows all files of the earlier one.
 
 Less than a day, so that an upkeep that runs daily does not come too early.
 """
@@ -59,7 +59,7 @@ class KeyCollector:
         self.refused = refused
         self._claims = Claims(store)
         self._passed_over = 0
-        """How many files could not be looked into: they are for the next upkeep."""
+        """Number of files that could not be looked into: they are for the next upkeep."""
 
     def collect(self) -> None:
         """Remove what can be removed now, or take the next step towards it."""

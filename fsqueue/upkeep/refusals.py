@@ -29,6 +29,6 @@ class Refusals:
         self.count[code] += 1
 
     def warn(self, what: Callable[[int], str]) -> None:
-        """Log a warning for each kind. `what` says what was refused so many times."""
+        """Log a warning for each kind. `what` makes a sentence of the number of refusals."""
         for code, error in self.first.items():
             logger.warning("%s; the first because of %s", what(self.count[code]), error)

@@ -20,7 +20,7 @@ from fsqueue.format import names, sparse
 from fsqueue.format.layout import SETTINGS_FILE, QueueState, read_queue_state, settings_file
 from fsqueue.format.names import Day, Generation, KeyEpoch, QueueId
 from fsqueue.storage import nested
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from heapq import nlargest, nsmallest
 from operator import itemgetter
@@ -360,6 +360,10 @@ class DrawnBatches(FileSample):
         return within + shards.sampling_variance([ratio * tasks for tasks in self.tasks])
 
 
+Groups = Counter[tuple[int, int, Lease | None, int | None]]
+"""How many tasks have this state, since when (ms), this last lease, and took so long to work on (ms; None: unknown)."""
+
+
 class _Survey:
     """All that was read. `since`: from when on nothing is missing (ms), in the files that were read.
 
@@ -436,7 +440,8 @@ class _Survey:
         ended = (line for line in lines if history.finished_ms(line) >= self.asked)
         parsed = history.parse(min(ended, key=history.finished_ms, default=b""))
         if parsed is not None:  # else work would seem to begin with the first one drawn
-            self._begin(history.replay(parsed[1]))
+            replay_state = history.replay(parsed[1])
+            self._begin(replay_state, _groups(replay_state))
         read = 0
         for number, line in enumerate(self.store.entropy.shuffled(lines)):
             if read >= TASKS_MAX:
@@ -467,10 +472,9 @@ class _Survey:
             if born >= self.asked:
                 unit.events[INSERTED][born] += 1
 
-    def _begin(self, replay_state: ReplayState) -> None:
+    def _begin(self, replay_state: ReplayState, groups: Groups) -> None:
         """Take in when a batch's tasks were leased: the rates of work begin with the first lease in the window."""
-        told = _told(replay_state)
-        for state, since, holder in set(_of(told, replay_state.state, replay_state.since, replay_state.holder)):
+        for state, since, holder, _ in groups:
             if holder is not None and holder.at < self.asked:
                 ended_since = state in (COMPLETED, DEAD) and since >= self.asked
                 self.was_at_work = self.was_at_work or ended_since or (state == LEASED and since > self.now)
@@ -485,14 +489,12 @@ class _Survey:
             self._insert(unit, batch, replay_state.count)
         else:
             self._insert_singly(unit, batch, replay_state)
-        self._begin(replay_state)
+        groups = _groups(replay_state)
+        self._begin(replay_state, groups)
         for lease in replay_state.leases.values():
             if lease.at >= self.asked:
                 unit.events[LEASES][lease.at] += len(lease.tasks)
-        told = _told(replay_state)
-        known = _of(told, replay_state.state, replay_state.since, replay_state.holder)
-        groups = Counter(zip(known, map(replay_state.took.get, told), strict=True))
-        for ((state, since, holder), worked), tasks in groups.items():
+        for (state, since, holder, worked), tasks in groups.items():
             if state in (COMPLETED, DEAD) and since >= self.asked:
                 unit.events[FINISHED][since] += tasks
                 if state == COMPLETED and holder is not None:
@@ -599,20 +601,11 @@ class _Survey:
         return rate_of(self.parts, kind, begin, self.now) if self.store.settings.keep_history else None
 
 
-def _told(replay_state: ReplayState) -> Sequence[int]:
-    """Return the tasks of which a state tells more than that they finished, some time before its checkpoint."""
-    if replay_state.is_whole:
-        return range(replay_state.count)
-    return list(replay_state.touched.union(*(lease.tasks for lease in replay_state.leases.values())))
-
-
-def _of(
-    tasks: Sequence[int], states: Sequence[int], times: Sequence[int], holders: Sequence[Lease | None]
-) -> Iterator[tuple[int, int, Lease | None]]:
-    """Yield state, time and holder of some tasks."""
-    return zip(
-        map(states.__getitem__, tasks), map(times.__getitem__, tasks), map(holders.__getitem__, tasks), strict=True
-    )
+def _groups(of: ReplayState) -> Groups:
+    """Count the tasks of which a state tells more than that they finished at some time before its checkpoint."""
+    told = range(of.count) if of.is_whole else [*of.touched.union(*(lease.tasks for lease in of.leases.values()))]
+    of_each = (of.state.__getitem__, of.since.__getitem__, of.holder.__getitem__, of.took.get)
+    return Counter(zip(*(map(get, told) for get in of_each), strict=True))
 
 
 def rate_of(parts: Iterable[FileSample], kind: int, begin: int, now: int) -> Rate | None:

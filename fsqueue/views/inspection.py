@@ -29,18 +29,18 @@ from fsqueue.models import DELAYED as IS_DELAYED
 from fsqueue.models import LEASED as IS_LEASED
 from fsqueue.models import WAITING as IS_WAITING
 from fsqueue.models import DeadLetter, State, Status, TaskInfo
-from fsqueue.storage import commits, counters, deadletters, listing, payloads, published, staging
+from fsqueue.storage import commits, counters, deadletters, listing, payloads, published, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.views import finished, task_history
 
 ROUNDS = 2
-"""How often a status is read again because batches finished meanwhile, before it holds the counters for a moment."""
+"""Number of times to read a status because batches finish meanwhile, before it holds the counters for a moment."""
 HOLD_S = 0.5
-"""How long to wait for the lock of one counter."""
+"""Seconds to wait for the lock of one counter."""
 LOOKS = 10
-"""How often to look for a task file that others may be renaming."""
+"""Maximum number of looks for a task file that others may be renaming."""
 COMMITS_MAX = 10
-"""How often a status is read again because something was committed while it was read."""
+"""Maximum number of times to read a status again because something was committed while it was read."""
 
 
 # -- status -------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def status(store: Store, exact: bool = True) -> Status:
 
 
 def _status(store: Store, exact: bool) -> Status:
-    deadletters.publish_pending(store)
+    retrying.publish_pending(store)
     apply_pending(store)
     before: _Seen | None = None
     for _ in range(ROUNDS):
@@ -338,8 +338,8 @@ class _Remains:
         """
         store = self.store
         while True:
-            deadletters.publish_pending(store)
-            if deadletters.is_retrying(store) or commits.apply_pending(store):
+            retrying.publish_pending(store)
+            if retrying.pending(store) or commits.apply_pending(store):
                 return None  # what was committed may be done or not: the next look tells
             ended: set[tuple[Batch, int]] = set()
             for shard in listing.shards(store):

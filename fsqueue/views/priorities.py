@@ -16,7 +16,7 @@ from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import Priority, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED
 from fsqueue.models import AsDict
-from fsqueue.storage import deadletters, listing
+from fsqueue.storage import listing, retrying
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class PriorityRange(AsDict):
-    """How many waiting tasks have a priority from `first` to `last`, the most urgent one first; None: those without."""
+    """Number of waiting tasks with a priority from `first` (the most urgent) to `last`; None: those without one."""
 
     first: Priority | None
     last: Priority | None
@@ -69,7 +69,7 @@ class Ranges:
         self._of_one: dict[Rank, _Range] = {}
         """The ranges that tasks were just added to, by the priorities of those."""
         self.without = 0
-        """How many have no priority."""
+        """Number of tasks without a priority."""
 
     def add(self, given: Priority | None, tasks: int = 1) -> None:
         """Add tasks of one priority."""
@@ -112,7 +112,7 @@ class Ranges:
         self._ranges = joined(found, max(1, self.kept_max // 2))
 
     def summed(self, ranges: int) -> list[PriorityRange]:
-        """Return so many ranges at most, the most urgent one first, and then the tasks without a priority."""
+        """Return at most `most` ranges, the most urgent one first, and then the tasks without a priority."""
         found = [PriorityRange(one.first, one.last, one.waiting) for one in joined(self._ranges, ranges)]
         return found + ([PriorityRange(None, None, self.without)] if self.without else [])
 
@@ -140,7 +140,7 @@ def joined(ranges: Iterable[_Range], most: int) -> list[_Range]:
 def count(store: Store, ranges: int, progress: Progress | None = None) -> list[PriorityRange]:
     """Count the waiting tasks by priority; a hint while others work. No lock is taken."""
     store.refresh(now=True)
-    deadletters.publish_pending(store)
+    retrying.publish_pending(store)
     inspection.apply_pending(store)
     found = Ranges(partial(_sample, store))
     shards = listing.shards(store)

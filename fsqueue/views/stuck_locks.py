@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fsqueue.cluster.identity import describe
-from fsqueue.filesystem.holders import Holder, holders_of
+from fsqueue.filesystem.processes import Holder, holders_of
 from fsqueue.format import names
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import commits, counters, history, listing
@@ -97,16 +97,11 @@ def _is_suspect(store: Store, path: str) -> bool:
     """Return whether a file is locked although no process has written to it for a while."""
     fs = store.fs
     try:
-        fd = fs.look(path)
+        with fs.closing(fs.look(path)) as fd:
+            quiet_ms = store.clock.now_ms() - fs.fstat(fd).st_mtime_ns / 1e6
+            return quiet_ms > QUIET_S * 1000 and fs.is_locked(fd)
     except OSError:
         return False
-    try:
-        quiet_ms = store.clock.now_ms() - fs.fstat(fd).st_mtime_ns / 1e6
-        return quiet_ms > QUIET_S * 1000 and fs.is_locked(fd)
-    except OSError:
-        return False
-    finally:
-        fs.close(fd)
 
 
 def _describe(store: Store, what: str, path: str) -> StuckLock | None:
@@ -115,7 +110,7 @@ def _describe(store: Store, what: str, path: str) -> StuckLock | None:
         fd = fs.look_anew(path)
     except OSError:
         return None
-    try:
+    with fs.closing(fd):
         status = fs.fstat(fd)
         lock = StuckLock(what, path, status.st_mtime, holders=holders_of(status.st_dev, status.st_ino))
         if what.startswith("batch "):
@@ -124,5 +119,3 @@ def _describe(store: Store, what: str, path: str) -> StuckLock | None:
             latest = max(replay_state.leases.values(), key=lambda lease: lease.at, default=None)
             lock.worker = latest.worker if latest is not None else None
         return lock
-    finally:
-        fs.close(fd)

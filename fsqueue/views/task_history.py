@@ -8,7 +8,7 @@ from fsqueue.errors import TaskNotFound
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.replay import SKIPPED, ReplayState
 from fsqueue.models import Movement
-from fsqueue.storage import history, listing
+from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 
 
@@ -23,8 +23,11 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     if not (index < name.count if name is not None else _is_task(history.replay(records), index)):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
     first, *others = _applied(records, index) or [{"op": "open"}]
-    birth = first["at"] if first["op"] == "insert" else names.birth_ms(batch)
-    return [Movement("insert", birth / 1000), *(_movement(record, index) for record in others)]
+    if first["op"] == "insert":
+        birth = Movement("insert", first["at"] / 1000)
+    else:  # a retry makes task files
+        birth = Movement("insert", names.birth_ms(batch) / 1000, repeats=deadletters.repeats(store, task_id))
+    return [birth, *(_movement(record, index) for record in others)]
 
 
 def _is_task(replay_state: ReplayState, index: int) -> bool:

@@ -4,10 +4,9 @@
 what commands print. `commands`, `processes` and `threads` do the tasks.
 """
 
-from fsqueue.worker.launchers import names_launcher
 from fsqueue.worker.passing import OUTPUTS, Output
 from fsqueue.worker.report import Event, WorkerReport
-from fsqueue.worker.scripts import check_command, check_program
+from fsqueue.worker.scripts import check_command, check_program, names_launcher
 from fsqueue.worker.worker import Worker
 
 __all__ = ["OUTPUTS", "Event", "Output", "Worker", "WorkerReport", "check_command", "check_program", "names_launcher"]

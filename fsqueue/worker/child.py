@@ -24,7 +24,7 @@ import orjson
 
 from fsqueue.errors import FsqueueError, in_unicode
 from fsqueue.models import Used
-from fsqueue.worker import calling, handlers, wire
+from fsqueue.worker import handlers, wire
 from fsqueue.worker.marks import Marker
 
 _PR_SET_PDEATHSIG = 1
@@ -46,7 +46,7 @@ def main() -> None:
     handlers.is_loading = True
     try:
         handler = handlers.find(setup["handler"])
-        way = calling.way_of(handler)
+        way = handlers.way_of(handler)
     except BaseException as error:
         why = str(error) if isinstance(error, FsqueueError) else handlers.describe(error)
         wire.send(end, 0, "", orjson.dumps(in_unicode(why)))
@@ -58,7 +58,7 @@ def main() -> None:
     _serve(end, flag, marker, handler, way)
 
 
-def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: calling.Way) -> None:
+def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: handlers.Way) -> None:
     clock = time.monotonic
 
     def should_stop() -> bool:

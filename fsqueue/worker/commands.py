@@ -7,38 +7,25 @@ import math
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
 
 from fsqueue import errors
-from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import UNKEPT, FsqueueError, InvalidArgument, InvalidTask
-from fsqueue.filesystem import (
-    NO_RESULT_FILES,
-    KeptOutput,
-    ResultFile,
-    ResultFiles,
-    inheritable_descriptors,
-    program_fault,
-    write_all,
-)
+from fsqueue.filesystem import NO_RESULT_FILES, ResultFile, ResultFiles, program_fault, write_all
 from fsqueue.format.results import RESULT_BYTES_MAX, decode_result
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.worker import diagnosis, output, placeholders, scripts, shortages
-from fsqueue.worker.background import Died
-from fsqueue.worker.directories import no_results, open_directories
-from fsqueue.worker.events import Mailbox
-from fsqueue.worker.jobs import Done, Job, kept_name
-from fsqueue.worker.leftovers import Leftovers
+from fsqueue.worker import output, placeholders, scripts, shortages
+from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S
-from fsqueue.worker.output import OutputWriter, Stream
-from fsqueue.worker.passing import Output
-from fsqueue.worker.result_keeper import CLOSE_S, ResultKeeper
-from fsqueue.worker.spawning import Process, describe
-from fsqueue.worker.supervision import NoForkServer, Supervisors
+from fsqueue.worker.loop import Loop
+from fsqueue.worker.output import Leftovers, Stream
+from fsqueue.worker.result_keeper import CLOSE_S, TEMPORARY, ResultKeeper, no_results
+from fsqueue.worker.spawning import NOT_EXECUTABLE, NOT_FOUND, Process, ProcessExecutor, describe, not_executed
+from fsqueue.worker.supervision import NoForkServer
 
 T = TypeVar("T")
 
@@ -63,18 +50,17 @@ class _Running:
         self.job, self.result = job, result
         self.seconds = 0.0
         """How long it took. Set when it has exited."""
-        mailbox, output_writer = commands.mailbox, commands.output_writer
         argv, environment, stdin = commands.invocation(job.task)
         environment[b"FSQUEUE_RESULT"] = os.fsencode(result.path)
-        self.slot = commands.free[-1]
-        environment.update((key.encode(), value.encode()) for key, value in commands.of_slots[self.slot].items())
+        self.slot, how = commands.free[-1], commands.how
+        environment.update((key.encode(), value.encode()) for key, value in how.of_slots[self.slot].items())
         self.streams: list[Stream] = []
         source = os.memfd_create("payload")  # unlike a pipe it is never full and never breaks
         try:
             write_all(source, stdin)
             os.lseek(source, 0, os.SEEK_SET)
             for ours in (1, 2):
-                self.streams.append(Stream(mailbox, output_writer, ours, commands.output, commands.has_tags))
+                self.streams.append(Stream(commands.mailbox, commands.output_writer, ours, how.output, how.has_tags))
             ends = [stream.write_end for stream in self.streams]
             self.process = Process(
                 commands.supervisors, argv, environment, [source, *ends], lambda: commands.ended(self)
@@ -85,57 +71,30 @@ class _Running:
             raise
         finally:
             os.close(source)
-        kept = None if commands.keep_output is None else commands.keep_output.file(kept_name(job.task))
         for stream in self.streams:
             stream.started()
-            stream.keep_in(kept)
-            stream.fresh(job.task)
+        commands.begin_attempt(self.streams, job.task)
 
 
-class Commands:
-    """Runs `argv` once for each task, as many at a time as there are slots.
+class Commands(ProcessExecutor):
+    """Runs a command once for each task, as many at a time as there are slots.
 
-    `of_slots` is what the environment of a slot's command has more. A slot is free again when its command has exited.
-    A thread makes the paths of results, and reads results (`ResultKeeper`). There is one path for each slot at most:
-    that bounds how much may lie before the thread.
-
-    `is_hurried` tells whether the user waits no longer for answers.
-    `refused` is called with an error if the command cannot be executed whatever the payload; its task is put back.
+    A slot is free again when its command has exited. A thread makes the paths of results, and reads results
+    (`ResultKeeper`). There is one path for each slot at most: that bounds how much may lie before the thread.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        of_slots: Sequence[dict[str, str]],
-        mailbox: Mailbox,
-        output_writer: OutputWriter,
-        done: Done,
-        refused: Callable[[FsqueueError], object],
-        results: ResultFiles,
-        died: Died,
-        *,
-        sysexits: bool = False,
-        keep_output: KeptOutput | None = None,
-        result_from_stdout: bool = False,
-        output: Output = "group",
-        has_tags: bool = False,
-        is_hurried: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._most, self.of_slots = len(of_slots), of_slots
-        self.free = list(reversed(range(self._most)))
+    def __init__(self, how: How, loop: Loop, results: ResultFiles) -> None:
+        super().__init__(how, loop)
+        self.free = list(reversed(range(how.slots)))
         """The slots in which no command is at work; the last is taken next."""
-        self.output, self.has_tags = output, has_tags
-        self.mailbox, self.output_writer, self.keep_output = mailbox, output_writer, keep_output
-        self._argv, self._done, self._refused, self._results = list(argv), done, refused, results
-        self.supervisors = Supervisors(mailbox, output_writer.say, is_hurried)
-        self._sysexits, self._result_from_stdout = sysexits, result_from_stdout
-        self._is_fixed = placeholders.is_fixed(argv[0])  # else each payload names its own program
+        self._argv, self._results = how.command, results
+        self._is_fixed = placeholders.is_fixed(how.command[0])  # else each payload names its own program
         self._faults_told = 0
         self._environment = {key: value for key, value in os.environb.items() if key != b"FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}
         self._awaited: dict[Job, _Running] = {}
         """The commands that have succeeded, and whose results the thread has not read."""
-        self._keeper = ResultKeeper(results, mailbox, died)
+        self._keeper = ResultKeeper(results, self.mailbox, loop.thread_died)
         self._is_open = self._is_hurried = False
         self._paths: deque[tuple[ResultFile, float]] = deque()
         """The paths that are ready, and when they came: no command has been told of any of them."""
@@ -143,19 +102,15 @@ class Commands:
         """How many paths there are, or were asked for."""
         self._give_up_at = math.inf
         """When results are waited for no longer."""
-        self._left = Leftovers(output_writer)
-        self._now = Clock().monotonic
-        self._shortage = shortages.Shortage(self._now, Entropy().random)
+        self._left = Leftovers(self.output_writer)
 
     def start(self) -> None:
-        """Make the directory of kept output, or try whether it can be used. InvalidArgument if not.
+        """Do what any executor by processes does. InvalidArgument if the command line was quoted as a whole.
 
-        The same if the command line was quoted as a whole. A thread makes the directory of results; `refused` is told
-        if it cannot. Until it is there no task is leased.
+        A thread makes the directory of results; the loop is told if it cannot. Until it is there no task is leased.
         """
         scripts.check_program(self._argv)
-        self.supervisors.foreign = inheritable_descriptors()
-        open_directories(self.keep_output, None)
+        super().start()
         self._keeper.start()
         self._keeper.open(self._opened)
 
@@ -166,24 +121,24 @@ class Commands:
         elif shortages.is_short(error):
             self._fall_short(error)
         else:
-            self._refused(no_results(self._results, error))
+            self.loop.refused(no_results(self._results, error))
 
     @property
     def slots(self) -> int:
         """Return how many commands can be at work: as long as the system refuses another one, those that are."""
-        return len(self._running) if self._shortage.is_on else self._most
+        return len(self._running) if self.shortage.is_on else self.most
 
     def is_ready(self) -> bool:
-        return self._is_open and not self._shortage.is_on
+        return self._is_open and not self.shortage.is_on
 
     def room(self, each: int) -> int:
-        while self._paths and self._paths[0][1] < self._now() - FRESH_S:
+        while self._paths and self._paths[0][1] < self.now() - FRESH_S:
             self._keeper.take(self._paths.popleft()[0], 0, self._has_let_go)
         return min(self.slots - len(self._running), len(self._paths))
 
     def give(self, job: Job) -> bool:
         result, came_at = self._paths.popleft()
-        job.began = self._now()
+        job.began = self.now()
         try:
             running = self._having_descriptors(lambda: _Running(self, job, result))
         except NoForkServer as error:
@@ -198,11 +153,11 @@ class Commands:
                 return False
             self._refuse(job, error)
             return True
-        self._shortage.over()
+        self.shortage.over()
         self._running[job] = running
         self.free.remove(running.slot)  # others may have become free meanwhile
         for stream in running.streams:
-            stream.head_bytes_max = RESULT_BYTES_MAX + 1 if self._result_from_stdout else 0
+            stream.head_bytes_max = RESULT_BYTES_MAX + 1 if self.how.result_from_stdout else 0
         return True
 
     def _having_descriptors(self, action: Callable[[], T]) -> T:
@@ -217,23 +172,23 @@ class Commands:
     def _fall_short(self, error: OSError) -> None:
         """Wait after a call that the system has refused for want of something; end if nothing will give it back."""
         what = f"The command {self._argv[0]!r} could not be begun"
-        if self._shortage.met():
+        if self.shortage.met():
             self.output_writer.say(shortages.words(error, what, "Its task waits, or is put back. Trying again."))
-        elif not self._running and self._shortage.is_hopeless(error):
-            self._refused(shortages.explain(error, what, "beginning a command"))
+        elif not self._running and self.shortage.is_hopeless(error):
+            self.loop.refused(shortages.explain(error, what, "beginning a command"))
 
     def prepare(self, waiting: int) -> None:
-        if not self._shortage.is_on:
-            self._ask_for_paths(min(waiting, self._most) - len(self._paths))
+        if not self.shortage.is_on:
+            self._ask_for_paths(min(waiting, self.most) - len(self._paths))
 
     def _ask_for_paths(self, count: int) -> None:
-        for _ in range(min(count, self._most - self._path_count)):
+        for _ in range(min(count, self.most - self._path_count)):
             self._path_count += 1
             self._keeper.new(self._has_path)
 
     def _has_path(self, result: ResultFile | OSError) -> None:
         if not isinstance(result, OSError):
-            self._paths.append((result, self._now()))
+            self._paths.append((result, self.now()))
             return
         self._path_count -= 1
         if result.errno in errors.NO_DESCRIPTORS and self._left.give_up():
@@ -241,33 +196,33 @@ class Commands:
         elif shortages.is_short(result):
             self._fall_short(result)
         else:
-            self._refused(no_results(self._results, result))
+            self.loop.refused(no_results(self._results, result))
 
     @property
     def due_at(self) -> float:
-        return min(self._shortage.until, self._give_up_at, self.supervisors.due_at)
+        return min(super().due_at, self._give_up_at)
 
     def keep_time(self, now: float) -> None:
         self.supervisors.keep_time(now)
-        if self._shortage.pass_by(now) and not self._is_open:
+        if self.shortage.pass_by(now) and not self._is_open:
             self._keeper.open(self._opened)
         if now < self._give_up_at:
             return
         self._give_up_at = math.inf
         if not self._awaited:
             return
-        where = self._results.parent or "the directory for temporary files"
+        where = self._results.parent or TEMPORARY
         self.output_writer.say(
             f"Results in {where} could not be read: it does not answer. The tasks of {len(self._awaited)} commands "
             "that have ended are put back without blame, and will be executed again."
         )
         for job, running in list(self._awaited.items()):
             del self._awaited[job]
-            self._done(job, "release", 0, running.seconds)
+            self.loop.done(job, "release", 0, running.seconds)
 
     def hurry(self) -> None:
         self._is_hurried = True
-        self._give_up_at = self._now() + UNREAD_S
+        self._give_up_at = self.now() + UNREAD_S
 
     def at_work(self) -> list[Job]:
         return list(self._running)
@@ -275,22 +230,16 @@ class Commands:
     def held(self) -> list[Job]:
         return [*self._running, *self._awaited]
 
-    def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
-        return []
-
     def end(self, job: Job, number: int) -> None:
         """Ask a command to end. If it has ended already, nothing happens: its own exit status counts."""
         running = self._running.get(job)
         if running is not None:
             running.process.kill(number)
 
-    def stopping(self) -> None:
-        """Do nothing: commands get SIGTERM when their time is over."""
-
     def close(self) -> None:
         for running in self._running.values():
             running.process.kill(signal.SIGKILL)
-        deadline = self._now() + KILLED_S
+        deadline = self.now() + KILLED_S
         for running in list(self._running.values()):
             running.process.reap(deadline)
             self._finish(running)
@@ -298,13 +247,12 @@ class Commands:
         self._left.close()
         # A thread that has not answered for a while does not at the end, either.
         self._keeper.close(CLOSE_S if self._give_up_at == math.inf and not self._awaited else UNREAD_S)
-        if self.keep_output is not None:
-            self.output_writer.do(self.keep_output.close)
+        super().close()
 
     def ended(self, running: _Running) -> None:
         """Judge a command that has exited. If its result counts, that follows when the thread has read it."""
         job = running.job
-        seconds = running.seconds = self._now() - job.began
+        seconds = running.seconds = self.now() - job.began
         if not running.process.was_told and running.process.status is not None:
             job.doomed = job.why = ""  # it has ended by itself
         running.process.reap()
@@ -312,17 +260,17 @@ class Commands:
         for stream in running.streams:
             stream.drain()
         status = running.process.status
-        if status == 0 and not job.doomed and not self._result_from_stdout:
+        if status == 0 and not job.doomed and not self.how.result_from_stdout:
             self._finish(running)
             self._awaited[job] = running
             if self._is_hurried and self._give_up_at == math.inf:
-                self._give_up_at = self._now() + UNREAD_S
+                self._give_up_at = self.now() + UNREAD_S
             self._take(running)
             return
         verb, value = self._judge(running)
         self._finish(running)
         self._keeper.take(running.result, 0, self._has_let_go)
-        self._done(job, verb, value, seconds)
+        self.loop.done(job, verb, value, seconds)
 
     def _take(self, running: _Running) -> None:
         """Have the thread read the result of a command that has succeeded."""
@@ -341,7 +289,7 @@ class Commands:
         self._has_let_go(written)
         if self._awaited.pop(running.job, None) is not None:
             verb, value = self._result_of(running, written)
-            self._done(running.job, verb, value, running.seconds)
+            self.loop.done(running.job, verb, value, running.seconds)
 
     def _has_let_go(self, written: bytes | OSError) -> None:
         """Note that a path has ended, and ask for another one in its place."""
@@ -361,9 +309,9 @@ class Commands:
         (out, err), status = running.streams, running.process.status
         if status == 0 and not running.job.doomed:
             return self._result_of(running, b"")
-        if self._sysexits and status == EX_TEMPFAIL and not running.job.doomed:
+        if self.how.sysexits and status == EX_TEMPFAIL and not running.job.doomed:
             return "release", None
-        verb = "bury" if self._sysexits and status == EX_DATAERR else "fail"
+        verb = "bury" if self.how.sysexits and status == EX_DATAERR else "fail"
         return verb, output.reason(
             running.job.why or self._described(running.process, err.tail, out.tail), err.tail, out.tail
         )
@@ -372,19 +320,14 @@ class Commands:
         """Return how a command ended, with what else is to blame."""
         status = process.status
         said = b"\n".join(tails).decode(errors="replace")
-        if (
-            self._is_fixed
-            and self._faults_told < FAULTS_MAX
-            and status in (diagnosis.NOT_FOUND, diagnosis.NOT_EXECUTABLE)
-        ):
+        fault = ""
+        if self._is_fixed and self._faults_told < FAULTS_MAX and status in (NOT_FOUND, NOT_EXECUTABLE):
             self._faults_told += 1
-            said_by = diagnosis.not_executed(self._argv[0], status, said)
-        else:
-            said_by = ""
-        return f"{describe(process)}{said_by or diagnosis.memory(said, status)}"
+            fault = not_executed(self._argv[0], said)
+        return f"{describe(process)}{fault or shortages.memory(said, status)}"
 
     def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
-        if self._result_from_stdout:
+        if self.how.result_from_stdout:
             data, where = running.streams[0].head, "standard output"
         elif isinstance(written, OSError) and written.errno not in NO_RESULT_FILES:
             return self._unread(running.job, written)
@@ -411,7 +354,7 @@ class Commands:
         if shortages.is_short(error):
             self.output_writer.say(shortages.words(error, what.rstrip("."), then))
             return "release", None
-        self._refused(errors.StorageError(f"{what} {then} Give another directory for results (--result-dir)."))
+        self.loop.refused(errors.StorageError(f"{what} {then} Give another directory for results (--result-dir)."))
         return "release", 0
 
     def _refuse(self, job: Job, error: OSError | ValueError) -> None:
@@ -431,12 +374,12 @@ class Commands:
             what = f"The command {self._argv[0]!r} could not be executed: {fault or error.strerror or error}."
             self._cannot(job, InvalidArgument(f"{what} Its task was put back."))
             return
-        self._done(job, "fail", why, 0.0)
+        self.loop.done(job, "fail", why, 0.0)
 
     def _cannot(self, job: Job, error: FsqueueError) -> None:
         """Put the task back, and say why no task can be done here."""
-        self._refused(error)
-        self._done(job, "release", 0, 0.0)
+        self.loop.refused(error)
+        self.loop.done(job, "release", 0, 0.0)
 
     def invocation(self, task: LeasedTask) -> tuple[list[bytes], dict[bytes, bytes], bytes]:
         """Return the command line, the environment and the standard input for `task`. Unfilled."""

@@ -20,9 +20,8 @@ from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
-from fsqueue.protocol.waiting import BELL_S, tell_of_end
+from fsqueue.protocol.waiting import BELL_S, pause_news, tell_of_end
 from fsqueue.queue import Queue
-from fsqueue.storage import pauses
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import lease_holders
@@ -245,7 +244,7 @@ class Feeder(BackgroundThread):
                     self._has_fed, self._untaken = True, got
                     self._report(Fed(got))
                     return None
-            for text in pauses.news(queue.store for queue in self._queues):
+            for text in pause_news(queue.store for queue in self._queues):
                 self._say("pause", text)
             if self._is_closed:
                 return Fed()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fsqueue.errors import FULL, FsqueueError, InvalidArgument, from_os_error
 from fsqueue.leased_task import LeasedTask
 from fsqueue.models import Used
 from fsqueue.worker.limits import STALL_S
+from fsqueue.worker.passing import Output
 
 
 class Job:
@@ -36,7 +39,6 @@ class Job:
         """When SIGKILL is due."""
         self.killed = False
         """Whether a signal ended its process, whatever sent it."""
-
         self.used: Used | None = None
         """What the work used, once it has ended and if that was measured."""
 
@@ -52,12 +54,29 @@ class Job:
         return self
 
 
-Done = Callable[[Job, str, Any, float], object]
-"""How the loop is told: the job, a verb of `settling`, its result, reason or delay, and the seconds it took."""
+@dataclass(frozen=True, slots=True)
+class How:
+    """The way in which the tasks are done: options of `Worker`."""
+
+    command: list[str]
+    handler: dict[str, Any]
+    function: Callable[..., Any] | None
+    slots: int
+    of_slots: list[dict[str, str]]
+    """What the environment of each slot's process has beside this process's own."""
+    sysexits: bool
+    keep_output: str | None
+    result_dir: str | None
+    result_from_stdout: bool
+    output: Output
+    has_tags: bool
 
 
 class Executor(Protocol):
-    """Something that does tasks, some at a time. Everything happens in the loop's thread."""
+    """Something that does tasks, some at a time. Everything happens in the loop's thread.
+
+    What an executor has nothing to do for it leaves as it is here.
+    """
 
     @property
     def slots(self) -> int:
@@ -66,12 +85,15 @@ class Executor(Protocol):
     @property
     def due_at(self) -> float:
         """Return when `keep_time` has something to do, on the monotonic clock."""
+        return math.inf
 
     def keep_time(self, now: float) -> None:
         """Do what is due: try again what the system has refused, or wait no longer."""
+        return
 
     def hurry(self) -> None:
         """Wait no longer for anything but tasks at work: the grace is over."""
+        return
 
     def start(self) -> None:
         """Make ready."""
@@ -87,6 +109,7 @@ class Executor(Protocol):
 
     def prepare(self, waiting: int) -> None:
         """Get ready for more, as far as can be done at once: there was no room for so many tasks."""
+        return
 
     def at_work(self) -> list[Job]:
         """Return the tasks that are at work."""
@@ -96,12 +119,14 @@ class Executor(Protocol):
 
     def take_back(self, slower_than_s: float = -1.0) -> list[Job]:
         """Return the tasks that were given and not begun, in order; of those only whose slot is at one for so long."""
+        return []
 
     def end(self, job: Job, number: int) -> None:
         """End the work on a task, by SIGTERM or SIGKILL. If it has ended by itself, that counts."""
 
     def stopping(self) -> None:
         """Tell the tasks at work that the worker is stopping."""
+        return
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -116,3 +141,10 @@ def capacity(executor: Executor, each: int, now: float) -> int:
 def kept_name(task: LeasedTask) -> str:
     """Return the name of the file for what is printed during an attempt at a task."""
     return f"{re.sub('[^0-9A-Za-z.~-]', '_', task.id)}.{task.attempt}"
+
+
+def not_kept(error: OSError, what: str, advice: str) -> FsqueueError:
+    """Return what it means that outputs or results cannot be kept. `what` has happened, before a task was begun."""
+    if error.errno in FULL:
+        return from_os_error(error, "making a file for a command")
+    return InvalidArgument(f"{what}: {error.strerror or error}. No task was begun. {advice}")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
-from fsqueue.wording import counted
+from fsqueue.wording import counted, duration
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder
@@ -26,13 +26,13 @@ from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, 
 from fsqueue.worker.output import OutputWriter
 from fsqueue.worker.pace import Pace
 from fsqueue.worker.passing import PassOn
-from fsqueue.worker.pending_failures import PendingFailures
 from fsqueue.worker.report import Tell, Teller, WorkerReport
 from fsqueue.worker.settling import (
     RETRY_S,
     LeaseRenewer,
     Outcome,
     OutcomeReporter,
+    PendingFailures,
     Renewed,
     Settled,
     adopt,
@@ -215,7 +215,7 @@ class Loop:
         left_s, likely_s = self._outlook()
         if likely_s < left_s:
             return True
-        why = f"another task may take {likely_s:.3g} s, longer than is left" if likely_s else "no time is left"
+        why = f"another task may take {duration(likely_s)}, longer than is left" if likely_s else "no time is left"
         self._end(self._stop_why, f"{why}: nothing more is begun")
         return False
 

@@ -16,26 +16,19 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import orjson
 
-from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import FsqueueError
-from fsqueue.filesystem import KeptOutput, inheritable_descriptors
 from fsqueue.wording import counted
-from fsqueue.worker import descriptors, diagnosis, output, shortages, wire
-from fsqueue.worker.directories import open_directories
-from fsqueue.worker.events import Mailbox
-from fsqueue.worker.jobs import Done, Job, kept_name
+from fsqueue.worker import output, shortages, wire
+from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S, STALL_S
+from fsqueue.worker.loop import Loop
 from fsqueue.worker.marks import Marks
-from fsqueue.worker.output import OutputWriter, Stream
-from fsqueue.worker.passing import Output
-from fsqueue.worker.spawning import Process, describe
-from fsqueue.worker.supervision import Supervisors
+from fsqueue.worker.output import Stream
+from fsqueue.worker.spawning import Process, ProcessExecutor, describe, python
 
 SENT_MAX = 128
 """Maximum number of tasks in a child's socket."""
@@ -60,7 +53,7 @@ class _Child:
         self.is_ready = False
         self.distrusted = ""
         """Why nothing that it says is believed any more; it is being killed then."""
-        mailbox, output_writer = family.mailbox, family.output_writer
+        mailbox, output_writer, how = family.mailbox, family.output_writer, family.how
         self.end, self.theirs = wire.pair()
         self.streams: list[Stream] = []
         self.is_watched = False
@@ -68,12 +61,12 @@ class _Child:
         try:
             for ours in (1, 2):
                 marks = Marks(token, family.flag)
-                self.streams.append(Stream(mailbox, output_writer, ours, family.output, family.has_tags, marks))
+                self.streams.append(Stream(mailbox, output_writer, ours, how.output, how.has_tags, marks))
             source = os.memfd_create("nothing")
             self.process = Process(
                 family.supervisors,
-                [sys.executable, "-c", family.program, "3", "4"],
-                {**os.environ, **family.of_slots[self.slot]},
+                [*family.program, "3", "4"],
+                {**os.environ, **how.of_slots[self.slot]},
                 [source, *(stream.write_end for stream in self.streams), self.theirs.fileno(), family.flag],
                 self._ended,
             )
@@ -115,12 +108,7 @@ class _Child:
 
     def _begin(self, job: Job, now: float) -> None:
         job.began = now
-        if self.family.keep_output is not None:
-            kept = self.family.keep_output.file(kept_name(job.task))
-            for stream in self.streams:
-                stream.keep_in(kept)
-        for stream in self.streams:
-            stream.fresh(job.task)
+        self.family.begin_attempt(self.streams, job.task)
 
     def read(self) -> None:
         """Take in the answers that are there."""
@@ -170,7 +158,7 @@ class _Child:
                 stream.ended()
         if self.given:
             self._begin(self.given[0], self.family.now())
-        self.family.done(job, verb, value, seconds)
+        self.family.loop.done(job, verb, value, seconds)
 
     def take_back(self) -> list[Job]:
         """Return what it has not received, in order. The child may be receiving meanwhile, any of it."""
@@ -196,7 +184,7 @@ class _Child:
         self.distrusted = f"the handler's process was ended, for {why}"
         left = self.take_back() if self.is_ready else []
         self.process.kill(signal.SIGKILL)
-        self.family.returned(left, "")
+        self.family.loop.returned(left, "")
 
     def _ended(self) -> None:
         """Settle what an exited child did, and fail the task that it was executing."""
@@ -218,8 +206,8 @@ class _Child:
             why = why or job.why
         if not why:
             printed = b"\n".join(tails).decode(errors="replace")
-            blamed_too = diagnosis.memory(printed, self.process.status)
-            why = f"the handler's process ended: {describe(self.process)}{blamed_too}"
+            memory = shortages.memory(printed, self.process.status)
+            why = f"the handler's process ended: {describe(self.process)}{memory}"
         self.family.lost(self, blamed, output.reason(why, *tails), left)
 
     def close(self) -> None:
@@ -234,86 +222,61 @@ class _Child:
         self.theirs.close()
 
 
-class Children:
+class Children(ProcessExecutor):
     """Runs a handler in child processes, one for each slot at most, which are started as tasks wait for them.
 
     The first one is started at once, for it tells whether the handler can be found. Where the system allows no further
-    process or descriptor, those that there are go on, and others are tried again after a pause.
-    `of_slots` is what a slot's child has more in its environment. One that died is reaped before its slot is free.
-    `broken` is called with a sentence, or an error, when no child can find the handler or be started; `returned` with
-    the tasks that one that died had not begun. `is_hurried` tells whether the user waits no longer for answers.
+    process or descriptor, those that there are go on, and others are tried again after a pause. One that died is reaped
+    before its slot is free. The loop is told when no child can find the handler or be started, and of the tasks that
+    one that died had not begun.
     """
 
-    def __init__(
-        self,
-        handler: Mapping[str, Any],
-        of_slots: Sequence[Mapping[str, str]],
-        mailbox: Mailbox,
-        output_writer: OutputWriter,
-        done: Done,
-        broken: Callable[[str | FsqueueError], object],
-        returned: Callable[[list[Job], str], object],
-        *,
-        keep_output: KeptOutput | None = None,
-        output: Output = "line",
-        has_tags: bool = False,
-        is_hurried: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._most, self.of_slots = len(of_slots), of_slots
-        self.output, self.has_tags = output, has_tags
-        self.is_told_apart = keep_output is not None or output == "group" or has_tags
+    def __init__(self, how: How, loop: Loop) -> None:
+        super().__init__(how, loop)
+        self.is_told_apart = self.keep_output is not None or how.output == "group" or how.has_tags
         """Whether it matters which task something was printed by."""
-        self.mailbox, self.output_writer, self.keep_output, self.done = mailbox, output_writer, keep_output, done
-        self.now = Clock().monotonic
-        self.entropy = Entropy()
-        self._shortage = shortages.Shortage(self.now, self.entropy.random)
         self.numbers = count(1)
         """Of the givings of tasks to children."""
-        self._broken, self.returned = broken, returned
         self._children: list[_Child] = []
         self._unready = 0
         self._closing = self._is_stopping = False
         self.flag = os.memfd_create("stopping")
         os.pwrite(self.flag, b"\0", 0)
-        path = [os.path.abspath(entry) for entry in sys.path]
-        self.program = f"import sys; sys.path[:] = {path!r}; from fsqueue.worker import child; child.main()"
-        self._handler = dict(handler)
+        self.program = python("child")
         self.setup: dict[str, Any] = {}
-        self.supervisors = Supervisors(mailbox, output_writer.say, is_hurried)
 
     def start(self) -> None:
-        self.supervisors.foreign = inheritable_descriptors()
-        open_directories(self.keep_output, None)
-        self.setup = {"argv": sys.argv, "handler": self._handler}
+        super().start()
+        self.setup = {"argv": sys.argv, "handler": self.how.handler}
         self._add()
-        most = descriptors.processes_max()
+        most = shortages.processes_max()
         if most is not None:
             self._keep_to(most, "of open files (ulimit -n)")
 
     def _keep_to(self, most: int, of_what: str) -> None:
         """Start no more than so many children."""
-        if most < self._most:
+        if most < self.most:
             self.output_writer.say(
-                f"starting no more than {counted(most, 'process', 'processes')} instead of {self._most:,}: "
+                f"starting no more than {counted(most, 'process', 'processes')} instead of {self.most:,}: "
                 f"the system's limit {of_what} allows no more."
             )
-            self._most = most
+            self.most = most
 
     @property
     def slots(self) -> int:
         """Return how many tasks can be at work: in the present children, and in those that may be started now."""
-        return min(self._most, len(self._children) + (0 if self._shortage.is_on else STARTING_MAX))
+        return min(self.most, len(self._children) + (0 if self.shortage.is_on else STARTING_MAX))
 
     def free_slot(self) -> int:
         """Return the lowest slot that no child has. There is one whenever a child is started."""
         taken = {child.slot for child in self._children}
-        return next(slot for slot in range(len(self.of_slots)) if slot not in taken)
+        return next(slot for slot in range(self.how.slots) if slot not in taken)
 
     def prepare(self, waiting: int) -> None:
-        wanted = min(self._most, waiting + sum(len(child.given) for child in self._children))
+        wanted = min(self.most, waiting + sum(len(child.given) for child in self._children))
         starting = sum(not child.is_ready for child in self._children)
         for _ in range(min(wanted - len(self._children), STARTING_MAX - starting)):
-            if self._shortage.is_on or not self._add():
+            if self.shortage.is_on or not self._add():
                 return
 
     def _add(self) -> bool:
@@ -324,31 +287,24 @@ class Children:
             if shortages.is_short(error):
                 self.fall_short(error)
             elif not self._children:
-                self._broken(shortages.explain(error, _NO_CHILD, "starting a process"))
+                self.loop.refused(shortages.explain(error, _NO_CHILD, "starting a process"))
             return False
-        self._shortage.over()
+        self.shortage.over()
         return True
 
     def fall_short(self, error: OSError) -> None:
         """Go on with the children that there are, and try again after a pause; end if there are none for long."""
-        if self._shortage.met():
+        if self.shortage.met():
             count = counted(len(self._children), "process", "processes")
-            then = f"The worker goes on with no more than {count} instead of {self._most:,}, and tries again."
+            then = f"The worker goes on with no more than {count} instead of {self.most:,}, and tries again."
             self.output_writer.say(shortages.words(error, _NO_CHILD, then))
-        elif not self._children and self._shortage.is_hopeless(error):
-            self._broken(shortages.explain(error, _NO_CHILD, "starting a process"))
-
-    @property
-    def due_at(self) -> float:
-        return min(self._shortage.until, self.supervisors.due_at)
+        elif not self._children and self.shortage.is_hopeless(error):
+            self.loop.refused(shortages.explain(error, _NO_CHILD, "starting a process"))
 
     def keep_time(self, now: float) -> None:
         self.supervisors.keep_time(now)
-        if self._shortage.pass_by(now) and not (self._children or self._is_stopping or self._closing):
+        if self.shortage.pass_by(now) and not (self._children or self._is_stopping or self._closing):
             self._add()
-
-    def hurry(self) -> None:
-        """Do nothing: only tasks at work are waited for."""
 
     def is_ready(self) -> bool:
         return any(child.is_ready for child in self._children)
@@ -392,7 +348,7 @@ class Children:
         # What it has not received goes back first: else it might have ended this task, and be killed at the next.
         left = child.take_back()
         if left:
-            self.returned(left, "")
+            self.loop.returned(left, "")
         if not any(job is one for one in child.given):
             return  # the child had not begun it: it has come back, too
         doomed = job.doomed
@@ -426,13 +382,12 @@ class Children:
             child.close()
         self.supervisors.close()
         os.close(self.flag)
-        if self.keep_output is not None:
-            self.output_writer.do(self.keep_output.close)
+        super().close()
 
     def found(self, child: _Child, error: str) -> None:
         """Take in that a child has found its handler, or why not."""
         if error:
-            self._broken(error)
+            self.loop.refused(error)
         else:
             child.is_ready = True
             self._unready = 0
@@ -441,14 +396,14 @@ class Children:
         """Report a child that has died, and replace it."""
         self._children.remove(child)
         for job in blamed:
-            self.done(job, "fail", why, max(0.0, self.now() - job.began))
-        self.returned(left, "" if self._closing or blamed else why)
+            self.loop.done(job, "fail", why, max(0.0, self.now() - job.began))
+        self.loop.returned(left, "" if self._closing or blamed else why)
         if self._closing:
             return
         if not child.is_ready:
             self._unready += 1
             if self._unready >= UNREADY_MAX:
-                self._broken(why)
+                self.loop.refused(why)
                 return
         if not self._children and not self._is_stopping:  # others are replaced when tasks wait for them
             self._add()

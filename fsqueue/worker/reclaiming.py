@@ -17,6 +17,7 @@ from fsqueue.filesystem import resources
 from fsqueue.groups.group import Group
 from fsqueue.protocol import revoking
 from fsqueue.queue import Queue
+from fsqueue.worker import spawning
 
 logger = logging.getLogger("fsqueue")
 
@@ -30,9 +31,7 @@ _NO_QUEUE = (QueueNotFound, NotAQueue, FormatTooNew, FormatTooOld)
 
 def command(paths: Sequence[str], run_id: str) -> list[str]:
     """Return the command line that ends the leases of a run in these queues, and in all queues of these groups."""
-    path = [os.path.abspath(entry) for entry in sys.path]
-    program = f"import sys; sys.path[:] = {path!r}; from fsqueue.worker import reclaiming; reclaiming.main()"
-    return [sys.executable, "-c", program, run_id, *map(os.path.abspath, paths)]
+    return [*spawning.python("reclaiming"), run_id, *map(os.path.abspath, paths)]
 
 
 def main() -> None:

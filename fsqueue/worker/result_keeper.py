@@ -10,14 +10,18 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import ResultFile, ResultFiles
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
+from fsqueue.worker.jobs import not_kept
 
 SWEEP_NAMES = 1_000
 """Number of names of a tree to remove before the thread looks whether a result waits to be read."""
 CLOSE_S = 2.0
 """How long the end waits for the removal of everything. The next worker on this host removes what is left."""
+TEMPORARY = "the directory for temporary files"
+"""What results are in if their directory has no name."""
 
 T = TypeVar("T")
 
@@ -75,3 +79,9 @@ class ResultKeeper(BackgroundThread):
                 return self._requests.get(block=not self._results.has_trees)
             except Empty:
                 self._results.sweep(SWEEP_NAMES)
+
+
+def no_results(results: ResultFiles, error: OSError) -> FsqueueError:
+    """Return what it means that no directory for results can be made."""
+    what = f"Results cannot be kept in {results.parent or TEMPORARY}"
+    return not_kept(error, what, "Name another directory with --result-dir, or TMPDIR.")

@@ -1,4 +1,5 @@
-"""Find placeholders in the text of a program (`sh -c 'echo {f}'`), and say how to hand the payload over instead.
+"""Read a command line: find placeholders in the text of a program (`sh -c 'echo {f}'`), and say how to hand the payload
+over instead; tell whether it works on other nodes than its worker, or may go on after its worker's death.
 
 A payload that becomes part of a program can be a command: whoever may insert tasks could run anything as the user of
 the worker. The list of programs is not complete, and cannot be. docs/sharing.md, "Commands and payloads of others",
@@ -13,6 +14,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fsqueue.cluster import slurm
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import is_program
 from fsqueue.worker import placeholders
@@ -95,6 +97,21 @@ _WRAPPERS = re.compile(
     "|taskset|chrt|flock|watch|script|su|runuser|exec|command|singularity|apptainer|docker|podman|conda|micromamba|strace|perf|sshpass"
 )
 """Matches programs that run the command in their arguments."""
+_LAUNCHER = re.compile(
+    r"(?:^|[\s;&|(`'\"/])"
+    r"(?:srun|(?:mpirun|mpiexec)(?:\.(?:openmpi|mpich|hydra|slurm|lsf|mpt)|_rsh|_mpt)?|orterun|prun|prterun|oshrun|aprun"
+    r"|jsrun|lrun|ibrun|ccc_mprun)"
+    r"(?=$|[\s;&|)])"
+)
+"""Matches a program that starts processes on other nodes, alone or in a script."""
+
+_ELSEWHERE = re.compile(
+    r"(?:^|[\s;&|(`'\"/])"
+    r"(?:ssh|rsh|mosh|pdsh|clush|oarsh|docker|nerdctl|ctr|crictl|kubectl|sbatch|salloc|qsub|qrsh|bsub|blaunch|pbsdsh"
+    r"|condor_submit|oarsub|pjsub|llsubmit|msub|ccc_msub|systemd-run|machinectl|tmux|at)"
+    r"(?=$|[\s;&|)])"
+)
+"""Matches another program whose work is done by processes that are not below it, alone or in a script."""
 _FILES_OF_SHELLS = ("--rcfile", "--init-file")
 _SHELL_SIGNS = re.compile(r"[|&;<>`\n]|\$[\w({]")
 """Matches what a shell reads as more than words."""
@@ -335,3 +352,24 @@ def _shown(words: Sequence[str]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
+
+
+def names_launcher(command: Sequence[str]) -> bool:
+    """Tell whether a command, or a script in it, names a program that starts processes on other nodes."""
+    return any(_LAUNCHER.search(word) for word in command)
+
+
+def may_leave_node(command: Sequence[str]) -> bool:
+    """Tell whether a command may run on other nodes: it says so, or one worker has a job of several nodes to itself.
+
+    A hint: what another program starts elsewhere cannot be seen from here.
+    """
+    return names_launcher(command) or slurm.is_alone_on_nodes()
+
+
+def may_outlive_worker(command: Sequence[str]) -> bool:
+    """Tell whether a command's work may go on when all processes below the worker have ended.
+
+    It says so, or may run on other nodes. A hint: what a script that it names starts cannot be seen from here.
+    """
+    return may_leave_node(command) or any(_ELSEWHERE.search(word) for word in command)

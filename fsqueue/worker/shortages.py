@@ -1,4 +1,5 @@
-"""Calls that the system refuses for want of something: which errors those are, how long to wait, and what helps.
+"""What the system has too little of: calls that it refuses, how long to wait, and what helps; limits of open files and
+of memory.
 
 A refused call ends no worker. What could not be begun waits for a pause, or is put back. Only a worker at which nothing
 is at work, so that nothing will be given back, ends after some time: with all tasks put back, and words that say why.
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable
+import re
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from fsqueue.clock import Backoff
 from fsqueue.errors import NO_DESCRIPTORS, FsqueueError, StorageError, from_os_error
-from fsqueue.worker import diagnosis
 
 _NO_MEMORY = (errno.ENOMEM, errno.ENOBUFS)
 SHORT = (*NO_DESCRIPTORS, *_NO_MEMORY, errno.EAGAIN)
@@ -26,6 +30,19 @@ TRIES = 6
 FORGOTTEN_S = 15.0
 """A refusal that much later is the first of a new shortage: there was nothing to begin meanwhile."""
 FEWER = "or execute fewer tasks at a time (-j, processes=)"
+FILES_EACH = 5
+"""The descriptors that the worker has open for a process: of a socket, or kept output; two pipes; a supervisor's."""
+FILES_SPARE = 256
+"""Number of descriptors left for the files of the queues; a quarter of all, if that is less."""
+_MEMORY = re.compile(
+    r"MemoryError|bad_alloc|OutOfMemory|(?:out of|insufficient|virtual) memory|memory exhausted"
+    r"|(?:can ?not|could not|failed to|unable to) (?:allocate|map|mmap|reserve)(?: \w+){0,2} "
+    r"(?:memory|segment|space|stack|heap|vector)",
+    re.IGNORECASE,
+)
+"""Matches what programs print that got no memory."""
+_OF_MEMORY = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+"""How programs die that do not look whether they got memory."""
 
 
 class NoSupervisor(OSError):
@@ -51,7 +68,7 @@ def words(error: OSError, what: str, then: str) -> str:
     if error.errno in NO_DESCRIPTORS:
         advice = "Raise the limit of open files (ulimit -n)"
     elif error.errno in _NO_MEMORY:
-        most = diagnosis.address_space()
+        most = address_space()
         limit = f"raise the limit of each process (ulimit -v, which is {most}), " if most else ""
         advice = f"Free memory, {limit}give the job more of it"
     else:
@@ -107,3 +124,58 @@ class Shortage:
         return self._count >= TRIES and self._now() - self._since >= (
             OWN_S if error.errno == errno.EMFILE else PATIENCE_S
         )
+
+
+def address_space() -> str:
+    """Return how much memory a process of this worker may have, in words; "" without a limit."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return "" if most == resource.RLIM_INFINITY else f"{most / 2**30:.1f} GiB"
+
+
+def memory(said: str, status: int | None = None) -> str:
+    """Return what to add to a failure in which memory seems to lack: " (…)", or "" if nothing limits it by ulimit -v.
+
+    `said`: what was printed or raised; `status`: how the process ended.
+    """
+    most = address_space()
+    if not most or not (_MEMORY.search(said) or (status is not None and -status in _OF_MEMORY)):
+        return ""
+    return f" (ulimit -v allows each process {most} of memory: raise it, or remove it)"
+
+
+def processes_max() -> int | None:
+    """Return for how many processes the soft limit suffices; None without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else _suffices_for(limit)
+
+
+@contextmanager
+def room_for(processes: int, say: Callable[[str], object]) -> Iterator[None]:
+    """Raise the soft limit of open files to what so many processes need, until the end of the block.
+
+    It goes no higher, since processes inherit it: some close all numbers below the limit when they begin. `say` gets a
+    sentence if the hard limit does not suffice.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = processes * FILES_EACH + FILES_SPARE
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        yield
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):
+        most = soft
+    if (few := _suffices_for(most)) < processes:
+        say(
+            f"{most:,} open files, the hard limit (ulimit -Hn), suffice for about {few:,} of {processes:,} tasks at a "
+            "time. Further ones wait. Have the limit raised, or start workers with a smaller -j on several nodes."
+        )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _suffices_for(limit: int) -> int:
+    return max(1, (limit - min(FILES_SPARE, limit // 4)) // FILES_EACH)

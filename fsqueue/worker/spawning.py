@@ -1,17 +1,66 @@
-"""A process of its own session, as the loop holds it: started by a supervisor, ended with all that it has started."""
+"""A process of its own session, as the loop holds it: started by a supervisor, ended with all that it has started.
+
+`ProcessExecutor` is what those have in common that start such a process for each slot.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import resource
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from fsqueue.clock import Clock
+from fsqueue.clock import Clock, Entropy
+from fsqueue.filesystem import KeptOutput, inheritable_descriptors, program_fault
+from fsqueue.leased_task import LeasedTask
 from fsqueue.models import Used
-from fsqueue.worker import supervisor
+from fsqueue.worker import shortages, supervisor
+from fsqueue.worker.jobs import Executor, How, kept_name, not_kept
 from fsqueue.worker.limits import KILLED_S
+from fsqueue.worker.loop import Loop
+from fsqueue.worker.output import Stream
 from fsqueue.worker.supervision import Supervisors, how_ended
+
+SPARE_FILES = 32
+"""Number of files of kept output that may be open besides one for each slot: for processes that commands leave
+behind."""
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""With these, shells and env(1) say that they could not execute a program."""
+_FOUND_WANTING = re.compile(
+    r"(?P<program>[^\s:]*/[^\s:]+): (?:not found|bad interpreter|cannot execute|exec format error|permission denied"
+    r"|no such file)",
+    re.IGNORECASE,
+)
+"""Matches the program that a shell could not execute."""
+_FLAGS = {
+    "isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "safe_path": "-P", "no_site": "-S",
+    "dont_write_bytecode": "-B",
+}  # fmt: skip
+"""The interpreter's options that say what it looks at, by their names in `sys.flags`."""
+
+
+def python(module: str) -> list[str]:
+    """Return the command that calls `main` of a module of fsqueue.worker. Arguments may follow.
+
+    It runs in an interpreter like this one, and finds the same modules: what this one was told not to look at (-I),
+    that one does not look at, either.
+    """
+    flags = [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
+    if sys.flags.utf8_mode:  # its file names are those of this process
+        flags += ["-X", "utf8"]
+    path = [entry for entry in map(_absolute, sys.path) if entry is not None]
+    program = f"import sys; sys.path[:] = {path!a}; from fsqueue.worker import {module}; {module}.main()"
+    return [sys.executable, *flags, "-c", program]
+
+
+def _absolute(entry: object) -> str | None:
+    """Return an entry of the search path as seen from any directory; None if nothing is found by it."""
+    try:
+        return os.path.abspath(entry) if isinstance(entry, str) else None
+    except OSError:  # it is relative, and the working directory was removed
+        return None
 
 
 class Process:
@@ -120,3 +169,52 @@ def describe(process: Process) -> str:
     if status is None:
         return f"its exit status was lost: the process that supervises it was killed, {process.rest}"
     return how_ended(status)
+
+
+def not_executed(program: str, printed: str) -> str:
+    """Return why a program could not execute a script, or its interpreter: " (…)", or "" if that is not the case.
+
+    `program`: the command's own, which was executed; `printed`: the end of its standard error.
+    """
+    fault = program_fault(program, has_begun=True)
+    if not fault and (found := _FOUND_WANTING.search(printed)) is not None:
+        program = found["program"]
+        fault = program_fault(program)
+    return f" ({os.path.basename(program)}: {fault})" if fault else ""
+
+
+class ProcessExecutor(Executor):
+    """What `Commands` and `Children` have in common: they start a process for each slot."""
+
+    def __init__(self, how: How, loop: Loop) -> None:
+        self.how, self.loop, self.most = how, loop, how.slots
+        self.mailbox, self.output_writer = loop.mailbox, loop.output_writer
+        self.keep_output = None if how.keep_output is None else KeptOutput(how.keep_output, how.slots + SPARE_FILES)
+        self.now, self.entropy = Clock().monotonic, Entropy()
+        self.shortage = shortages.Shortage(self.now, self.entropy.random)
+        self.supervisors = Supervisors(self.mailbox, self.output_writer.say, loop.is_hurried)
+
+    def start(self) -> None:
+        """Make the directory of kept output, or try whether it can be used. InvalidArgument, StorageFull if not."""
+        self.supervisors.foreign = inheritable_descriptors()
+        if self.keep_output is not None:
+            try:
+                self.keep_output.open()
+            except OSError as error:
+                what = f"No output can be kept in {self.keep_output.path}"
+                raise not_kept(error, what, "Name a directory that you may write in.") from error
+
+    def begin_attempt(self, streams: Sequence[Stream], task: LeasedTask) -> None:
+        """Let what comes through the streams from now on belong to an attempt at a task."""
+        kept = None if self.keep_output is None else self.keep_output.file(kept_name(task))
+        for stream in streams:
+            stream.keep_in(kept)
+            stream.fresh(task)
+
+    @property
+    def due_at(self) -> float:
+        return min(self.shortage.until, self.supervisors.due_at)
+
+    def close(self) -> None:
+        if self.keep_output is not None:
+            self.output_writer.do(self.keep_output.close)

@@ -346,7 +346,7 @@ class Supervisor(Reaper):
             send(self.end, STARTED, NUMBER.pack(number))
             self._watch(number)
         except ConnectionError:
-            self._give_up()
+            self._give_up(number)
 
     def _watch(self, command: int) -> None:
         """Tell how a command has ended, and end what it has started, unless it has succeeded."""
@@ -361,14 +361,14 @@ class Supervisor(Reaper):
             if self.end.fileno() in ready:
                 kind, body, _ = receive(self.end)
                 if kind != SIGNAL:
-                    self._give_up()
+                    self._give_up(command)
                 if self._has_succeeded(command) is None:  # else it has ended by itself, and that counts
                     is_told, number = True, NUMBER.unpack(body)[0]
                     is_refused = not self._signal(command, number)
                     if number == signal.SIGKILL:
                         held_at = time.monotonic() + (0.0 if is_refused else KILLED_S)
             elif self.worker in ready:
-                self._give_up()
+                self._give_up(command)
         is_over = not succeeded or is_told
         if is_over:
             kill(command)  # its number is still its own
@@ -377,7 +377,7 @@ class Supervisor(Reaper):
         flags = (TOLD if is_told else 0) | (LEFT if left else 0)
         send(self.end, EXITED, EXIT.pack(flags, os.waitstatus_to_exitcode(status), *usage))
         if is_over and left:
-            self._give_up()
+            self._give_up(command)
 
     def _has_succeeded(self, command: int) -> bool | None:
         """Return whether a command has exited with 0; None if it has not exited. Wait for other children that have."""
@@ -405,8 +405,13 @@ class Supervisor(Reaper):
                     kill(child)
         return is_sent
 
-    def _give_up(self) -> NoReturn:
-        """End all that there is, however long that takes, and this process."""
+    def _give_up(self, command: int) -> NoReturn:
+        """End all that there is, however long that takes, and this process.
+
+        The command comes first, by its own number: /proc may not show it.
+        """
+        if is_child(command):
+            kill(command)
         self.end_children()
         self.leave()
 

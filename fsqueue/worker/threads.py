@@ -8,7 +8,6 @@ task put back.
 from __future__ import annotations
 
 import functools
-import math
 import os
 import signal
 import time
@@ -19,10 +18,10 @@ from typing import Any
 
 from fsqueue.clock import Clock
 from fsqueue.leased_task import LeasedTask
-from fsqueue.worker import calling, handlers
+from fsqueue.worker import handlers
 from fsqueue.worker.background import BackgroundThread, Died
-from fsqueue.worker.events import Mailbox
-from fsqueue.worker.jobs import Done, Job
+from fsqueue.worker.jobs import Executor, Job
+from fsqueue.worker.loop import Loop
 
 WARNING = (
     "handlers run in threads of this process: one that holds the interpreter's lock for longer than a lease lasts "
@@ -41,13 +40,14 @@ class _Server(BackgroundThread):
         self._work()
 
 
-class Threads:
+class Threads(Executor):
     """Runs a handler in `slots` threads."""
 
-    def __init__(self, handler: Callable[..., Any], slots: int, mailbox: Mailbox, done: Done, died: Died) -> None:
-        self.slots, self.due_at, self._died = slots, math.inf, died
-        self._handler, self._way = handler, calling.way_of(handler)
-        self._mailbox, self._done = mailbox, done
+    slots = 0
+
+    def __init__(self, handler: Callable[..., Any], slots: int, loop: Loop) -> None:
+        self.slots, self._loop = slots, loop
+        self._handler, self._way = handler, handlers.way_of(handler)
         self._now = Clock().monotonic
         self._waiting: SimpleQueue[Job | None] = SimpleQueue()
         self._given: set[Job] = set()
@@ -57,7 +57,7 @@ class Threads:
 
     def start(self) -> None:
         for number in range(self.slots):
-            _Server(f"handler-{number}", self._died, self._serve).start()
+            _Server(f"handler-{number}", self._loop.thread_died, self._serve).start()
 
     def is_ready(self) -> bool:
         return True
@@ -69,15 +69,6 @@ class Threads:
         self._given.add(job)
         self._waiting.put(job)
         return True
-
-    def prepare(self, waiting: int) -> None:
-        """Do nothing: all that is needed is there."""
-
-    def keep_time(self, now: float) -> None:
-        """Do nothing: no call can be refused any more."""
-
-    def hurry(self) -> None:
-        """Do nothing: only tasks at work are waited for."""
 
     def at_work(self) -> list[Job]:
         return [job for job in self._given if job.began != float("inf")]
@@ -103,7 +94,7 @@ class Threads:
         """Report the task as done with, and drop what its thread will return: a thread cannot be killed."""
         if number == signal.SIGKILL and job in self._given:
             self._given.remove(job)
-            self._done(job, "release", 0, max(0.0, self._now() - job.began))
+            self._loop.done(job, "release", 0, max(0.0, self._now() - job.began))
 
     def stopping(self) -> None:
         self._is_stopping = True
@@ -121,7 +112,7 @@ class Threads:
             verb, value = handlers.execute(self._handler, self._way, task.payload, at_hand)
             seconds = time.perf_counter() - began
             self._answers.append((job, verb, value, seconds))
-            self._mailbox.post(self._take_in)
+            self._loop.mailbox.post(self._take_in)
 
     def _at_hand(self, task: LeasedTask) -> handlers.TaskAtHand:
         where = os.path.abspath(task.queue.store.path)
@@ -132,4 +123,4 @@ class Threads:
             job, verb, value, seconds = self._answers.popleft()
             if job in self._given:
                 self._given.remove(job)
-                self._done(job, verb, value, seconds)
+                self._loop.done(job, verb, value, seconds)

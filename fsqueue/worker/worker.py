@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,46 +16,24 @@ from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
 from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
-from fsqueue.filesystem import KeptOutput, ResultFiles
+from fsqueue.filesystem import ResultFiles
 from fsqueue.groups.selection import Selected
 from fsqueue.queue import Queue
-from fsqueue.worker import calling, descriptors, devices, handlers, placeholders, reclaiming, scripts, shortages
+from fsqueue.worker import devices, handlers, placeholders, reclaiming, scripts, shortages
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
-from fsqueue.worker.jobs import Executor
-from fsqueue.worker.launchers import may_leave_node, may_outlive_worker
+from fsqueue.worker.jobs import Executor, How
 from fsqueue.worker.limits import FAILURES_FIRST, Limits
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.processes import Children
 from fsqueue.worker.report import Event, Tell, WorkerReport
 from fsqueue.worker.sources import sources_of
+from fsqueue.worker.spawning import ProcessExecutor
 from fsqueue.worker.threads import WARNING, Threads
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What asks a worker to end: schedulers send SIGTERM, before it what was asked for; at its time limit LSF, SIGUSR2."""
-
-SPARE_FILES = 32
-"""Number of files of kept output that may be open besides one for each slot: for processes that commands leave
-behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class _How:
-    """The way in which the tasks are done."""
-
-    command: list[str]
-    handler: dict[str, Any]
-    function: Callable[..., Any] | None
-    slots: int
-    of_slots: list[dict[str, str]]
-    """What the environment of each slot's process has beside this process's own."""
-    sysexits: bool
-    keep_output: str | None
-    result_dir: str | None
-    result_from_stdout: bool
-    output: Output
-    has_tags: bool
 
 
 class Worker:
@@ -187,8 +164,8 @@ class Worker:
                 if callable(handler)
                 else handlers.find({"load": list(load)} if load else handlers.name_of(handler))
             )
-            calling.way_of(function)
-        self._how = _How(
+            handlers.way_of(function)
+        self._how = How(
             command=list(command),
             handler={"load": list(load)} if load else {} if command or function else handlers.name_of(handler),
             function=function,
@@ -221,7 +198,7 @@ class Worker:
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False
         try:
-            self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_doer, tell, pass_on)
+            self._loop = Loop(self._queues, self._lease_s, self._limits, self._make_executor, tell, pass_on)
         except OSError as error:
             raise shortages.explain(error, "The worker could not be made", "making a worker") from error
 
@@ -280,7 +257,7 @@ class Worker:
         if self._how.function is not None:
             return nullcontext()
         say = self._tell if self._how.command else lambda event: None
-        return descriptors.room_for(self._how.slots, lambda text: say(Event("warning", text, {})))
+        return shortages.room_for(self._how.slots, lambda text: say(Event("warning", text, {})))
 
     def _check_fields(self) -> None:
         """Refuse a command that does not suit a task which waits, before any task is leased."""
@@ -297,31 +274,19 @@ class Worker:
                 except placeholders.Unfilled as error:
                     raise InvalidArgument(f"Task {task.id} cannot be run so: {error}. No task was touched.") from None
 
-    def _make_doer(self, loop: Loop) -> Executor:
-        how, slots = self._how, self._how.slots
+    def _make_executor(self, loop: Loop) -> Executor:
+        how = self._how
         if how.function is not None:
-            return Threads(how.function, slots, loop.mailbox, loop.done, loop.thread_died)
-        kept = None if how.keep_output is None else KeptOutput(how.keep_output, slots + SPARE_FILES)
-        executor: Commands | Children
-        if how.command:
-            executor = Commands(
-                how.command, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused, self._results(),
-                loop.thread_died,
-                sysexits=how.sysexits, keep_output=kept, result_from_stdout=how.result_from_stdout,
-                output=how.output, has_tags=how.has_tags, is_hurried=loop.is_hurried,
-            )  # fmt: skip
-        else:
-            executor = Children(
-                how.handler, how.of_slots, loop.mailbox, loop.output_writer, loop.done, loop.refused,
-                loop.returned, keep_output=kept, output=how.output, has_tags=how.has_tags, is_hurried=loop.is_hurried,
-            )  # fmt: skip
-        if not may_outlive_worker(how.command):
+            return Threads(how.function, how.slots, loop)
+        executor: ProcessExecutor
+        executor = Commands(how, loop, self._results()) if how.command else Children(how, loop)
+        if not scripts.may_outlive_worker(how.command):
             executor.supervisors.on_death = lambda: reclaiming.command(self._queues.paths(), loop.run_id)
         return executor
 
     def _results(self) -> ResultFiles:
         """Return where results go: by default into the queue, which all nodes see, if commands may run elsewhere."""
-        if self._how.result_dir is None and may_leave_node(self._how.command):
+        if self._how.result_dir is None and scripts.may_leave_node(self._how.command):
             if not self._queues:
                 raise InvalidArgument(
                     "The command may run on other nodes, and the results of a group's tasks have no place that all "

@@ -40,8 +40,8 @@ COMMANDS = ("gc", "fsck", "delete", "doctor", "run", "purge")
 ENDS = {*range(13), 124}
 """Exit codes that commands document."""
 LAUNCHER = (
-    "import os, sys; from fsqueue_cli import main; os.write({fd}, b'!'); os.close({fd}); "
-    "sys.argv[0] = 'fsqueue'; main.main()"
+    "import os, sys; from fsqueue_cli import entry; os.write({fd}, b'!'); os.close({fd}); "
+    "sys.argv[0] = 'fsqueue'; entry.main()"
 )
 """What a command is started with: it says when it begins, so that the adversary does not spend itself before."""
 

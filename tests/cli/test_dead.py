@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fsqueue_cli import dead
-from fsqueue_cli.conditions import condition
+from fsqueue_cli.options import condition
 
 from fsqueue import Bury, DeadLetter, Queue
 from fsqueue.functions import handler
@@ -40,7 +40,16 @@ def test_list_groups_by_reason(fsqueue_cli: Run, buried: Queue) -> None:
         assert re.fullmatch(r' {11}[0-9a-f]+\.\d+  {"n":(\d)}  timed out after \1 s', line), line
     assert re.search(r'  {"n":[34]}$', lines[5]), lines[5]
     assert "\x1b" not in "".join(lines)
-    assert fsqueue_cli("dead", "list", buried.path, "--where", "reason~nothing").output == ""
+
+
+@pytest.mark.parametrize("more", [(), ("--all",)])
+def test_an_empty_list_says_so_on_standard_error(fsqueue_cli: Run, buried: Queue, more: tuple[str, ...]) -> None:
+    done = fsqueue_cli("dead", "list", buried.path, "--where", "reason~nothing", *more)
+    assert (done.stdout, done.stderr) == ("", f"no dead letter of {buried.path} meets the conditions\n")
+    buried.purge_dead()
+    done = fsqueue_cli("dead", "list", buried.path, *more)
+    assert (done.stdout, done.stderr) == ("", f"{buried.path} has no dead letters\n")
+    assert fsqueue_cli("dead", "list", buried.path, *more, "--json").output == ""
 
 
 def test_a_list_ends_with_what_to_type_next(fsqueue_cli: Run, buried: Queue) -> None:

@@ -122,7 +122,7 @@ def test_who_is_ended_while_waiting_leaves_nothing(spawn: Spawn, tmp_path: Path,
 IMPATIENT = """
 import sys
 from fsqueue.doctor import rendezvous
-from fsqueue_cli.main import main
+from fsqueue_cli.entry import main
 rendezvous.SILENCE_S = 3.0
 sys.argv[0] = "fsqueue"
 main()

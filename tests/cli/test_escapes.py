@@ -39,13 +39,14 @@ DRIVER = r"""
 import importlib, json, os, signal, sys, tempfile, types
 import filelock  # before it becomes another user, who may not read all of this Python
 from unittest import mock
-from fsqueue_cli.main import COMMANDS, main
+from fsqueue_cli.entry import main
+from fsqueue_cli.main import COMMANDS
 for module, _ in COMMANDS.values():
     importlib.import_module("fsqueue_cli." + module)
 import base64, difflib, logging, shlex, traceback, tqdm
 import fsqueue.doctor, fsqueue.views.stuck_locks, fsqueue.functions, fsqueue.worker
-from fsqueue.doctor.verdicts import ProbeResult
-from fsqueue.filesystem.holders import Holder
+from fsqueue.doctor.probes import ProbeResult
+from fsqueue.filesystem.processes import Holder
 EVIL = json.loads(sys.stdin.readline())
 
 def lock(path):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fsqueue_cli import insert_places
+from fsqueue_cli import insert_source
 from fsqueue_cli.main import cli
 
 from fsqueue import Queue, StorageError, StorageFull
@@ -570,16 +570,26 @@ def test_after_a_bad_line_only_lines_with_keys_may_be_repeated(fsqueue_cli: Run,
 
 
 @pytest.mark.once
-def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Queue) -> None:
-    process = spawn("insert", queue.path, "--key", "k", stdin=subprocess.PIPE)
+@pytest.mark.parametrize(
+    ("lines", "may"),
+    [
+        ('{"k":1}\n{"k":2}\n', True),
+        ('{"p":[1]}\n{"k":1}\n{"p":[1],"k":2}\n{"k":3}\n', True),
+        ('{"u":1}\n{"p":[1]}\n{"k":1}\n', False),
+    ],
+    ids=["all have keys", "one without a key is refused", "one without a key is inserted"],
+)
+def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Queue, lines: str, may: bool) -> None:
+    process = spawn("insert", queue.path, "--key", "k", "--priority", "p", "--skip-bad", stdin=subprocess.PIPE)
     assert process.stdin is not None
-    process.stdin.write('{"k":1}\n{"k":2}\n')
+    process.stdin.write(lines)
     process.stdin.flush()
     until(lambda: queue.status().waiting == 2, "two tasks")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "2\n")
-    assert "or repeat the command: it inserts no line whose key is taken" in err
+    assert ("or repeat the command: it inserts no line whose key is taken" in err) == may
+    assert ("would insert the lines without a key again" in err) != may
 
 
 @pytest.mark.batched  # with one task a batch a queue takes no keys
@@ -628,8 +638,8 @@ def test_a_line_with_a_key_that_may_be_in_the_queue_may_be_repeated(
 
 
 def test_the_places_of_many_tasks_are_known_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insert_places, "PLACES_MAX", 10)
-    places = insert_places.Places()
+    monkeypatch.setattr(insert_source, "PLACES_MAX", 10)
+    places = insert_source.Places()
     assert places.find(0) is None
     for task in range(1000):
         places.note(task, 0, task + 1)

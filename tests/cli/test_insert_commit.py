@@ -152,7 +152,7 @@ def test_a_missing_file_inserts_nothing(fsqueue_cli: Run, queue: Queue, tmp_path
 IMPATIENT = """
 import sys
 from fsqueue_cli import insert_input
-from fsqueue_cli.main import main
+from fsqueue_cli.entry import main
 insert_input.PUBLISH_S = 0.0
 sys.argv[:] = ["fsqueue", *sys.argv[1:]]
 main()
@@ -215,7 +215,7 @@ def mortal(name, method):
     return step
 for name in ("create", "rename", "link", "unlink", "make_directory"):
     setattr(Filesystem, name, mortal(name, getattr(Filesystem, name)))
-from fsqueue_cli.main import main
+from fsqueue_cli.entry import main
 main()
 """
 

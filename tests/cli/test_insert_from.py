@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fsqueue_cli import insert_producer
+from fsqueue_cli import insert_input
 from fsqueue_cli.insert_input import Input
 
 import fsqueue
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.once
 @pytest.fixture(params=[False, True], ids=["terminal", "none"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a terminal and without one: the command is in another process group."""
-    monkeypatch.setattr(insert_producer, "_has_terminal", lambda: not request.param)
+    monkeypatch.setattr(insert_input, "_has_terminal", lambda: not request.param)
 
 
 @pytest.mark.usefixtures("either")
@@ -136,7 +136,7 @@ def test_a_signal_ends_the_command_with_all_that_it_started(
     script = f"{ignore}seq 2; sleep 1000 & echo $! >'{pids}'; echo $$ >>'{pids}'; wait"
     program = (
         "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored, and stays so
-        "from fsqueue_cli import insert_producer as p; p.GRACE_S = 0.1; from fsqueue_cli.main import main"
+        "from fsqueue_cli import insert_input as p; p.GRACE_S = 0.1; from fsqueue_cli.entry import main"
     )
     arguments = ["insert", str(queue.path), "--commit", "a", "--from", "--", "sh", "-c", script]
     child = subprocess.Popen(
@@ -156,11 +156,11 @@ def test_a_signal_ends_the_command_with_all_that_it_started(
 
 def test_on_a_terminal_a_signal_ends_the_command_itself(queue: Queue, tmp_path: Path) -> None:
     """It is in the group of its caller, which gets no signal from fsqueue."""
-    program = "from fsqueue_cli import insert_producer as p, main; p._has_terminal = lambda: True"
+    program = "from fsqueue_cli import insert_input as p, entry; p._has_terminal = lambda: True"
     arguments = ["insert", str(queue.path), "--commit", "a", "--from", "--", "sh", "-c"]
     pid = tmp_path / "pid"
     child = subprocess.Popen(
-        [sys.executable, "-c", f"{program}; main.main()", *arguments, f"seq 2; echo $$ >'{pid}'; exec sleep 1000"],
+        [sys.executable, "-c", f"{program}; entry.main()", *arguments, f"seq 2; echo $$ >'{pid}'; exec sleep 1000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     until(lambda: child.poll() is not None or (pid.exists() and pid.read_text().endswith("\n")), "the command")
@@ -273,7 +273,7 @@ import fsqueue
 def publish(self, parts):
     os.kill(os.getpid(), signal.SIGKILL)
 fsqueue.Commit.publish = publish
-from fsqueue_cli.main import main
+from fsqueue_cli.entry import main
 main()
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fsqueue_cli import insert_input, insert_parquet
+from fsqueue_cli import insert_input, insert_parquet, insert_progress
 from pyarrow import parquet
 
 from fsqueue import Queue
@@ -182,6 +182,39 @@ def test_a_directory_goes_with_other_files_and_options(
     assert {task.payload.get("n", 5): task.priority for task in queue.tasks()} == {
         0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: None
     }  # fmt: skip
+
+
+def test_the_bar_is_as_long_as_all_parts_of_a_directory(
+    fsqueue_cli: Run, queue: Queue, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not as the directory itself. In the end it has come so far."""
+    last = write(table / "part-00002.parquet", n=list(range(300)), x=["d"] * 300)
+    alone = write(tmp_path / "alone.parquet", n=[5], x=["e"])
+    given: list[dict[str, Any]] = []
+    done: list[float] = []
+
+    class Bar:
+        n = 0
+
+        def __init__(self, **options: Any) -> None:
+            given.append(options)
+
+        def set_postfix_str(self, text: str, refresh: bool) -> None:
+            assert text == "256 tasks"
+
+        def update(self, count: int) -> None:
+            self.n += count
+
+        def close(self) -> None:
+            done.append(self.n)
+
+    monkeypatch.setattr(insert_progress, "is_screen", lambda stream: True)
+    monkeypatch.setattr(insert_progress, "PROGRESS_AFTER_S", 0.0)
+    monkeypatch.setattr(insert_progress, "bar", Bar)
+    fsqueue_cli("insert", queue.path, table, alone)
+    parts = [path.stat().st_size for path in table.glob("part-*")]
+    assert [options["total"] for options in given] == [sum(parts) + alone.stat().st_size]
+    assert [sum(parts) - last.stat().st_size < count <= sum(parts) for count in done] == [True]
 
 
 def test_a_column_without_values_in_a_part_agrees_with_any(fsqueue_cli: Run, queue: Queue, table: Path) -> None:

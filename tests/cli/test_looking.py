@@ -23,8 +23,22 @@ def test_ls(fsqueue_cli: Run, mixed: Queue) -> None:
     fsqueue_cli("ls", mixed.path, "--limit", "-1", code=2)
 
 
-def test_ls_of_an_empty_queue_prints_nothing(fsqueue_cli: Run, queue: Queue) -> None:
-    assert fsqueue_cli("ls", queue.path).output == ""
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (None, "no unfinished tasks; --state lists finished ones"),
+        ("leased", "no leased tasks"),
+        ("completed", "no completed tasks on record"),
+        ("failed", "no failed tasks: none is dead or waits for a retry"),
+    ],
+)
+def test_ls_without_tasks_says_so_on_standard_error(
+    fsqueue_cli: Run, queue: Queue, state: str | None, said: str
+) -> None:
+    more = () if state is None else ("--state", state)
+    done = fsqueue_cli("ls", queue.path, *more)
+    assert (done.stdout, done.stderr) == ("", f"{queue.path} has {said}\n")
+    assert fsqueue_cli("ls", queue.path, *more, "--json").output == ""
 
 
 def test_a_payload_cannot_drive_the_terminal(fsqueue_cli: Run, queue: Queue) -> None:

@@ -80,7 +80,7 @@ def used_by_children_s() -> float:
 
 def test_help_starts_quickly() -> None:
     """Below 2.5 times the start-up of click, in processor time: the best of several tries of each, in turn."""
-    best = {"import click": 9.0, "from fsqueue_cli.main import main; main()": 9.0}
+    best = {"import click": 9.0, "from fsqueue_cli.entry import main; main()": 9.0}
     for _ in range(7):
         for code in best:
             begin = used_by_children_s()

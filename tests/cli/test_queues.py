@@ -39,7 +39,7 @@ def test_create_with_settings(fsqueue_cli: Run, tmp_path: Path) -> None:
 
 def test_create_says_what_it_made(fsqueue_cli: Run, tmp_path: Path) -> None:
     said = fsqueue_cli("create", tmp_path / "q", "--lease", "1h", "--max-attempts", "1").stdout
-    assert said == f"made the queue {tmp_path / 'q'}: a lease lasts 1 h 0 min unless renewed, a task has 1 attempt\n"
+    assert said == f"made the queue {tmp_path / 'q'}: a lease lasts 1 h unless renewed, a task has 1 attempt\n"
     assert fsqueue_cli("create", tmp_path / "q", "--exist-ok").stdout == ""
     assert "any number of attempts" in fsqueue_cli("create", tmp_path / "r", "--max-attempts", "none").stdout
 

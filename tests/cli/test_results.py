@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from fsqueue_cli import result_files, result_place, result_table
+from fsqueue_cli import result_files, result_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -641,7 +641,7 @@ def test_what_a_killed_command_has_left_is_removed_by_the_next(
     fsqueue_cli: Run, sweep: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same file, if nobody has it locked. All else stays."""
-    with result_place.place_of(str(tmp_path / "out.csv")) as place:
+    with result_files.place_of(str(tmp_path / "out.csv")) as place:
         monkeypatch.setattr(os, "rename", lambda *_, **__: os._exit(9))
         if (pid := os.fork()) == 0:
             place.replace(lambda file: None)
@@ -685,7 +685,7 @@ def test_a_file_that_was_taken_away_before_it_was_whole_replaces_nothing(tmp_pat
 
     with (
         pytest.raises(OSError, match="was removed or replaced") as failed,
-        result_place.place_of(str(tmp_path / "out.csv")) as place,
+        result_files.place_of(str(tmp_path / "out.csv")) as place,
     ):
         place.replace(exchanged)
     assert failed.value.filename == str(tmp_path / "out.csv")

@@ -46,6 +46,17 @@ def test_show_of_the_old_one_tells_the_new_one(fsqueue_cli: Run, queue: Queue) -
     assert f"retried as    {new.id}\n" in fsqueue_cli("show", queue.path, old).stdout
 
 
+def test_show_of_the_new_one_tells_the_old_one(fsqueue_cli: Run, queue: Queue) -> None:
+    [old] = fill(queue, "a")
+    fsqueue_cli("retry", queue.path, old, "--state", "completed")
+    [new] = queue.tasks()
+    shown = fsqueue_cli("show", queue.path, new.id).stdout
+    assert f"  insert    repeats {old}\n" in shown
+    [move] = json.loads(fsqueue_cli("show", queue.path, new.id, "--json").stdout)["history"]
+    assert move["repeats"] == old
+    assert "repeats" not in fsqueue_cli("show", queue.path, old).stdout
+
+
 def test_tasks_without_a_payload_are_named_with_what_to_do(fsqueue_cli: Run, queue: Queue) -> None:
     [_, long] = fill(queue, "a", "x" * 2000)
     done = fsqueue_cli("retry", queue.path, "--state", "completed", "--all", code=1)

@@ -165,7 +165,7 @@ def test_a_terminal_that_is_narrow(on_terminal: On, queue: Queue, tmp_path: Path
 EAGER = """
 import sys
 from fsqueue_cli import progress
-from fsqueue_cli.main import main
+from fsqueue_cli.entry import main
 progress.DRAW_S = 0.001
 sys.argv[:] = ["fsqueue", *sys.argv[1:]]
 main()
@@ -231,11 +231,11 @@ def test_a_log_gets_a_line_a_minute(log: LogProgress, queue: Queue, clock: Clock
             task.complete()
             worker.completed = (second // 2 + 1,) * 2
         log.step()
-    assert told == ["31 of 200 done, 0.5/s, 6 min left", "60 of 200 done, 0.49/s, 5 min left"]
+    assert told == ["31 of 200 done, 0.5/s, 5 min 38 s left", "60 of 200 done, 0.49/s, 4 min 45 s left"]
     log.tell(failed("t", "exit status 1"))
     clock.now += 1
     log.step()
-    assert told[2:] == ["task t failed: exit status 1", "60 of 200 done, 1 failed, 0.24/s, 10 min left"]
+    assert told[2:] == ["task t failed: exit status 1", "60 of 200 done, 1 failed, 0.24/s, 9 min 39 s left"]
 
 
 def test_a_log_gets_the_first_failure_of_each_reason_and_counts_at_the_end(log: LogProgress, told: list[str]) -> None:
@@ -341,7 +341,7 @@ def test_rate_and_time_left_come_from_everybody(clock: Clock) -> None:
     line(numbers)
     clock.now += 10
     numbers.completed = lambda: (10, 10)
-    assert line(numbers).endswith("10 of 110 done, 6 leased elsewhere, 1.0/s, 2 min left")
+    assert line(numbers).endswith("10 of 110 done, 6 leased elsewhere, 1.0/s, 1 min 40 s left")
     numbers.look(Status(waiting=80, leased=10, completed=18, dead=2), held=10)
     assert line(numbers, failed=3).endswith("20 of 110 done, 3 failed, 2.0/s, 45 s left")
 
@@ -445,7 +445,7 @@ def test_while_only_retries_are_left_the_next_one_is_told_and_no_time_left(clock
     clock.now += 10
     numbers.look(Status(delayed=2, completed=98), held=0)
     said = progress_line(numbers, 2, 100, "ascii", next_due_s=7)
-    assert said.endswith("98 of 100 done, 2 failed, 1.8/s, 2 wait for a retry, the next in 7.0 s")
-    assert progress_line(numbers, 0, 100, "ascii", next_due_s=7).endswith("1.8/s, 2 delayed, the next in 7.0 s")
+    assert said.endswith("98 of 100 done, 2 failed, 1.8/s, 2 wait for a retry, the next in 7 s")
+    assert progress_line(numbers, 0, 100, "ascii", next_due_s=7).endswith("1.8/s, 2 delayed, the next in 7 s")
     numbers.look(Status(delayed=1, completed=99), held=0)
     assert progress_line(numbers, 2, 100, "ascii").endswith(", 1 waits for a retry")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fsqueue_cli import silence
+from fsqueue_cli import process as this_process
 
 from tests.cli.conftest import Spawn
 
@@ -68,9 +68,9 @@ def states(monkeypatch: pytest.MonkeyPatch, *at_each_look: dict[int, tuple[str, 
     waits: dict[int, tuple[int, int]] = {}
     found = []
     for at_once in at_each_look:
-        monkeypatch.setattr(silence, "_threads", lambda at_once=at_once: list(at_once))
-        monkeypatch.setattr(silence, "_state", at_once.__getitem__)
-        waits = silence.look(waits)
+        monkeypatch.setattr(this_process, "_threads", lambda at_once=at_once: list(at_once))
+        monkeypatch.setattr(this_process, "_state", at_once.__getitem__)
+        waits = this_process.look(waits)
         found.append({thread: ticks for thread, (ticks, _) in waits.items()})
     return found
 
@@ -88,8 +88,8 @@ def test_only_a_thread_that_waits_all_the_time_is_silent(monkeypatch: pytest.Mon
 
 
 def test_the_state_of_threads_is_read() -> None:
-    assert os.getpid() in silence._threads()
-    state, ran_ns = silence._state(os.getpid())
+    assert os.getpid() in this_process._threads()
+    state, ran_ns = this_process._state(os.getpid())
     assert state == "R"
     assert ran_ns > 0
-    assert silence._state(2**30) == ("", 0)
+    assert this_process._state(2**30) == ("", 0)

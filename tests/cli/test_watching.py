@@ -482,11 +482,27 @@ def test_nothing_is_wider_or_longer_than_the_screen(encoding: str, queues: int) 
             assert not any("\x1b" in line or "\u202e" in line for line in lines)
 
 
+def test_queues_with_work_and_those_that_fail_are_shown_before_drained_ones() -> None:
+    """By their names; the others are counted, and are in the sum."""
+    drained, busy = Status(completed=10), Status(waiting=1, completed=10)
+    looks = [Look(f"q{number:02}", "/s", drained) for number in range(20)]
+    looks[7], looks[19] = Look("q07", "/s", busy), Look("q19", "/s", busy)
+    looks[18] = Look("q18", "/s", Status(), error=NotAQueue("no queue"))
+    for rows, names in ((14, "q00 q01 q07 q18 q19"), (12, "q07 q18 q19"), (13, "q00 q07 q18 q19")):
+        lines = drawn(looks, 100, rows)
+        shown = [line.split()[0].rstrip(":") for line in lines if line.startswith("q")]
+        assert sorted(shown) == names.split(), rows
+        assert lines[0].startswith("20 queues")
+        assert f"and {20 - len(shown)} more" in lines
+        [whole] = [line.split() for line in lines if line.split()[:1] == ["all"]]
+        assert whole[-4:] == ["99.0%", "2", "0", "0"]
+
+
 def test_what_a_screen_says() -> None:
     lines = drawn([Look("q", "/s/q", Status(612_000, 0, 96, 387_500, 12), ACTIVITY)], 100, 24)
     assert "per second  leased 103 ± 4.1, completed 102 ± 3.9 over 1 min, sampled (50%)" in lines
     assert "time left   1 h 40 min (1 h 32 min to 1 h 50 min)" in lines
-    assert "a lease     58 s on average, of 6,100 completed tasks" in lines
+    assert "a lease     58.2 s on average, of 6,100 completed tasks" in lines
     assert "failures by reason (of the latest dead letters)" in lines
 
 
@@ -509,7 +525,7 @@ def test_each_rate_is_told_with_the_time_that_it_is_an_average_over() -> None:
                     completed=Rate(5.8, 0.4, 18), share=1.0, holders=frozenset({b"a"}))  # fmt: skip
     lines = status_text.details(Look("q", "/q", Status(waiting=3, leased=1), found), 24)
     assert lines[0] == "workers     1 holds tasks"
-    assert lines[1] == "per second  inserted 0.029 over 1 h 0 min; leased 5.9 ± 0.5, completed 5.8 ± 0.4 over 18 s"
+    assert lines[1] == "per second  inserted 0.029 over 1 h; leased 5.9 ± 0.5, completed 5.8 ± 0.4 over 18 s"
 
 
 def test_rates_of_nothing_and_the_time_left_without_workers_are_not_shown() -> None:
@@ -554,7 +570,7 @@ def test_how_much_of_the_leases_was_work_is_told_where_tasks_were_leased_ahead()
     look = Look("q", "/q", Status(waiting=5, leased=1), ACTIVITY)
     for work_s, more in ((None, ""), (58.0, ""), (10.0, " (10 s of it at work)")):
         lines = status_text.details(replace(look, activity=replace(ACTIVITY, work_s=work_s)), 24)
-        assert f"a lease     58 s on average{more}, of 6,100 completed tasks" in lines
+        assert f"a lease     58.2 s on average{more}, of 6,100 completed tasks" in lines
 
 
 def test_what_programs_are_told_of_rates_and_the_time_left() -> None:
@@ -597,7 +613,7 @@ def test_rates_from_one_status_after_another() -> None:
     assert found.completed == Rate(1.8, 1.8, 10.0)
     look = Look("q", "/q", Status(waiting=80, completed=18, dead=2), found)
     assert status_text.progress_line(look) == (
-        "completed 18 of 100 (18.0%), waiting 80, leased 0, dead 2, 2.0/s, 40 s left (11 s or more)"
+        "completed 18 of 100 (18.0%), waiting 80, leased 0, dead 2, 2.0/s, 40 s left (11.3 s or more)"
     )
     now[0] += 10
     found = pace.add(Status(waiting=60, completed=38, dead=2))

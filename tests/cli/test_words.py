@@ -321,7 +321,7 @@ def test_an_ignored_ctrl_c_stays_ignored(queue: Queue) -> None:
     assert interrupted("fsqueue_cli.watching", "status", queue.path, handler="SIG_IGN") == (0, "")
 
 
-AT_ONCE = "import fsqueue_cli.insert_progress as i; i.PROGRESS_AFTER_S = 0; from fsqueue_cli.entry import main; main()"
+AT_ONCE = "import fsqueue_cli.insert_source as i; i.PROGRESS_AFTER_S = 0; from fsqueue_cli.entry import main; main()"
 
 
 @pytest.mark.parametrize(("term", "draws"), [("", False), ("dumb", False), ("xterm", True)])

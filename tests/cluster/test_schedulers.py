@@ -20,11 +20,10 @@ from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.cluster import schedulers
 from fsqueue.cluster.identity import describe, is_in_job, job_of, worker_of_this_process
-from fsqueue.filesystem import job_files
+from fsqueue.filesystem import processes
 from fsqueue.filesystem.processes import fields_of
 from fsqueue.worker.limits import KILL_S, Limits, stop_time
-from fsqueue.worker.pending_failures import PendingFailures
-from fsqueue.worker.settling import Outcome
+from fsqueue.worker.settling import Outcome, PendingFailures
 from tests.pages import blocks, text_of
 from tests.waiting import until
 
@@ -191,7 +190,7 @@ def test_the_time_limit_counts_from_the_begin_of_the_job(
 ) -> None:
     set_all(monkeypatch, TORQUE | {"PBS_WALLTIME": walltime})
     asked = []
-    monkeypatch.setattr(job_files, "age_with", lambda *sign: asked.append(sign) or 100.0)
+    monkeypatch.setattr(processes, "age_with", lambda *sign: asked.append(sign) or 100.0)
     monkeypatch.setattr(schedulers, "time", SimpleNamespace(time=lambda: 1e9))
     end = schedulers.job_end()
     if limit_s is None:
@@ -203,19 +202,19 @@ def test_the_time_limit_counts_from_the_begin_of_the_job(
 
 def test_a_limit_that_is_over_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, TORQUE)
-    monkeypatch.setattr(job_files, "age_with", lambda *sign: 3601.0)
+    monkeypatch.setattr(processes, "age_with", lambda *sign: 3601.0)
     assert schedulers.job_end() is None
 
 
 def test_a_worker_stops_before_the_limit(monkeypatch: pytest.MonkeyPatch, ad: Path) -> None:
     monkeypatch.setenv("_CONDOR_JOB_AD", str(ad))
-    monkeypatch.setattr(job_files, "age_with", lambda *sign: 600.0)
+    monkeypatch.setattr(processes, "age_with", lambda *sign: 600.0)
     limits = Limits(**{one.name: math.inf for one in fields(Limits)} | {"grace_s": 10.0})
     at, why = stop_time(limits, 0.0)
     assert (at - time.monotonic(), why) == (pytest.approx(3000 - 10 - 2 * KILL_S, abs=60), "job-end")
 
 
-AGE = "from fsqueue.filesystem.job_files import age_with as a; print(a('J', '7'), a('J', '8'))"
+AGE = "from fsqueue.filesystem.processes import age_with as a; print(a('J', '7'), a('J', '8'))"
 
 
 def begin_s(pid: int) -> float:

@@ -16,7 +16,7 @@ import pytest
 
 from fsqueue import FsqueueError, InvalidArgument, NotAQueue, Queue, UnsafeFilesystem
 from fsqueue.doctor import examination as doctor
-from fsqueue.doctor.verdicts import OK, UNFIT, UNTRIED, WARNING, ProbeResult
+from fsqueue.doctor.probes import OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem, Mount
 from fsqueue.filesystem.mounts import mount_among
 from fsqueue.filesystem.quota import Quota, parse_lfs, quota_of

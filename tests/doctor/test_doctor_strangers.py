@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsqueue.clock import Clock, Entropy
-from fsqueue.doctor import contests, messages, rendezvous, twohosts
+from fsqueue.clock import Clock, Entropy, ManualClock
+from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.doctor import examination as doctor
 from fsqueue.doctor.contests import Party
+from fsqueue.doctor.probes import ProbeResult
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
-from fsqueue.doctor.verdicts import ProbeResult
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.upkeep import doctorplaces
@@ -32,7 +31,7 @@ from tests.waiting import until
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
 
 OWNER, STRANGER = 64_012, 64_013
-MOUNT = {"probe": "m", "verdict": "ok", "seen": "", "advice": "", "figures": {}}
+MOUNT = {"verdict": "ok", "seen": "", "advice": "", "figures": {"type": "", "point": "", "options": "", "source": ""}}
 HOST = "\x1b]0;PWNED\x07\x1b[2Jnode7"
 
 
@@ -160,7 +159,7 @@ class Evil(doctor.Examination):
     def _look(self) -> None:
         pass
 
-    def about_partner(self, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
+    def about_partner(self, host: str, there: dict[str, Any], mine: dict[str, Any]) -> list[ProbeResult]:
         return []
 
     def identity(self, directory: OpenDirectory) -> dict[str, Any]:
@@ -191,143 +190,167 @@ def joined(directory: str) -> dict[str, Any]:
 def test_a_stranger_who_talks_nonsense_is_told_from_a_doctor(scratch: Path, says: dict[str, Any]) -> None:
     with as_user(STRANGER, lambda: OpenDirectory.at(str(scratch)).make_or_enter(doctorplaces.DOCTOR, 0o1777, str).path):
         ready(scratch / ".fsqueue-doctor")
-    with as_user(STRANGER, answer, str(scratch), says) as stranger:
-        with as_user(OWNER, joined, str(scratch)) as child:
-            report = child.result()
-        stranger.result()
+    with as_user(STRANGER, answer, str(scratch), says), as_user(OWNER, joined, str(scratch)) as child:
+        report = child.result()
     assert report["partner"] is None
     assert "makes no sense" in report["findings"][-1]["seen"]
     assert "\x1b" not in json.dumps(report, ensure_ascii=False)
-    left = [path.name for path in scratch.glob(".fsqueue-doctor/join/*")]
-    assert all(name.endswith(".goodbye") for name in left), left
+    assert owned(scratch) == []
+
+
+def owned(scratch: Path) -> list[str]:
+    """What is left of the owner's."""
+    return [path.name for path in scratch.rglob("*") if path.stat().st_uid == OWNER]
 
 
 @needs_root
 def test_a_partner_who_is_another_user_is_named_as_one(scratch: Path) -> None:
-    """Two who share no group cannot finish the tests; both are told, and each clears away what is his."""
+    """Two who share no group may not finish the tests; both are told, and each clears away what is his."""
     with as_user(STRANGER, answer, str(scratch), None) as stranger, as_user(OWNER, joined, str(scratch)) as child:
         report, said = child.result(), stranger.result()
     assert any("another user: what follows rests on its word" in finding["seen"] for finding in report["findings"])
     assert said
-    left = [path.name for path in scratch.rglob("*") if path.is_file() and path.stat().st_uid == OWNER]
-    assert len(left) <= 1, left  # its last word, which is removed a day later
+    assert owned(scratch) == []
 
 
-# -- what is planted where messages belong -------------------------------------------------------------------
+# -- what is planted where notes belong ----------------------------------------------------------------------
 
 
 def parties(directory: Path) -> tuple[Rendezvous, Rendezvous]:
     place = str(directory)
     one, two = (Rendezvous(Filesystem(place, shared=False), place, Clock(), Entropy()) for _ in range(2))
-    return (one, two) if one.me < two.me else (two, one)
+    for party in (one, two):
+        party.announce()
+    return one, two
 
 
-def meet_beside(directory: Path, planted: Callable[[Path, str], None]) -> None:
-    """Two parties meet, and talk, where `planted(path, party)` has put things under the names that they expect."""
+def met(directory: Path) -> tuple[Rendezvous, Rendezvous]:
     one, two = parties(directory)
-    for name in (
-        "f" * 16 + ".here",
-        "0" * 16 + ".here",
-        f"{'0' * 16}.invite.{two.me}.1",
-        f"{'0' * 16}.invite.{one.me}.1",
-    ):
-        planted(directory / name, name[:16])
-    for message in range(1, 3):
-        planted(directory / f"{two.me}.{one.me}.{message:06d}", two.me)
     with ThreadPoolExecutor(2) as pool:
-        hello = [pool.submit(party.meet, {"host": party.me}, 30, lambda: None) for party in (one, two)]
-        assert [done.result()["host"] for done in hello] == [two.me, one.me]
-        pool.submit(one.send, {"a": 1}).result()
-        assert two.receive(5) == {"a": 1}
-        with pytest.raises(PartnerLost, match="said nothing more"):
-            one.receive(0.3)  # there is something else where the message belongs
+        hello = [
+            pool.submit(party.meet, {"host": name, "boot": "", "device": 1, "mount": MOUNT}, 60, lambda: None)
+            for party, name in ((one, "1"), (two, "2"))
+        ]
+        assert [done.result()["host"] for done in hello] == ["2", "1"]
+    return one, two
+
+
+def meet_beside(directory: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]) -> None:
+    """Two parties meet, and talk, where `plant` has put things under the names that they expect."""
+    real = Rendezvous.announce
+
+    def announce(party: Rendezvous) -> None:
+        real(party)
+        if len(list(directory.glob("*.here"))) == 4:  # those of both, beside two planted ones
+            one, two = (path.name[:16] for path in directory.glob("*.here") if path.name[:2] not in ("00", "ff"))
+            for name in (f"{'0' * 16}.{one}", f"{'0' * 16}.{two}", f"{one}.{two}"):
+                plant(directory / f"{name}.000001")
+
+    for digit in ("0", "f"):
+        plant(directory / f"{digit * 16}.here")
+    monkeypatch.setattr(Rendezvous, "announce", announce)
+    one, two = met(directory)
+    plant(directory / f"{two.me}.{one.me}.000003")
+    with pytest.raises(PartnerLost, match="said nothing more"):
+        one.exchange({}, {}, 0.3)  # there is something else where the note belongs
+    with pytest.raises(PartnerLost, match="in the place of a note"):
+        two.keep_step()
     for party in (one, two):
         party.close()
 
 
-def link_to(target: Path) -> Callable[[Path, str], None]:
-    return lambda path, party: path.symlink_to(target)
+def link_to(target: Path) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
 
 
 @pytest.mark.parametrize("what", ["pipe", "link", "directory", "endless", "nested", "closed"])
-def test_what_is_planted_where_messages_belong_stops_nobody(
+def test_what_is_planted_where_notes_belong_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(rendezvous, "ACCEPT_S", 0.5)
     monkeypatch.setattr(rendezvous, "ANSWER_S", 0.5)
     outside, place = tmp_path / "outside", tmp_path / "m"
     outside.mkdir()
     place.mkdir()
     (outside / "precious").write_text("precious")
 
-    def endless(path: Path, party: str) -> None:
+    def endless(path: Path) -> None:
         path.touch()
         os.truncate(path, 1 << 40)
 
-    def directory(path: Path, party: str) -> None:
+    def directory(path: Path) -> None:
         path.mkdir()
         (path / "precious").touch()
 
-    def nested(path: Path, party: str) -> None:
+    def nested(path: Path) -> None:
         data = b"[" * 100_000 + b"]" * 100_000
         digest = rendezvous.hashlib.blake2b(data, digest_size=16).hexdigest().encode()
         path.write_bytes(digest + b"\n" + data)
 
-    def closed(path: Path, party: str) -> None:
+    def closed(path: Path) -> None:
         path.write_text("secret")
         path.chmod(0)
 
-    plants: dict[str, Callable[[Path, str], None]] = {
-        "pipe": lambda path, party: os.mkfifo(path),
+    plants: dict[str, Callable[[Path], None]] = {
+        "pipe": lambda path: os.mkfifo(path),
         "link": link_to(outside / "precious"),
         "directory": directory,
         "endless": endless,
         "nested": nested,
         "closed": closed,
     }
-    meet_beside(place, plants[what])
+    meet_beside(place, monkeypatch, plants[what])
     assert (outside / "precious").read_text() == "precious"
     if what == "directory":
         assert list(place.rglob("precious")), "no tree is removed, whatever it is called"
 
 
-def test_thousands_of_invitations_hold_up_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_that_want_one_hold_it_up_no_longer_than_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two thousand at three tenths of a second each, only as many as fit into the second that it waits."""
     monkeypatch.setattr(rendezvous, "ANSWER_S", 0.3)
-    one, _ = parties(tmp_path)
-    for number in range(1, 2000):
-        (tmp_path / f"{'e' * 16}.invite.{one.me}.{number}").touch()
-    real, answered = one._await, []
-    monkeypatch.setattr(one, "_await", lambda name, timeout_s: answered.append(name) or real(name, timeout_s))
+    one, two = parties(tmp_path)
+    two.close()
+    for number in range(2000):
+        for name in (f"{number:016x}.here", f"{number:016x}.{one.me}.000001"):
+            (tmp_path / name).touch()
+    real, tried = one._agree_with, []
+    monkeypatch.setattr(one, "_agree_with", lambda other, identity: tried.append(other) or real(other, identity))
     with pytest.raises(PartnerLost, match="No other host joined"):
         one.meet({}, 1.0, lambda: None)
-    assert len(answered) < 10
+    assert 0 < len(tried) < 10
     one.close()
 
 
 @pytest.mark.parametrize("how", ["another's", "linked"])
-def test_a_ledger_that_is_another_file_is_not_written_to(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("name", ["ledger", "sights1/plain/grows"])
+def test_a_file_to_append_to_that_is_another_is_not_written_to(tmp_path: Path, name: str, how: str) -> None:
     """A partner who leads could have put a hard link to a file of the other's into the place."""
     precious = tmp_path / "precious"
     precious.write_text("precious\n")
-    (tmp_path / "m").mkdir()
-    owner = os.geteuid()
+    place = tmp_path / "m"
+    party = Party("p", Filesystem(str(place), shared=False), str(place), owner=os.geteuid())
+    place.mkdir()
+    sights = twohosts.Sights(party, 1)
+    sights.make()
+    (place / name).unlink(missing_ok=True)
     if how == "linked":
-        os.link(precious, tmp_path / "m" / "ledger")
+        os.link(precious, place / name)
     else:
-        (tmp_path / "m" / "ledger").touch()
-        owner += 1
-    party = Party("p", Filesystem(str(tmp_path / "m"), shared=False), str(tmp_path / "m"), owner=owner)
-    took = contests.take_turns(party, 3)
-    assert "another process put a file of its own" in took.error
+        (place / name).touch()
+        party.owner = os.geteuid() + 1
+    if name == "ledger":
+        assert "another process put a file of its own in place of ledger" in contests.take_turns(party, 3).error
+    else:
+        with pytest.raises(PermissionError, match="another process put a file of its own in place of sights1"):
+            sights.change()
     assert precious.read_text() == "precious\n"
 
 
 # -- what is said ---------------------------------------------------------------------------------------------
 
-KEYS = ("host", "boot", "device", "mount", "took", "rounds", "timeouts", "error", "won", "create", "link", "rename",
-        "ages", "findings", "probe", "verdict", "seen", "advice", "figures", "begin_ms", "changed_ms", "ahead_ms",
-        "error_ms", "received", "sent", "fresh new")  # fmt: skip
+SHAPES: list[dict[str, Any]] = [rendezvous.IDENTITY, twohosts.TURNS, twohosts.OUTCOME]
+KEYS = sorted({key for shape in SHAPES for key in shape} | {"seen", "advice", "rename", "overlaps", "fresh new"})
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.text(max_size=5),
     st.sampled_from(["ok", "unfit", HOST, "\x9b", "\x7f", 0, 1, 1e308, -1e308, float("nan"), float("inf")]),
@@ -341,27 +364,54 @@ BODIES = st.dictionaries(
 )
 
 
+def parts(value: Any) -> Iterator[Any]:
+    """What a value consists of, keys and all."""
+    for inner in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from parts(inner)
+    if not isinstance(value, (dict, list)):
+        yield value
+
+
+def sensible(shape: Any) -> Any:
+    """What a doctor would say."""
+    if isinstance(shape, dict):
+        return {key: sensible(inner) for key, inner in shape.items()}
+    if isinstance(shape, list):
+        return [sensible(shape[0])]
+    return "" if shape is rendezvous.TEXT else shape[0] if isinstance(shape, tuple) else 1
+
+
 @settings(max_examples=100, deadline=None)
-@given(BODIES)
-def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any]) -> None:
-    for parse in (
-        messages.host,
-        messages.finding,
-        messages.findings,
-        messages.won,
-        lambda body: messages.took(body, "p", 10),
-        lambda body: messages.ages(body, ["fresh new"], 1e9),
-        lambda body: messages.number(body, "begin_ms"),
-    ):
-        said = ""
-        try:
-            found: object = parse(body)
-        except messages.Nonsense as error:
-            found, said = None, str(error)
-        assert said.isprintable()
-        assert "\x1b" not in repr(found)
-        if isinstance(found, (int, float)):
-            assert abs(found) <= messages.NUMBER_MAX
+@given(BODIES, st.sampled_from(SHAPES))
+def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any], shape: dict[str, Any]) -> None:
+    found, said = {}, ""
+    try:
+        found = rendezvous.taken(sensible(shape) | body, shape)
+    except rendezvous.Nonsense as error:
+        said = str(error)
+    assert said.isprintable()
+    assert said or found.keys() == shape.keys()
+    for part in parts(found):
+        assert part is None or (part.isprintable() if isinstance(part, str) else abs(part) <= rendezvous.NUMBER_MAX)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (rendezvous.TEXT, ["x" * 10_001, HOST, 1, None, ["x"]]),
+        (rendezvous.NUMBER, [1 << 70, -1e19, float("nan"), True, "1", None, []]),
+        (rendezvous.NUMBER_OR_NONE, [1e19, "", {}]),
+        (7, [8, -1, 1.0, True, None, "7"]),
+        (("ok", "unfit"), ["better", None, 0, ["ok"]]),
+        ([7], [[0] * 101, [8], 7, {"7": 7}, None]),
+        ({"a": 7}, [{}, {"b": 7}, {"a": 8}, [7], 7, None]),
+    ],
+)
+def test_what_is_out_of_bounds_is_nonsense(shape: Any, said: list[Any]) -> None:
+    rendezvous.taken(sensible(shape), shape)
+    for one in said:
+        with pytest.raises(rendezvous.Nonsense):
+            rendezvous.taken(one, shape)
 
 
 class Scripted:
@@ -372,40 +422,29 @@ class Scripted:
         self.me, self.partner = "a" * 16, "b" * 16
         self.clock = Clock()
 
-    def send(self, body: dict[str, Any]) -> None:
+    def exchange(self, body: dict[str, Any], shape: dict[str, Any]) -> Any:
         json.dumps(body)
-
-    def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
         try:
-            return next(self.bodies)
+            return rendezvous.taken(sensible(shape) | next(self.bodies), shape)
         except StopIteration:
             raise PartnerLost("silent") from None
 
-    def exchange(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.send(body)
-        return self.receive()
-
-
-SENSIBLE: dict[str, Any] = {
-    "received": 1.0, "sent": 2.0, "ahead_ms": 0.0, "error_ms": 1.0, "begin_ms": 0.0, "changed_ms": 0.0,
-    "took": {"rounds": 1, "timeouts": 0, "error": ""}, "won": {"create": [], "link": [], "rename": [1]},
-    "ages": dict.fromkeys([f"{way} {what}" for way in twohosts.WAYS for what in ("new", "gone", "grown")], 0.1),
-    "findings": [{"probe": "p", "verdict": "ok", "seen": "s", "advice": "", "figures": {"n": 1}}],
-}  # fmt: skip
+    def keep_step(self) -> None:
+        self.exchange({}, {})
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(leads=st.booleans(), sensible=st.integers(0, 16), odd=st.lists(BODIES, max_size=3))
+@given(leads=st.booleans(), well=st.integers(0, 16), odd=st.lists(BODIES, max_size=3))
 def test_whatever_a_partner_says_in_between_the_tests_come_to_an_end(
-    tmp_path_factory: pytest.TempPathFactory, leads: bool, sensible: int, odd: list[dict[str, Any]]
+    tmp_path_factory: pytest.TempPathFactory, leads: bool, well: int, odd: list[dict[str, Any]]
 ) -> None:
     place = str(tmp_path_factory.mktemp("m"))
     if not leads:
         for number in range(contests.NAMES):
             Path(place, f"prize-{number}").touch()
-        for way in twohosts.WAYS:
-            Path(place, "sights2", way).mkdir(parents=True)
-    meeting: Any = Scripted(leads, [SENSIBLE] * sensible + [SENSIBLE | body for body in odd])
+        for number in (1, 2):
+            twohosts.Sights(Party("p", Filesystem(place, shared=False), place), number).make()
+    meeting: Any = Scripted(leads, [{}] * well + odd)
     party = Party(meeting.me, Filesystem(place, shared=False), place, owner=os.geteuid())
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (
@@ -426,10 +465,11 @@ def test_whatever_a_partner_says_in_between_the_tests_come_to_an_end(
         assert all(text.isprintable() for text in said)
 
 
-def test_a_beginning_in_the_far_future_is_not_waited_for() -> None:
-    meeting: Any = Scripted(False, [{"begin_ms": 9e12}])
-    with pytest.raises(messages.Nonsense):
-        twohosts.agree_on_times(meeting, Clock(), 0.0)
+def test_a_beginning_in_the_far_future_is_not_waited_for(tmp_path: Path) -> None:
+    clock = ManualClock()
+    begun = clock.now_s
+    twohosts.waiting_for(Party("p", Filesystem(str(tmp_path)), str(tmp_path), clock), 9e12)(0)
+    assert clock.now_s == begun + twohosts.HEAD_START_S
 
 
 class Later(Clock):
@@ -440,44 +480,45 @@ class Later(Clock):
 
 
 def test_a_partner_who_drags_it_out_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = parties(tmp_path)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda party: party.meet({}, 60, lambda: None), (one, two)))
-    two.send({"word": 1})
-    assert one.receive() == {"word": 1}
+    one, two = met(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(two.exchange, {"word": 1}, {})
+        assert one.exchange({}, {"word": 1}) == {"word": 1}
+        said.result()
     monkeypatch.setattr(one, "clock", Later())
     with pytest.raises(PartnerLost, match="said nothing more"):
-        one.receive()
+        one.keep_step()
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["no place", "an empty place"])
-def test_a_leader_that_is_interrupted_is_not_taken_for_nonsense(tmp_path: Path, there: bool) -> None:
-    """It removes the place of the tests, with what the follower looks for in it, before it says goodbye."""
+def test_a_leader_that_is_interrupted_is_not_taken_for_nonsense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """It removes what says that it is there, and then the place of the tests, which the follower looks for."""
     examination = Evil(str(tmp_path), lambda step: None)  # an honest one, but quicker
     with OpenDirectory.at(str(tmp_path)) as held:
         doctorplaces.meeting_place(held, Entropy().hex16).close()
-    place = str(tmp_path / doctorplaces.DOCTOR / doctorplaces.JOIN)
-    leader = Rendezvous(Filesystem(place, shared=False), place, Clock(), Entropy())
+        identity = examination.identity(held)
+    join = tmp_path / doctorplaces.DOCTOR / doctorplaces.JOIN
+    leader = Rendezvous(Filesystem(str(join), shared=False), str(join), Clock(), Entropy())
     leader.me = "0" * 16
+    leader.announce()
 
     def lead() -> None:
-        with OpenDirectory.at(str(tmp_path)) as held:
-            identity = examination.identity(held)
         leader.meet(identity, 60, lambda: None)
         twohosts.compare_clocks(leader)
         if there:
-            Path(place, f"{leader.me}.place").mkdir(0o700)
-        leader.exchange({"step": "locks"})
-        time.sleep(0.3)
+            (join / f"{leader.me}.place").mkdir(0o700)
+        leader.keep_step()
         leader.close()
 
+    real = doctorplaces.enter_contest
     with ThreadPoolExecutor(1) as pool:
         led = pool.submit(lead)
+        monkeypatch.setattr(doctorplaces, "enter_contest", lambda *place: (led.result(), real(*place))[1])
         examination.join(60, lambda: None)
-        led.result()
-    assert rendezvous.ENDED in examination.report.findings[-1].seen
-    left = [path.name for path in Path(place).glob("*")]
-    assert left == []
+    assert str(rendezvous.PartnerEnded()) in examination.report.findings[-1].seen
+    assert [path.name for path in join.glob("*")] == [f"{leader.me}.place"] * there
 
 
 def test_places_are_closed_to_others_unless_one_of_them_takes_part(tmp_path: Path) -> None:

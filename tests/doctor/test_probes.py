@@ -14,8 +14,7 @@ import pytest
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import contests, probes
-from fsqueue.doctor.probes import Bench
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult, worst
+from fsqueue.doctor.probes import OK, UNFIT, WARNING, Bench, ProbeResult, worst
 from fsqueue.filesystem import Filesystem
 
 
@@ -350,16 +349,16 @@ def test_holds_that_overlap_by_the_clock_alone_are_noticed() -> None:
     ledger = b"a 0 in\na 0 out 1\nb 0 in\nb 0 out 2\n"
     for start, overlaps in ((1011.0, 0), (1009.0, 1)):
         took = [contests.Took("a", 1, [(1000, 1010)]), contests.Took("b", 1, [(start, 1020)])]
-        [first, *others] = contests.judge_turns(took, ledger, "threads", one_clock=True)
+        [first, *others] = contests.judge_turns(took, contests.add_up(took, ledger), "threads", one_clock=True)
         assert (first.figures["overlaps"], first.verdict == UNFIT) == (overlaps, overlaps == 1)
         assert [finding.verdict for finding in others] == [OK, OK]
-        assert contests.judge_turns(took, ledger, "hosts", one_clock=False)[0].verdict == OK
+        assert contests.judge_turns(took, contests.add_up(took, ledger), "hosts", one_clock=False)[0].verdict == OK
 
 
 def test_an_interrupted_hold_needs_no_clock_to_be_noticed() -> None:
     took = [contests.Took("a", 1, [(0, 1)]), contests.Took("b", 1, [(5, 6)])]
     ledger = b"a 0 in\nb 0 in\na 0 out 1\nb 0 out 2\n"
-    [first, second, third] = contests.judge_turns(took, ledger, "hosts", one_clock=False)
+    [first, second, third] = contests.judge_turns(took, contests.add_up(took, ledger), "hosts", one_clock=False)
     assert (first.verdict, first.figures["overlaps"], second.verdict, third.verdict) == (UNFIT, 2, OK, OK)
 
 

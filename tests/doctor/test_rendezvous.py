@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,8 @@ import pytest
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import rendezvous, twohosts
 from fsqueue.doctor.contests import Party
-from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, ProbeResult
+from fsqueue.doctor.probes import OK, UNFIT, WARNING, ProbeResult
+from fsqueue.doctor.rendezvous import PartnerEnded, PartnerLost, Rendezvous
 from fsqueue.filesystem import Filesystem
 
 Make = Callable[[], Filesystem]
@@ -30,34 +29,68 @@ def place(tmp_path: Path) -> str:
 
 
 def party(place: str, fs: Filesystem | None = None, clock: Clock | None = None) -> Rendezvous:
-    return Rendezvous(fs or Filesystem(place, shared=False), f"{place}/.join", clock or Clock(), Entropy())
+    """A party that says that it is here."""
+    one = Rendezvous(fs or Filesystem(place, shared=False), f"{place}/.join", clock or Clock(), Entropy())
+    one.announce()
+    return one
 
 
 def nothing() -> None:
     pass
 
 
-def meet(one: Rendezvous, name: str, timeout_s: float = 60) -> dict[str, Any]:
-    return one.meet({"name": name}, timeout_s, nothing)
+MOUNT = {"verdict": OK, "seen": "", "advice": "", "figures": {"type": "", "point": "", "options": "", "source": ""}}
+WORD = {"word": rendezvous.TEXT}
+"""The shape of what they say here."""
+
+
+def meet(one: Rendezvous, name: str, timeout_s: float = 60) -> str:
+    """Return who it was."""
+    return str(one.meet({"host": name, "boot": "", "device": 1, "mount": MOUNT}, timeout_s, nothing)["host"])
+
+
+def met(place: str) -> tuple[Rendezvous, Rendezvous]:
+    """Two parties that have met."""
+    one, two = party(place), party(place)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: meet(one, "x"), (one, two)))
+    return one, two
+
+
+def turned(place: str, fs: Filesystem | None = None) -> tuple[Rendezvous, Rendezvous]:
+    """Two parties before their first note: one has turned to the other."""
+    one, two = party(place, fs), party(place)
+    one.turn_to(two.me)
+    return one, two
 
 
 def test_two_meet_one_leads_and_they_talk(place: str) -> None:
     one, two = party(place), party(place)
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.submit(meet, one, "one"), pool.submit(meet, two, "two")
-        assert (first.result(), second.result()) == ({"name": "two"}, {"name": "one"})
+        assert (first.result(), second.result()) == ("two", "one")
         assert one.leads != two.leads
         assert (one.partner, two.partner) == (two.me, one.me)
-        for word in range(3):
-            there, here = pool.submit(one.exchange, {"a": word}), pool.submit(two.exchange, {"b": word})
-            assert (there.result(), here.result()) == ({"b": word}, {"a": word})
+        for word in "abc":
+            there, here = (pool.submit(each.exchange, {"word": each.me + word}, WORD) for each in (one, two))
+            assert (there.result(), here.result()) == ({"word": two.me + word}, {"word": one.me + word})
         assert [done.result() for done in (pool.submit(one.finish), pool.submit(two.finish))] == [None, None]
     for each in (one, two):
         each.close()
     assert os.listdir(f"{place}/.join") == []
 
 
-def test_four_that_come_at_once_make_two_pairs(place: str) -> None:
+def test_who_finishes_first_may_leave_at_once(place: str) -> None:
+    """It removes its last note, too: that it is gone says as much."""
+    one, two = met(place)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(lambda each: (each.finish(), each.close()), each) for each in (one, two)]
+        assert [end.result() for end in ends] == [(None, None)] * 2
+    assert os.listdir(f"{place}/.join") == []
+
+
+def test_four_that_come_at_once_make_two_pairs(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 2.0)
     parties = [party(place) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda one: meet(one, one.me), parties))
@@ -75,72 +108,103 @@ def test_who_waits_alone_is_told_to_and_gives_up(place: str) -> None:
 
 
 def test_the_dead_are_passed_over(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remnants of a killed doctor answer no invitation."""
-    monkeypatch.setattr(rendezvous, "ACCEPT_S", 0.8)
-    monkeypatch.setattr(rendezvous, "AGAIN_S", 0.5)
+    """Remnants of killed doctors answer nobody: of one that waited, and of one that was at its tests."""
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.8)
     for number in range(2):
         dead = party(place)
-        dead.me = "f" * 15 + str(number)
-        dead._post("here", {"name": "dead"})
+        if number:
+            dead._post("e" * 16 + ".000007", {})
     one, two = party(place), party(place)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.submit(meet, one, "one", 20), pool.submit(meet, two, "two", 20)
-        assert (first.result(), second.result()) == ({"name": "two"}, {"name": "one"})
+        first, second = pool.submit(meet, one, "one", 30), pool.submit(meet, two, "two", 30)
+        assert (first.result(), second.result()) == ("two", "one")
+    for each in (one, two):
+        each.close()
+    assert len(os.listdir(f"{place}/.join")) == 3, "those of the dead, and nothing of ids that were given up"
 
 
-def test_a_partner_that_ends_says_goodbye(place: str) -> None:
-    one, two = party(place), party(place)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one: meet(one, "x"), (one, two)))
+def test_who_waits_with_the_dead_is_told_to(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.2)
+    party(place)
+    one, told = party(place), []
+    with pytest.raises(PartnerLost, match="No other host joined"):
+        one.meet({}, 1.5, lambda: told.append(1))
+    assert told == [1]
+
+
+def test_a_partner_that_ends_is_missed(place: str) -> None:
+    one, two = met(place)
     two.close()
-    with pytest.raises(PartnerLost, match="was ended"):
-        one.exchange({})
+    with pytest.raises(PartnerEnded, match="was ended"):
+        one.keep_step()
     one.close()
     assert os.listdir(f"{place}/.join") == []
 
 
-def test_a_partner_that_ends_while_it_writes_a_message_says_goodbye(place: str) -> None:
-    one, two = party(place), party(place)
-    one.partner, two.partner = two.me, one.me
+def test_a_partner_that_ends_while_it_writes_a_note_is_missed(place: str) -> None:
+    one, two = met(place)
     two.fs.write_all = lambda fd, data: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        two.send({"half": "a message"})
+        two.keep_step()
     del two.fs.write_all  # type: ignore[method-assign]
     two.close()
-    with pytest.raises(PartnerLost, match="was ended"):
-        one.receive(10)
+    with pytest.raises(PartnerEnded, match="was ended"):
+        one.keep_step()
+
+
+def test_who_ends_removes_first_what_says_that_it_is_there(place: str) -> None:
+    """Whatever else its partner misses, it is not taken for nonsense."""
+    removed = []
+    one, two = met(place)
+    unlink = two.fs.unlink
+    two.fs.unlink = lambda path: removed.append(path) or unlink(path)  # type: ignore[func-returns-value, method-assign]
+    two.close()
+    assert removed[0] == f"{place}/.join/{two.me}.here"
+    assert len(removed) > 1
+    with pytest.raises(PartnerEnded):
+        one.heed_end()
 
 
 def test_a_partner_that_falls_silent_is_given_up_and_cleared_away(place: str) -> None:
-    one, two = party(place), party(place)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one: meet(one, "x"), (one, two)))
-    two.send({"last": "words"})
-    assert one.receive() == {"last": "words"}
+    one, two = met(place)
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(two.exchange, {"word": "last"}, WORD)
+        assert one.exchange({"word": ""}, WORD) == {"word": "last"}
+        said.result()
     with pytest.raises(PartnerLost, match="said nothing more"):
-        one.receive(0.3)
+        one.exchange({}, WORD, 0.3)
     one.close()
     assert os.listdir(f"{place}/.join") == []
 
 
-def test_a_message_that_is_not_whole_yet_is_read_again(place: str) -> None:
-    one, two = party(place), party(place)
-    one.partner, two.partner = two.me, one.me
-    two.send({"whole": True})
+def test_a_note_that_is_not_whole_yet_is_read_again(place: str) -> None:
+    one, two = turned(place)
+    two._post(f"{one.me}.000001", {"word": "whole"})
     path = Path(place) / ".join" / f"{two.me}.{one.me}.000001"
     content = path.read_bytes()
     path.write_bytes(content[:-4])
-    threading.Timer(0.3, lambda: path.write_bytes(content)).start()
-    assert one.receive(5) == {"whole": True}
+    looks = []
+    real = one._take
+    one._take = lambda name: (looks.append(name), path.write_bytes(content) if len(looks) == 3 else None, real(name))[2]  # type: ignore[method-assign, func-returns-value]
+    assert one.exchange({}, WORD) == {"word": "whole"}
+    assert len(looks) >= 3
 
 
-def test_messages_are_found_even_where_listings_never_show_them(place: str) -> None:
+def test_notes_are_found_even_where_listings_never_show_them(place: str) -> None:
     blind = Filesystem(place, shared=False)
-    one, two = party(place, blind), party(place)
-    one.partner, two.partner = two.me, one.me
+    one, two = turned(place, blind)
     blind.names = lambda directory: []  # type: ignore[method-assign]
-    two.send({"hidden": True})
-    assert one.receive(5) == {"hidden": True}
+    two._post(f"{one.me}.000001", {"word": "hidden"})
+    assert one.exchange({}, WORD) == {"word": "hidden"}
+
+
+def test_a_note_of_another_user_is_not_the_partner_s(place: str) -> None:
+    """Any neighbour may write one, under the name that comes next."""
+    one, two = turned(place)
+    one._owner_there += 1
+    two._post(f"{one.me}.000001", {"word": "forged"})
+    with pytest.raises(PartnerLost, match="said nothing more"):
+        one.exchange({}, WORD, 0.3)
 
 
 # -- the tests between two ----------------------------------------------------------------------------------
@@ -326,9 +390,7 @@ def test_what_an_old_listing_does_not_show_is_removed_all_the_same(place: str) -
     one = party(place, LateLister(place, shared=False))
     with pytest.raises(PartnerLost):
         meet(one, "one", 0.1)
-    one.partner = "b" * 16
-    one.send({})
-    one.send({})
-    one.partner = ""
+    for step in range(1, 3):
+        one._post(f"{'b' * 16}.{step:06d}", {})
     one.close()
     assert os.listdir(f"{place}/.join") == []

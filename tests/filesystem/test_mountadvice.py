@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue, administration
-from fsqueue.doctor.verdicts import OK, UNFIT, WARNING, about
+from fsqueue.doctor.probes import OK, UNFIT, WARNING, about
 from fsqueue.errors import QueueNotFound, UnsafeFilesystem
 from fsqueue.filesystem import Mount, mountadvice
 from fsqueue.filesystem.mounts import mount_among

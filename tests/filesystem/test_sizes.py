@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue.filesystem import Filesystem, rooted, sizes
+from fsqueue.filesystem import Filesystem, rooted
 
 
 def test_both_ways_tell_what_others_append(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_sizes_beyond_four_gigabytes(tmp_path: Path) -> None:
         file.truncate(5 << 32)
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert sizes.size_on_server(directory, "file") == 5 << 32
+        assert rooted.size_on_server(directory, "file") == 5 << 32
     finally:
         os.close(directory)
 

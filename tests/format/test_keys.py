@@ -23,7 +23,6 @@ def test_a_claim_is_read_as_it_was_written(key: str, at: int) -> None:
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert keys.parse(line[:-1]) == claim
-    assert not keys.names_a_file(line[:-1])
 
 
 @pytest.mark.parametrize(
@@ -31,18 +30,12 @@ def test_a_claim_is_read_as_it_was_written(key: str, at: int) -> None:
     [
         b"", b"~", b"{}", b"[]", b'{"op":"key"}', b'{"op":"key","at":1,"key":"k","batch":"x","insert":"y"}',
         b'{"op":"key","at":1,"key":"k","batch":"' + BATCH.encode() + b'"}',
+        b'{"op":"key","at":1,"key":"k","staged":"0000000000000-' + BATCH.encode() + b'-1.jsonl"}',
         b'{"op":"other","at":1,"key":"k","batch":"' + BATCH.encode() + b'","insert":"y"}',
     ],
 )  # fmt: skip
 def test_what_is_no_claim(line: bytes) -> None:
     assert keys.parse(line) is None
-    assert not keys.names_a_file(line)
-
-
-def test_a_line_of_a_task_with_a_file_of_its_own_is_no_claim_and_is_told_apart() -> None:
-    line = b'{"op":"key","at":1,"key":"k","staged":"0000000000000-' + BATCH.encode() + b'-1.jsonl","pid":7}'
-    assert keys.parse(line) is None
-    assert keys.names_a_file(line)
 
 
 @given(st.text(max_size=40))

@@ -179,8 +179,8 @@ def test_choose_takes_the_most_urgent(
             if in_log:
                 tape.insert(bound, 10 * size)
         elif step == "lease":
-            limit = rank_of(bound) if number % 2 else None
-            free = [index for index in tape.free() if limit is None or rank_of(tape.priorities.get(index)) <= limit]
+            limit = rank_of(bound) if number % 2 else LAST
+            free = [index for index in tape.free() if rank_of(tape.priorities.get(index)) <= limit]
             alone = [index for index in free if tape.lonely(index)]
             if solo and free and free[0] in alone:
                 wanted = free[:1]
@@ -192,7 +192,7 @@ def test_choose_takes_the_most_urgent(
             tasks, spent, is_alone = state.choose(tape.at, size, MARGIN, None, solo, limit)
             assert (tasks, spent) == (wanted, [])
             for other in others.values():
-                if other is not None and other.ranks is not None:
+                if other is not None and other.is_ranked:
                     assert other.choose(tape.at, size, MARGIN, None, solo, limit) == (tasks, spent, is_alone)
             rest = [index for index in tape.free() if index not in tasks]
             left = rank_of(tape.priorities.get(rest[0])) if rest else None

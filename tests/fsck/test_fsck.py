@@ -24,7 +24,7 @@ from fsqueue.format import movements, names
 from fsqueue.format.replay import ReplayState
 from fsqueue.fsck.findings import KINDS
 from fsqueue.protocol import finishing
-from fsqueue.storage import commits, counters, deadletters, staging
+from fsqueue.storage import commits, counters, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import trash as own_trash
 from tests.concurrency.processes import Child
@@ -885,7 +885,7 @@ def test_what_a_retry_publishes_during_a_look_is_no_finding(
     queue = queue_factory()
     queue.insert("again")
     queue.lease()[0].bury("for now")
-    publish, pending = staging.publish, deadletters.pending
+    publish, pending = staging.publish, retrying.pending
     retry = threading.Thread(target=queue.retry_dead)
     is_named, goes_on = threading.Event(), threading.Event()
     looks = 0
@@ -906,7 +906,7 @@ def test_what_a_retry_publishes_during_a_look_is_no_finding(
         return found
 
     monkeypatch.setattr(staging, "publish", slow)
-    monkeypatch.setattr(deadletters, "pending", overtaken)
+    monkeypatch.setattr(retrying, "pending", overtaken)
     retry.start()
     assert is_named.wait(60)
     found = list(Queue(queue.path).fsck())

@@ -16,7 +16,7 @@ LAYERS = (
     "errors", "wording", "simulation", "simulation_figures", "gc_pause", "forks", "clock", "filesystem", "format",
     "user_code", "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
     "administration", "repeating", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching",
-    "queue", "several", "groups", "functions", "worker", "spark",
+    "queue", "several", "groups", "functions", "worker", "webpages", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
@@ -30,6 +30,7 @@ MAY_USE = {
     "format": {"errors", "clock"},
     "models": {"format"},
     "cluster": {"filesystem"},
+    "webpages": {"errors", "wording", "forks"},
     "storage": {"errors", "wording", "forks", "clock", "filesystem", "format", "models", "cluster"},
 }
 """The lowest packages use these and nothing else, also of what stands below them: `format` does no I/O."""
@@ -130,9 +131,8 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.upkeep.collect",
         "fsqueue.storage.nested",
         "fsqueue.storage.nodes",
-        "fsqueue.filesystem.following",
-        "fsqueue.filesystem.mountadvice",
         "fsqueue.filesystem.replacing",
+        "fsqueue.filesystem.mountadvice",
         "fsqueue.views.outcomes",
         "fsqueue.views.lease_holders",
         "fsqueue.views.rates",

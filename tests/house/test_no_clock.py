@@ -29,9 +29,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/worker/tasks.py", "obey"): "a task that takes a while",
     ("tests/worker/tasks.py", "stormy"): "tasks that take a while",
     ("tests/worker/test_attempts.py", "test_every_attempt_is_executed_however_slow_syncs_are"): "a slow disk",
-    ("tests/doctor/test_doctor_strangers.py", "test_a_leader_that_is_interrupted_is_not_taken_for_nonsense"): (
-        "lets the other process look first; it passes without, too"
-    ),
     # What is compared is an order in time, or a time with its bounds: none is too late.
     ("tests/concurrency/test_keys.py", "test_many_inserters_and_workers"): "in which order processes acted",
     ("tests/peers/test_how_filequeue_breaks.py", "test_16_sixty_four_workers_and_no_false_empty"): "which came first",

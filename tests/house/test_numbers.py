@@ -12,11 +12,11 @@ from fsqueue_cli import watching as cli_watching
 
 from fsqueue import errors, models, poll, repeating, simulation_figures
 from fsqueue.clock import MS_MAX
-from fsqueue.doctor import contests, messages, rendezvous, twohosts
+from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.format import keys, layout, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
-from fsqueue.storage import doorbell, payloads, queue_file, staging
+from fsqueue.storage import listening, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
 from fsqueue.views import activity, stuck_locks
 from fsqueue.worker import feeding
@@ -59,8 +59,13 @@ NUMBERS = [
     ("docs/doctor.md", "`--timeout`, 300 s", option(cli_doctor.doctor, "timeout_s") == 300),
     ("docs/doctor.md", "is given up after a minute", rendezvous.SILENCE_S == 60),
     ("docs/doctor.md", "given up after 10 minutes", rendezvous.TESTS_S == 600),
+    ("docs/doctor.md", "as it can within three seconds", twohosts.TURNS_S == 3),
+    ("docs/decisions/0044-two-doctors.md", "six times", twohosts.PINGS == 6),
+    ("docs/decisions/0044-two-doctors.md", "after a minute of silence", rendezvous.SILENCE_S == 60),
+    ("docs/decisions/0044-two-doctors.md", "race for sixty names", contests.NAMES == 60),
+    ("docs/decisions/0044-two-doctors.md", "no answer within 5 s", rendezvous.ANSWER_S == 5),
     ("docs/doctor.md", "goes after a day", doctorplaces.REMNANT_AGE_S == DAY_S),
-    ("docs/doctor.md", "at most 253 characters", messages.HOST_CHARS_MAX == 253),
+    ("docs/doctor.md", "at most 253 characters", rendezvous.HOST_CHARS_MAX == 253),
     ("docs/doctor.md", "three of them contend", contests.PROCESSES == 3),
     ("docs/doctor.md", "race for 60 names", contests.NAMES == 60),
     ("docs/doctor.md", "must not be older than 2 s", twohosts.FRESH_S == 2),
@@ -95,7 +100,7 @@ NUMBERS = [
     ("docs/format.md", "nest at most 200 levels", nesting.NESTING_MAX == 200),
     ("docs/format.md", "nests deeper than 256 levels is void", nesting.RECORD_NESTING_MAX == 256),
     ("docs/format.md", "Format **3**", layout.FORMAT == 3),
-    ("docs/format.md", "16 random bytes", doorbell.BYTES == 16),
+    ("docs/format.md", "16 random bytes", listening.BYTES == 16),
     ("docs/format.md", "00 to 0f", layout.COUNTERS == 16),
     ("docs/format.md", "tasks (1 to 1024)", names.BATCH_TASKS_MAX == 1024),
     ("docs/format.md", "255 bytes at most", names.NAME_BYTES_MAX == 255),

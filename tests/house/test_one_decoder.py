@@ -30,7 +30,7 @@ DECODERS = {
     "fsqueue/storage/letter_files.py": "letters",
     "fsqueue/storage/nested.py": "queue.jsonl of another queue",
     "fsqueue/storage/nodes.py": "lines of files of nodes",
-    "fsqueue/storage/retried.py": "letters",
+    "fsqueue/storage/retrying.py": "letters",
     "fsqueue/fsck/surplus.py": "the history",
     "fsqueue/doctor/contests.py": "what its own process reports",
     "fsqueue/doctor/rendezvous.py": "what another doctor wrote",

@@ -55,10 +55,10 @@ def test_wheel_holds_every_module_and_nothing_generic(wheel: zipfile.ZipFile) ->
         f"{installed}/{path.relative_to(TOP / tree)}".replace("fsqueue/spark/pyspark_fsqueue/", "pyspark_fsqueue/")
         for tree, installed in {"fsqueue": "fsqueue", "cli": "fsqueue_cli"}.items()
         for path in (TOP / tree).rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix == ".py" or path.name == "py.typed" or path.parent.name == "templates"
     }
     assert "pyspark_fsqueue/__init__.py" in expected
-    assert "fsqueue/py.typed" in expected
+    assert {"fsqueue/py.typed", "fsqueue/webpages/templates/base.html"} <= expected
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
 

@@ -98,14 +98,14 @@ def test_what_the_filesystem_layer_offers_has_a_kind() -> None:
 
 WHOLE = {
     "filesystem.beneath.open_at",
-    "filesystem.kept_output.KeptOutput.open",
+    "filesystem.outputs.KeptOutput.open",
     "filesystem.replacing.Replaced.replace",
     "filesystem.replacing.Replaced.spool",
     "filesystem.results.ResultFiles.close",
     "filesystem.results.ResultFiles.open",
     "filesystem.results.ResultFiles.sweep",
     "filesystem.results.ResultFiles.take",
-    "filesystem.spools.Spool.append",
+    "filesystem.outputs.Spool.append",
     "filesystem.trees.OpenTree.read",
 }
 """Functions that only the layer calls, or that choose their paths themselves: their own row says it all."""

@@ -161,29 +161,6 @@ def test_a_host_that_does_not_tell_its_boot_inserts_no_keys(queue: Queue) -> Non
     assert queue.insert("x").inserted
 
 
-OLD = '{"op":"key","at":1,"key":"k","staged":"0000000000000-019ab0c0d0e0f70008000000000000000-1.jsonl"}\n'
-"""A line of an unreleased fsqueue, which gave keys to tasks with files of their own, too."""
-
-
-def test_a_key_of_a_task_with_a_file_of_its_own_is_told_and_not_taken(queue: Queue) -> None:
-    queue.insert("x", key="k")
-    queue.complete(queue.lease())
-    [path] = map(Path, files_of(queue))
-    with path.open("a") as file:
-        file.write(OLD)
-    for act in (lambda: queue.insert("y", key="k"), lambda: queue.insert_many([Task("y", key="k")])):
-        with pytest.raises(FsqueueError, match=r"was not inserted\. Drain the queue, then .*fsck --repair") as caught:
-            act()
-        assert (caught.value.new, caught.value.is_exact) == (0, True)
-    assert queue.status().waiting == 0
-    os.utime(path, (1, 1))
-    assert queue.gc().keys_removed == 0
-    [finding] = queue.fsck()
-    assert (finding.kind, finding.path) == ("damaged-line", str(path.relative_to(queue.path)))
-    assert [finding.repaired for finding in queue.fsck(repair=True)] == [True]
-    assert queue.insert("y", key="k").inserted
-
-
 # -- what is a key ------------------------------------------------------------------------------------
 
 

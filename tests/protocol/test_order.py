@@ -14,9 +14,8 @@ from fsqueue.clock import ManualClock
 from fsqueue.format import checkpoints
 from fsqueue.format.priority import Priority, rank_of
 from fsqueue.format.task_states import States
-from fsqueue.protocol import leasing, ordered_selection
-from fsqueue.protocol.ordered_selection import BUSY_AGAIN_S, KNOWN_S, LISTING_SHARE, OrderedSelection
-from fsqueue.protocol.selection import LISTING_S
+from fsqueue.protocol import leasing, selection
+from fsqueue.protocol.selection import BUSY_AGAIN_S, KNOWN_S, LISTING_S, LISTING_SHARE
 from fsqueue.storage.locked_batch import LockedBatch
 from tests.support import QueueFactory, insert_in_file, insert_into, put_open, put_ranked
 
@@ -417,7 +416,7 @@ def test_what_has_come_due_is_compared_with_all_else_by_a_strict_lease(
 
 
 def test_more_heads_than_are_kept(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordered_selection, "HEADS_MAX", 3)
+    monkeypatch.setattr(selection, "HEADS_MAX", 3)
     tasks: list[tuple[int, Priority | None]] = [(number, 20 - number if number % 3 else None) for number in range(20)]
     for task in tasks:
         clock.advance(0.01)
@@ -598,9 +597,7 @@ def test_the_heap_holds_no_more_than_there_is(q: Queue, clock: ManualClock) -> N
     put_ranked(q, [(number, 7) for number in range(300)])
     for _ in range(600):
         q.lease()
-    selection = q._leaser.selection
-    assert isinstance(selection, OrderedSelection)
-    assert len(selection._heap) <= 4 * 2 + ordered_selection.HEADS_MAX
+    assert len(q._leaser.selection._heap) <= 4 * 2 + selection.HEADS_MAX
 
 
 # -- inserted and leased by one process -------------------------------------------------------------

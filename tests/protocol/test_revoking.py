@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import orjson
 import pytest
 
-from fsqueue import LeaseLost, Queue
+from fsqueue import LeaseLost, LockTimeout, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.protocol import revoking
 from fsqueue.storage import jsonl
-from tests.support import QueueFactory, crashes, drain, leftovers, log_files
+from tests.support import QueueFactory, crashes, drain, hand_on, leftovers
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -86,15 +85,7 @@ def test_an_identity_that_was_taken_anew_is_in_the_leases_that_follow(q: Queue, 
 def test_records_that_say_anything_are_of_no_run(q: Queue, clock: ManualClock, worker: Any) -> None:
     q.insert("x")
     [task] = q.lease()
-    q.close()
-    [log] = log_files(q)
-    at = q.store.clock.now_ms()
-    records = [
-        {"op": "release", "at": at, "lease": task.lease, "tasks": [[0, 1]], "available_at": 0},
-        {"op": "lease", "at": at, "lease": "0" * 16, "tasks": [[0, 1]], "until": at + 1000, "worker": worker},
-    ]
-    with log.open("ab") as file:
-        file.writelines(orjson.dumps(record) + b"\n" for record in records)
+    hand_on(q, task, worker)
     assert revoking.expire_run(Queue(q.path, clock=clock).store, RUN) == (0, [])
 
 
@@ -114,6 +105,27 @@ def test_a_batch_that_stays_locked_is_named_and_those_of_others_are_not_waited_f
         for fd in locked:
             fs.close(fd)
     assert revoking.expire_run(q.store, RUN) == (1, [])
+
+
+@pytest.mark.parametrize("verb", ["run", "all"])
+def test_several_locked_batches_are_waited_for_no_longer_than_one(q: Queue, clock: ManualClock, verb: str) -> None:
+    q.insert_many(range(4), batch_tasks=1)
+    held = of_run(q, RUN, clock).lease(4)
+    fs, other = q.store.fs, Queue(q.path, clock=clock)
+    locked = [fs.look(q.store.layout.log(task.batch), os.O_RDWR) for task in held[:3]]
+    assert all(map(fs.try_lock, locked))
+    began = clock.monotonic()
+    if verb == "run":
+        ended, busy = revoking.expire_run(other.store, RUN)
+        assert (ended, sorted(busy)) == (1, sorted(task.batch for task in held[:3]))
+    else:
+        with pytest.raises(LockTimeout, match=r"Leases released: 1\. But 3 batches stayed locked"):
+            other.release_all()
+    assert jsonl.LOCK_TIMEOUT_S <= clock.monotonic() - began < 1.5 * jsonl.LOCK_TIMEOUT_S, "they share one time"
+    for fd in locked:
+        fs.close(fd)
+    assert {info.id for info in q.tasks("leased")} == {task.id for task in held[:3]}
+    assert (revoking.expire_run(other.store, RUN)[0] if verb == "run" else other.release_all()) == 3
 
 
 def test_idle_workers_are_notified_if_a_lease_was_ended(q: Queue, clock: ManualClock) -> None:

@@ -27,7 +27,7 @@ from fsqueue.protocol.insert_errors import LOOK_FIRST
 from fsqueue.protocol.keyed_inserts import REPEAT
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import jsonl
-from fsqueue.storage.doorbell import QUIET_S
+from fsqueue.storage.listening import QUIET_S
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 from tests.concurrency.processes import children

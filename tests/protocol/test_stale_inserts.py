@@ -40,7 +40,7 @@ def where(args: tuple[Any, ...]) -> str:
 class GoneAt(Count):
     """Another client has the queue's generation gone before the n-th step on it. The server knows its files no more.
 
-    `times`: so many of the steps from then on end with ESTALE. LASTING: all on files that are open; the client asks the
+    `times`: number of steps from then on that end with ESTALE. LASTING: all on files that are open; the client asks the
     server for names, and is told that they are missing.
     """
 

@@ -545,10 +545,8 @@ CLAIMS = re.compile(
 PARTS = (LOOK_FIRST, "They need not be its first ones", "So they are others, and were not inserted")
 """Of sentences above, what stands in a text of its own; and what tests/storage/test_commits.py leads to."""
 OTHERS = {
-    "cli/insert_options.py": "said before anything was inserted",
-    "cli/insert_parts.py": "said before anything was inserted",
-    "cli/insert_parquet.py": "said before anything was inserted",
-    "cli/insert_producer.py": "said before anything was inserted",
+    "cli/insert_lines.py": "said before anything was inserted",
+    "cli/insert_input.py": "said before anything was inserted",
     "cli/insert_source.py": "made of the error's numbers, or said before anything was inserted",
     "cli/inserting.py": "said before anything was inserted, or of a name that is used up",
     "cli/running.py": "no error of an insert",
@@ -556,7 +554,7 @@ OTHERS = {
     "fsqueue/administration.py": "no error of an insert",
     "fsqueue/arguments.py": "an argument that is refused first",
     "fsqueue/spark/options.py": "an option that is refused first",
-    "fsqueue/storage/ordering.py": "the queue is gone",
+    "fsqueue/storage/queue_changes.py": "the queue is gone",
     "fsqueue/storage/staging.py": "an inserter that was away for half a day: tests/upkeep/test_collect.py",
 }
 """Where sentences stand that no row here leads to, and why they are true."""

@@ -39,7 +39,7 @@ MUTATIONS = [
                 if found is None or found.id != record.id: ...
                 """,
                 """
-                ballots.withdraw(store, layout, record.id)
+                withdraw(store, layout, record.id)
                 found = None
                 """,
             ),
@@ -81,8 +81,8 @@ MUTATIONS = [
         (
             (
                 "_Remains.collect",
-                "if deadletters.is_retrying(store) or commits.apply_pending(store): ...",
-                "if deadletters.is_retrying(store): ...",
+                "if retrying.pending(store) or commits.apply_pending(store): ...",
+                "if retrying.pending(store): ...",
             ),
         ),
     ),
@@ -259,27 +259,27 @@ MUTATIONS = [
         "the ballot is not synced",
         "a power loss leaves a decision without its content",
         ("lossy", "publish-staged", "", "power-names"),
-        (("cast", "if store.sync_inserts: ...", "if False: ..."),),
+        (("cast_ballot", "if store.sync_inserts: ...", "if False: ..."),),
     ),
     # -- tasks with priorities -----------------------------------------------------------------------
     Mutation(
         "staging does not make it known that there are priorities",
         "a worker with a bound believes that there are none",
         "commits-order",
-        (("_Stager._write", "ordering.mark(store, min(encoded.rank for encoded in group))", ""),),
+        (("_Stager._write", "queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))", ""),),
     ),
     Mutation(
         "the process that publishes makes it known that there are priorities, when all is in its place",
         "it dies between the two, or a worker with a bound comes first",
         "commits-order",
         (
-            ("_Stager._write", "ordering.mark(store, min(encoded.rank for encoded in group))", ""),
+            ("_Stager._write", "queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))", ""),
             (
                 "Commit._finish",
                 "commits.apply(store, layout, record)",
                 """
                 commits.apply(store, layout, record)
-                ordering.mark(store, b'')
+                queue_changes.mark_ordered(store, b'')
                 """,
             ),
         ),

@@ -226,7 +226,10 @@ MUTATIONS = [
         "a batch without priorities is done when its leases have run out",
         "workers pass it over while others in the queue have priorities",
         "keyed-order-restated",
-        (("States.head", "self._gather(at, margin)", "self.ranks is None or self._gather(at, margin)"),),
+        (
+            ("States.head", "self._gather(at, margin)", "self.is_ranked and self._gather(at, margin)"),
+            ("States.choose", "self._gather(at, margin)", "self.is_ranked and self._gather(at, margin)"),
+        ),
         first=4600,
     ),
 ]

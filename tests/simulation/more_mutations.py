@@ -248,7 +248,7 @@ MUTATIONS = [
         "heads that are not kept are forgotten",
         "a shard has more task files than are kept in mind, and is called empty when those are used up",
         "small",
-        (("Selection._list", "self._further[shard] = best[-1][14:]", ""),),
+        (("Selection._list", "self._further[shard] = due[-1][14:]", ""),),
     ),
     Mutation(
         "an idle worker looks only when the bell rings",

@@ -362,11 +362,7 @@ MUTATIONS = [
                 """,
                 "",
             ),
-            (
-                "States.choose",
-                "self._ready or (expiries and expiries[0][0] <= at) or ...",
-                "self._ready or expiries or ...",
-            ),
+            ("States.choose", "(expiries and expiries[0][0] <= at) or ...", "expiries or ..."),
         ),
     ),
     Mutation(
@@ -548,7 +544,7 @@ MUTATIONS = [
         "a task whose retry is recorded and not published yet is counted nowhere by who may only look",
         ("local", "retry-dead", "status", "on"),
         (
-            ("_status", "deadletters.publish_pending(store)", ""),
+            ("_status", "retrying.publish_pending(store)", ""),
             ("_look", "seen.files.update({name.batch: name for name in retried})", ""),
         ),
     ),

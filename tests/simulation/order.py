@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from fsqueue import LeasedTask
-from fsqueue.protocol import leasing, ordered_selection
+from fsqueue.protocol import leasing, selection
 from tests.simulation import commit_acts, invariants
 from tests.simulation.disk import File
 from tests.simulation.history import Actor, Call
@@ -158,7 +158,7 @@ def told(call: Call, priorities: dict[Any, Any]) -> Iterator[str]:
 
 def is_exact(story: Story) -> bool:
     """Whether a single worker keeps the order exactly: it knows all heads, and their names promise enough."""
-    return bool(story.history.priorities) and not story.power_lost and ordered_selection.HEADS_MAX > 1
+    return bool(story.history.priorities) and not story.power_lost and selection.HEADS_MAX > 1
 
 
 def drain(story: Story, last: Actor, idle_s: float) -> list[str]:

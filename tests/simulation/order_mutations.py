@@ -72,12 +72,12 @@ MUTATIONS = [
         "a worker with a bound believes that there are none",
         "order",
         (
-            ("SingleInserter.insert", "ordering.mark(store, task.rank)", ""),
+            ("SingleInserter.insert", "queue_changes.mark_ordered(store, task.rank)", ""),
             (
                 "SingleInserter.insert",
                 "store.doorbell.ring_now_and_then(...)",
                 """
-                ordering.mark(store, task.rank)
+                queue_changes.mark_ordered(store, task.rank)
                 store.doorbell.ring_now_and_then(...)
                 """,
             ),
@@ -88,12 +88,12 @@ MUTATIONS = [
         "a worker with a bound believes that there are none",
         "order-files",
         (
-            ("publish", "ordering.mark(store, min(encoded.rank for encoded in group))", ""),
+            ("publish", "queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))", ""),
             (
                 "publish",
                 "store.doorbell.ring()",
                 """
-                ordering.mark(store, min(encoded.rank for encoded in group))
+                queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))
                 store.doorbell.ring()
                 """,
             ),
@@ -110,9 +110,13 @@ MUTATIONS = [
         "a less urgent one comes first",
         "order-calm",
         (
-            ("States._choose_best", "while most == 1 and best: ...", "while False: ..."),
-            ("States._choose_best", "self._sift(ranked(), ...)", "self._sift(found := sorted(ranked()), ...)"),
-            ("States._choose_best", "for index in aside: ...", "for index in found: ..."),
+            ("States.take_ranks", "if given != sorted(given): ...", ""),
+            (
+                "States.choose",
+                "self._sift(self._by_rank(at, limit), ...)",
+                "self._sift(found := sorted(self._by_rank(at, limit)), ...)",
+            ),
+            ("States.choose", "for index in aside: ...", "for index in found: ..."),
         ),
     ),
     Mutation(
@@ -121,7 +125,7 @@ MUTATIONS = [
         "order-calm",
         (
             (
-                "Leaser._choose_by_rank",
+                "Leaser._choose",
                 "None if head is None or name is None else (name, head)",
                 "None if head is None or name is None else (name, LAST)",
             ),
@@ -144,12 +148,8 @@ MUTATIONS = [
         "it takes less urgent tasks than other batches have",
         "order-calm",
         (
-            (
-                "OrderedSelection.limit_in_hand",
-                "in_hand is None or in_hand[0].batch != batch or in_hand[1] > self._limit",
-                "in_hand is None or in_hand[0].batch != batch",
-            ),
-            ("OrderedSelection.limit_in_hand", "return self._limit", "return LAST"),
+            ("Selection.limit_in_hand", "if in_hand[1] > self._limit: ...", ""),
+            ("Selection.limit_in_hand", "return self._limit", "return LAST"),
         ),
     ),
     Mutation(
@@ -174,7 +174,7 @@ MUTATIONS = [
         "a completion forgets what it has chosen beside a task that is out of attempts",
         "it takes nothing then, and looks for the next task elsewhere",
         "order-spent",
-        (("Leaser._choose_next", "spent and locked.log.name is not None", "False and locked.log.name is not None"),),
+        (("Leaser._tell_rest", "spent and locked.log.name is not None", "False and locked.log.name is not None"),),
         stories=6000,
     ),
     Mutation(
@@ -195,23 +195,35 @@ MUTATIONS = [
         "order-calm",
         (
             (
-                "OrderedSelection.glance",
+                "Selection.glance",
                 "(rank := self.best()) is None or rank > bound",
                 "(rank := self.best()) is None or rank > bound or rank == bound < LAST",
             ),
         ),
     ),
     Mutation(
-        "a worker keeps to the selection that knows no ranks",
+        "a worker goes by what it read a moment ago of whether there are priorities",
         "with a bound it believes that no task has a priority",
         "order-calm",
-        (("Leaser.begin", "if self.is_ordered != is_ordered: ...", "if False: ..."),),
+        (
+            (
+                "Leaser.lease",
+                """
+                self.begin(now=True)
+                if self._has_none(up_to): ...
+                """,
+                """
+                self.begin()
+                if self._has_none(up_to): ...
+                """,
+            ),
+        ),
     ),
     Mutation(
         "urgent heads that are not kept are forgotten",
         "there is more in a shard than a worker keeps in mind, and it says that there is nothing",
         "order-small",
-        (("OrderedSelection._list", 'self._further[shard] = ""', ""),),
+        (("Selection._list", 'self._further[shard] = ""', ""),),
     ),
     Mutation(
         "the name of a bulk insert's batch promises its last task",

@@ -38,7 +38,7 @@ MOVED = (("storage.payloads:WHOLE_BYTES", 1),)
 KEPT = {"keep_payloads": None, "keep_history": True}
 OPEN_SHORTLY = (("protocol.finishing:LINGER_MS", 1),)
 """Open batches end soon."""
-RARELY = (("storage.doorbell:QUIET_S", 1), ("protocol.waiting:SETTLE_S", 2))
+RARELY = (("storage.listening:QUIET_S", 1), ("protocol.waiting:SETTLE_S", 2))
 """Inserters notify once in a second."""
 INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
 """Single inserts and work, side by side."""
@@ -50,7 +50,7 @@ RANKED = {
 }  # fmt: skip
 """Tasks with priorities and without."""
 SMALL_BATCHES = {"batch_tasks_max": 4}
-ORDER_SMALL = (*SMALL, ("protocol.ordered_selection:HEADS_MAX", 1), ("protocol.leasing:OVERPROMISED_MAX", 2))
+ORDER_SMALL = (*SMALL, ("protocol.leasing:OVERPROMISED_MAX", 2))
 
 LETTERS = {
     "insert": 2.0,

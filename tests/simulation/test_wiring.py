@@ -10,7 +10,7 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.filesystem import resources
-from fsqueue.storage.doorbell import Doorbell
+from fsqueue.storage.listening import Doorbell
 from tests.simulation.faults import QUEUE
 from tests.simulation.kernel import Process
 from tests.simulation.retelling import record, what_happened

@@ -21,7 +21,7 @@ from unittest import mock
 
 from fsqueue import administration, forks
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, freed, operations, resources
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, operations, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
@@ -302,7 +302,7 @@ def _filesystem(root: str, **_: Any) -> SimFilesystem:
 
 
 _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
-    *((module, "os", _OsOfThread()) for module in (operations, beneath, freed, resources)),
+    *((module, "os", _OsOfThread()) for module in (operations, beneath, trees, resources)),
     (beneath, "openat2_works", lambda: False),
     (queue_file, "read_queue_state", lru_cache(maxsize=1000)(read_queue_state)),
     (store, "mount_of", _mount),

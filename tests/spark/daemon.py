@@ -5,9 +5,9 @@ import pyarrow.json
 from pyspark.daemon import manager
 
 import fsqueue.spark.reading
-import fsqueue.spark.streaming
+import fsqueue.spark.writing
 
-PRELOADED = (pandas, pyarrow.json, fsqueue.spark.reading, fsqueue.spark.streaming)
+PRELOADED = (pandas, pyarrow.json, fsqueue.spark.reading, fsqueue.spark.writing)
 
 if __name__ == "__main__":
     manager()

@@ -17,10 +17,9 @@ from pyspark.sql import types  # noqa: E402
 
 from fsqueue import Queue  # noqa: E402
 from fsqueue.errors import InvalidTask  # noqa: E402
-from fsqueue.spark import ahead as module  # noqa: E402
 from fsqueue.spark import options, reading, writing  # noqa: E402
-from fsqueue.spark.ahead import ahead  # noqa: E402
-from fsqueue.spark.memory_pool import system_pool  # noqa: E402
+from fsqueue.spark import record_batches as module  # noqa: E402
+from fsqueue.spark.record_batches import ahead, system_pool  # noqa: E402
 from tests.waiting import PATIENCE_S, until  # noqa: E402
 
 

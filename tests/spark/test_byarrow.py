@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import types  # noqa: E402
 
 from fsqueue.spark import byarrow, columnar  # noqa: E402
-from fsqueue.spark.compat import arrow_schema  # noqa: E402
+from fsqueue.spark.columns import arrow_schema  # noqa: E402
 from fsqueue.spark.parsing import Parser  # noqa: E402
 
 EVENT = types.StructType().add("a", types.IntegerType()).add("at", types.TimestampType())

@@ -18,7 +18,7 @@ from pyspark.sql import types  # noqa: E402
 
 from fsqueue.gc_pause import paused_collector  # noqa: E402
 from fsqueue.spark import columnar  # noqa: E402
-from fsqueue.spark.compat import arrow_schema  # noqa: E402
+from fsqueue.spark.columns import arrow_schema  # noqa: E402
 from fsqueue.spark.parsing import Parser  # noqa: E402
 
 TEXTS = types.MapType(types.StringType(), types.StringType())

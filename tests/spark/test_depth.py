@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession, types
 from pyspark.sql import functions as F
 
-from fsqueue.spark import depth, options, schemas, seed
-from fsqueue.spark.compat import arrow_schema
+from fsqueue.spark import options, schemas, seed
+from fsqueue.spark.columns import arrow_schema
 from fsqueue.spark.encoding import Encoder
 
 LONG, TEXT = types.LongType(), types.StringType()
@@ -51,7 +51,7 @@ def test_the_limit_is_that_of_arrows_streams(kind: str, most: int) -> None:
             with pa.ipc.new_stream(sink, schema) as stream:
                 stream.write_batch(pa.RecordBatch.from_arrays([pa.nulls(1, schema[0].type)], schema=schema))
 
-        if depth.levels(nested(kind, count)[0]) <= depth.LEVELS_MAX:
+        if schemas.levels(nested(kind, count)[0]) <= schemas.LEVELS_MAX:
             write()
         else:
             with pytest.raises(pa.ArrowInvalid, match="recursion depth"):
@@ -78,10 +78,10 @@ def test_a_column_that_is_too_deep_is_refused_with_what_to_do(kind: str) -> None
 def test_the_deepest_branch_counts() -> None:
     three = types.MapType(TEXT, types.ArrayType(LONG))
     two = types.StructType([types.StructField("c", types.VariantType())])
-    assert [depth.levels(kind) for kind in (LONG, two, three)] == [0, 2, 3]
+    assert [schemas.levels(kind) for kind in (LONG, two, three)] == [0, 2, 3]
     fields = [types.StructField(name, kind) for name, kind in (("a", LONG), ("b", two), ("c", three))]
-    assert depth.levels(types.StructType(fields)) == 4
-    assert depth.levels(types.StructType([])) == 1
+    assert schemas.levels(types.StructType(fields)) == 4
+    assert schemas.levels(types.StructType([])) == 1
 
 
 def test_deep_payloads_on_all_ways(spark: SparkSession, queue: Queue) -> None:

@@ -87,7 +87,7 @@ def test_report_tells_what_a_queue_went_through(spark: SparkSession, queue: Queu
     page = (tmp_path / "out" / "report.html").read_text()
     assert "exit status #: &lt;no&gt;" in page
     bars = len(made.throughput) + sum(1 for *_, count in made.durations if count)
-    assert page.count("<rect") == 2 * bars  # for a wide window, and for a phone
+    assert page.count("<rect") == bars
     assert sum(count for *_, count in made.durations) == 100
     assert made.durations[0][0] <= made.duration_s[0] <= made.duration_s[-1] <= made.durations[-1][1]
     [of_median] = [count for a, b, count in made.durations if a <= made.duration_s[0] + 1e-9 < b]

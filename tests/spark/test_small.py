@@ -23,8 +23,7 @@ from pyspark.sql import SparkSession, types
 
 from fsqueue.format.priority import rank_of
 from fsqueue.spark import options, seed, small
-from fsqueue.spark.streaming import FsqueueStreamWriter, StagedOf
-from fsqueue.spark.writing import FsqueueWriter, StagedPart
+from fsqueue.spark.writing import FsqueueStreamWriter, FsqueueWriter, StagedOf, StagedPart
 from tests.spark.drivers import rows, troubled
 
 SCHEMA = types.StructType([types.StructField("n", types.LongType())])
@@ -58,7 +57,7 @@ def sizes(queue: Queue) -> list[int]:
 
 @pytest.mark.parametrize("name", ["", "a/b"])
 def test_a_name_that_no_commit_can_have_is_refused_and_not_left_out(queue: Queue, name: str) -> None:
-    """Else whoever repeats a write whose variable is not set inserts all rows again."""
+    """A user whose variable is not set, and who repeats the write, would insert all rows again."""
     with pytest.raises(InvalidArgument, match="cannot be a commit's name"):
         writer(queue, commit=name)
 

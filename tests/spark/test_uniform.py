@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import types  # noqa: E402
 
 from fsqueue.spark import byarrow, columnar, columns, uniform  # noqa: E402
-from fsqueue.spark.compat import arrow_schema  # noqa: E402
+from fsqueue.spark.columns import arrow_schema  # noqa: E402
 from fsqueue.spark.parsing import Parser  # noqa: E402
 
 KIND = pa.struct([("n", pa.int64()), ("s", pa.string()), ("x", pa.float64()), ("gone", pa.int32()), ("t", pa.string())])

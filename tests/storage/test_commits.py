@@ -598,7 +598,7 @@ def test_commits_where_links_across_directories_are_refused(tmp_path: Path, monk
 def test_a_ballot_whose_author_died_before_it_proposed_is_reaped_after_a_day(q: Queue, clock: ManualClock) -> None:
     q.insert_many(WORDS, commit="seed")
     identity = names.new_uuid(q.store.entropy, clock.now_ms())
-    commits.ballots.cast(q.store, q.store.layout, identity, b"whatever\n")
+    commits.cast_ballot(q.store, q.store.layout, identity, b"whatever\n")
     [ballot] = ballots(q)
     assert not list(q.fsck())
     q.gc(touch=True)

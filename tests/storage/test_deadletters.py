@@ -24,7 +24,7 @@ from fsqueue import (
     administration,
 )
 from fsqueue.clock import ManualClock
-from fsqueue.storage import deadletters, staging
+from fsqueue.storage import deadletters, retrying, staging
 from tests.concurrency.trapped import trapped
 from tests.support import (
     Crash,
@@ -166,6 +166,7 @@ def test_each_retried_letter_leads_to_its_own_new_task(q: Queue) -> None:
         assert how == "retried"
         assert new is not None
         assert q.task(new).payload == task.payload
+        assert deadletters.repeats(q.store, new) == task.id
 
 
 def test_a_retried_task_may_die_again(q: Queue, clock: ManualClock) -> None:
@@ -405,7 +406,7 @@ def test_a_recorded_retry_is_durable_before_another_process_publishes_it(
 
 @pytest.mark.once
 def test_a_retry_makes_batches_no_larger_than_an_insert_does(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadletters, "BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr(retrying, "BATCH_BYTES_MAX", 1000)
     payloads = ["x" * 200] * 10 + ["large" * 500] + ["y" * 200] * 3
     bury(q, *payloads)
     assert q.retry_dead() == len(payloads)

@@ -18,7 +18,7 @@ import pytest
 
 from fsqueue import Queue, TaskNotFound
 from fsqueue.clock import ManualClock
-from fsqueue.storage import deadletters, letter_files
+from fsqueue.storage import deadletters, letter_files, staging
 from tests.concurrency.processes import children
 from tests.support import QueueFactory, base_of, crashes
 
@@ -157,12 +157,12 @@ def test_ids_of_a_batch_at_work_stay_until_it_ends(q: Queue, clock: ManualClock)
 def test_a_retry_that_is_not_published_yet_stays(q: Queue, clock: ManualClock, at_once: None) -> None:
     bury(q, BIG)
     mine = Queue(q.path, clock=clock)
-    real = deadletters.staging.publish
+    real = staging.publish
     try:
-        deadletters.staging.publish = lambda *args: iter(())  # as one that is killed there
+        staging.publish = lambda *args: iter(())  # as one that is killed there
         assert mine.retry_dead() == 1
     finally:
-        deadletters.staging.publish = real
+        staging.publish = real
     assert ops(q)[-1] == "retried"
     assert "dead" not in ops(q)
     assert q.status().waiting == 1
@@ -214,6 +214,16 @@ def test_a_line_that_names_no_staged_file_goes_like_any_other(q: Queue, at_once:
     assert [line["staged"] for line in given_back(q)] == [staged]
 
 
+def test_a_new_task_leads_to_the_letter_that_it_repeats_after_that_was_given_back(q: Queue, at_once: None) -> None:
+    first, _ = bury(q, BIG, "small")
+    q.retry_dead([first])
+    q.gc()
+    assert [line["op"] for line in given_back(q)] == ["retried"]
+    [new] = q.tasks("waiting")
+    assert deadletters.repeats(q.store, new.id) == first
+    assert deadletters.repeats(q.store, first) is None
+
+
 def test_a_torn_end_is_closed_off_first(q: Queue) -> None:
     bury(q, *(f"{BIG}{i}" for i in range(3)))
     q.purge_dead(where=lambda letter: letter.payload == f"{BIG}0")
@@ -250,12 +260,12 @@ def test_a_reader_of_retries_begins_a_replaced_file_anew(q: Queue, clock: Manual
         mine.is_drained()
         q.purge_dead()
         bury(q, f"{number}")
-        real = deadletters.staging.publish
+        real = staging.publish
         try:
-            deadletters.staging.publish = lambda *args: iter(())
+            staging.publish = lambda *args: iter(())
             assert q.retry_dead() == 1
         finally:
-            deadletters.staging.publish = real
+            staging.publish = real
         assert not mine.is_drained(), "the retry is published by who looks"
         [task] = mine.lease()
         assert task.payload == f"{number}"
@@ -337,11 +347,11 @@ def test_what_was_closed_is_replaced_by_the_next_who_writes(q: Queue) -> None:
     assert [letter.id for letter in q.dead()] == [first, second]
 
 
-def test_a_file_whose_successor_is_gone_is_opened_again(q: Queue) -> None:
+def test_a_file_whose_successor_is_gone_goes_on(q: Queue) -> None:
     [first] = bury(q, "first")
     closed(q, keep=False)
     [second] = bury(q, "second")
-    assert ops(q) == ["dead", "moved", "reopened", "dead"]
+    assert ops(q) == ["dead", "moved", "dead"]
     assert [letter.id for letter in q.dead()] == [first, second]
     assert findings(q) == []
 

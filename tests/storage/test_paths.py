@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import InvalidArgument
-from fsqueue.storage.paths import queue_path
+from fsqueue.storage.discovery import queue_path
 
 
 def test_queue_path_takes_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

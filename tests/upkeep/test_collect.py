@@ -14,10 +14,10 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, StorageFull
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import Filesystem, freed
+from fsqueue.filesystem import Filesystem, trees
 from fsqueue.format.priority import LAST
 from fsqueue.protocol import finishing
-from fsqueue.storage import commits, deadletters, letter_files, staging
+from fsqueue.storage import commits, letter_files, retrying, staging
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.upkeep import collect, trash
 from tests.concurrency.trapped import Count, Trapped, trapped
@@ -369,7 +369,7 @@ def test_a_recorded_retry_is_published_however_old(q: Queue, monkeypatch: pytest
         with pytest.raises(Crash):
             q.retry_dead()
     assert b'"retried"' in (base_of(q) / "dead" / "00.jsonl").read_bytes()
-    assert len(deadletters.staged_names(q.store)) == 1
+    assert len(retrying.staged_names(q.store)) == 1
     age_staging(q)
     q.close()
     assert found(q) == {"retries_published": 1}
@@ -447,14 +447,14 @@ def test_what_is_removed_without_counting_costs_no_look(tmp_path: Path, monkeypa
     for name in "abc":
         (tmp_path / name).write_text("12345")
     (tmp_path / "d").hardlink_to(tmp_path / "c")
-    with freed.counted() as removed:
+    with trees.count_removals() as removed:
         assert fs.unlink(f"{tmp_path}/a")
         assert not fs.unlink(f"{tmp_path}/a")
         assert fs.unlink(f"{tmp_path}/c")  # which has another name
-    assert removed == freed.Freed(1, 5)
-    monkeypatch.setattr(freed.os, "stat", lambda *_, **__: pytest.fail("a look"))
+    assert removed == trees.Freed(1, 5)
+    monkeypatch.setattr(trees.os, "stat", lambda *_, **__: pytest.fail("a look"))
     assert fs.unlink(f"{tmp_path}/b")
-    assert removed == freed.Freed(1, 5)
+    assert removed == trees.Freed(1, 5)
 
 
 def test_trash_is_reaped_by_several_at_once(q: Queue) -> None:

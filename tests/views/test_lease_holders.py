@@ -18,7 +18,7 @@ from fsqueue.cluster import slurm
 from fsqueue.filesystem import processes
 from fsqueue.storage import jsonl
 from fsqueue.views.lease_holders import LeaseHolder, held_by_dead, release_dead, workers
-from tests.support import QueueFactory, crashes, drain, leftovers, log_files
+from tests.support import QueueFactory, crashes, drain, hand_on, leftovers, log_files
 from tests.waiting import until
 
 Commands = Callable[[str, str], None]
@@ -330,15 +330,7 @@ def test_records_that_say_anything(q: Queue, command: Commands, worker: Any) -> 
     command("squeue", 'echo "$@" >&2; exit 1')
     q.insert("x")
     [task] = q.lease()
-    q.close()
-    [log] = log_files(q)
-    at = q.store.clock.now_ms()
-    records = [
-        {"op": "release", "at": at, "lease": task.lease, "tasks": [[0, 1]], "available_at": 0},
-        {"op": "lease", "at": at, "lease": "0" * 16, "tasks": [[0, 1]], "until": at + 1000, "worker": worker},
-    ]
-    with log.open("ab") as file:
-        file.writelines(orjson.dumps(record) + b"\n" for record in records)
+    hand_on(q, task, worker)
     for found in workers(q.store):
         assert found.life == "unknown"
         assert orjson.dumps(found.as_dict())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fsqueue import InvalidArgument, Queue, Worker
-from fsqueue.worker import calling, handlers
+from fsqueue.worker import handlers
 from tests.worker import tasks
 from tests.worker.support import drained
 
@@ -132,7 +132,7 @@ def switch(item, verbose=False):
     ],
 )  # fmt: skip
 def test_what_a_function_gets(function: Any, payload: Any, expected: Any) -> None:
-    arguments, named = calling.way_of(function).arguments(payload, lambda: TASK)
+    arguments, named = handlers.way_of(function).arguments(payload, lambda: TASK)
     assert function(*arguments, **named) == expected
 
 
@@ -152,7 +152,7 @@ def test_what_a_function_gets(function: Any, payload: Any, expected: Any) -> Non
     ],
 )
 def test_a_payload_that_fits_no_rule_fails_its_task(function: Any, payload: Any, why: str) -> None:
-    verb, reason = handlers.execute(function, calling.way_of(function), payload, lambda: TASK)
+    verb, reason = handlers.execute(function, handlers.way_of(function), payload, lambda: TASK)
     assert (verb, why in reason) == ("fail", True)
     assert "'payload', which gets the whole" in reason
 
@@ -164,7 +164,7 @@ def test_functions_without_arguments_are_refused() -> None:
 
     for function in (nothing, rest, later):
         with pytest.raises(InvalidArgument):
-            calling.way_of(function)
+            handlers.way_of(function)
 
 
 @pytest.mark.parametrize("threads", [None, 1])

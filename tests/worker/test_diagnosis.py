@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.filesystem import program_fault
-from fsqueue.worker import descriptors, diagnosis
+from fsqueue.worker import shortages
 from tests.worker import tasks
 from tests.worker.support import drained, python
 
@@ -143,11 +143,11 @@ def test_an_exception_with_a_name_that_is_no_utf8_keeps_its_reason(once: Queue) 
 )  # fmt: skip
 def test_what_lacks_memory_names_the_limit_if_there_is_one(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (2 << 30, 2 << 30))
-    assert diagnosis.memory(text) == " (ulimit -v allows each process 2.0 GiB of memory: raise it, or remove it)"
-    assert diagnosis.memory("killed", -11) != ""
-    assert diagnosis.memory("no such file in memory.txt", 1) == ""
+    assert shortages.memory(text) == " (ulimit -v allows each process 2.0 GiB of memory: raise it, or remove it)"
+    assert shortages.memory("killed", -11) != ""
+    assert shortages.memory("no such file in memory.txt", 1) == ""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
-    assert diagnosis.memory(text) == ""
+    assert shortages.memory(text) == ""
 
 
 @pytest.mark.parametrize("words", [["--call", "tests.worker.tasks:no_memory"], ["--", *python("bytearray(1 << 60)")]])
@@ -190,9 +190,9 @@ def test_the_soft_limit_is_what_it_was_afterwards() -> None:
     told: list[str] = []
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        with descriptors.room_for(100, told.append):
+        with shortages.room_for(100, told.append):
             assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(756, before[1])
-            assert descriptors.processes_max() >= 100
+            assert shortages.processes_max() >= 100
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, before[1])
         assert told == []
     finally:

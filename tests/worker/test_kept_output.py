@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageFull, Worker
-from fsqueue.filesystem import KeptOutput, kept_output
+from fsqueue.filesystem import KeptOutput, outputs
 from tests.support import QueueFactory
 from tests.test_group import MEMBER, OWNER, as_user, needs_root, shared
 from tests.waiting import until
@@ -131,14 +131,14 @@ def test_what_is_not_kept_is_said_once_and_counted(
     queue: Queue, run: Make, kept: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.insert_many(range(5))
-    real, fails = kept_output.write_all, iter([False, False, True, True] + [True] * 4)
+    real, fails = outputs.write_all, iter([False, False, True, True] + [True] * 4)
 
     def full(fd: int, data: bytes) -> None:
         if os.path.dirname(os.readlink(f"/proc/self/fd/{fd}")) == str(kept) and next(fails, False):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(fd, data)
 
-    monkeypatch.setattr(kept_output, "write_all", full)
+    monkeypatch.setattr(outputs, "write_all", full)
     report = run(queue).run()
     assert (report.completed, report.failed) == (5, 0)
     assert 1 <= report.unkept < 5
@@ -151,7 +151,7 @@ def test_when_all_names_are_taken_that_is_said_and_counted(
     queue: Queue, run: Make, kept: Path, told: list[str]
 ) -> None:
     ids = [queue.insert(number).id for number in range(2)]
-    for name in (f"{ids[0]}.1", *(f"{ids[0]}.1-{number}" for number in range(2, kept_output.NAMES_MAX + 1))):
+    for name in (f"{ids[0]}.1", *(f"{ids[0]}.1-{number}" for number in range(2, outputs.NAMES_MAX + 1))):
         (kept / name).symlink_to("/dev/null")
     assert run(queue).run() == drained(completed=2, unkept=1)
     assert len(told) == 1

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue, Worker
-from fsqueue.worker import leftovers
+from fsqueue.worker import output
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.output import OutputWriter, Stream
 from tests.worker.support import drained
@@ -57,7 +57,7 @@ def ends_open(made: set[int]) -> int:
 def test_the_oldest_outputs_are_closed_with_a_note(
     queue: Queue, left: Path, tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "OPEN_MAX", 8)
+    monkeypatch.setattr(output, "OPEN_MAX", 8)
     queue.insert_many(range(30))
     before, most = pipes(), 0  # not all descriptors: the queue's threads open and close some meanwhile
 
@@ -75,9 +75,9 @@ def test_the_oldest_outputs_are_closed_with_a_note(
     contents = [path.read_bytes() for path in kept.iterdir()]
     assert len(contents) == 30
     assert all(b"first 1" in content for content in contents)
-    cut = [content for content in contents if leftovers.NOTE in content]
+    cut = [content for content in contents if output.NOTE in content]
     assert len(cut) == 30 - 4, "all but the last four commands, which have two pipes each"
-    assert all(content.count(leftovers.NOTE) == 1 and content.endswith(leftovers.NOTE) for content in cut)
+    assert all(content.count(output.NOTE) == 1 and content.endswith(output.NOTE) for content in cut)
     assert report.unkept == len(cut)
     assert pipes() == before
 

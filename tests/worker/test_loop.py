@@ -212,14 +212,15 @@ def test_a_time_that_is_years_away_is_waited_for(queue: Queue) -> None:
     assert Worker(queue, tasks.nothing, max_runtime_s=1e9, idle_timeout_s=1e9).run() == drained(completed=1)
 
 
+@pytest.mark.parametrize(("unit_s", "likely"), [(1, "3.75 s"), (1000, "1 h 02 min")])
 def test_nothing_is_begun_that_would_not_end_in_time(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, told: list[str]
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, told: list[str], unit_s: float, likely: str
 ) -> None:
-    """Of three seconds each, after two; a third could take 3.75 s, and there are three left."""
+    """Of three units of time each, after two; a third could take 3.75 units, and there are three left."""
     clock = ManualClock()
     queue.insert_many(range(20))
     worker = Worker(
-        queue, lambda payload: clock.advance(3), threads=1, max_runtime_s=8, grace_s=1,
+        queue, lambda payload: clock.advance(3 * unit_s), threads=1, max_runtime_s=8 * unit_s, grace_s=unit_s,
         tell=lambda event: told.append(event.text),
     )  # fmt: skip
     monkeypatch.setattr(worker._loop, "_now", clock.monotonic)
@@ -227,7 +228,7 @@ def test_nothing_is_begun_that_would_not_end_in_time(
     monkeypatch.setattr(threads, "time", SimpleNamespace(perf_counter=clock.monotonic))
     report = worker.run()
     assert (report.completed, report.released, report.ended) == (2, 0, "max-runtime")
-    assert any("nothing more is begun" in line for line in told)
+    assert any(f"another task may take {likely}, longer than is left: nothing more is begun" in line for line in told)
 
 
 def test_the_end_of_the_slurm_job_is_kept(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import re
 from tests.house.source import TOP, parse
 
 IN_THE_LOOP = (
-    "commands", "directories", "events", "jobs", "leftovers", "loop", "output", "placeholders", "processes", "spawning",
+    "commands", "events", "jobs", "loop", "output", "placeholders", "processes", "spawning",
     "supervision", "wire",
 )  # fmt: skip
 """The modules of `fsqueue.worker` with code that runs in the loop."""

@@ -156,7 +156,7 @@ def test_without_room_to_hold_back_it_is_shown_at_once(
 
     one, other = channels(exits, "group")
     one.take(b"a\n" * 1000)
-    monkeypatch.setattr("fsqueue.filesystem.spools.write_all", full)
+    monkeypatch.setattr("fsqueue.filesystem.outputs.write_all", full)
     one.take(b"b\n" * passing.GROUP_BYTES)
     other.take(b"c\n")
     one.take(b"d\n")

@@ -83,7 +83,7 @@ def test_another_signal_and_sigterm_elsewhere_leave_the_grace(
 
 
 def test_outside_slurm_a_failure_is_told_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsqueue.worker.pending_failures.WAIT_S", 1e6)
+    monkeypatch.setattr("fsqueue.worker.settling.DOUBT_S", 1e6)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     queue.insert("x")
     assert Worker(queue, command=["false"], stop_after_failures=1).run().failed == 1

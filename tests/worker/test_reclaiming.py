@@ -17,7 +17,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import processes
 from fsqueue.storage import jsonl
 from fsqueue.views import lease_holders
-from fsqueue.worker import launchers, reclaiming, spawning, supervision, supervisor
+from fsqueue.worker import reclaiming, scripts, spawning, supervision, supervisor
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.processes import Children
@@ -28,6 +28,7 @@ from tests.worker.test_supervisors import (
     CODE,
     DAEMON,
     ESCAPES,
+    FORKING,
     children_of,
     is_alive,
     is_any_alive,
@@ -192,17 +193,9 @@ def test_of_a_killed_worker_a_function_is_executed_again_at_once(one: Queue, pid
 
 def test_a_forked_child_of_the_worker_that_lives_on_keeps_no_lease(one: Queue, pids: Path) -> None:
     """It has copies of all that its parent had open."""
-    code = (
-        "import os, sys, threading, time; from fsqueue import Queue, Worker\n"
-        "def fork():\n"
-        "  open(sys.argv[-1] + '.begun').read()\n"
-        "  if not os.fork(): open(sys.argv[-1], 'a').write(f'{os.getpid()}\\n'); time.sleep(9000)\n"
-        "threading.Thread(target=fork, daemon=True).start()\n"
-        "Worker(Queue(sys.argv[1]), command=sys.argv[2:], prefetch=1).run()\n"
-    )
     os.mkfifo(f"{pids}.begun")
     argv = ["sh", "-c", f"{BEGIN}; echo $$ >$0; echo >$0.begun; exec sleep 9000", str(pids)]
-    with worker_process(one, argv, code) as process:
+    with worker_process(one, argv, FORKING) as process:
         begun(pids)
         kill(process, pids)
     thread, reports = in_background(Worker(one, command=argv))
@@ -331,11 +324,14 @@ def test_what_works_elsewhere_may_go_on(one: Queue, pids: Path, line: str) -> No
         (["/usr/bin/ssh", "n7", "x"], True),
         (["sh", "-c", "cd x && kubectl apply"], True),
         (["mpirun", "x"], True),
+        (["/usr/bin/mpirun.openmpi", "x"], True),
+        (["sh", "-c", "tmux new-window x"], True),
+        (["sh", "-c", "./x > mpirun.log"], False),
         ([], False),
     ],
 )
 def test_commands_that_may_outlive_their_worker(words: list[str], may: bool) -> None:
-    assert launchers.may_outlive_worker(words) is may
+    assert scripts.may_outlive_worker(words) is may
 
 
 def test_what_alone_has_a_job_of_several_nodes_may_work_on_others(one: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,6 +357,22 @@ def test_threads_have_no_process_that_outlives_them(one: Queue) -> None:
         assert children_of(process.pid) == []
         process.kill()
     assert one.status().leased == 1
+
+
+UNSEEN = "supervisor.listed_children = lambda: []"
+"""As with a /proc of another PID namespace, or with none."""
+
+
+def test_a_command_that_proc_does_not_show_ends_with_its_worker(one: Queue, pids: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(where=str(Path(supervisor.__file__).parent), patch=UNSEEN))
+    code = f"from fsqueue.worker import supervisor; supervisor.__file__ = {str(program)!r}; {CODE}"
+    argv = ["sh", "-c", f"{BEGIN}; sleep 9000 & echo $! >>$0; echo $$ >>$0; exec sleep 9000", str(pids)]
+    with worker_process(one, argv, code) as process:
+        begun(pids)
+        kill(process, pids)
+        until(lambda: one.status().waiting, "the task to be available")
+    assert not is_any_alive(pids)
 
 
 PROGRAM = """
@@ -642,6 +654,52 @@ def test_a_batch_that_another_process_has_locked_is_tried_again(queue: Queue, mo
             fs.close(fd)
 
     assert reclaiming.reclaim([queue.path], RUN, Releasing()) == 1
+
+
+TRAP = """
+import os, sys
+with open(os.path.join(os.path.dirname(__file__), "entered"), "a") as file: file.write("\\0".join(sys.argv))
+"""
+
+
+@pytest.mark.parametrize(("option", "is_entered"), [("-I", False), ("-E", False), ("-P", True)])
+def test_the_program_looks_at_nothing_that_the_worker_does_not_look_at(
+    one: Queue, pids: Path, tmp_path: Path, option: str, is_entered: bool
+) -> None:
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    for name in ("sitecustomize", "usercustomize"):
+        (trap / f"{name}.py").write_text(TRAP)
+    argv = ["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)]
+    env = os.environ | {"PYTHONPATH": str(trap)}
+    with worker_process(one, argv, options=[option], env=env, cwd=trap) as process:
+        begun(pids, 1)
+        kill(process, pids)
+        until(lambda: one.status().waiting, "the task to be available")
+    assert (trap / "entered").exists() == is_entered
+
+
+AWAY = """
+import os, sys
+from fsqueue import Queue, Worker
+os.mkdir(sys.argv[2]); os.chdir(sys.argv[2]); os.rmdir(sys.argv[2])
+assert "" in sys.path
+sys.path.append(None)
+for queue, how in zip(sys.argv[3:], [{"command": ["true"]}, {"handler": "math:isfinite"}]):
+    print(Worker(Queue(queue), **how).run().completed)
+"""
+
+
+def test_a_worker_whose_directory_was_removed_starts_processes(queue_factory: QueueFactory, tmp_path: Path) -> None:
+    """In a program that was typed, or a notebook, the search path begins with the working directory."""
+    queues = [queue_factory(name) for name in ("a", "b")]
+    for queue in queues:
+        queue.insert(1)
+    run = subprocess.run(
+        [sys.executable, "-c", AWAY, "", str(tmp_path / "gone"), *(queue.path for queue in queues)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (run.stdout.split(), run.stderr) == (["1", "1"], "")
 
 
 def test_the_program_is_this_interpreter_with_the_worker_s_path(queue: Queue) -> None:

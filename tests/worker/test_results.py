@@ -20,7 +20,7 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, Worker
 from fsqueue.filesystem import ResultFiles, results
-from fsqueue.worker.leftovers import Leftovers
+from fsqueue.worker.output import Leftovers
 from tests.support import QueueFactory
 from tests.waiting import until
 from tests.worker.support import drained, in_background, until_there

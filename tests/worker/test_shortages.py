@@ -150,7 +150,7 @@ def test_a_worker_with_nothing_at_work_tries_so_often_and_for_so_long(code: int,
     for _ in range(round(longest_s) - 1):
         clock.advance(1)
         often.met()
-    assert not often.is_hopeless(error), "it has not tried for so long"
+    assert not often.is_hopeless(error), "a second is left"
     clock.advance(1)
     assert often.is_hopeless(error)
     seldom = Shortage(clock.monotonic, lambda: 0.5)

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,11 +237,23 @@ def test_a_command_that_leaves_nothing_leaves_its_supervisor_to_the_next(queue: 
 CODE = (
     "import sys; from fsqueue import Queue, Worker; Worker(Queue(sys.argv[1]), command=sys.argv[2:], prefetch=1).run()"
 )
+FORKING = (
+    "import os, sys, threading, time; from fsqueue import Queue, Worker\n"
+    "def fork():\n"
+    "  open(sys.argv[-1] + '.begun').read()\n"
+    "  if not os.fork(): open(sys.argv[-1], 'a').write(f'{os.getpid()}\\n'); time.sleep(9000)\n"
+    "threading.Thread(target=fork, daemon=True).start()\n"
+    "Worker(Queue(sys.argv[1]), command=sys.argv[2:], prefetch=1).run()\n"
+)
+"""A worker whose process forks once its command has begun. The child lives on, with copies of all that is open."""
 
 
 @contextmanager
-def worker_process(queue: Queue, command: list[str], code: str = CODE) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", code, str(queue.path), *command]) as process:
+def worker_process(
+    queue: Queue, command: list[str], code: str = CODE, options: Sequence[str] = (), **more: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker, by an interpreter with these options, and end it."""
+    with subprocess.Popen([sys.executable, *options, "-c", code, str(queue.path), *command], **more) as process:
         try:
             yield process
         finally:
@@ -287,17 +299,9 @@ def test_of_a_killed_worker_what_completed_tasks_have_left_stays(queue: Queue, p
 
 def test_what_the_workers_process_has_forked_keeps_no_command_going(once: Queue, pids: Path) -> None:
     """Its copy of a socket must not hide the death of the worker."""
-    code = (
-        "import os, sys, threading, time; from fsqueue import Queue, Worker\n"
-        "def fork():\n"
-        "  open(sys.argv[-1] + '.begun').read()\n"
-        "  if not os.fork(): open(sys.argv[-1], 'a').write(f'{os.getpid()}\\n'); time.sleep(9000)\n"
-        "threading.Thread(target=fork, daemon=True).start()\n"
-        "Worker(Queue(sys.argv[1]), command=sys.argv[2:]).run()\n"
-    )
     os.mkfifo(f"{pids}.begun")
     command = ["sh", "-c", "echo $$ >$0; echo >$0.begun; exec sleep 9000", str(pids)]
-    with worker_process(once, command, code) as process:
+    with worker_process(once, command, FORKING) as process:
         until(lambda: len(numbers(pids)) == 2, "the command and the forked process")
         process.kill()
     command, forked = numbers(pids)

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from fsqueue import administration
-from fsqueue.errors import InvalidArgument, LeaseLost, said
+from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, said
 from fsqueue.format import names
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
-from fsqueue.spark.paths import directory
+from fsqueue.spark.options import directory
 from fsqueue.spark.sessions import parallelism, register, spark_errors
 from fsqueue.spark.views import payload
 
@@ -281,16 +281,10 @@ def _task(queue: Queue, row: dict[str, Any]) -> LeasedTask:
 
 def was_completed_by(queue: Queue, task: LeasedTask) -> bool:
     """Return whether it was this very lease that completed the task: a former attempt to do so may have come so far."""
-    return any(move.op == "complete" and move.lease == task.lease for move in _history(queue, task.id))
-
-
-def _history(queue: Queue, task_id: str) -> list[Any]:
-    from fsqueue.errors import TaskNotFound
-
     try:
-        return list(queue.history(task_id))
+        return any(move.op == "complete" and move.lease == task.lease for move in queue.history(task.id))
     except TaskNotFound:
-        return []
+        return False
 
 
 def _batch(schema: str, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from fsqueue.errors import InvalidArgument, LockTimeout
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.filesystem.named_locks import held_by_name
-from fsqueue.spark.paths import directory
+from fsqueue.spark.options import directory
 
 LOCK = ".fsqueue-lock"
 """The file that the job which writes into a directory has locked. Spark passes over such names."""
@@ -59,9 +59,6 @@ class Place:
     def write(self, name: str, text: str) -> str:
         """Write a file; returns its path."""
         path = f"{self.path}/{name}"
-        fd = self.fs.create(path)
-        try:
+        with self.fs.closing(self.fs.create(path)) as fd:
             self.fs.write_all(fd, text.encode())
-        finally:
-            self.fs.close(fd)
         return path

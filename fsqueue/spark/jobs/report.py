@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from fsqueue.cluster.identity import describe
 from fsqueue.queue import Queue
-from fsqueue.spark.jobs import charts
 from fsqueue.spark.jobs.page import QueueReport, QueueSummary, page
 from fsqueue.spark.jobs.places import Place
 from fsqueue.spark.options import reading
 from fsqueue.spark.sessions import register, spark_errors
-from fsqueue.storage.discovery import queues_in
+from fsqueue.storage.discovery import queues
+from fsqueue.webpages import charts, rendering
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +42,7 @@ def report(spark: SparkSession, path: str, out: str) -> QueueReport:
     Of a queue, or of all queues in a directory; as far as the history goes back. Times waited are from when a task
     was available to its lease, durations those of the work.
     """
+    rendering.environment()  # if it cannot be had, say so before the work
     register(spark)
     place = Place(out)
     place.must_be_empty()
@@ -56,7 +57,7 @@ def report(spark: SparkSession, path: str, out: str) -> QueueReport:
 
 def _states(path: str) -> tuple[list[QueueSummary], int]:
     """Return the state of each queue there, of the first `ROWS_MAX`, and how many queues there are."""
-    found = [one for where in reading({"path": path}).paths for one in queues_in(where) or [where]]
+    found = [one for where in reading({"path": path}).paths for one in queues(where)]
     states = []
     for one in found[:ROWS_MAX]:
         with Queue(one) as queue:

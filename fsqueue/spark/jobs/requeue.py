@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fsqueue.queue import Queue
-from fsqueue.spark.paths import directory
+from fsqueue.spark.options import directory
 from fsqueue.spark.sessions import register, spark_errors
 
 if TYPE_CHECKING:
