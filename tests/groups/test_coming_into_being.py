@@ -297,6 +297,17 @@ def test_neither_groups_nor_queues_are_made_in_a_group_or_a_queue(group: Group, 
     assert names_in(group) == ["q"]
 
 
+def test_a_filesystem_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queues A and a would be one."""
+    real = Filesystem.exists
+    monkeypatch.setattr(Filesystem, "exists", lambda self, path: real(self, path.replace("/.NEW-", "/.new-").lower()))
+    place = tmp_path / "group"
+    with pytest.raises(fsqueue.UnsafeFilesystem, match="ignores case"):
+        Group.create(place)
+    assert not (place / groups.GROUP_FILE).exists()
+    assert [name for name in os.listdir(place) if name.startswith(".new-")] == []
+
+
 def test_a_group_that_is_damaged_or_too_new_is_not_guessed(group: Group) -> None:
     group["q"].insert(1)
     file = group.path / groups.GROUP_FILE
