@@ -108,9 +108,7 @@ def _measure(path: Path, tasks: int, seconds: float, allow_unsafe: bool) -> dict
 
             singly = max(1, int(tasks * SINGLE_SHARE))
             figures = {
-                "insert_many": Laps(float("inf"), 1)
-                .run(lambda: q.insert_many(PAYLOAD for _ in range(tasks)))
-                .as_dict(),
+                "insert_many": Laps(float("inf"), 1).run(insert_all).as_dict(),
                 "insert": Laps(seconds, singly).run(insert_one).as_dict(),
                 "status": Laps(seconds, 20).run(look(exact=True)).as_dict(),
                 "status_fast": Laps(seconds, 20).run(look(exact=False)).as_dict(),

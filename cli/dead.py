@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.views import outcomes
 from fsqueue.views.activity import alike
 

@@ -9,7 +9,7 @@ import click
 from fsqueue import Group
 from fsqueue.doctor import Report, examine, join
 from fsqueue.errors import UnsafeFilesystem
-from fsqueue.wording import duration
+from fsqueue.format.wording import duration
 
 from .common import example, json_option, moment
 from .options import DURATION

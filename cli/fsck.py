@@ -7,7 +7,7 @@ from collections import Counter
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 
 from .common import each_queue, example, json_option, path_of, queue_argument
 from .printing import CAUTION, ERROR, Bar, Coloured, print_json, say, say_in_colours

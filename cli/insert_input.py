@@ -32,9 +32,9 @@ HEAD_BYTES = 1 << 12
 PAUSE = object()
 """Stands between lines where the input has paused while tasks wait to be published."""
 PUBLISH_S = 1.0
-"""How long a task may wait for further input before it is published."""
+"""Maximum time that a task waits for further input before it is published."""
 GRACE_S = 5.0
-"""How long the command may take to end after a signal. Then it is killed."""
+"""Maximum time for the command to end after a signal. Then it is killed."""
 LOOK_S = 0.02
 """Between two looks whether it has."""
 SIGNAL_BASE = 128

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 
 from . import insert_parquet
 from .insert_input import PAUSE, BadLine, Input, Producer, Unreadable, open_input, why_unreadable
@@ -257,7 +257,7 @@ class Source:
 
     @cached_property
     def _size(self) -> int | None:
-        """How many bytes the files have; None if it is not known, as of standard input."""
+        """Return the number of bytes of the files; None if it is not known, as of standard input."""
         try:
             return sum(map(os.path.getsize, self._files)) or None
         except OSError:  # it has none, or is no longer there

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import IO, Any
 
-from fsqueue import wording
+from fsqueue.format import wording
 
 from .insert_input import PAUSE, BadLine, Input
 from .insert_lines import Foreign, Format, Row, decode_text, kind_of, option_for, too_long
@@ -70,7 +70,7 @@ class TableFormat(Format):
         """Rows whose types are not decided yet: names and cells instead of a payload. None once they are decided."""
         self._sample_bytes = 0
         self._headers: dict[int, int] = {}
-        """How many lines the header of each file has."""
+        """Number of lines of the header of each file."""
         csv.field_size_limit(max(csv.field_size_limit(), source.line_bytes_max))
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
@@ -222,7 +222,8 @@ class _Records:
         """Those of them that it must get once more."""
         self.bytes = 0
         """Bytes of the record that was read last."""
-        self._parser = csv.reader(_Feed(self._line), delimiter=delimiter, strict=True)
+        # A generator would be at its end after the first exception.
+        self._parser = csv.reader(iter(self._line, None), delimiter=delimiter, strict=True)
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -294,20 +295,6 @@ OLDER = ": what older programs of Windows wrote, 'iconv -f WINDOWS-1252 -t UTF-8
 
 class _Paused(Exception):
     """The input has paused where the parser wants another line."""
-
-
-class _Feed:
-    """Hand lines to the parser. (A generator would be at its end after the first exception.)"""
-
-    def __init__(self, line: Any) -> None:
-        self._line = line
-
-    def __iter__(self) -> _Feed:
-        return self
-
-    def __next__(self) -> str:
-        text: str = self._line()
-        return text
 
 
 def _shown(text: str) -> str:

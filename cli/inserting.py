@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 
 from .common import example, json_option, moment, queue_argument, queue_at
 from .insert_input import Input, Producer, checked_command

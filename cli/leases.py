@@ -11,8 +11,7 @@ from typing import Any, Literal
 import click
 
 import fsqueue
-from fsqueue import wording
-from fsqueue.format import user_json
+from fsqueue.format import user_json, wording
 from fsqueue.views import outcomes
 
 from . import process
@@ -33,7 +32,7 @@ from .options import DURATION, PRIORITY, renamed
 from .printing import complain, print_done, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
-"""How long an interrupted `lease --wait` may take to notice; longer, the longer it has waited."""
+"""Shortest and longest wait after which an interrupted `lease --wait` notices. It grows with the time waited."""
 
 ORDERS = ("priority", "random")
 
@@ -153,26 +152,23 @@ class Settling:
 
     def together(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object]) -> None:
         """Call `act` on all at once."""
-        with queue_at(self._queue) as q:
-            tasks = self._attach(q)
-            try:
-                act(q, tasks)
-            except fsqueue.LeaseLost as error:
-                self._lose(q, [task for task in tasks if task.token in (error.tokens or [task.token])], error)
-            gone = self.lost.keys() | self.already.keys()
-            self.done = [task for task in tasks if task.token not in gone]
-        self._report()
+        self._do(act, max(1, len(self._tokens)))
 
     def singly(self, act: Callable[[fsqueue.LeasedTask], object]) -> None:
         """Call `act` on one after the other."""
+        self._do(lambda q, tasks: act(tasks[0]), 1)
+
+    def _do(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object], at_once: int) -> None:
         with queue_at(self._queue) as q:
-            for task in self._attach(q):
+            tasks = self._attach(q)
+            for first in range(0, len(tasks), at_once):
+                some = tasks[first : first + at_once]
                 try:
-                    act(task)
+                    act(q, some)
                 except fsqueue.LeaseLost as error:
-                    self._lose(q, [task], error)
-                else:
-                    self.done.append(task)
+                    self._lose(q, [task for task in some if task.token in (error.tokens or [task.token])], error)
+            gone = self.lost.keys() | self.already.keys()
+            self.done = [task for task in tasks if task.token not in gone]
         self._report()
 
     def _lose(self, q: fsqueue.Queue, tasks: list[fsqueue.LeasedTask], error: fsqueue.LeaseLost) -> None:

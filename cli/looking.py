@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, cast
 
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.views import outcomes
 
 from .common import brief, example, group_at, json_option, match_option, moment, queue_argument, queue_at
@@ -59,19 +59,19 @@ def ls(
             return
         if limit != 0:
             tasks = or_hint(tasks, _none(str(q.path), state))
-        heading = ["TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE"]
-        known = ((task, [task.id, task.state, str(task.attempt), _time_of(task, state)]) for task in tasks)
+        heading: tuple[str, ...] = ("TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE")
+        known = ((task, (task.id, task.state, str(task.attempt), _time_of(task, state))) for task in tasks)
+        rows: Iterator[tuple[str, ...]]
         if state == "completed":
             rows = ((*begin, f"{brief(task.payload, 60)} -> {brief(task.result, 60)}") for task, begin in known)
-            print_table(_after([(*heading, "PAYLOAD -> RESULT")], rows), (36, 9, 7, 19))
+            heading = (*heading, "PAYLOAD -> RESULT")
         elif q.has_priorities:
             rows = ((*begin, _priority(task), brief(task.payload)) for task, begin in known)
-            print_table(_after([(*heading, "PRIORITY", "PAYLOAD")], rows), (36, 9, 7, 19, 8))
+            heading = (*heading, "PRIORITY", "PAYLOAD")
         else:
-            print_table(
-                _after([(*heading, "PAYLOAD")], ((*begin, brief(task.payload)) for task, begin in known)),
-                (36, 9, 7, 19),
-            )
+            rows = ((*begin, brief(task.payload)) for task, begin in known)
+            heading = (*heading, "PAYLOAD")
+        print_table(rows, (36, 9, 7, 19, 8)[: len(heading) - 1], heading)
 
 
 def _none(path: str, state: str | None) -> str:
@@ -117,14 +117,6 @@ def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:
 def _priority(task: fsqueue.TaskInfo) -> str:
     """Return a task's priority as `lease --up-to` takes it, shortened."""
     return "" if task.priority is None else brief(wording.priority_text(task.priority), 40)
-
-
-def _after(heading: Iterable[tuple[str, ...]], rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Yield the heading, once there is a row to come after it."""
-    for row in rows:
-        yield from heading
-        heading = ()
-        yield row
 
 
 @click.command(epilog=example("fsqueue show Q 0193f0c2a4b97c31a2d5e8f001234567.12"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsqueue import wording
+from fsqueue.format import wording
 
 from . import habits
 

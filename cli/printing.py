@@ -14,16 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ContextDecorator, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     import logging
-    from types import TracebackType
 
     from rich.console import Console, RenderableType
 
@@ -209,15 +207,23 @@ def can_show(text: str, encoding: str | None) -> bool:
     return True
 
 
-def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> None:
+def print_table(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...], heading: tuple[str, ...] = ()) -> None:
     """Print rows as they come: see `table_lines`."""
-    for line in table_lines(rows, widths):
+    for line in table_lines(rows, widths, heading):
         say(line)
 
 
-def table_lines(rows: Iterable[tuple[str, ...]], widths: tuple[int, ...]) -> Iterator[str]:
-    """Yield rows as they come, in columns of the given least widths (the last is open)."""
+def table_lines(
+    rows: Iterable[tuple[str, ...]], widths: tuple[int, ...], heading: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Yield rows as they come, in columns of the given least widths (the last is open); the heading before the first.
+
+    Without rows there is no heading.
+    """
     for row in rows:
+        if heading:
+            yield from table_lines([heading], widths)
+            heading = ()
         cells = [plain(cell) for cell in row]
         filled = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
         yield "  ".join([*filled, *cells[len(widths) :]]).rstrip()
@@ -306,7 +312,7 @@ class Canvas:
         from rich.live_render import LiveRender
 
         self._fd = stream.fileno()
-        self._size = self._asked()
+        self._size = _size_of(self._fd)
         self._console = Console(
             file=_bare(stream),
             color_system="standard" if has_colours(stream) else None,
@@ -321,7 +327,7 @@ class Canvas:
 
     def draw(self, picture: Callable[[Console], RenderableType]) -> None:
         """Put what `picture` returns for the console, in its size, in the place of what was drawn before."""
-        size, before = self._asked(), self._size
+        size, before = _size_of(self._fd), self._size
         self._size = size
         if size != before and self._drawn.last_render_height:
             self._console.clear()  # the terminal may have broken the lines anew: begin at the top
@@ -341,13 +347,6 @@ class Canvas:
         if self._drawn.last_render_height:
             self._console.print(self._drawn.restore_cursor(), end="")
             self._drawn = self._new()
-
-    def _asked(self) -> os.terminal_size:
-        try:
-            columns, rows = os.get_terminal_size(self._fd)
-        except OSError:
-            columns, rows = 0, 0
-        return os.terminal_size((columns or COLUMNS, rows or ROWS))
 
 
 _WIPE = "\r\x1b[K"
@@ -370,7 +369,9 @@ class Footer:
 
     def draw(self, line: Callable[[int, str], str]) -> None:
         """Show another line, of at most so many columns and in the encoding that `line` is called with."""
-        text = plain(line(_columns() - 1, self._stream.encoding))  # in the last column some terminals begin a line
+        text = plain(
+            line(_size_of(2).columns - 1, self._stream.encoding)
+        )  # in the last column some terminals begin a line
         with self._mutex:
             self._line = text
             self._paint()
@@ -431,11 +432,12 @@ def _write(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-def _columns() -> int:
+def _size_of(fd: int) -> os.terminal_size:
     try:
-        return os.get_terminal_size(2).columns or COLUMNS
+        columns, rows = os.get_terminal_size(fd)
     except OSError:
-        return COLUMNS
+        columns, rows = 0, 0
+    return os.terminal_size((columns or COLUMNS, rows or ROWS))
 
 
 def _is_in_foreground() -> bool:
@@ -542,17 +544,15 @@ def guarded() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-class unguarded(ContextDecorator):
+@contextmanager
+def unguarded() -> Iterator[None]:
     """End that for a while: for the code of users that runs in this process, and prints what it likes."""
-
-    def __enter__(self) -> None:
-        self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = (_bare(stream) for stream in self._before)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        sys.stdout, sys.stderr = self._before
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_bare, before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 @contextmanager

@@ -24,7 +24,7 @@ _are_signals_ours = False
 """Whether this process is the command line, so that its signals are ours to handle. False in tests."""
 
 TICK_S = 1.0
-"""How often the watch looks. It costs a healthy command some microseconds a second, and a short one nothing."""
+"""Time between two looks. They cost a healthy command some microseconds a second, and a short one nothing."""
 SILENT_TICKS = 5
 """Number of looks in a row that find a thread waiting before it counts as waiting for the file server."""
 IDLE_NS = 2_000_000
@@ -40,7 +40,7 @@ ENDED = (
     "answers. What this command had leased comes back when its leases end."
 )
 SAY_S = 0.2
-"""How long the last line may take: standard error may be a file on the server that does not answer."""
+"""Time for the last line to be written: standard error may be a file on the server that does not answer."""
 
 
 def begin() -> None:

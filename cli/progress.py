@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import fsqueue
+from fsqueue.format.wording import duration
 from fsqueue.views.activity import alike, headline
 from fsqueue.views.rates import WorkerProgress, total
-from fsqueue.wording import duration
 from fsqueue.worker import Event
 
 from .printing import Footer, can_show, complain
@@ -25,23 +25,24 @@ from .status_text import is_all_delayed, number
 
 DRAW_S = 0.5
 LOOK_S = 5.0
-"""How often the queues are looked at, at most."""
+"""Shortest time between two looks at the queues."""
 LOOK_SHARE = 0.05
 """The largest part of its time that the looking thread spends on looks: the work goes on in the same process."""
 REPEAT_S = 5.0
 """The first failure of a kind is shown at once. Further ones are counted for this time, and then shown as a number."""
 KINDS_MAX = 8
-"""How many kinds of failures are shown at a time; the rest is only counted."""
+"""Maximum number of kinds of failures shown at a time; the rest is only counted."""
 LINE_S = 60.0
-"""How often a log file gets a line."""
+"""Time between two lines in a log file."""
 LOGGED_KINDS_MAX = 64
-"""How many kinds of failures a log file gets."""
+"""Maximum number of kinds of failures in a log file."""
 IN_A_ROW = 10
 """Number of failures in a row that gets a hint if other workers complete tasks meanwhile."""
 BAR_COLUMNS = 16
 CLOSE_S = 1.0
 
 Now = Callable[[], float]
+Loop = Callable[[], None]
 
 
 def in_words(progress: WorkerProgress, failed: int, next_due_s: float = math.inf) -> str:
@@ -154,117 +155,95 @@ class FailingHere:
         )
 
 
-class Looker:
-    """Look at the queues of a worker from time to time, in a thread of its own and in objects of its own."""
-
-    def __init__(
-        self,
-        paths: list[str],
-        progress: WorkerProgress,
-        say: Callable[[str], object],
-        status_of: Sequence[Callable[[], fsqueue.Status]] | None = None,
-    ) -> None:
-        self._paths, self._progress, self._say, self._status_of = paths, progress, say, status_of
-        self._held: Callable[[], int] = lambda: 0
-        self.next_due_s: Callable[[], float] = lambda: math.inf
-        self._queues: list[fsqueue.Queue] = []
-        self.failing_here = FailingHere(paths[0])
-
-    def start(self, worker: fsqueue.Worker) -> None:
-        """Take in the worker that is shown."""
-        self._held = lambda: worker.held
-        self.next_due_s = lambda: worker.next_due_s
-        self._progress.completed = lambda: worker.completed
-
-    def look(self) -> None:
-        """Look once. What goes wrong the worker meets, too, and reports."""
-        try:
-            if self._status_of is None:
-                self._queues = self._queues or [fsqueue.Queue(path) for path in self._paths]
-                self._status_of = [queue.status for queue in self._queues]
-            held = self._held()
-            each = [status() for status in self._status_of]
-            held = max(held, self._held())  # tasks that this worker leased meanwhile are not leased elsewhere
-        except (fsqueue.FsqueueError, OSError):
-            return
-        status = total(each)
-        self._progress.look(status, held)
-        hint = self.failing_here.look(max(0, status.completed - self._progress.completed()[1]))
-        if hint:
-            self._say(hint)
-
-    def close(self) -> None:
-        """Close the queues."""
-        for queue in self._queues:
-            queue.close()
-
-
 class _Told:
-    """Hold what a worker tells, for either way of showing it."""
+    """Hold what a worker tells, and look at its queues from time to time, for either way of showing it.
+
+    `loops`: what threads do from `start` to `close`, by their names. `close` waits a moment for the first one.
+    """
 
     def __init__(
-        self,
-        paths: list[str],
-        say: Callable[[str], object],
-        now: Now,
-        kinds_max: int,
-        status_of: Sequence[Callable[[], fsqueue.Status]] | None = None,
+        self, paths: list[str], say: Callable[[str], object], now: Now, kinds_max: int, loops: dict[str, Loop]
     ) -> None:
-        self._say = say
+        self._paths, self._say, self._now = paths, say, now
+        self.status_of: Sequence[Callable[[], fsqueue.Status]] | None = None
+        """What tells the status of each queue or group; None: `paths` are those of queues."""
+        self._worker: fsqueue.Worker | None = None
+        self._queues: list[fsqueue.Queue] = []  # the looks' own
         self._progress = WorkerProgress(now)
-        self._looker = Looker(paths, self._progress, say, status_of)
+        self._failing_here = FailingHere(paths[0])
         self._counts: Counter[str] = Counter()  # the events of the worker by kind, such as "failed"
         self._failures = Failures(say, now, kinds_max)
         self._mutex = threading.Lock()  # for the failures: the worker's thread adds them, another flushes
         self._closed = threading.Event()
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
+
+    def show(self, worker: fsqueue.Worker) -> None:
+        """Take in the worker that is shown."""
+        self._worker = worker
+        self._progress.completed = lambda: worker.completed
+
+    def start(self, worker: fsqueue.Worker) -> None:
+        """Begin to look at the queues of a worker, and to show it."""
+        self.show(worker)
+        for thread in self._threads:
+            thread.start()
 
     def tell(self, event: Event) -> None:
         """Record an event of the worker, and show it if it has a text. Called in a thread of the worker's."""
         self._counts[event.kind] += 1
-        self._looker.failing_here.count(event.kind)
+        self._failing_here.count(event.kind)
         if event.text:
             self._say(event.text)
         elif event.kind in ("failed", "given-up"):
             with self._mutex:
                 self._failures.add(event.fields["task"], event.fields["reason"])
 
-    def _end(self, thread: threading.Thread) -> None:
-        """End the thread that shows, and say how many failures were only counted."""
+    def close(self) -> None:
+        """End the threads, and say how many failures were only counted."""
         self._closed.set()
-        if thread.ident is not None:
-            thread.join(CLOSE_S)
+        if self._threads[0].ident is not None:  # else it was never started
+            self._threads[0].join(CLOSE_S)
         with self._mutex:
             self._failures.flush(0)
+
+    def _look(self) -> None:
+        """Look once. What goes wrong the worker meets, too, and reports."""
+        try:
+            if self.status_of is None:
+                self._queues = [fsqueue.Queue(path) for path in self._paths]
+                self.status_of = [queue.status for queue in self._queues]
+            held = self._held()
+            each = [status() for status in self.status_of]
+            held = max(held, self._held())  # tasks that this worker leased meanwhile are not leased elsewhere
+        except (fsqueue.FsqueueError, OSError):
+            return
+        status = total(each)
+        self._progress.look(status, held)
+        hint = self._failing_here.look(max(0, status.completed - self._progress.completed()[1]))
+        if hint:
+            self._say(hint)
+
+    def _held(self) -> int:
+        return self._worker.held if self._worker is not None else 0
+
+    def _next_due_s(self) -> float:
+        return self._worker.next_due_s if self._worker is not None else math.inf
+
+    def _close_queues(self) -> None:
+        for queue in self._queues:
+            queue.close()
 
 
 class LogProgress(_Told):
     """Tell in a log file how a worker gets on: a line a minute, and the first failure of each kind.
 
-    `tell` is for the worker. `say` writes a line. `now` is the clock that the minute is of. `status_of`: what tells
-    the status of each queue or group, if `paths` are not those of queues.
+    `tell` is for the worker. `say` writes a line. `now` is the clock that the minute is of.
     """
 
-    def __init__(
-        self,
-        paths: list[str],
-        say: Callable[[str], object] = complain,
-        now: Now = time.monotonic,
-        status_of: Sequence[Callable[[], fsqueue.Status]] | None = None,
-    ) -> None:
-        super().__init__(paths, say, now, LOGGED_KINDS_MAX, status_of)
-        self._now = now
+    def __init__(self, paths: list[str], say: Callable[[str], object] = complain, now: Now = time.monotonic) -> None:
+        super().__init__(paths, say, now, LOGGED_KINDS_MAX, {"fsqueue-log": self._keep_time})
         self._line_at = now() + LINE_S
         self._has_looked = False
-        self._thread = threading.Thread(target=self._keep_time, name="fsqueue-log", daemon=True)
-
-    def start(self, worker: fsqueue.Worker) -> None:
-        """Begin to look at the queues."""
-        self._looker.start(worker)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Tell how many failures were only counted."""
-        self._end(self._thread)
 
     def step(self) -> None:
         """Write a line if a minute is over. Look some seconds after the begin, too: a rate needs two looks."""
@@ -272,8 +251,8 @@ class LogProgress(_Told):
         is_due = began >= self._line_at
         if is_due or not self._has_looked:
             self._has_looked = True
-            self._looker.look()
-            text = in_words(self._progress, self._counts["failed"], self._looker.next_due_s())
+            self._look()
+            text = in_words(self._progress, self._counts["failed"], self._next_due_s())
             if is_due:
                 self._line_at = began + max(LINE_S, (self._now() - began) / LOOK_SHARE)
                 self._say(text)
@@ -281,7 +260,7 @@ class LogProgress(_Told):
     def _keep_time(self) -> None:
         while not self._closed.wait(min(LOOK_S, max(0.1, self._line_at - self._now()))):
             self.step()
-        self._looker.close()
+        self._close_queues()
 
 
 class Progress(_Told):
@@ -290,40 +269,34 @@ class Progress(_Told):
     `tell` and `pass_on` are for the worker.
     """
 
-    def __init__(self, paths: list[str], status_of: Sequence[Callable[[], fsqueue.Status]] | None = None) -> None:
+    def __init__(self, paths: list[str]) -> None:
         self._footer = Footer()
-        super().__init__(paths, self._say_aside, time.monotonic, KINDS_MAX, status_of)
-        self._drawer = threading.Thread(target=self._draw, name="fsqueue-bar", daemon=True)
+        loops = {"fsqueue-bar": self._keep_drawing, "fsqueue-look": self._keep_looking}
+        super().__init__(paths, self._say_aside, time.monotonic, KINDS_MAX, loops)
         self.pass_on = self._footer.pass_on
-
-    def start(self, worker: fsqueue.Worker) -> None:
-        """Begin to draw, and to look at the queues."""
-        self._looker.start(worker)
-        self._drawer.start()
-        threading.Thread(target=self._look, name="fsqueue-look", daemon=True).start()
 
     def close(self) -> None:
         """Remove the bar, and show how many failures were only counted."""
-        self._end(self._drawer)
+        super().close()
         self._footer.close()
 
     def _say_aside(self, text: str) -> None:
         with self._footer.aside():
             complain(text)
 
-    def _draw(self) -> None:
+    def _keep_drawing(self) -> None:
         while not self._closed.wait(DRAW_S):
             with self._mutex:
                 self._failures.flush()
             self._footer.draw(self._line)
 
     def _line(self, columns: int, encoding: str) -> str:
-        return line(self._progress, self._counts["failed"], columns, encoding, self._looker.next_due_s())
+        return line(self._progress, self._counts["failed"], columns, encoding, self._next_due_s())
 
-    def _look(self) -> None:
+    def _keep_looking(self) -> None:
         wait_s = DRAW_S
         while not self._closed.wait(wait_s):
             began = time.monotonic()
-            self._looker.look()
+            self._look()
             wait_s = max(LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
-        self._looker.close()
+        self._close_queues()

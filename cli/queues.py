@@ -13,9 +13,10 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import wording
 from fsqueue.filesystem import mountadvice
-from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS, Reaping, reap
+from fsqueue.format import wording
+from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS
+from fsqueue.upkeep.trash import Reaping, reap
 
 from .common import (
     confirm,

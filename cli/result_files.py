@@ -17,7 +17,7 @@ import orjson
 import fsqueue
 from fsqueue.filesystem import replacing
 from fsqueue.filesystem.replacing import Replaced
-from fsqueue.gc_pause import paused_collector
+from fsqueue.format.uniform import paused_collector
 from fsqueue.storage import nested
 
 from .result_table import NOT_FINITE, Block, Column, Columns, Step, Table, as_text

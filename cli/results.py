@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.views import outcomes
 
 from .common import (
@@ -33,6 +33,7 @@ Columns = list[Sequence[Any]]
 
 ROWS_AT_ONCE = 1_000
 """Number of chosen results that are turned into columns together."""
+HEADING = ("TASK", "STATE", "ATTEMPTS", "FINISHED", "TOOK", "HOST", "PAYLOAD -> RESULT")
 SHOW_EVERY = 256
 """Number of tasks that are looked at between two steps of the bar."""
 UNKEPT_EXIT = 1
@@ -79,7 +80,7 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
             for result in found.results(condition):
                 print_json(result.as_dict())
         else:
-            print_table(_rows(found.results(condition)), (36, 9, 8, 19, 9, 12))
+            print_table(map(_row, found.results(condition)), (36, 9, 8, 19, 9, 12), HEADING)
         if found.missing:
             complain(
                 f"{wording.counted(found.missing, 'completed task')} of {q.path} have no row: the history has none of "
@@ -94,9 +95,9 @@ class CountedResults:
     def __init__(self, q: fsqueue.Queue, failed: bool) -> None:
         self._q, self._failed = q, failed
         self.total = 0
-        """How many finished tasks the queue has counted, once they are asked for."""
+        """Number of finished tasks that the queue has counted, once they are asked for."""
         self.missing = 0
-        """How many completed tasks of those were not among the results, once all are read."""
+        """Number of completed tasks of those that were not among the results, once all are read."""
 
     def columns(self) -> Iterator[Columns]:
         """Yield what `Queue.result_columns` yields."""
@@ -146,22 +147,17 @@ def _in_columns(found: Iterator[fsqueue.Result]) -> Iterator[Columns]:
         yield [*map(list, zip(*some, strict=True))]
 
 
-def _rows(found: Iterator[fsqueue.Result]) -> Iterator[tuple[str, ...]]:
-    heading = ("TASK", "STATE", "ATTEMPTS", "FINISHED", "TOOK", "HOST", "PAYLOAD -> RESULT")
-    for result in found:
-        if heading:
-            yield heading
-            heading = ()  # type: ignore[assignment]
-        came = f"failed: {brief(result.error, 60)}" if result.state == "dead" else brief(result.result, 60)
-        yield (
-            result.id,
-            result.state,
-            str(result.attempts),
-            moment(result.finished_at),
-            "-" if result.took_s is None else wording.duration(result.took_s),
-            result.host or "-",
-            f"{brief(result.payload, 60)} -> {came}",
-        )
+def _row(result: fsqueue.Result) -> tuple[str, ...]:
+    came = f"failed: {brief(result.error, 60)}" if result.state == "dead" else brief(result.result, 60)
+    return (
+        result.id,
+        result.state,
+        str(result.attempts),
+        moment(result.finished_at),
+        "-" if result.took_s is None else wording.duration(result.took_s),
+        result.host or "-",
+        f"{brief(result.payload, 60)} -> {came}",
+    )
 
 
 @click.command(

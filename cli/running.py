@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
 
 from . import process
@@ -258,10 +258,10 @@ def run(
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
     paths = [path_of(source) for source in opened]
     status_of = [partial(_status_of, _source_at(queue, worker, match)) for queue in dict.fromkeys(queues)]
-    progress = Progress(paths, status_of) if shows else None
-    shown: Progress | LogProgress | None = progress or (
-        None if log_json or as_json else LogProgress(paths, status_of=status_of)
-    )
+    progress = Progress(paths) if shows else None
+    shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
+    if shown is not None:
+        shown.status_of = status_of
     supervision.is_own_process = process.is_own
     made = fsqueue.Worker(
         opened,
@@ -357,7 +357,7 @@ def _too_many(queues: list[fsqueue.Queue | fsqueue.GroupQueues], retries: int | 
 
 
 TELL_S = 3.0
-"""How long the summary may take once a signal has ended the work."""
+"""Maximum time for the summary once a signal has ended the work."""
 
 
 def missing_program(command: list[str]) -> bool:

@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 import click
 
-from fsqueue import simulation, simulation_figures
+from fsqueue import simulation
 from fsqueue.simulation import Distribution
-from fsqueue.simulation_figures import Claim, Figure
+from fsqueue.simulation import figures as simulation_figures
+from fsqueue.simulation.figures import Claim, Figure
 
 from .common import example, json_option
 from .printing import Bar, complain, print_json, print_table, say

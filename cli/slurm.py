@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, check_command, names_launcher
 
 from .common import example, json_option, path_of, queue_at
@@ -24,7 +24,7 @@ from .printing import complain, print_done, print_json, quoted, say
 from .running import AUTO, missing_program, run
 
 SPARE_S = 30
-"""How much earlier than the grace, in seconds, workers hear of the end of their job."""
+"""Seconds before the grace at which workers hear of the end of their job."""
 SIGNAL_S_MAX = 65_535
 """The most that sbatch takes."""
 NAME_CHARS_MAX = 60

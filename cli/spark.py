@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fsqueue import wording
+from fsqueue.format import wording
 
 from .common import (
     confirm,

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fsqueue.wording import duration
+from fsqueue.format.wording import duration
 
 from .printing import can_show, plain
 from .status_text import STATES, Look, details, is_above_zero, number, progress_line, total

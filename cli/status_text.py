@@ -9,10 +9,10 @@ from typing import TypeGuard
 
 import fsqueue
 from fsqueue.cluster.identity import describe
+from fsqueue.format.wording import counted, duration
 from fsqueue.views.activity import together
 from fsqueue.views.rates import last_left
 from fsqueue.views.rates import total as sum_of
-from fsqueue.wording import counted, duration
 
 from .common import size
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import click
 
 import fsqueue
-from fsqueue import wording
+from fsqueue.format import wording
 from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 
@@ -87,18 +87,10 @@ class Watched:
     def look(self) -> Look:
         """Return its status, and what went on."""
         status = self.queue.status(exact=not self.fast)
-        counted = self.rates.add(status)
-        if self.fast:
-            return Look(self.name, self.path, status, counted, paused=self.queue.paused)
-        found = better_rates(self.queue.activity(self.window_s), counted)
+        found = self.rates.add(status)
+        if not self.fast:
+            found = better_rates(self.queue.activity(self.window_s), found)
         return Look(self.name, self.path, status, found, paused=self.queue.paused)
-
-    def stuck(self) -> list[StuckLock]:
-        """Return the locks that stay taken; of a queue that was just deleted none matters any more."""
-        try:
-            return self.queue.stuck()
-        except fsqueue.QueueNotFound:
-            return []
 
 
 class Watching:
@@ -153,22 +145,20 @@ class Watching:
             self.errors[path] = error
             return Look(name_of(path), path, fsqueue.Status(), error=error)
 
-    def usage(self, path: str) -> dict[str, fsqueue.Usage]:
-        """Return what the files of a queue take."""
-        return self.watched[path].queue.usage()
-
     def priorities(self, path: str) -> list[fsqueue.PriorityRange]:
         """Return how many tasks of a queue wait, by priority; on a terminal with a bar, if that takes long."""
         with Bar("reading priorities") as progress:
             return self.watched[path].queue.waiting_by_priority(progress=progress.show)
 
     def stuck(self, path: str) -> list[StuckLock]:
-        """Return the locks of a queue that stay taken.
+        """Return the locks of a queue that stay taken; of a queue that was just deleted none matters any more.
 
         An error with one of several queues is told with those of the looks.
         """
         try:
-            return self.watched[path].stuck()
+            return self.watched[path].queue.stuck()
+        except fsqueue.QueueNotFound:
+            return []
         except fsqueue.FsqueueError as error:
             if len(self.watched) == 1:
                 raise
@@ -282,7 +272,8 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
         for look in looks:
             more: dict[str, object] = {"stuck": [lock.as_dict() for lock in stuck.get(look.path, ())]}
             if usage and look.error is None:
-                more["usage"] = {part: found.as_dict() for part, found in watching.usage(look.path).items()}
+                used = watching.watched[look.path].queue.usage()
+                more["usage"] = {part: each.as_dict() for part, each in used.items()}
             if priorities and look.error is None:
                 more["priorities"] = [found.as_dict() for found in watching.priorities(look.path)]
             print_json(as_json(look) | more)
@@ -303,7 +294,7 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
         say(line)
     if usage:
         for look in sound:
-            print_table(_usage_table(look.name, watching.usage(look.path)), (20, 12, 12, 16))
+            print_table(_usage_table(look.name, watching.watched[look.path].queue.usage()), (20, 12, 12, 16))
     if priorities:
         for look in sound:
             print_table(_priorities_table(look.name, watching.priorities(look.path)), (20, 20, 20, 12))

@@ -6,15 +6,16 @@ from typing import Any
 
 import click
 
-from fsqueue import wording
 from fsqueue.errors import from_os_error
+from fsqueue.format import wording
 from fsqueue.storage import nodes
 from fsqueue.views import lease_holders as holders
 
 from .common import brief, example, json_option, moment, queue_argument, queue_at
-from .printing import done, print_json, print_table, say
+from .printing import print_done, print_table, say
 
 WIDTHS = (24, 12, 12, 6, 19, 10, 10)
+HEADING = ("WORKER", "JOB", "NODE", "TASKS", "SINCE", "HEARTBEAT", "LEASE", "LIFE")
 
 
 @click.command(
@@ -55,37 +56,26 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         failing = nodes.failing(store)
         now = store.clock.now_ms() / 1000
     refused = {node.node for node in failing}.intersection(admit).difference(admitted)  # a warning says why
-    if as_json:
-        said: dict[str, Any] = {"workers": [worker.as_dict() for worker in found]}
-        said["nodes"] = [node.as_dict() for node in failing]
-        if release_dead:
-            said |= {"released": released, "dead": [worker.as_dict() for worker in dead]}
-        if admit:
-            said["admitted"] = admitted
-        with done():
-            print_json(said)
-        _end(refused)
-        return
-    with done():
-        for node in admit:
-            other = "its failures could not be forgotten" if node in refused else "no failures are counted there"
-            say(f"{brief(node)}: {'takes tasks again' if node in admitted else other}")
-        if release_dead:
-            say(f"released {wording.counted(released, 'task')} of {wording.counted(len(dead), 'dead worker')}")
-    if found:
-        print_table([("WORKER", "JOB", "NODE", "TASKS", "SINCE", "HEARTBEAT", "LEASE", "LIFE")], WIDTHS)
-        print_table((_row(worker, now) for worker in found), WIDTHS)
-    for node_found in failing:
-        excluded = f", excluded from {node_found.after} on" if node_found.is_excluded else ""
-        failed = wording.counted(node_found.failures, "task")
-        when, why = moment(node_found.last), f" ({node_found.reason})" if node_found.reason else ""
-        say(brief(f"node {node_found.node}: {failed} in a row failed{excluded}; {when}{why}", 200))
-    _end(refused)
-
-
-def _end(refused: set[str]) -> None:
-    """Exit with 1 if nodes could not be admitted."""
-    if refused:
+    said: dict[str, Any] = {"workers": [worker.as_dict() for worker in found]}
+    said["nodes"] = [node.as_dict() for node in failing]
+    lines = []
+    for node in admit:
+        other = "its failures could not be forgotten" if node in refused else "no failures are counted there"
+        lines.append(f"{brief(node)}: {'takes tasks again' if node in admitted else other}")
+    if release_dead:
+        said |= {"released": released, "dead": [worker.as_dict() for worker in dead]}
+        lines.append(f"released {wording.counted(released, 'task')} of {wording.counted(len(dead), 'dead worker')}")
+    if admit:
+        said["admitted"] = admitted
+    print_done(as_json, said, *lines)
+    if not as_json:
+        print_table((_row(worker, now) for worker in found), WIDTHS, HEADING)
+        for node_found in failing:
+            excluded = f", excluded from {node_found.after} on" if node_found.is_excluded else ""
+            failed = wording.counted(node_found.failures, "task")
+            when, why = moment(node_found.last), f" ({node_found.reason})" if node_found.reason else ""
+            say(brief(f"node {node_found.node}: {failed} in a row failed{excluded}; {when}{why}", 200))
+    if refused:  # nodes that could not be admitted
         raise click.exceptions.Exit(1)
 
 

@@ -34,10 +34,7 @@ from fsqueue.errors import (
     UnsafeFilesystem,
 )
 from fsqueue.format.layout import Durability, Pause, Settings
-from fsqueue.fsck import Finding
-from fsqueue.functions import task
-from fsqueue.leased_task import LeasedTask
-from fsqueue.models import (
+from fsqueue.format.models import (
     CommitPart,
     CommitReport,
     DeadLetter,
@@ -51,6 +48,9 @@ from fsqueue.models import (
     TaskInfo,
     TaskRef,
 )
+from fsqueue.fsck import Finding
+from fsqueue.functions import task
+from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
 from fsqueue.several import lease

@@ -31,12 +31,12 @@ from fsqueue.format import groups, layout, names, sparse
 from fsqueue.format.layout import QueueState, Settings
 from fsqueue.format.names import Batch, QueueId
 from fsqueue.format.replay import LEASED, ReplayState
+from fsqueue.format.wording import counted
 from fsqueue.protocol import overwriting, revoking
 from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes
 from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
-from fsqueue.wording import counted
 
 CREATE_TRIES = 10
 """How often a queue is made whose directory others move away meanwhile."""

@@ -12,11 +12,11 @@ from fsqueue import forks
 from fsqueue.errors import ForkedInCall, InvalidArgument, InvalidResult, InvalidTask, LeaseLost
 from fsqueue.filesystem import resources
 from fsqueue.format import names, priority, task_file
+from fsqueue.format.models import Task
 from fsqueue.format.names import Batch
 from fsqueue.format.plain import plain
 from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
-from fsqueue.models import Task
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_items
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from types import TracebackType
 
 from fsqueue import forks
 from fsqueue.async_thread import in_thread
@@ -111,9 +110,7 @@ class AsyncPoll:
     async def __aenter__(self) -> AsyncPoll:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:

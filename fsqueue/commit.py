@@ -15,14 +15,14 @@ from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTas
 from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
-from fsqueue.format.names import CommitName, Generation, Uuid
-from fsqueue.models import CommitPart, CommitReport
+from fsqueue.format.models import CommitPart, CommitReport
+from fsqueue.format.names import CommitName, Uuid
+from fsqueue.format.wording import counted
 from fsqueue.protocol import encoding, insert_errors, insertion, overwriting
 from fsqueue.storage import commits, queue_changes
 from fsqueue.storage.commits import Part, Record
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_items
-from fsqueue.wording import counted
 
 
 class Commit:
@@ -157,13 +157,6 @@ class Commit:
             given.append(part)
         return list(dict.fromkeys(given))
 
-    def _trash(self, directory: Generation) -> None:
-        """Move the overwritten generation into the trash. If that fails now, `gc` does it."""
-        try:
-            self.store.discard(self.store.path, directory)
-        except OSError as error:
-            commits.logger.warning("what was overwritten in %s is still there (%s)", self.store.path, error)
-
     def _refuse_purged(self, given: list[CommitPart]) -> None:
         if any(part.generation != self.store.queue_state.generation for part in given):
             raise CommitLost(
@@ -190,10 +183,16 @@ class Commit:
             raise failure from error if isinstance(error, OSError) else error.__cause__
 
     def _begun(self, layout: Layout, repeated: bool) -> Layout:
-        """Return the layout of the generation that an overwriting has begun, and trash the one before it."""
+        """Return the layout of the generation that an overwriting has begun, and trash the one before it.
+
+        If that fails now, `gc` does it.
+        """
         self.store.refresh(now=True)
         if not repeated:
-            self._trash(layout.directory)
+            try:
+                self.store.discard(self.store.path, layout.directory)
+            except OSError as error:
+                commits.logger.warning("what was overwritten in %s is still there (%s)", self.store.path, error)
         return self.store.layout
 
     def _finish(self, layout: Layout, record: Record, attempts: set[Uuid], repeated: bool) -> CommitReport:

@@ -23,7 +23,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from fsqueue.clock import duration_ms
 from fsqueue.errors import Bury, InvalidArgument, InvalidTask, said
 from fsqueue.format import call_types
-from fsqueue.models import Task, TaskRef
+from fsqueue.format.models import Task, TaskRef
 from fsqueue.queue import Queue
 from fsqueue.storage.discovery import queue_path
 

@@ -13,8 +13,8 @@ from fsqueue.clock import duration_ms, pause_s
 from fsqueue.errors import UNKEPT, Bury, InvalidArgument, InvalidResult, LeaseLost, Retry, bury_reason
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
+from fsqueue.format.models import Movement, Status, TaskRef, Used
 from fsqueue.format.names import Batch
-from fsqueue.models import Movement, Status, TaskRef, Used
 from fsqueue.storage.store import Store
 
 
@@ -112,7 +112,7 @@ class LeasedTask:
     priority: str | int | None = None
     done = False
     _retries = 0
-    """How many `with` blocks of this process in a row have asked for another time without saying when."""
+    """Number of `with` blocks of this process in a row that have asked for another time without saying when."""
     _entered_by = -1
     """The process that has entered its `with` block, by `forks.depth`."""
     solo = False

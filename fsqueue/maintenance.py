@@ -10,8 +10,8 @@ from fsqueue.arguments import EVERY, Every, selector, tasks_meant, translated, v
 from fsqueue.cluster.identity import user_of_this_process
 from fsqueue.errors import InvalidArgument
 from fsqueue.format.layout import REASON_CHARS_MAX, Settings
+from fsqueue.format.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.fsck import Finding, fsck
-from fsqueue.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.storage import deadletters
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect

@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Literal, Protocol, runtime_checkable
 
 from fsqueue import forks
@@ -28,8 +27,8 @@ from fsqueue.errors import (
     said,
 )
 from fsqueue.filesystem import resources
+from fsqueue.format.models import Status
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.models import Status
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import IdlePoller, tell_of_end, tell_pauses
 from fsqueue.storage.discovery import queue_path
@@ -334,9 +333,7 @@ class Poll:
     def __enter__(self) -> Poll:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsqueue import administration, attaching, forks
+from fsqueue import administration, forks
 from fsqueue.arguments import (
     bound_of,
     ended,
@@ -33,9 +32,9 @@ from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument, LeaseLost
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
+from fsqueue.format.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
 from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
@@ -44,7 +43,7 @@ from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import QueueClosed, Store
 from fsqueue.user_code import user_function
-from fsqueue.views import inspection, results, task_history
+from fsqueue.views import attaching, inspection, results, task_history
 from fsqueue.views.activity import LEAST_S, Activity, activity
 
 if TYPE_CHECKING:
@@ -189,9 +188,7 @@ class Queue(Maintenance):
     def __enter__(self) -> Queue:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -168,7 +168,7 @@ def publish(path: Path, df: Any, times: Times) -> None:
         assert part is not None
         yield pa.RecordBatch.from_pydict({"part": [json.dumps(part.as_dict())]})
 
-    from fsqueue.models import CommitPart
+    from fsqueue.format.models import CommitPart
 
     staged = df.mapInArrow(stage, "part STRING").collect()
     parts = [CommitPart(**json.loads(row[0])) for row in staged]

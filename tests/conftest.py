@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("FSQUEUE_CHECK", "1")  # before fsqueue is imported, and for all processes that tests start
+
 from fsqueue import Queue
 from tests import levels
 

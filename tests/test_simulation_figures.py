@@ -1,4 +1,4 @@
-"""fsqueue.simulation_figures: the paper's claims hold, and one that does not is noticed."""
+"""fsqueue.simulation.figures: the paper's claims hold, and one that does not is noticed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from fsqueue import InvalidArgument
 from fsqueue.simulation import Distribution, simulate
-from fsqueue.simulation_figures import CASES, TITLES, Case, Claim, Figure, Point, claims, reproduce
+from fsqueue.simulation.figures import CASES, TITLES, Case, Claim, Figure, Point, claims, reproduce
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from fsqueue import DeadLetter, GcReport, Movement, Status, Task, TaskInfo, TaskRef
-from fsqueue.models import STATES
+from fsqueue.format.models import STATES
 
 
 def test_the_sum_of_the_states_is_what_was_inserted() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsqueue.wording import duration
+from fsqueue.format.wording import duration
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -50,15 +51,8 @@ class Changes:
         self.fd: int = self._inotify.fileno()
         """Ready to be read when something has changed."""
 
-    def watch_file(self, fd: int) -> int:
-        """Watch the bytes of an open file, and return the number of the watch. The caller may close `fd`."""
-        return self._watch(fd, FILE)
-
-    def watch_directory(self, fd: int) -> int:
-        """Watch for new names in an open directory, and return the number of the watch. The caller may close `fd`."""
-        return self._watch(fd, DIRECTORY)
-
-    def _watch(self, fd: int, events: int) -> int:
+    def watch(self, fd: int, events: int) -> int:
+        """Watch an open FILE or DIRECTORY, and return the number of the watch. The caller may close `fd`."""
         try:
             number: int = self._inotify.add_watch(f"/proc/self/fd/{fd}", events)
         except FileNotFoundError:  # else the caller would take the file for missing
@@ -67,10 +61,8 @@ class Changes:
 
     def forget(self, number: int) -> None:
         """End a watch. Nothing happens if it has ended."""
-        try:
+        with suppress(OSError):
             self._inotify.rm_watch(number)
-        except OSError:
-            pass
 
     def read(self) -> list[tuple[int, bool]]:
         """Return the watches with changes since the last call, and of each whether it has to be made anew."""

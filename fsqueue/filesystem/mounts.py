@@ -26,8 +26,6 @@ LOCAL = frozenset(
         "ubifs",
         "xfs",
         "zfs",
-        "apfs",
-        "hfs",
     ]
 )
 """Filesystems of this host alone. An unlisted type counts as shared: fsqueue then syncs more, never less."""

@@ -17,9 +17,8 @@ from types import TracebackType
 
 from fsqueue.filesystem import trees
 
-WITHOUT_READING = getattr(os, "O_PATH", os.O_RDONLY)
-"""A directory in which one may write can be held even if one may not list it."""
 FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
+"""With O_PATH a directory in which one may write can be held even if one may not list it."""
 PRIVATE, SHARED = 0o700, 0o1777
 """Modes, before the umask. SHARED is sticky: strangers can add names, and cannot take away those of others."""
 NOT_FOR_OTHERS = 0o077
@@ -57,7 +56,7 @@ class OpenDirectory:
     @classmethod
     def at(cls, path: str) -> OpenDirectory:
         """Open a directory that the caller named: links on the way to it are followed. OSError."""
-        return cls(os.open(path, WITHOUT_READING | FLAGS), path)
+        return cls(os.open(path, os.O_PATH | FLAGS), path)
 
     def close(self) -> None:
         """Close the descriptor. A second call does nothing."""
@@ -89,7 +88,7 @@ class OpenDirectory:
     def enter(self, name: str) -> OpenDirectory:
         """Open a directory in this one. OSError (ENOTDIR) if it is a link, or anything else."""
         _check(name)
-        return OpenDirectory(os.open(name, WITHOUT_READING | FLAGS | os.O_NOFOLLOW, dir_fd=self.fd), name)
+        return OpenDirectory(os.open(name, os.O_PATH | FLAGS | os.O_NOFOLLOW, dir_fd=self.fd), name)
 
     def make(self, name: str, mode: int, fresh: Fresh) -> OpenDirectory:
         """Make a directory in this one, and open it. FileExistsError if the name is taken.
@@ -154,23 +153,18 @@ class OpenDirectory:
 
     def remove_file(self, name: str) -> bool:
         """Remove a name that is no directory; False if that was not possible."""
-        _check(name)
-        try:
-            with trees.counting_removal(name, self.fd):
-                os.unlink(name, dir_fd=self.fd)
-            return True
-        except OSError:
-            return False
+        return self._remove(os.unlink, name)
 
     def remove_directory(self, name: str) -> bool:
         """Remove an empty directory; False if that was not possible."""
+        return self._remove(os.rmdir, name)
+
+    def _remove(self, action: Callable[..., None], name: str) -> bool:
         _check(name)
-        try:
-            with trees.counting_removal(name, self.fd):
-                os.rmdir(name, dir_fd=self.fd)
+        with suppress(OSError), trees.counting_removal(name, self.fd):
+            action(name, dir_fd=self.fd)
             return True
-        except OSError:
-            return False
+        return False
 
     def remove(self, inner: OpenDirectory, names: Names) -> bool:
         """Remove a directory in this one, after the `names` in it. Return False if it stays: it had more."""

@@ -229,7 +229,7 @@ class Filesystem(Rooted):
 
     def drop_cached(self, fd: int) -> None:
         """Have the system forget what it has cached of an open file, and begin to write what it has not written yet."""
-        with suppress(OSError, AttributeError):  # the second: macOS has none
+        with suppress(OSError):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     # -- names -------------------------------------------------------------------------------
@@ -503,8 +503,6 @@ def _data_from(fd: int, offset: int) -> int:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
         return max(offset, os.fstat(fd).st_size) if error.errno == errno.ENXIO else offset
-    except AttributeError:  # this system does not tell
-        return offset
 
 
 def _listed(fd: int) -> list[str]:

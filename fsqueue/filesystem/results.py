@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -179,7 +179,7 @@ class ResultFiles:
     def _discard(self, result: ResultFile, within: int, found: list[str]) -> None:
         """Empty a directory, and keep it for another attempt, under a name that no command knows."""
         spare = os.urandom(16).hex()
-        try:
+        with suppress(OSError):  # what is left goes at the end
             if found == [result.name]:
                 os.unlink(result.name, dir_fd=within)
                 found = os.listdir(within)  # NFS keeps a file that is open under another name
@@ -188,8 +188,6 @@ class ResultFiles:
                 self._spare.append(spare)
             elif os.path.samestat(os.fstat(within), os.stat(spare, dir_fd=self._fd, follow_symlinks=False)):
                 self._trees.append(spare)
-        except OSError:
-            pass  # what is left goes at the end
 
     @property
     def has_trees(self) -> bool:
@@ -216,7 +214,8 @@ class ResultFiles:
                 os.rmdir(self._name, dir_fd=self._within)
         os.close(self._fd)
         os.close(self._within)
-        _unlock(self._alive)
+        if self._alive >= 0:
+            resources.close(self._alive)  # and the lock with it
         self._root, self._name, self._fd, self._within, self._alive, self._spare = "", "", -1, -1, -1, []
         self._trees = []
 
@@ -270,12 +269,6 @@ def _lock(directory: int, name: str) -> int:
     raise _Taken
 
 
-def _unlock(fd: int) -> None:
-    """Give a lock back; nothing happens for -1."""
-    if fd >= 0:
-        resources.close(fd)
-
-
 def _lock_name() -> str:
     """Return the lock's name. It tells this boot of this host: a lock need not exclude between hosts."""
     return f"{LOCK_PREFIX}{boot_id()}"
@@ -295,10 +288,8 @@ def reap(fs: Filesystem, parent: str, now_s: float) -> int:
         within = fs.hold_directory(parent)
     except FileNotFoundError:
         return 0
-    try:
+    with resources.Closing(within):
         return _reap(within, now_s)
-    finally:
-        resources.close(within)
 
 
 def _reap(within: int, now_s: float | None = None) -> int:
@@ -334,20 +325,16 @@ def _reap_one(name: str, within: int, now_s: float | None) -> bool:
         )
         if _lock_name() not in locks and not (is_old and (locks or not inside)):
             return False
-        held: list[int] = []
-        try:
+        with ExitStack() as locked:
             for lock in locks:
-                held.append(_lock(fd, lock))
-                if held[-1] < 0:
+                if (alive := _lock(fd, lock)) < 0:
                     return False
+                locked.callback(resources.close, alive)
             for one in _lock_last(inside):
                 trees.remove(one, fd)
             if os.path.samestat(found, os.stat(name, dir_fd=within, follow_symlinks=False)):
                 with trees.counting_removal(name, within):
                     os.rmdir(name, dir_fd=within)
             return True
-        finally:
-            for alive in held:
-                _unlock(alive)
     finally:
         os.close(fd)

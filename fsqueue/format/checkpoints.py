@@ -278,7 +278,7 @@ def _restore_group(states: States, group: dict[str, Any], tasks: list[int], here
     state, since = _CODES[group["state"]], number(group["since"], movements.TIME_MAX)
     version, attempts = number(group["version"], here), number(group.get("attempts", 0), here)
     lease = states.leases[group["lease"]] if "lease" in group else None
-    if state == LEASED and lease is None:
+    if (state == LEASED and lease is None) or (state == AVAILABLE and lease is not None):
         raise ValueError
     for index in tasks:
         states.state[index], states.since[index], states.version[index] = state, since, version

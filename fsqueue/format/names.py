@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import string
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, NewType
@@ -71,7 +72,10 @@ _TRASHED = re.compile(r"(.+)-[0-9a-f]{16}", re.DOTALL)
 _GONE = re.compile(r"\.gone-[0-9a-f]{16}")
 _PROBE = re.compile(r"[0-9a-f]{16}\.probe")
 _FRESH = re.compile(r"\.new-[0-9a-f]{16}")
+PLAIN = string.ascii_letters + string.digits + "_-.~@=+,"
+"""The signs of a queue's name that stand for themselves in the name of its directory; a dot not at the beginning."""
 _ENCODED = re.compile(r"(?!\.)(?:[A-Za-z0-9_.~@=+,-]|%[0-9A-F]{2})+")
+_NEEDLESS = re.compile("%(?:" + "|".join(f"{ord(sign):02X}" for sign in "\0" + PLAIN) + ")")
 _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
 
 
@@ -343,7 +347,7 @@ def queue_directory(name: object) -> QueueDirectory:
     """
     text = plain(name)
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b""
-    encoded = quote_from_bytes(data, safe="@=+,")  # and letters, digits, _ - . ~
+    encoded = quote_from_bytes(data, safe=PLAIN)
     if encoded.startswith("."):
         encoded = f"%2E{encoded[1:]}"
     if not 1 <= len(encoded) <= NAME_BYTES_MAX or b"\0" in data or in_unicode(str(text)) != text:
@@ -364,10 +368,11 @@ def parse_queue_directory(text: str) -> str | None:
         return None
     if "%" not in text:
         return text
+    if _NEEDLESS.search(text, 3 if text.startswith("%2E") else 0) is not None:
+        return None
     try:
-        name = unquote_to_bytes(text).decode()
-        return name if queue_directory(name) == text else None
-    except (UnicodeDecodeError, InvalidArgument):
+        return unquote_to_bytes(text).decode()
+    except UnicodeDecodeError:
         return None
 
 

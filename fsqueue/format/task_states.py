@@ -297,34 +297,36 @@ class States:
             for index in aside:
                 self._offer(index)
             return chosen, spent, alone
+        if self.available_at > at:
+            return [], [], False
+        place, order = self._frontier, self._order  # as mostly, all that is left is as it began
+        if most == 1 and place < self._end:
+            index = order[place]
+            if self.state[index] == AVAILABLE and index not in self.touched:
+                if limit is not LAST and self.ranks.get(index, LAST) > limit:
+                    return [], [], False
+                self._frontier = place + 1
+                return [index], [], False
+        state, touched, end = self.state, self.touched, self._end
         chosen = []
-        if self.available_at <= at:  # as mostly: all that is left is as it began
-            state, touched, order, place, end = self.state, self.touched, self._order, self._frontier, self._end
-            if most == 1 and place < end:
-                index = order[place]
-                if state[index] == AVAILABLE and index not in touched:
-                    if limit is not LAST and self.ranks.get(index, LAST) > limit:
-                        return chosen, [], False
-                    self._frontier = place + 1
-                    return [index], [], False
-            elif order is _AS_THEY_CAME:
-                stop = max(place, min(place + most, end))
-                run = range(place, stop)
-                if (
-                    state.count(AVAILABLE, place, stop) == len(run)
-                    and touched.isdisjoint(run)
-                    and (limit is LAST or self.ranks.get(stop - 1, LAST) <= limit)
-                ):
-                    chosen += run
-                    place = stop
-            while len(chosen) < most and place < end:
-                index = order[place]
-                if state[index] == AVAILABLE and index not in touched:
-                    if limit is not LAST and self.ranks.get(index, LAST) > limit:
-                        break
-                    chosen.append(index)
-                place += 1
-            self._frontier = place
+        if order is _AS_THEY_CAME:
+            stop = max(place, min(place + most, end))
+            run = range(place, stop)
+            if (
+                state.count(AVAILABLE, place, stop) == len(run)
+                and touched.isdisjoint(run)
+                and (limit is LAST or self.ranks.get(stop - 1, LAST) <= limit)
+            ):
+                chosen += run
+                place = stop
+        while len(chosen) < most and place < end:
+            index = order[place]
+            if state[index] == AVAILABLE and index not in touched:
+                if limit is not LAST and self.ranks.get(index, LAST) > limit:
+                    break
+                chosen.append(index)
+            place += 1
+        self._frontier = place
         return chosen, [], False
 
     def _by_rank(self, at: int, limit: Rank) -> Iterator[int]:

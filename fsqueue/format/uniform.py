@@ -6,7 +6,9 @@ replaced by commas and numbers, and what is left is one flat array.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, overload
 
 import orjson
@@ -89,3 +91,19 @@ def decode_payloads(lines: list[bytes]) -> UniformObjects | None:
         return None
     values, names = flat[::2], [*payload]
     return UniformObjects(names, [values[place :: len(names)] for place in range(len(names))])
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pause the collector, which looks for cycles of references, for the length of a `with` block.
+
+    The values of a record batch are thousands of lists and dictionaries without cycles. To search them again and again
+    takes longer than to make them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

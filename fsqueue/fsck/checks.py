@@ -8,16 +8,16 @@ from functools import cache, partial
 
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, sparse, task_file
+from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState, is_well_formed
+from fsqueue.format.wording import counted
 from fsqueue.fsck import keyed, recount
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
 from fsqueue.fsck.repair import OPEN, Repair, held, unreadable, urgency_of
-from fsqueue.models import GcReport
 from fsqueue.storage import deadletters, history, jsonl, keys, published, record_times
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
-from fsqueue.wording import counted
 
 LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of the system for a user who may look, but not lock."""

@@ -10,10 +10,10 @@ from functools import partial
 from fsqueue.errors import LockTimeout
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
-from fsqueue.fsck import attempts
+from fsqueue.format.models import GcReport
+from fsqueue.fsck import named_commits
 from fsqueue.fsck.findings import Suspect, found, guarded
 from fsqueue.fsck.repair import Repair, held
-from fsqueue.models import GcReport
 from fsqueue.storage import counters, nested, payloads, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
@@ -83,8 +83,7 @@ class _Places:
                 yield from self._walk(f"{days}/{day}", self._history_file)
 
     def _history_file(self, name: str) -> str | None:
-        is_settled = names.parse_settled_file(name, self.layout.shards) is not None
-        return "file" if is_settled else self._shard_file(name)
+        return "file" if names.parse_settled_file(name, self.layout.shards) is not None else self._shard_file(name)
 
     def _payloads(self) -> Iterator[Suspect]:
         days = self.layout.payload_days
@@ -116,7 +115,7 @@ class _Places:
     def _commits(self) -> Iterator[Suspect]:
         yield from self._walk(self.layout.commits, _record)
         yield from self._walk(self.layout.pending, lambda name: "file" if names.parse_proposal_file(name) else None)
-        yield from attempts.check(self.store, self.repair)
+        yield from named_commits.check(self.store, self.repair)
 
     # -- the top ----------------------------------------------------------------------------------
 
@@ -261,7 +260,7 @@ class _Places:
         for name, kind in fs.entries(self.layout.staging):
             path = f"{self.layout.staging}/{name}"
             if kind != "file":
-                yield from self._kind(path, kind, "directory" if attempts.is_attempt(name) else None)
+                yield from self._kind(path, kind, "directory" if named_commits.is_attempt(name) else None)
             elif name in waiting:
                 count = getattr(names.parse_task_file(name), "count", 0)
                 yield Suspect(
@@ -342,15 +341,7 @@ class _Places:
             mode = self.store.fs.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return kind == (
-            "link"
-            if stat.S_ISLNK(mode)
-            else "directory"
-            if stat.S_ISDIR(mode)
-            else "file"
-            if stat.S_ISREG(mode)
-            else "other"
-        )
+        return kind == _KINDS.get(stat.S_IFMT(mode), "other")
 
     def _stays(self, path: str) -> bool:
         self.store.clock.sleep(SETTLE_S)
@@ -359,6 +350,7 @@ class _Places:
 
 _SETTINGS = (SETTINGS_FILE, "file")
 """What makes another queue of a directory, also of one that this queue needs."""
+_KINDS = {stat.S_IFLNK: "link", stat.S_IFDIR: "directory", stat.S_IFREG: "file"}
 _WORDS = {"link": "symbolic link", "directory": "directory", "other": "pipe, socket or device"}
 
 

@@ -19,6 +19,7 @@ from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
+from fsqueue.format.wording import counted
 from fsqueue.fsck.recount import Recount
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import history, jsonl, published, record_times
@@ -26,7 +27,6 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.logs import LinesInLog
 from fsqueue.storage.queue_file import FRESH_S, state_in
 from fsqueue.storage.store import Store
-from fsqueue.wording import counted
 
 WAIT_S = 2.0
 """Seconds to wait for a lock; what stays busy is left for the next time."""
@@ -197,9 +197,8 @@ class Repair:
             if locked.replay_state.opened:
                 record_times.set_right(locked, certain=True)
                 return
-            for text in published.listed(store, log.layout, batch):
-                name = names.parse_task_file(text)
-                if name is not None and record_times.is_of_the_future(store, name):
+            for name in published.names_of(store, log.layout, batch):
+                if record_times.is_of_the_future(store, name):
                     ahead = names.birth_ms(batch) - store.clock.now_ms()
                     log.name = name
                     published.rename(locked, name.at(max(0, name.available_at - ahead)))
@@ -215,9 +214,8 @@ class Repair:
         store = self.store
         with self._batch(batch) as locked:
             log = locked.log
-            for text in published.listed(store, log.layout, batch):
-                name = names.parse_task_file(text)
-                if name is not None and count not in (name.count, name.inserted):
+            for name in published.names_of(store, log.layout, batch):
+                if count not in (name.count, name.inserted):
                     target = name._replace(count=count) if name.inserted is None else name.sealed(count)
                     if locked.replay_state.opened:
                         at = record_times.present(locked)

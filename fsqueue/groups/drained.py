@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import NotAQueue, QueueNotFound, QueuePurged
 from fsqueue.filesystem import resources
+from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
-from fsqueue.models import Status
 from fsqueue.poll import LATE, LOOK_SHARE, WAIT_S
 from fsqueue.protocol.waiting import tell_pauses
 from fsqueue.queue import Queue

@@ -17,13 +17,13 @@ from fsqueue.errors import InvalidArgument, NotAQueue, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings
+from fsqueue.format.models import Status
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.leased_task import LeasedTask
-from fsqueue.models import Status
 from fsqueue.poll import Errors, Poll, Until, put_back
 from fsqueue.queue import Queue
 from fsqueue.storage import group_directory

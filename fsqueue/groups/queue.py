@@ -17,8 +17,8 @@ from fsqueue.errors import FsqueueError, QueueNotFound, StorageError, TaskNotFou
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
+from fsqueue.format.models import GcReport, RetryReport, Status, TaskRef
 from fsqueue.leased_task import LeasedTask
-from fsqueue.models import GcReport, RetryReport, Status, TaskRef
 from fsqueue.poll import Errors, Poll, Until
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.waiting import BELL_S

@@ -10,9 +10,9 @@ from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import keys, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX
+from fsqueue.format.models import Task
 from fsqueue.format.plain import plain
 from fsqueue.format.priority import LAST, Priority, Rank, fault, rank_of, text_of
-from fsqueue.models import Task
 from fsqueue.storage.store import Store
 
 GROUP_BYTES_MAX = 8 << 20

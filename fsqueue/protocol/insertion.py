@@ -17,6 +17,7 @@ from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
+from fsqueue.format.wording import counted
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import (
     GROUP_BYTES_MAX,
@@ -32,7 +33,6 @@ from fsqueue.protocol.encoding import (
 from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError
-from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
 

@@ -18,8 +18,8 @@ from fsqueue.filesystem import LOST, is_gone
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
+from fsqueue.format.models import TaskRef
 from fsqueue.format.names import Batch
-from fsqueue.models import TaskRef
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
@@ -180,7 +180,7 @@ class Claims:
                 if published.names_of(store, layout, batch):
                     break
                 continue  # it has ended, if there is no log now that the task file is gone
-            try:
+            with store.fs.closing(fd):
                 index, is_known, end = self._read(fd, identity)
                 if index is not None:
                     self._make_durable(layout, batch, end, end)
@@ -188,8 +188,6 @@ class Claims:
                 if is_known or not may_come_late:
                     self._make_end_durable(layout, batch, end)
                     return None
-            finally:
-                store.fs.close(fd)
             break
         else:
             return None
@@ -218,7 +216,7 @@ class Claims:
         there is such a record at all; and where the log's last whole line ends.
         """
         fs = self.store.fs
-        state, begin = logs.present(fs, fd)
+        state, begin = logs.last_checkpoint(fs, fd)
         end = state.replay_pieces(fs.all_pieces(fd, begin), begin)
         return *insert_ids.find(state, fs.all_pieces(fd, 0), identity), end
 
@@ -265,10 +263,8 @@ class Claims:
             fd = store.fs.look(path)
         except FileNotFoundError:
             return  # the batch has ended: its log was synced before it was removed
-        try:
+        with store.fs.closing(fd):
             store.fs.fsync(fd)
-        finally:
-            store.fs.close(fd)
         if done < 0:
             for each in (path, layout.task_file(names.open_batch(batch))):
                 try:

@@ -508,6 +508,7 @@ class Leaser:
             return LATER if is_later else NOTHING
         if locked.log.lines is None and published.read(locked) is None:
             finishing.settle_loss(locked)
+            locked.drop()  # what was chosen is not taken after all: replay anew next time
             return NOTHING
         return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, opening, alone)
 
@@ -516,16 +517,18 @@ class Leaser:
 
         None: its priorities are in the task file, and that is proven absent.
         """
-        store, replay_state, name = self.store, locked.replay_state, locked.log.name
-        if name is not None and name.priority is not None and not replay_state.is_ranked and not _learn_ranks(locked):
-            return None
-        margin, attempts_max = store.clock.margin_ms, store.settings.max_attempts
+        store, replay_state, log = self.store, locked.replay_state, locked.log
+        name, margin, attempts_max = log.name, store.clock.margin_ms, store.settings.max_attempts
+        if name is not None and name.priority is not None and not replay_state.is_ranked:
+            if not _learn_ranks(locked):
+                return None
+            name = log.name
         if self.at_random:
             shuffled = store.entropy.shuffled
             choice = replay_state.choose_any(at, most, margin, attempts_max, solo, self._limit, shuffled)
         else:
             choice = replay_state.choose(at, most, margin, attempts_max, solo, self._limit)
-        head, name = replay_state.head(at, margin) if store.queue_file.state.is_ordered else LAST, locked.log.name
+        head = replay_state.head(at, margin) if store.queue_file.state.is_ordered else LAST
         self._next_head = None if head is None or name is None else (name, head)
         return choice
 

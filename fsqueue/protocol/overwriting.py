@@ -99,13 +99,10 @@ def _note(store: Store, following: Layout, record: Record) -> None:
     """
     fs = store.fs
     for path in (following.proposal(record.id), following.record(record.name)):
-        fd = fs.create(path)
-        try:
+        with fs.closing(fs.create(path)) as fd:
             fs.write_all(fd, record.encode())
             if store.sync_inserts:
                 fs.fsync(fd)
-        finally:
-            fs.close(fd)
     if store.sync_inserts:
         for directory in (following.staging, following.pending, following.commits, following.base, store.path):
             fs.sync_directory(directory)

@@ -8,6 +8,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from fsqueue import checks
+from fsqueue.checks import CHECK
 from fsqueue.errors import FsqueueError, QueueNotFound, in_unicode
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
@@ -131,6 +133,8 @@ def _in_batch(
                             is_own = completed_by(replay_state, index, lease)
                             losses.add(batch, [index], lease, ALREADY if is_own else why_lost(replay_state, index))
                 if held:
+                    if CHECK:
+                        _check_fenced(locked, lease, held)
                     act(locked, lease, held, at)
             if not replay_state.left:
                 finishing.try_finish(locked)
@@ -214,6 +218,8 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int) -> bytes:
     This spares the hot path the replay of what it has just written. If the appending fails, the state is dropped.
     """
     replay_state, log, index = locked.replay_state, locked.log, task.index
+    if CHECK:
+        _check_fenced(locked, task.lease, [index])
     is_measured = task.began is not None or task.used is not None
     more = worktimes.fields(worktimes.worked([task]), locked, [index], at) if is_measured else {}
     replay_state.decide(index, COMPLETED, at, log.next_offset() if log.torn else log.end)
@@ -226,6 +232,13 @@ def completions(locked: LockedBatch, lease: str, held: list[int], at: int, more:
     locked.replay_state.complete_held(at, held, locked.log.next_offset())
     locked.replay_state.at = at
     return movements.complete(at, lease, held, None, **more)
+
+
+def _check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:
+    """Check invariant 3 before a record that ends or extends a lease: it is the latest one of each task."""
+    for index in tasks:
+        what = f"the lease {lease} is about to act on task {index} of batch {locked.batch}, and does not hold it"
+        checks.hold(3, locked.replay_state.holds(index, lease), what)
 
 
 def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsqueue.format.models import Used
 from fsqueue.format.names import Batch
 from fsqueue.leased_task import LeasedTask
-from fsqueue.models import Used
 from fsqueue.storage.locked_batch import LockedBatch
 
 LEAST_MS = 1

@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 from pyspark.sql import types
 
-from fsqueue.gc_pause import paused_collector
+from fsqueue.format.uniform import paused_collector
 
 NONE = type(None)
 NUMBERS: dict[type[types.DataType], set[type]] = {

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import keys
-from fsqueue.models import Task
+from fsqueue.format.models import Task
 from fsqueue.protocol.insertion import KEYS_ADVISED, advise_commit
 from fsqueue.queue import Queue
 from fsqueue.spark.encoding import Encoder, counted_in_part

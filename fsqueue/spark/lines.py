@@ -22,7 +22,7 @@ from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import task_file, user_json
 from fsqueue.format.layout import Settings
-from fsqueue.gc_pause import paused_collector
+from fsqueue.format.uniform import paused_collector
 from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.spark.cutting import Cutter, Sorter, buffers, texts_of, with_priorities
 from fsqueue.spark.encoding import Encoder, contains, counted_in_part, payload_fields

@@ -12,8 +12,8 @@ import orjson
 
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
+from fsqueue.format.models import DELAYED, LEASED, WAITING
 from fsqueue.format.names import commit_name
-from fsqueue.models import DELAYED, LEASED, WAITING
 from fsqueue.spark import schemas
 from fsqueue.storage.discovery import queue_path
 

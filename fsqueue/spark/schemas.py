@@ -7,106 +7,48 @@ from pyspark.sql.types import DataType, StructType
 
 from fsqueue.errors import InvalidArgument
 
-RANGES = "ARRAY<STRUCT<first: INT, end: INT>>"
+RANGES = "ARRAY<STRUCT<first:INT,end:INT>>"
 
 VIEWS = {
-    "tasks": {
-        "id": "STRING",
-        "state": "STRING",
-        "payload": "STRING",
-        "payload_bytes": "BINARY",
-        "attempt": "INT",
-        "since": "TIMESTAMP",
-        "available_at": "TIMESTAMP",
-        "lease_until": "TIMESTAMP",
-        "worker": "STRING",
-        "error": "STRING",
-        "version": "BIGINT",
-        "priority": "STRING",
-        "key": "STRING",
-    },
-    "leases": {
-        "id": "STRING",
-        "lease": "STRING",
-        "attempt": "INT",
-        "at": "TIMESTAMP",
-        "until": "TIMESTAMP",
-        "in_time": "BOOLEAN",
-        "host": "STRING",
-        "pid": "BIGINT",
-        "slurm_job": "STRING",
-        "worker": "STRING",
-    },
-    "dead": {
-        "id": "STRING",
-        "reason": "STRING",
-        "at": "TIMESTAMP",
-        "attempt": "INT",
-        "payload": "STRING",
-        "payload_bytes": "BINARY",
-        "host": "STRING",
-        "worker": "STRING",
-        "priority": "STRING",
-        "key": "STRING",
-    },
-    "states": {"shard": "STRING", "state": "STRING", "tasks": "BIGINT"},
-    "counters": {"counter": "STRING", "completed": "BIGINT"},
-    "commits": {"name": "STRING", "at": "TIMESTAMP", "tasks": "BIGINT", "files": "BIGINT", "bytes": "BIGINT"},
-    "movements": {
-        "batch": "STRING",
-        "version": "BIGINT",
-        "op": "STRING",
-        "at": "TIMESTAMP",
-        "tasks": RANGES,
-        "lease": "STRING",
-        "until": "TIMESTAMP",
-        "available_at": "TIMESTAMP",
-        "host": "STRING",
-        "worker": "STRING",
-        "error": "STRING",
-        "reason": "STRING",
-        "result": "STRING",
-        "finished": "BOOLEAN",
-    },
-    "history": {
-        "id": "STRING",
-        "state": "STRING",
-        "inserted_at": "TIMESTAMP",
-        "finished_at": "TIMESTAMP",
-        "attempts": "INT",
-        "host": "STRING",
-        "worker": "STRING",
-        "error": "STRING",
-        "result": "STRING",
-        "cpu_s": "DOUBLE",
-        "peak_memory_bytes": "BIGINT",
-    },
-    "attempts": {
-        "id": "STRING",
-        "lease": "STRING",
-        "outcome": "STRING",
-        "leased_at": "TIMESTAMP",
-        "began_at": "TIMESTAMP",
-        "ended_at": "TIMESTAMP",
-        "wait_s": "DOUBLE",
-        "duration_s": "DOUBLE",
-        "held_s": "DOUBLE",
-        "host": "STRING",
-        "worker": "STRING",
-        "error": "STRING",
-        "cpu_s": "DOUBLE",
-        "peak_memory_bytes": "BIGINT",
-    },
-    "findings": {
-        "kind": "STRING",
-        "gravity": "STRING",
-        "path": "STRING",
-        "tasks": "BIGINT",
-        "note": "STRING",
-        "meaning": "STRING",
-    },
+    "tasks": (
+        "id STRING, state STRING, payload STRING, payload_bytes BINARY, attempt INT, since TIMESTAMP, "
+        "available_at TIMESTAMP, lease_until TIMESTAMP, worker STRING, error STRING, version BIGINT, "
+        "priority STRING, key STRING"
+    ),
+    "leases": (
+        "id STRING, lease STRING, attempt INT, at TIMESTAMP, until TIMESTAMP, in_time BOOLEAN, host STRING, "
+        "pid BIGINT, slurm_job STRING, worker STRING"
+    ),
+    "dead": (
+        "id STRING, reason STRING, at TIMESTAMP, attempt INT, payload STRING, payload_bytes BINARY, host STRING, "
+        "worker STRING, priority STRING, key STRING"
+    ),
+    "states": "shard STRING, state STRING, tasks BIGINT",
+    "counters": "counter STRING, completed BIGINT",
+    "commits": "name STRING, at TIMESTAMP, tasks BIGINT, files BIGINT, bytes BIGINT",
+    "movements": (
+        f"batch STRING, version BIGINT, op STRING, at TIMESTAMP, tasks {RANGES}, lease STRING, until TIMESTAMP, "
+        "available_at TIMESTAMP, host STRING, worker STRING, error STRING, reason STRING, result STRING, "
+        "finished BOOLEAN"
+    ),
+    "history": (
+        "id STRING, state STRING, inserted_at TIMESTAMP, finished_at TIMESTAMP, attempts INT, host STRING, "
+        "worker STRING, error STRING, result STRING, cpu_s DOUBLE, peak_memory_bytes BIGINT"
+    ),
+    "attempts": (
+        "id STRING, lease STRING, outcome STRING, leased_at TIMESTAMP, began_at TIMESTAMP, ended_at TIMESTAMP, "
+        "wait_s DOUBLE, duration_s DOUBLE, held_s DOUBLE, host STRING, worker STRING, error STRING, "
+        "cpu_s DOUBLE, peak_memory_bytes BIGINT"
+    ),
+    "findings": "kind STRING, gravity STRING, path STRING, tasks BIGINT, note STRING, meaning STRING",
 }
-"""What can be read; a column's type, by name."""
+"""What can be read: the columns of each view."""
+
+
+def columns_of(view: str) -> dict[str, str]:
+    """Return the columns of a view, in their order: the type of each, by name."""
+    return dict(column.split(" ") for column in VIEWS[view].split(", "))
+
 
 PARSED = (
     "StringType", "BooleanType", "IntegralType", "FloatType", "DoubleType", "DecimalType", "BinaryType", "DateType",
@@ -178,7 +120,7 @@ def schema_of(view: str, group: bool) -> StructType:
             )
         ),
     }
-    columns = {QUEUE: "STRING", **VIEWS[view]} if group else VIEWS[view]
+    columns = {QUEUE: "STRING", **columns_of(view)} if group else columns_of(view)
     return types.StructType([types.StructField(name, kinds[kind]) for name, kind in columns.items()])
 
 

@@ -52,7 +52,7 @@ def options_of(options: Mapping[str, str], schema: StructType) -> dict[str, str]
 def is_insertion(wanted: WriteOptions, schema: StructType) -> bool:
     """Return whether rows have the columns of the view `tasks`: an INSERT into a table or a temporary view."""
     names = schema.names[1:] if schema.names[:1] == [schemas.QUEUE] else schema.names
-    return wanted.payload is None and names == list(schemas.VIEWS["tasks"])
+    return wanted.payload is None and names == list(schemas.columns_of("tasks"))
 
 
 class TableWriter(FsqueueWriter):

@@ -13,17 +13,17 @@ from typing import Any
 import orjson
 
 from fsqueue.format import movements, names
+from fsqueue.format.models import CANCELLED as IS_CANCELLED
+from fsqueue.format.models import COMPLETED as IS_COMPLETED
+from fsqueue.format.models import DEAD as IS_DEAD
 from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.format.priority import fault
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
-from fsqueue.models import CANCELLED as IS_CANCELLED
-from fsqueue.models import COMPLETED as IS_COMPLETED
-from fsqueue.models import DEAD as IS_DEAD
+from fsqueue.format.wording import priority_text
 from fsqueue.spark.attempts import attempts_of
 from fsqueue.storage import commits, counters, deadletters, history, listing, published
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
-from fsqueue.wording import priority_text
 
 Row = tuple[Any, ...]
 PID_MAX = 2**31 - 1
@@ -113,18 +113,11 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 # -- logs ----------------------------------------------------------------------------------------------
 
 
-def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
-    """Yield the batches at work in a shard, each with what is alive in it."""
-    for batch in listing.logs(store, shard):
-        replay_state = listing.read_present_state(store, batch)
-        if replay_state is not None:
-            yield batch, replay_state
-
-
 def leases(store: Store, shard: Shard) -> Iterator[Row]:
     """Yield the tasks that a lease holds, in time or not."""
     now = store.clock.now_ms()
-    for batch, replay_state in ledgers(store, shard):
+    for batch in listing.logs(store, shard):
+        replay_state = listing.read_present_state(store, batch) or ReplayState()
         for index, (state, until, holder) in enumerate(
             zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)
         ):

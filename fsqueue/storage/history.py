@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import re
@@ -12,9 +11,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from fsqueue import wording
-from fsqueue.filesystem import NOT_FILES
-from fsqueue.format import movements, names, nesting, task_file
+from fsqueue.filesystem import PassingOverStrays
+from fsqueue.format import movements, names, nesting, task_file, wording
 from fsqueue.format.names import Batch, Day, Shard, day_of
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import jsonl
@@ -102,12 +100,6 @@ def finished(store: Store, shard: Shard, batches: Collection[str]) -> set[str]:
     return found
 
 
-def batches(store: Store) -> Iterator[tuple[Batch, Records]]:
-    """Yield all finished batches that the history keeps, with their records; a repeat of a batch is dropped."""
-    for shard in names.all_shards(store.layout.shards):
-        yield from batches_of(store, shard)
-
-
 def finished_batches(store: Store, offsets: bool = True) -> Iterator[Finished]:
     """Yield all finished batches that the history keeps, with the lines that it has; repeats are dropped.
 
@@ -170,7 +162,10 @@ def _task_lines(line: dict[str, Any]) -> list[bytes]:
 
 
 def batches_of(store: Store, shard: Shard) -> Iterator[tuple[Batch, Records]]:
-    """Yield those of one shard. Memory is bounded by the ids of its batches."""
+    """Yield the finished batches of a shard, with their records; a repeat of one is dropped.
+
+    Memory is bounded by the ids of its batches.
+    """
     seen: set[str] = set()
     for day in days(store):
         for line in _lines(store, store.layout.history(day, shard)):
@@ -232,13 +227,9 @@ def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: i
     found = Recent([], since, 0)
     earliest = since - LATE_MS
     for day in days:
-        try:
-            with store.fs.closing(store.fs.look_anew(store.layout.history(day, shard))) as fd:
-                if not _recent(store, fd, earliest, bytes_max, found):
-                    break
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, *NOT_FILES):
-                raise
+        with PassingOverStrays(), store.fs.closing(store.fs.look_anew(store.layout.history(day, shard))) as fd:
+            if not _recent(store, fd, earliest, bytes_max, found):
+                break
     return found
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from fsqueue.errors import SecondName, StorageError
-from fsqueue.filesystem import NOT_FILES, asking_again
+from fsqueue.filesystem import NOT_FILES, asking_again, either_of_two
 from fsqueue.format import names, nesting, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
@@ -141,11 +141,8 @@ def each(
         path = layout.dead(shard)
 
         def opened(shard: Shard = shard, path: str = path) -> T:
-            fd = store.fs.look_anew(path)
-            try:
+            with store.fs.closing(store.fs.look_anew(path)) as fd:
                 return read(shard, fd)
-            finally:
-                store.fs.close(fd)
 
         with suppress(FileNotFoundError):
             yield asking_again(opened)
@@ -180,10 +177,8 @@ def state(store: Store, layout: Layout, shard: Shard) -> State | None:
         fd = store.fs.look(path)
     except FileNotFoundError:
         return None
-    try:
+    with store.fs.closing(fd):
         return state_of(store, fd)
-    finally:
-        store.fs.close(fd)
 
 
 def state_of(store: Store, fd: int) -> State:
@@ -281,12 +276,10 @@ def _is_whole(store: Store, path: str, successor: Successor) -> bool:
         if error.errno not in (errno.ENOENT, *NOT_FILES):
             raise
         return False
-    try:
+    with store.fs.closing(fd):
         found = store.fs.fstat(fd)
         header = _HEADER.match(store.fs.pread(fd, HEADER_BYTES, 0))
         return found.st_size >= successor.size and header is not None and header[1].decode() == successor.id
-    finally:
-        store.fs.close(fd)
 
 
 def _drop_second_name(store: Store, layout: Layout, shard: Shard) -> bool:
@@ -298,12 +291,10 @@ def _drop_second_name(store: Store, layout: Layout, shard: Shard) -> bool:
         fd = store.fs.look(layout.dead(shard))
     except FileNotFoundError:
         return False
-    try:
+    with store.fs.closing(fd):
         found = _HEADER.match(store.fs.pread(fd, HEADER_BYTES, 0))
         former = layout.dead_successor(shard, found[1].decode()) if found is not None else None
         return former is not None and store.fs.same_file(fd, former) and store.fs.unlink(former)
-    finally:
-        store.fs.close(fd)
 
 
 # -- giving back -----------------------------------------------------------------------------------------
@@ -395,7 +386,7 @@ def _batch_of(task_id: str) -> str:
 def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[str]) -> set[str]:
     """Return those batches of tasks that have a log, or may have one."""
     batches = {batch for batch in map(names.parse_batch, map(_batch_of, task_ids)) if batch is not None}
-    found = batches & {batch for _ in range(2) for batch in listing.logs(store, shard)}
+    found = batches & either_of_two(lambda: listing.logs(store, shard))
     if store.fs.shared:  # where a listing may be old, each name is asked for
         found |= {batch for batch in batches - found if store.fs.exists(layout.log(batch))}
     return set(map(str, found))
@@ -404,7 +395,7 @@ def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[s
 def _still_staged(store: Store, layout: Layout, settling: list[dict[str, Any]]) -> set[TaskFileName]:
     """Return the staged files that `retried` lines name, and that may not be published yet."""
     named = [name for record in settling if (name := _staged_by(record)) is not None]
-    there = {text for _ in range(2) for text in store.fs.names(layout.staging)} if named else set()
+    there = either_of_two(lambda: store.fs.names(layout.staging)) if named else set()
     return {name for name in named if str(name) in there or (store.fs.shared and store.fs.exists(layout.staged(name)))}
 
 
@@ -424,16 +415,13 @@ def _to_history(store: Store, layout: Layout, shard: Shard, sorted_out: _SortedO
 
 def _write_successor(store: Store, path: str, successor: str, fd: int, kept: set[int]) -> None:
     header = b'{"op":"rewritten","id":"%s"}' % successor.encode()
-    made = store.fs.create(path, store.sync_inserts)
-    try:
+    with store.fs.closing(store.fs.create(path, store.sync_inserts)) as made:
         store.fs.write_all(made, header.ljust(HEADER_BYTES - 1) + b"\n")
         for number, line in enumerate(jsonl.lines_of(store.fs, fd)):
             if number in kept:
                 store.fs.write_all(made, line + b"\n")
         if store.sync_inserts or store.fs.shared:
             store.fs.fsync(made)
-    finally:
-        store.fs.close(made)
 
 
 def reap_successors(store: Store, is_abandoned: Callable[[str], bool]) -> int:
@@ -460,8 +448,5 @@ def given_back(store: Store, shard: Shard, since_ms: int = 0) -> Iterator[dict[s
 
 
 def _read_settled(store: Store, path: str) -> list[dict[str, Any]]:
-    fd = store.fs.look_anew(path)
-    try:
+    with store.fs.closing(store.fs.look_anew(path)) as fd:
         return [line for line in lines(store, fd) if line["op"] in SETTLED]
-    finally:
-        store.fs.close(fd)

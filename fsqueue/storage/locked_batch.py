@@ -10,10 +10,12 @@ from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import NoReturn
 
+from fsqueue import checks
+from fsqueue.checks import CHECK
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import resources
-from fsqueue.format import movements
+from fsqueue.format import movements, state_checks
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import jsonl
@@ -24,6 +26,10 @@ LEAST_WAIT_S = 0.01
 """Shortest wait for a batch whose lock is busy: the error then says who has it."""
 THREADS_WAIT_S = 0.05
 """Longest wait for another thread in the same batch, by a caller that does not wait for other processes."""
+
+CORRECTED_MS = 15 * 60_000
+"""A name that promises a time later by more than this was given by a wrong clock, and waits for its correction (see
+`record_times`)."""
 
 
 class BatchBusy(LockTimeout):
@@ -97,6 +103,8 @@ class LockedBatch:
             if kind is not None:
                 self.drop()
             elif self._is_locked and log.fd >= 0:
+                if CHECK:
+                    self._check()
                 unlock = self.store.fs.unlock
                 unlock(log.fd)
         except OSError:  # of the unlocking: what was done under the lock is done
@@ -160,12 +168,24 @@ class LockedBatch:
 
     def unlock(self) -> None:
         """Let other processes in, before the block ends. Nothing may be appended any more."""
+        if CHECK:
+            self._check()
         unlock = self.store.fs.unlock
         try:
             unlock(self.log.fd)
         except OSError:
             return  # what was done is done: the end of the block tries again, and closes the log
         self._is_locked = False
+
+    def _check(self) -> None:
+        """Check the invariants that the state of the batch shows at the end of a critical section."""
+        log, states, where = self.log, self.replay_state, f"At the end of a critical section of batch {self.batch}"
+        checks.refuse(state_checks.broken(states), where)
+        # Invariant 5: no worker looks for a task before the time that the file's name promises.
+        if log.name is not None and log.is_named_so and (due := states.next_time()) is not None:
+            promised, truth = log.name.available_at, max(due, states.at)
+            is_late = truth < promised <= truth + CORRECTED_MS
+            checks.hold(5, not is_late, f"{where}, a task comes at {due}, and {log.name} promises it for {promised}")
 
     def drop(self) -> None:
         """Close the log: what this process knows of it cannot be trusted, or the batch is over."""

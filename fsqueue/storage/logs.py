@@ -12,10 +12,11 @@ import os
 import weakref
 from collections.abc import Sequence
 
-from fsqueue import forks
+from fsqueue import checks, forks
+from fsqueue.checks import CHECK
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem, resources
-from fsqueue.format import checkpoints, movements, sparse
+from fsqueue.format import checkpoints, movements, sparse, state_checks
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName, task_files_of
 from fsqueue.format.replay import ReplayState
@@ -31,7 +32,7 @@ RECENT_WINDOWS = (1 << 16, 1 << 19)
 _BEFORE_CHECKPOINT = b"\n" + checkpoints.MARK
 
 
-def present(
+def last_checkpoint(
     fs: Filesystem, fd: int, before_ms: int | None = None, windows: Sequence[int] = checkpoints.WINDOWS
 ) -> tuple[ReplayState, int]:
     """Return the state that the last checkpoint of an open log restates, and where that ends.
@@ -67,7 +68,7 @@ def _read_from(
         if len(start) < checkpoints.LEAST_BYTES:  # too short for a checkpoint: this is all of it
             state = ReplayState()
             return state, 0, state.replay_pieces([(0, start)], 0)
-        state, begin = present(fs, fd, before_ms, windows)
+        state, begin = last_checkpoint(fs, fd, before_ms, windows)
         at = state.at
         return state, at, state.replay_pieces(fs.all_pieces(fd, begin), begin) - begin
 
@@ -281,7 +282,7 @@ class Log:
             self.torn = 0
             return
         if not self.end and len(data) == TAIL_BYTES:
-            self.replay_state, self.end = present(self.fs, self.fd)
+            self.replay_state, self.end = last_checkpoint(self.fs, self.fd)
             self.name = self.name or next(task_files_of(self.batch, reversed(self.replay_state.names)), None)
             data = pread(self.fd, TAIL_BYTES, self.end)
         named, is_renamed = self.replay_state.last_name(), False
@@ -304,10 +305,12 @@ class Log:
             self.name = next(task_files_of(self.batch, (renamed,)), None)
         if is_renamed:
             self.is_named_so = False
+        if CHECK:
+            checks.refuse(state_checks.broken(self.replay_state), f"After a replay of {self.path}")
 
     def _skip_to_checkpoint(self) -> None:
         """Go on from the last checkpoint of the log, which restates what others appended meanwhile."""
-        state, end = present(self.fs, self.fd)
+        state, end = last_checkpoint(self.fs, self.fd)
         if end <= self.end:
             return  # none of those can be trusted
         if state.inserts is None:  # a checkpoint leaves out what the task file tells
@@ -374,6 +377,8 @@ class Log:
             state = ReplayState()
             state.replay_pieces(self.fs.pieces(self.fd, 0), 0)
             self.replay_state = state
+            if CHECK:
+                checks.refuse(state_checks.broken(state), f"After a replay of all of {self.path}")
 
     def find_insert(self, identity: str) -> int | None:
         """Return the index of the task that the `insert` record of this id has made, if that lives. Call it under the

@@ -10,6 +10,9 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from fsqueue import checks
+from fsqueue.checks import CHECK
+from fsqueue.filesystem import either_of_two
 from fsqueue.format import names, priority, sparse, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
@@ -51,7 +54,7 @@ def listed(store: Store, layout: Layout, batch: str) -> list[str]:
 
 def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
     """Return the names of a batch's task files, in order. A listing can miss one: two are taken."""
-    texts = {text for _ in range(2) for text in listed(store, layout, batch)}
+    texts = either_of_two(lambda: listed(store, layout, batch))
     return list(names.task_files_of(batch, sorted(texts)))
 
 
@@ -182,14 +185,25 @@ def move(locked: LockedBatch, at: int, name: TaskFileName, target: TaskFileName)
 
 def move_away(locked: LockedBatch, name: TaskFileName, path: str, target: str) -> bool:
     """Rename the task file `name` from `path` to `target`; False if it, or the directory of `target`, is not there."""
+    if CHECK:
+        _check_over(locked)
     _make_single(locked, name)
     return locked.store.fs.rename(path, target)
 
 
 def remove(locked: LockedBatch) -> None:
     """Unlink the task file, under all names that it has. If it is not found, the shard is listed."""
+    if CHECK:
+        _check_over(locked)
     store, log = locked.store, locked.log
     for name in candidates(locked):
         _make_single(locked, name)
         if store.fs.unlink(log.layout.task_file(name)):
             return
+
+
+def _check_over(locked: LockedBatch) -> None:
+    """Check invariant 1 before a task file goes: the log says that the batch is over, and has each task's outcome."""
+    state = locked.replay_state
+    what = f"the task file of batch {locked.batch} is about to go, and {state.left} of its tasks have no outcome"
+    checks.hold(1, state.finished and not state.left, what)

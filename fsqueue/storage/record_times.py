@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fsqueue.format import movements, names, sparse
-from fsqueue.format.movements import Range, to_ranges
+from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.storage.locked_batch import LockedBatch
@@ -65,7 +65,8 @@ def set_right(locked: LockedBatch, certain: bool = False) -> bool:
         if last <= now + FAR_MS:
             return False
     times = shifted(store.fs.pieces(log.fd, 0), now)
-    locked.append_record("clock", now, tasks=_ranges(sorted(times)), since=[times[index] for index in sorted(times)])
+    tasks = to_ranges([*times]) if times else []
+    locked.append_record("clock", now, tasks=tasks, since=[times[index] for index in sorted(times)])
     return True
 
 
@@ -106,7 +107,3 @@ def _tasks_of(record: dict[str, Any]) -> list[int]:
         return movements.from_ranges((start, min(end, names.BATCH_TASKS_MAX)) for start, end in record["tasks"])
     except (KeyError, TypeError, ValueError):
         return []
-
-
-def _ranges(tasks: list[int]) -> list[Range]:
-    return to_ranges(tasks) if tasks else []

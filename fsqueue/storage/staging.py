@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from fsqueue import forks
+from fsqueue import checks, forks
+from fsqueue.checks import CHECK
 from fsqueue.errors import FULL, ForkedChild, StorageError
 from fsqueue.filesystem import stale_is_missing
 from fsqueue.format import names
@@ -44,6 +45,8 @@ class Staged:
     """When it was made, on the clock that never jumps."""
     is_published: bool | None = False
     """Noted where it happens. None: a renaming has begun, and it is not known whether it was done."""
+    is_synced: bool = False
+    """Whether it is on disk, as far as the queue's durability asks for that."""
     process: int = field(default_factory=lambda: forks.depth)
     """The process that has made it: no other publishes or removes it."""
 
@@ -51,10 +54,8 @@ class Staged:
         """Give up the lock, whether it was published or not."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            try:
+            with store.fs.closing(fd):
                 store.fs.end_lock(fd)
-            finally:
-                store.fs.close(fd)
 
 
 def stage(
@@ -170,10 +171,11 @@ def sync(store: Store, batches: list[Staged]) -> None:
 
     FileNotFoundError if the generation has gone meanwhile.
     """
-    if store.sync_inserts:
-        for staged in batches:
+    for staged in batches:
+        if store.sync_inserts:
             with stale_is_missing(staged.path):
                 store.fs.fsync(staged.fd)
+        staged.is_synced = True
 
 
 def prepare(store: Store, layout: Layout, directories: list[str]) -> None:
@@ -204,6 +206,8 @@ def move(store: Store, staged: Staged) -> None:
     """
     if staged.process != forks.depth:
         raise ForkedChild("an insert")
+    if CHECK:  # invariant 4: what appears by a renaming is complete, and stays so when the power goes
+        checks.hold(4, staged.is_synced, f"{staged.path} is about to be published, and was not synced")
     staged.is_published = None
     try:
         is_done = store.fs.rename(staged.path, staged.layout.task_file(staged.name))

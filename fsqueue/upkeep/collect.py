@@ -13,15 +13,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import Filesystem, results, trees
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctor_directory
+from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
-from fsqueue.models import GcReport
+from fsqueue.format.wording import counted
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import (
     commits,
@@ -40,9 +42,10 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import doctorplaces, key_files, trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
-from fsqueue.wording import counted
 
 logger = logging.getLogger("fsqueue")
+
+T = TypeVar("T")
 
 STAGED_AGE_S = 86_400
 """A staged file is reaped a day after it was written, if no process has it locked and no record names it."""
@@ -57,7 +60,7 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 PAYLOAD_DAYS = 30
 """Number of days for which task files of finished batches are kept, unless a user asks for another time."""
 PAYLOAD_BYTES = 10 << 30
-"""... and the bytes of the latest ones that are kept; those of the present day in any case."""
+"""Bytes of the latest of those files that are kept; those of the present day in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +210,14 @@ def refresh(store: Store) -> int:
 def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, refused: Refusals) -> list[OSError]:
     """Mend the batches of a shard. Return the errors of those for which there was no room."""
     full = []
-    files: dict[str, TaskFileName] = {}
-    logs: list[Batch] = []
-    for text in store.fs.names(f"{store.layout.tasks}/{shard}"):
-        name = names.parse_task_file(text)
-        if name is None:
-            report.stray += 0 if text.startswith(".nfs") else 1
-            continue
-        files[name.batch] = name
-    for text in store.fs.names(f"{store.layout.logs}/{shard}") if has_logs else ():
-        batch = names.parse_log_file(text)
-        if batch is None:
-            report.stray += 0 if text.startswith(".nfs") else 1
-            continue
-        logs.append(batch)
+
+    def known(directory: str, parse: Callable[[str], T | None]) -> list[T]:
+        found = {text: parse(text) for text in store.fs.names(f"{directory}/{shard}")}
+        report.stray += sum(name is None and not text.startswith(".nfs") for text, name in found.items())
+        return [name for name in found.values() if name is not None]
+
+    files: dict[str, TaskFileName] = {name.batch: name for name in known(store.layout.tasks, names.parse_task_file)}
+    logs = known(store.layout.logs, names.parse_log_file) if has_logs else []
     with_logs = set(logs)
     anchors = [name.batch for name in files.values() if name.is_open and name.batch not in with_logs]
     for batch, look in [*((each, _look_at) for each in logs), *((each, _end_anchor) for each in anchors)]:
@@ -286,37 +283,34 @@ def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
 
 def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport) -> None:
     """Mend one log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
-    try:
-        with LockedBatch(store, batch, finishing.WAIT_S) as locked:
-            log, replay_state = locked.log, locked.replay_state
-            log.name = log.name or name
-            if name is None:
-                log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
-            record_times.set_right(locked)
-            if replay_state.opened and not replay_state.left:
-                if finishing.finish(locked):
-                    report.finished += 1
-                elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
-                    report.letters_added += finishing.missing_letters(locked)
-            elif published.read(locked) is None and not publish_again(locked):
-                if not replay_state.opened:
-                    finishing.retire(locked)
-                    report.finished += 1
-                else:
-                    report.finished += finishing.settle_loss(locked)
-            elif not replay_state.opened and log.name is not None and log.name.is_open:
-                if not _may_get_inserts(store, batch):
-                    _end_empty(locked, report)
+    with suppress(FileNotFoundError), LockedBatch(store, batch, finishing.WAIT_S) as locked:
+        log, replay_state = locked.log, locked.replay_state
+        log.name = log.name or name
+        if name is None:
+            log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
+        record_times.set_right(locked)
+        if replay_state.opened and not replay_state.left:
+            if finishing.finish(locked):
+                report.finished += 1
+            elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
+                report.letters_added += finishing.missing_letters(locked)
+        elif published.read(locked) is None and not publish_again(locked):
+            if not replay_state.opened:
+                finishing.retire(locked)
+                report.finished += 1
             else:
-                if replay_state.done[DEAD]:
-                    report.letters_added += finishing.missing_letters(locked)
-                if name is not None and is_late(replay_state, name):
-                    target = name.at(replay_state.next_time() or 0)
-                    log.name = name
-                    report.renamed += published.move(locked, record_times.present(locked), name, target)
-                    store.doorbell.ring()
-    except FileNotFoundError:
-        pass
+                report.finished += finishing.settle_loss(locked)
+        elif not replay_state.opened and log.name is not None and log.name.is_open:
+            if not _may_get_inserts(store, batch):
+                _end_empty(locked, report)
+        else:
+            if replay_state.done[DEAD]:
+                report.letters_added += finishing.missing_letters(locked)
+            if name is not None and is_late(replay_state, name):
+                target = name.at(replay_state.next_time() or 0)
+                log.name = name
+                report.renamed += published.move(locked, record_times.present(locked), name, target)
+                store.doorbell.ring()
 
 
 def publish_again(locked: LockedBatch) -> bool:
@@ -496,14 +490,3 @@ def _history(store: Store, keep_days: int, report: GcReport) -> None:
     for day in history.days(store):
         if day < oldest and trash.discard(store, store.layout.history_days, day):
             report.history_days_removed += 1
-
-
-Reaping = trash.Reaping
-
-
-def reap(path: object) -> Reaping:
-    """Remove what deleted queues left in a directory, each after its proof, and say what was left alone and why.
-
-    If the directory is a queue itself, what is in its own trash goes, too.
-    """
-    return trash.reap(path)

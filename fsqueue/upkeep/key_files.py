@@ -18,7 +18,7 @@ from fsqueue.errors import FULL, LockTimeout, StorageError
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import names
 from fsqueue.format.layout import QueueState, key_epochs_record
-from fsqueue.models import GcReport
+from fsqueue.format.models import GcReport
 from fsqueue.protocol import finishing
 from fsqueue.protocol.keyed_inserts import Claims
 from fsqueue.storage import keys, queue_changes

@@ -87,7 +87,10 @@ def discard(store: Store, holder: str, tree: Generation | Day | KeyEpoch) -> boo
 
 
 def reap(path: object) -> Reaping:
-    """Remove what deleted queues left in a directory; if it is a queue itself, what is in its own trash, too."""
+    """Remove what deleted queues left in a directory, each after its proof, and say what was left alone and why.
+
+    If the directory is a queue itself, what is in its own trash goes, too.
+    """
     directory = queue_path(path)
     fs = Filesystem(directory, shared=mount_of(directory).shared)
     found = reap_deleted(fs, directory)

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from fsqueue.format import names
+from fsqueue.format.models import DeadLetter
 from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.format.task_states import Lease
-from fsqueue.models import DeadLetter
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import lease_holders

@@ -19,10 +19,10 @@ from fsqueue.filesystem import processes
 from fsqueue.format import names
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.task_states import Lease
+from fsqueue.format.wording import counted
 from fsqueue.protocol import revoking
 from fsqueue.storage import listing
 from fsqueue.storage.store import Store
-from fsqueue.wording import counted
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 

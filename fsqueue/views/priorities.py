@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from fsqueue.format import priority
+from fsqueue.format.models import AsDict
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import Priority, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED
-from fsqueue.models import AsDict
 from fsqueue.storage import listing, retrying
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
@@ -23,11 +23,11 @@ from fsqueue.views import inspection
 KEPT_MAX = 4096
 """Maximum number of ranges to keep while counting."""
 CUTS = 512
-"""Number of parts into which the sample cuts the priorities, ..."""
+"""Number of parts into which the sample cuts the priorities."""
 SAMPLED = 256
-"""... of batches that it is drawn from, ..."""
+"""Number of batches that the sample is drawn from."""
 OF_EACH = 64
-"""... and of tasks of each, about."""
+"""Number of tasks to draw of each of those batches, about."""
 Progress = Callable[[int, int], object]
 """Called with how many shards were read, of how many."""
 
@@ -112,7 +112,7 @@ class Ranges:
         self._ranges = joined(found, max(1, self.kept_max // 2))
 
     def summed(self, ranges: int) -> list[PriorityRange]:
-        """Return at most `most` ranges, the most urgent one first, and then the tasks without a priority."""
+        """Return at most `ranges` of them, the most urgent one first, and then the tasks without a priority."""
         found = [PriorityRange(one.first, one.last, one.waiting) for one in joined(self._ranges, ranges)]
         return found + ([PriorityRange(None, None, self.without)] if self.without else [])
 

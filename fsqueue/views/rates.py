@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 
-from fsqueue.models import Status
+from fsqueue.format.models import Status
 from fsqueue.views.activity import Activity, Rate, TimeLeft
 
 WINDOW_S = 60.0

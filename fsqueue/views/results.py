@@ -8,12 +8,12 @@ from typing import Any
 
 from fsqueue.errors import QueuePurged
 from fsqueue.format import names
+from fsqueue.format.models import COMPLETED as IS_COMPLETED
+from fsqueue.format.models import DEAD as IS_DEAD
+from fsqueue.format.models import DeadLetter, Result
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import COMPLETED
 from fsqueue.format.task_states import Lease
-from fsqueue.models import COMPLETED as IS_COMPLETED
-from fsqueue.models import DEAD as IS_DEAD
-from fsqueue.models import DeadLetter, Result
 from fsqueue.storage import deadletters
 from fsqueue.storage.store import Store
 from fsqueue.views import finished, inspection

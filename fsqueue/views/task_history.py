@@ -6,8 +6,8 @@ from typing import Any
 
 from fsqueue.errors import TaskNotFound
 from fsqueue.format import movements, names, sparse
+from fsqueue.format.models import Movement
 from fsqueue.format.replay import SKIPPED, ReplayState
-from fsqueue.models import Movement
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 

@@ -6,7 +6,7 @@ import stat
 from dataclasses import dataclass
 
 from fsqueue.format import names
-from fsqueue.models import AsDict
+from fsqueue.format.models import AsDict
 from fsqueue.storage.store import Store
 
 BLOCK_BYTES = 512
@@ -63,7 +63,8 @@ def of_store(store: Store) -> dict[str, Usage]:
         if name == base:
             _add(store, path, found["settings"])
             for part, inner in store.fs.entries(path):
-                _add_tree(store, f"{path}/{part}", inner, found[_called(part)])
+                called = KEYS if names.parse_key_epoch(part) is not None else PARTS.get(part, "other")
+                _add_tree(store, f"{path}/{part}", inner, found[called])
         elif kind == "file" and path in (store.layout.settings_file, store.layout.doorbell):
             _add(store, path, found["settings"])
         else:
@@ -72,11 +73,6 @@ def of_store(store: Store) -> dict[str, Usage]:
     for usage in [*found.values()][:-1]:
         found["all"].add(usage)
     return found
-
-
-def _called(part: str) -> str:
-    """Return what the files in a directory of a generation are called here."""
-    return KEYS if names.parse_key_epoch(part) is not None else PARTS.get(part, "other")
 
 
 def _add_tree(store: Store, path: str, kind: str, usage: Usage) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from fsqueue.wording import counted, duration
+from fsqueue.format.wording import counted, duration
 
 WIDTHS = {"wide": 510, "narrow": 205}
 """The least pixels that an axis has where the style shows these ticks: in windows of 641, and of 320 pixels."""

@@ -30,9 +30,9 @@ Died = Callable[[str, BaseException], object]
 class BackgroundThread(threading.Thread):
     """Run `work`, and tell `died` if it raises: the loop would otherwise wait for ever for its answer."""
 
-    def __init__(self, name: str, died: Died) -> None:
+    def __init__(self, name: str, died: Died, work: Callable[[], object] | None = None) -> None:
         super().__init__(name=f"fsqueue-{name}", daemon=True)
-        self._died = died
+        self._died, self._work = died, work or self.work
 
     def start(self) -> None:
         """Start it. OSError (EAGAIN) if the system allows no further thread."""
@@ -44,7 +44,7 @@ class BackgroundThread(threading.Thread):
     def run(self) -> None:
         process = os.getpid()
         try:
-            self.work()
+            self._work()
         except BaseException as error:  # also SystemExit, and what is no Exception
             end_in_child(process)
             self._died(self.name, error)

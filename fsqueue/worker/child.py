@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import FsqueueError, in_unicode
-from fsqueue.models import Used
+from fsqueue.format.models import Used
 from fsqueue.worker import handlers, wire
 from fsqueue.worker.marks import Marker
 
@@ -46,7 +46,7 @@ def main() -> None:
     handlers.is_loading = True
     try:
         handler = handlers.find(setup["handler"])
-        way = handlers.way_of(handler)
+        way = handlers.Way(handler)
     except BaseException as error:
         why = str(error) if isinstance(error, FsqueueError) else handlers.describe(error)
         wire.send(end, 0, "", orjson.dumps(in_unicode(why)))

@@ -99,7 +99,7 @@ class Commands(ProcessExecutor):
         self._paths: deque[tuple[ResultFile, float]] = deque()
         """The paths that are ready, and when they came: no command has been told of any of them."""
         self._path_count = 0
-        """How many paths there are, or were asked for."""
+        """Number of paths that are there, or were asked for."""
         self._give_up_at = math.inf
         """When results are waited for no longer."""
         self._left = Leftovers(self.output_writer)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fsqueue.cluster import slurm
 from fsqueue.errors import InvalidArgument
-from fsqueue.wording import counted
+from fsqueue.format.wording import counted
 
 SLOT = "FSQUEUE_SLOT"
 """The number of the slot that a process has, from 0 on. No two processes at work have the same."""

@@ -8,7 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec
 
 from fsqueue import forks
 from fsqueue.filesystem import resources
@@ -16,7 +16,7 @@ from fsqueue.filesystem import resources
 WAIT_S_MAX = 86_400.0
 """The system takes no more than 24 days at once; jobs may last longer."""
 
-T = TypeVar("T")
+P = ParamSpec("P")
 Ready = Callable[[], object]
 
 
@@ -67,9 +67,9 @@ class Mailbox:
         self._posts.append(action)
         os.eventfd_write(self._bell, 1)
 
-    def posted(self, action: Callable[[T], object]) -> Callable[[T], None]:
-        """Return a function, for threads to call, that has the loop call `action` with its argument."""
-        return lambda value: self.post(lambda: action(value))
+    def posted(self, action: Callable[P, object]) -> Callable[P, None]:
+        """Return a function, for threads to call, that has the loop call `action` with the same arguments."""
+        return lambda *args, **named: self.post(lambda: action(*args, **named))
 
     def watch(self, fd: int, ready: Ready) -> None:
         """Have the loop call `ready` whenever there is something to read from `fd`, or its other end is closed."""

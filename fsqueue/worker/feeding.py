@@ -33,8 +33,8 @@ from fsqueue.worker.sources import Sources
 logger = logging.getLogger("fsqueue")
 
 DRAIN_CHECK_S = 30.0
-"""How often, at most, a worker that waits long asks whether all is done: that costs a listing and a look into a log.
-Besides it asks when there is a reason to: see `CHECKS`."""
+"""Shortest time after which a worker that waits long asks again whether all is done: that costs a listing and a look
+into a log. Besides it asks when there is a reason to: see `CHECKS`."""
 DEATH_CHECK_S = (1.0, 600.0)
 """Shortest and longest pause before a worker that finds nothing to lease looks whether holders of tasks have died on
 this host. Each pause is as long as the worker has waited by then. That reads the logs of all batches at work.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fsqueue.errors import FULL, FsqueueError, InvalidArgument, from_os_error
+from fsqueue.format.models import Used
 from fsqueue.leased_task import LeasedTask
-from fsqueue.models import Used
 from fsqueue.worker.limits import STALL_S
 from fsqueue.worker.passing import Output
 

@@ -9,14 +9,14 @@ from fsqueue.clock import Clock
 from fsqueue.cluster import schedulers, slurm
 
 KILL_S = 5.0
-"""How long after SIGTERM SIGKILL follows; the grace, if that is shorter."""
+"""Time from SIGTERM to SIGKILL; the grace, if that is shorter."""
 KILLED_S = 3.0
-"""How long after SIGKILL the end of a process is waited for: the kernel may hold it for as long as a file server is
+"""Maximum wait for the end of a process after SIGKILL: the kernel may hold it for as long as a file server is
 away."""
 GIVE_BACK_S = 15.0
-"""How long a worker that ends because of an error of its own tries to put back what it holds."""
+"""Time in which a worker that ends because of an error of its own tries to put back what it holds."""
 LEAVE_S = 5.0
-"""How long after a second signal the worker stays, at most, to tell what it holds."""
+"""Maximum time that the worker stays after a second signal to report what it holds."""
 FAILURES_FIRST = 10
 """Number of failures before the first success that stops the worker: the command is likelier wrong than each task."""
 STALL_S = 1.0

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
-from fsqueue.wording import counted, duration
+from fsqueue.format.wording import counted, duration
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder
@@ -73,8 +73,8 @@ class Loop:
             posted(self._fed),
             posted(unfed),
             died,
-            self._say_later,
-            self._given_up_later,
+            posted(self._say),
+            posted(self._given_up),
         )
         self.run_id = ""
         """What the leases of this run have, and no others. Set when it begins: a fork before that makes two runs."""
@@ -321,7 +321,7 @@ class Loop:
             self._renew_at = min(self._renew_at, now + self._renewal_s())
 
     def _given_up(self, queue: str, task: str, attempts: int, reason: str) -> None:
-        """Count a task that this worker made a dead letter of without beginning it."""
+        """Count a task that this worker made a dead letter of without beginning it. Posted before what is fed next."""
         self._report.spent += 1
         self._say("given-up", "", task=task, attempt=attempts, queue=queue, reason=reason)
 
@@ -565,14 +565,6 @@ class Loop:
         if self._has_own_lease:
             return self._limits.lease_s / 3
         return min(settings.lease_s for settings in self._queues.settings()) / 3
-
-    def _say_later(self, kind: str, text: str) -> None:
-        """Tell an event from another thread."""
-        self.mailbox.post(lambda: self._say(kind, text))
-
-    def _given_up_later(self, queue: str, task: str, attempts: int, reason: str) -> None:
-        """Count a task that was given up, from the feeder's thread: before what it reports next."""
-        self.mailbox.post(lambda: self._given_up(queue, task, attempts, reason))
 
     def _trouble(self, what: str) -> Callable[[FsqueueError], object]:
         return lambda error: self._say("storage", f"{what}: {error} Trying again.")

@@ -28,7 +28,7 @@ from fsqueue.worker.marks import Marks
 from fsqueue.worker.passing import Channel, Exits, Output, PassOn
 
 TAIL_BYTES = 4096
-"""How much of what was printed is kept as the reason of a failure."""
+"""Number of bytes of what was printed that are kept as the reason of a failure."""
 CHUNK_BYTES = 1 << 16
 BACKLOG_BYTES_MAX = 1 << 20
 """Number of bytes waiting to be written from which on nothing more is read."""
@@ -36,9 +36,9 @@ DRAIN_READS_MAX = 32
 """Maximum number of reads of a pipe to get what was printed so far: a command that prints without end must not block
 the loop."""
 CLOSE_S = 2.0
-"""How long the end waits for what is still to be written."""
+"""Maximum wait at the end for what is still to be written."""
 CLOSE_LOOK_S = 0.1
-"""How often it looks meanwhile whether the worker was told to hurry."""
+"""Time between two looks meanwhile whether the worker was told to hurry."""
 
 OPEN_MAX = 1024
 """Maximum number of pipes to keep open for such processes, ..."""
@@ -66,7 +66,7 @@ class OutputWriter(BackgroundThread):
         self.unkept = 0
         """The number of attempts whose output was not kept, or not all of it. Final after `close`."""
         self._unwritten: Counter[KeptFile] = Counter()
-        """How often each file is still to be written to."""
+        """Number of writes still to come, by file."""
 
     def do(self, action: Callable[[], object], size: int = 0, kept: KeptFile | None = None) -> None:
         """Call `action` in the thread. It writes so many bytes, into `kept` or elsewhere."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 AIM_S = 0.25
-"""How much work is leased ahead for each that does it: little enough that a few workers end together."""
+"""Seconds of work leased ahead for each slot: little enough that a few workers end together."""
 AHEAD_MAX = 1000
 """Maximum number of tasks to lease ahead for each, however short they are."""
 LEASE_SHARE = 20

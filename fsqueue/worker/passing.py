@@ -21,7 +21,7 @@ PassOn = Callable[[int, bytes], object]
 LINE_BYTES_MAX = 1 << 16
 """A longer line is shown before its end has come."""
 GROUP_BYTES = 1 << 16
-"""How much of a group is held in memory; the rest goes into a file."""
+"""Number of bytes of a group held in memory; the rest goes into a file."""
 
 
 class Exits:

@@ -31,7 +31,7 @@ _SPEC = re.compile(
 and widths from 1,000 on.
 """
 FIELDS_SHOWN_MAX = 20
-"""How many fields of a payload an error about a missing field names, at most."""
+"""Maximum number of fields of a payload that an error about a missing field names."""
 TEXT_SHOWN_CHARS_MAX = 40
 
 

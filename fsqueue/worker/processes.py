@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from fsqueue.wording import counted
+from fsqueue.format.wording import counted
 from fsqueue.worker import output, shortages, wire
 from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S, STALL_S
@@ -40,7 +40,7 @@ NO_TASK = 0
 """The number of what a child prints before it is given a task."""
 _NO_CHILD = "Another process for the handler could not be started"
 CLOSE_S = 5.0
-"""How long a child that has nothing to do may take to end."""
+"""Maximum time for a child that has nothing to do to end."""
 
 
 class _Child:

@@ -22,12 +22,12 @@ class WorkerReport:
     failed: int = 0
     """Attempts that failed, timed out, or were buried; a task retried here counts each time."""
     buried: int = field(default=0, compare=False)
-    """How many of `failed` made a dead letter. A part of it, so two reports are not compared by this, too."""
+    """Number of `failed` that made a dead letter. A part of it, so two reports are not compared by this, too."""
     buried_attempts: int = field(default=0, compare=False)
-    """How often those tasks had been attempted, all together, by this worker and others."""
+    """Number of attempts at those tasks, all together, by this worker and others."""
     spent: int = field(default=0, compare=False)
-    """How many tasks this worker made dead letters of without beginning them: they have had all attempts, or their
-    payloads cannot be read. Not in `failed` nor in `buried`."""
+    """Number of tasks that this worker made dead letters of without beginning them: they have had all attempts, or
+    their payloads cannot be read. Not in `failed` nor in `buried`."""
     released: int = 0
     """Put back after they were begun: the run was told to stop, or the task asked for it."""
     lost: int = 0

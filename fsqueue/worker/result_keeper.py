@@ -19,7 +19,7 @@ from fsqueue.worker.jobs import not_kept
 SWEEP_NAMES = 1_000
 """Number of names of a tree to remove before the thread looks whether a result waits to be read."""
 CLOSE_S = 2.0
-"""How long the end waits for the removal of everything. The next worker on this host removes what is left."""
+"""Maximum wait at the end for the removal of everything. The next worker on this host removes what is left."""
 TEMPORARY = "the directory for temporary files"
 """What results are in if their directory has no name."""
 

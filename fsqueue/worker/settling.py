@@ -39,7 +39,7 @@ logger = logging.getLogger("fsqueue")
 RETRY_S = (1.0, 15.0)
 """First and longest pause before a verb that met a failing filesystem is repeated."""
 HOPELESS_S = 15.0
-"""How long an error is waited for that does not look as if it would pass."""
+"""Maximum wait for the end of an error that does not look as if it would pass."""
 FLUSH_S = 0.1
 """Completions are told at once; those that follow sooner than this are told together."""
 
@@ -47,7 +47,7 @@ TOGETHER_MAX = 512
 """Maximum number of outcomes, with results of up to 64 KiB each, in one call."""
 
 DOUBT_S = 1.0
-"""How long a failure in a batch job waits for a signal that explains it."""
+"""Time that a failure in a batch job waits for a signal that explains it."""
 
 GIVE_BACK_LOOK_S = 0.05
 """How soon a signal is heard while the last outcomes are told."""

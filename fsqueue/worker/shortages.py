@@ -24,7 +24,7 @@ SHORT = (*NO_DESCRIPTORS, *_NO_MEMORY, errno.EAGAIN)
 PAUSES_S = (0.1, 5.0)
 """Shortest and longest pause before a refused call is made again."""
 OWN_S, PATIENCE_S = 5.0, 60.0
-"""How long a worker with nothing at work waits: for descriptors of its own, and for what others may give back."""
+"""Time that a worker with nothing at work waits: for descriptors of its own, and for what others may give back."""
 TRIES = 6
 """Minimum number of tries: on a busy machine a few tries may take all of that time."""
 FORGOTTEN_S = 15.0

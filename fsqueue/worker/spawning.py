@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import KeptOutput, inheritable_descriptors, program_fault
+from fsqueue.format.models import Used
 from fsqueue.leased_task import LeasedTask
-from fsqueue.models import Used
 from fsqueue.worker import shortages, supervisor
 from fsqueue.worker.jobs import Executor, How, kept_name, not_kept
 from fsqueue.worker.limits import KILLED_S

@@ -19,7 +19,7 @@ from typing import Any
 from fsqueue.clock import Clock
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import handlers
-from fsqueue.worker.background import BackgroundThread, Died
+from fsqueue.worker.background import BackgroundThread
 from fsqueue.worker.jobs import Executor, Job
 from fsqueue.worker.loop import Loop
 
@@ -29,17 +29,6 @@ WARNING = (
 )
 
 
-class _Server(BackgroundThread):
-    """One of the threads that call the handler."""
-
-    def __init__(self, name: str, died: Died, work: Callable[[], None]) -> None:
-        super().__init__(name, died)
-        self._work = work
-
-    def work(self) -> None:
-        self._work()
-
-
 class Threads(Executor):
     """Runs a handler in `slots` threads."""
 
@@ -47,7 +36,7 @@ class Threads(Executor):
 
     def __init__(self, handler: Callable[..., Any], slots: int, loop: Loop) -> None:
         self.slots, self._loop = slots, loop
-        self._handler, self._way = handler, handlers.way_of(handler)
+        self._handler, self._way = handler, handlers.Way(handler)
         self._now = Clock().monotonic
         self._waiting: SimpleQueue[Job | None] = SimpleQueue()
         self._given: set[Job] = set()
@@ -57,7 +46,7 @@ class Threads(Executor):
 
     def start(self) -> None:
         for number in range(self.slots):
-            _Server(f"handler-{number}", self._loop.thread_died, self._serve).start()
+            BackgroundThread(f"handler-{number}", self._loop.thread_died, self._serve).start()
 
     def is_ready(self) -> bool:
         return True

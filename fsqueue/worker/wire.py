@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from fsqueue.format.models import Used
 from fsqueue.format.task_file import decode_fields, payload_fields
-from fsqueue.models import Used
 
 MESSAGE_BYTES_MAX = 32_768
 """A larger body travels beside the message, in a memory file."""

@@ -164,7 +164,7 @@ class Worker:
                 if callable(handler)
                 else handlers.find({"load": list(load)} if load else handlers.name_of(handler))
             )
-            handlers.way_of(function)
+            handlers.Way(function)
         self._how = How(
             command=list(command),
             handler={"load": list(load)} if load else {} if command or function else handlers.name_of(handler),

@@ -1,6 +1,6 @@
 """scripts/pei: repeat the figures of the paper on a relaxed priority queue, check its claims, write docs/pei.md.
 
-The simulation is `fsqueue.simulation_figures`: `fsqueue simulate --figures --seed N` prints the same numbers. This adds
+The simulation is `fsqueue.simulation.figures`: `fsqueue simulate --figures --seed N` prints the same numbers. This adds
 the plots and the page. Nothing depends on the machine or the time, so the same seed writes the same files.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks import plot, report
-from fsqueue import simulation_figures
-from fsqueue.simulation_figures import Claim, Figure
+from fsqueue.simulation import figures as simulation_figures
+from fsqueue.simulation.figures import Claim, Figure
 
 DOC = "pei.md"
 BEGIN, END = "<!-- figures: scripts/pei writes what follows -->", "<!-- end of the figures -->"

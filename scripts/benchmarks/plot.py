@@ -18,8 +18,8 @@ from matplotlib.ticker import EngFormatter, NullFormatter
 from benchmarks import alive
 from benchmarks.summary import Summary
 from benchmarks.systems import BY_NAME
-from fsqueue import simulation_figures
 from fsqueue.simulation import Distribution
+from fsqueue.simulation import figures as simulation_figures
 
 # Colours that colour-blind readers tell apart (Okabe and Ito), and marks for those who print in grey.
 STYLES: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from benchmarks import pei
 
-from fsqueue import simulation_figures
+from fsqueue.simulation import figures as simulation_figures
 
 TOP = Path(__file__).resolve().parents[2]
 

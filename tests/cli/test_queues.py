@@ -20,7 +20,7 @@ from fsqueue_cli.queues import _cleaned
 
 from fsqueue import GcReport, Queue
 from fsqueue.format import names
-from fsqueue.upkeep.collect import Reaping
+from fsqueue.upkeep.trash import Reaping
 from tests.cli.conftest import Run
 from tests.waiting import until
 

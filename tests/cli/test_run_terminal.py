@@ -223,7 +223,7 @@ def failed(task: str, reason: str) -> Event:
 def test_a_log_gets_a_line_a_minute(log: LogProgress, queue: Queue, clock: Clock, told: list[str]) -> None:
     queue.insert_many(range(200))
     worker = Busy()
-    log._looker.start(worker)  # type: ignore[arg-type]
+    log.show(worker)  # type: ignore[arg-type]
     for second in range(180):
         clock.now = 1000.0 + second
         if second % 2 == 0 and second < 120:
@@ -252,7 +252,7 @@ def test_a_node_on_which_all_fails_while_others_succeed_is_worth_a_word(
     log: LogProgress, queue: Queue, clock: Clock, told: list[str]
 ) -> None:
     queue.insert_many(range(100))
-    log._looker.start(Busy())  # type: ignore[arg-type]
+    log.show(Busy())  # type: ignore[arg-type]
 
     def minute() -> list[str]:
         clock.now += LINE_S

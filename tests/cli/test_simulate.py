@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from fsqueue import simulation, simulation_figures
-from fsqueue.simulation_figures import Claim, Figure
+from fsqueue import simulation
+from fsqueue.simulation import figures as simulation_figures
+from fsqueue.simulation.figures import Claim, Figure
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
 

@@ -34,7 +34,7 @@ SLACK_MS = 2
 def lives(queue: Queue) -> dict[str, tuple[str, int, int]]:
     """Of each task in the history: its key, which its worker has told, when it was inserted, when it ended (ms)."""
     found: dict[str, list[Any]] = {}
-    for batch, records in history.batches(queue.store):
+    for batch, records, _ in history.finished_batches(queue.store):
         for _, record in records:
             if record["op"] == "insert":
                 found[names.task_id(batch, record["first"])] = ["", record["at"], 0]

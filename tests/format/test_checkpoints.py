@@ -315,6 +315,14 @@ def test_an_entry_that_no_records_come_to_is_no_beginning(field: str, change: di
     whole(data)
 
 
+def test_an_available_task_that_a_lease_holds_is_no_beginning() -> None:
+    log = busy()
+    record = orjson.loads(log.data[last_place(log.data) :])
+    next(entry for entry in record["touched"] if "lease" in entry and entry["state"] == "leased")["state"] = "available"
+    found = checkpoints.Found(record, last_place(log.data), len(log.data))
+    assert ReplayState.from_checkpoint(found) is None
+
+
 @pytest.mark.parametrize(
     "change",
     [{"count": 1 << 33}, {"completed": [[0, 1024]] * 200_000}, {"names": [f"n{number}" for number in range(100_000)]}],

@@ -14,7 +14,7 @@ from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import groups, layout, names
 from fsqueue.storage.group_directory import GroupDirectory
-from fsqueue.upkeep.collect import reap
+from fsqueue.upkeep.trash import reap
 from tests.concurrency.books import drain
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import Count, DieAt, Trapped

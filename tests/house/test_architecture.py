@@ -13,25 +13,23 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "wording", "simulation", "simulation_figures", "gc_pause", "forks", "clock", "filesystem", "format",
-    "user_code", "async_thread", "models", "cluster", "storage", "leased_task", "protocol", "views", "upkeep", "doctor",
-    "administration", "repeating", "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "attaching",
-    "queue", "several", "groups", "functions", "worker", "webpages", "spark",
+    "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "async_thread", "cluster",
+    "storage", "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "repeating", "arguments",
+    "fsck", "maintenance", "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker",
+    "webpages", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
 MAY_USE = {
     "simulation": {"errors"},
-    "simulation_figures": {"errors", "simulation"},
-    "gc_pause": set(),
+    "checks": set(),
     "forks": set(),
     "clock": {"errors", "forks"},
     "filesystem": {"errors", "forks", "clock"},
     "format": {"errors", "clock"},
-    "models": {"format"},
     "cluster": {"filesystem"},
-    "webpages": {"errors", "wording", "forks"},
-    "storage": {"errors", "wording", "forks", "clock", "filesystem", "format", "models", "cluster"},
+    "webpages": {"errors", "format", "forks"},
+    "storage": {"errors", "checks", "forks", "clock", "filesystem", "format", "cluster"},
 }
 """The lowest packages use these and nothing else, also of what stands below them: `format` does no I/O."""
 
@@ -91,7 +89,7 @@ def test_the_lowest_packages_use_what_they_may() -> None:
 
 def test_no_layer_uses_the_simulation() -> None:
     """It is a model to compare with. `import fsqueue` stays without it."""
-    model = {"simulation", "simulation_figures"}
+    model = {"simulation"}
     assert [one for one in arrows() if one[1] in model and one[0] not in model] == []
     whole = [full for _, full in all_imports(PACKAGE / "__init__.py")]
     assert [full for full in whole if "simulation" in full] == []
@@ -129,6 +127,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.cluster.identity",
         "fsqueue.worker",
         "fsqueue.upkeep.collect",
+        "fsqueue.upkeep.trash",
         "fsqueue.storage.nested",
         "fsqueue.storage.nodes",
         "fsqueue.filesystem.replacing",
@@ -138,10 +137,9 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.views.rates",
         "fsqueue.doctor",
         "fsqueue.simulation",
-        "fsqueue.simulation_figures",
+        "fsqueue.simulation.figures",
         "fsqueue.spark",
-        "fsqueue.wording",
-        "fsqueue.gc_pause",
+        "fsqueue.format.wording",
         "fsqueue.format.uniform",
         "fsqueue.format.user_json",
     }

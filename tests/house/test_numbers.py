@@ -10,12 +10,13 @@ from fsqueue_cli import main as cli_main
 from fsqueue_cli import result_table, running
 from fsqueue_cli import watching as cli_watching
 
-from fsqueue import errors, models, poll, repeating, simulation_figures
+from fsqueue import errors, poll, repeating
 from fsqueue.clock import MS_MAX
 from fsqueue.doctor import contests, rendezvous, twohosts
-from fsqueue.format import keys, layout, movements, names, nesting, replay
+from fsqueue.format import keys, layout, models, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
+from fsqueue.simulation import figures as simulation_figures
 from fsqueue.storage import listening, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
 from fsqueue.views import activity, stuck_locks

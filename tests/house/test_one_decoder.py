@@ -40,7 +40,7 @@ DECODERS = {
     "fsqueue/worker/handlers.py": "what it has encoded itself a line before",
     "cli/result_files.py": "what `cli/result_table.py` has encoded",
     "cli/result_table.py": "rows that it has written itself into a temporary file",
-    "fsqueue/wording.py": "a text in quotes, and nothing else",
+    "fsqueue/format/wording.py": "a text in quotes, and nothing else",
     "fsqueue/spark/columnar.py": "lines of task files",
     "fsqueue/spark/jobs/report.py": "a column that the data source made",
     "fsqueue/spark/lines.py": "lines that the JVM made of typed columns",

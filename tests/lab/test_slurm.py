@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue
-from fsqueue.models import Movement, TaskInfo
+from fsqueue.format.models import Movement, TaskInfo
 from tests.lab.cluster import FSQUEUE, Cluster, why_no_cluster
 
 pytestmark = pytest.mark.slow

@@ -25,6 +25,7 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
+from fsqueue.format.names import TaskFileName
 from fsqueue.protocol import finishing, selection, transitions
 from fsqueue.protocol.leasing import MISSING_S
 from fsqueue.protocol.selection import Selection
@@ -918,6 +919,31 @@ def test_sound_tasks_are_handed_out_although_a_damaged_one_cannot_be_buried(
     assert q.lease(9) == []
     assert ["unreadable" in letter.reason for letter in q.dead()] == [True]
     assert q.status().drained
+
+
+@pytest.mark.batched
+def test_what_was_chosen_from_a_file_that_is_gone_for_a_while_is_chosen_again(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss may put a task file back into staging. The tasks are neither buried nor passed over then."""
+    queue.insert_many(range(3), batch_tasks=3)
+    [task] = queue.lease()
+    task.release()
+    other, following, moved = Queue(queue.path), Selection.next, list[TaskFileName]()
+    layout = queue.store.layout
+
+    def moved_meanwhile(self: Selection, *args: Any, **kwargs: Any) -> Any:
+        name = following(self, *args, **kwargs)
+        if name is not None and not moved:
+            os.rename(layout.task_file(name), layout.staged(name))
+            moved.append(name)
+        return name
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Selection, "next", moved_meanwhile)
+        assert other.lease(3) == []
+    os.rename(layout.staged(moved[0]), layout.task_file(moved[0]))
+    assert sorted(payloads(other.lease(3))) == [0, 1, 2]
 
 
 def test_a_lease_belongs_to_the_generation_that_it_was_found_in(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fsqueue import LeasedTask, Queue, Worker
 from fsqueue.clock import ManualClock
 from fsqueue.format import movements
-from fsqueue.models import Movement
+from fsqueue.format.models import Movement
 from fsqueue.spark.attempts import Attempt, attempts_of
 from fsqueue.views.task_history import records_of
 from tests.support import QueueFactory, log_files

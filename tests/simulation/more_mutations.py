@@ -338,7 +338,7 @@ MUTATIONS = [
         (
             (
                 "_sort_out",
-                "staged = _still_staged(store, layout, [record for _, _, record in settling])",
+                "staged = _still_staged(store, layout, ...)",
                 "staged = set()",
             ),
         ),

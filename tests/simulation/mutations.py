@@ -231,7 +231,7 @@ MUTATIONS = [
         "a purge that is not synced",
         "after a power loss the old generation counts again, and what was inserted into the new one is nowhere",
         "power-purge",
-        (("purge", "queue_file.append(...)", "jsonl.append(queue_file.fs, queue_file.fd, ..., False)"),),
+        (("purge", "queue_file.append(...)", "queue_file.fs.write_all(queue_file.fd, ...)"),),
     ),
     Mutation(
         "task file unlinked before the log is synced",

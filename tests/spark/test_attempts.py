@@ -11,7 +11,7 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
-from fsqueue.models import Used
+from fsqueue.format.models import Used
 from fsqueue.spark import views
 from fsqueue.spark.attempts import attempts_of
 from fsqueue.storage import listing

@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types  # noqa: E402
 
-from fsqueue.gc_pause import paused_collector  # noqa: E402
+from fsqueue.format.uniform import paused_collector  # noqa: E402
 from fsqueue.spark import columnar  # noqa: E402
 from fsqueue.spark.columns import arrow_schema  # noqa: E402
 from fsqueue.spark.parsing import Parser  # noqa: E402

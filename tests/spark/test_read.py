@@ -12,9 +12,9 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
+from fsqueue.format.models import Used
 from fsqueue.format.names import TAKES_INSERTS
 from fsqueue.format.priority import LAST
-from fsqueue.models import Used
 from tests.support import QueueFactory, task_file_names
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")

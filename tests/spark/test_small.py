@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsqueue import CommitLost, InvalidArgument, Queue
-from fsqueue.models import CommitPart
+from fsqueue.format.models import CommitPart
 from fsqueue.protocol.encoding import NOW, Encoded, When
 from fsqueue.storage import commits
 from tests.support import QueueFactory, age_staging, leftovers
@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession, types
 
 from fsqueue.format.priority import rank_of
-from fsqueue.spark import options, seed, small
+from fsqueue.spark import options, seed, writing
 from fsqueue.spark.writing import FsqueueStreamWriter, FsqueueWriter, StagedOf, StagedPart
 from tests.spark.drivers import rows, troubled
 
@@ -114,15 +114,15 @@ def test_other_rows_under_a_name_that_another_driver_has_published_are_an_error(
 
 @pytest.mark.parametrize("partitions", [1, 4096, 100_000, 1_000_000])
 def test_what_all_messages_carry_is_bounded(partitions: int) -> None:
-    total = sum(map(small.bytes_max, range(partitions)))
-    assert total <= small.TOTAL_BYTES * (1 + math.log(max(1, partitions / 4096)) + 0.001)
-    assert small.bytes_max(0) == small.PART_BYTES_MAX
+    total = sum(map(writing.bytes_max, range(partitions)))
+    assert total <= writing.TOTAL_BYTES * (1 + math.log(max(1, partitions / 4096)) + 0.001)
+    assert writing.bytes_max(0) == writing.PART_BYTES_MAX
 
 
 def test_a_part_just_above_what_a_message_carries_is_staged_whole(queue: Queue) -> None:
     commit = queue.commit("c")
     line = b'{"payload":"%s"}\n' % (b"x" * 1000)
-    most = small.bytes_max(100_000) // len(line)
+    most = writing.bytes_max(100_000) // len(line)
 
     def batches(count: int) -> list[Encoded]:
         found = [Encoded(NOW) for _ in range(count)]
@@ -131,10 +131,10 @@ def test_a_part_just_above_what_a_message_carries_is_staged_whole(queue: Queue) 
         return found
 
     assert most == 0
-    assert isinstance(small.carry_or_stage(commit, batches(1), 100_000), CommitPart)
-    fitting = small.PART_BYTES_MAX // len(line)
-    assert isinstance(small.carry_or_stage(commit, batches(fitting), 0), small.SmallPart)
-    found = small.carry_or_stage(commit, batches(fitting + 1), 0)
+    assert isinstance(writing.carry_or_stage(commit, batches(1), 100_000), CommitPart)
+    fitting = writing.PART_BYTES_MAX // len(line)
+    assert isinstance(writing.carry_or_stage(commit, batches(fitting), 0), writing.SmallPart)
+    found = writing.carry_or_stage(commit, batches(fitting + 1), 0)
     assert isinstance(found, CommitPart)
     assert found.tasks == fitting + 1
 
@@ -142,33 +142,33 @@ def test_a_part_just_above_what_a_message_carries_is_staged_whole(queue: Queue) 
 # -- how they are merged ---------------------------------------------------------------------------------------
 
 
-def batch(count: int, when: When = NOW, payload: bytes = b"1") -> small.SmallBatch:
-    return small.SmallBatch(when, False, count, b'{"payload":%s}\n' % payload * count)
+def batch(count: int, when: When = NOW, payload: bytes = b"1") -> writing.SmallBatch:
+    return writing.SmallBatch(when, False, count, b'{"payload":%s}\n' % payload * count)
 
 
 def test_files_hold_no_more_tasks_than_asked_for() -> None:
-    found = list(small.merged([batch(3) for _ in range(5)], 7))
+    found = list(writing.merged([batch(3) for _ in range(5)], 7))
     assert [one.tasks for one in found] == [6, 6, 3]
 
 
 def test_files_hold_no_more_bytes_than_a_batch() -> None:
-    large = batch(1, payload=b'"%s"' % (b"x" * (small.BATCH_BYTES_MAX // 3)))
-    found = list(small.merged([large] * 5, 1024))
+    large = batch(1, payload=b'"%s"' % (b"x" * (writing.BATCH_BYTES_MAX // 3)))
+    found = list(writing.merged([large] * 5, 1024))
     assert [one.tasks for one in found] == [2, 2, 1]
 
 
 def test_tasks_of_different_times_are_in_different_files() -> None:
     soon, late = (False, 1000), (False, 2000)
-    found = list(small.merged([batch(1, soon), batch(2, late), batch(3, soon)], 1024))
+    found = list(writing.merged([batch(1, soon), batch(2, late), batch(3, soon)], 1024))
     assert {one.when: one.tasks for one in found} == {soon: 4, late: 2}
 
 
 def test_tasks_with_priorities_are_sorted_over_all_parts() -> None:
-    def urgent(*priorities: Any) -> small.SmallBatch:
+    def urgent(*priorities: Any) -> writing.SmallBatch:
         lines = [b'{"payload":1,"priority":%s}\n' % one for one in priorities]
-        return small.SmallBatch(NOW, True, len(lines), b"".join(lines))
+        return writing.SmallBatch(NOW, True, len(lines), b"".join(lines))
 
-    found = list(small.merged([urgent(b"3", b"7"), batch(1), urgent(b"1", b"8"), urgent(b"2", b'"a"')], 3))
+    found = list(writing.merged([urgent(b"3", b"7"), batch(1), urgent(b"1", b"8"), urgent(b"2", b'"a"')], 3))
     firsts = [(one.rank, one.tasks) for one in found]
     assert firsts == [(rank_of(1), 3), (rank_of(7), 3), (rank_of(None), 1)]
 
@@ -176,9 +176,9 @@ def test_tasks_with_priorities_are_sorted_over_all_parts() -> None:
 def test_a_part_is_not_cut_unless_that_was_asked_for(queue_factory: QueueFactory) -> None:
     settings = queue_factory().settings
     most = settings.batch_tasks_max
-    assert small.tasks_per_file([batch(20), batch(3)], 0, settings, None) == min(most, 20)
-    assert small.tasks_per_file([batch(1)] * 3000, 0, settings, None) == min(most, 140)
-    assert small.tasks_per_file([batch(1)] * 3000, 0, settings, 5) == min(most, 5)
+    assert writing.tasks_per_file([batch(20), batch(3)], 0, settings, None) == min(most, 20)
+    assert writing.tasks_per_file([batch(1)] * 3000, 0, settings, None) == min(most, 140)
+    assert writing.tasks_per_file([batch(1)] * 3000, 0, settings, 5) == min(most, 5)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_micro_batch_that_fails_leaves_nothing_behind_and_can_be_repeated(
     driver = FsqueueStreamWriter(options.writing({"path": str(queue.path)}), SCHEMA, False)
     line = Encoded(NOW)
     line.take(b'{"payload":{"n":1}}\n', 1)
-    messages = [StagedOf(small.carry_or_stage(queue.commit("any"), [line], 0), "query")]
+    messages = [StagedOf(writing.carry_or_stage(queue.commit("any"), [line], 0), "query")]
 
     def fails(*_: object) -> None:
         raise OSError("no")

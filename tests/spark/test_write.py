@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
 
-from fsqueue.spark import options, seed, small
+from fsqueue.spark import options, seed, writing
 from fsqueue.spark.writing import FsqueueWriter
 
 CLOCKS_S = 1.0
@@ -427,7 +427,7 @@ def test_what_a_writer_stages_after_its_job_was_given_up_is_reaped_a_week_later(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It makes the attempt's directory again, which the driver has removed."""
-    monkeypatch.setattr(small, "PART_BYTES_MAX", 0)  # nothing is small enough for a message
+    monkeypatch.setattr(writing, "PART_BYTES_MAX", 0)  # nothing is small enough for a message
     given = options.writing({"path": str(queue.path), "commit": "c"})
     driver = FsqueueWriter(given, types.StructType().add("n", "long"), False)
     early, late = (cloudpickle.loads(cloudpickle.dumps(driver)) for _ in range(2))

@@ -75,7 +75,7 @@ def test_records_come_back_with_the_distances_they_had(q: Queue, clock: ManualCl
 def test_an_unknown_batch_has_no_history(q: Queue) -> None:
     assert history.find(q.store, BATCH) is None
     assert history.days(q.store) == []
-    assert list(history.batches(q.store)) == []
+    assert list(history.finished_batches(q.store)) == []
 
 
 def test_a_repeat_after_a_crash_is_dropped_also_on_another_day(q: Queue, clock: ManualClock) -> None:
@@ -84,7 +84,7 @@ def test_a_repeat_after_a_crash_is_dropped_also_on_another_day(q: Queue, clock: 
         keep(q, clock.now_ms())
     keep(q, clock.now_ms() + DAY * 1000)
     assert history.days(q.store) == ["2026-11-21", "2026-11-22"]
-    assert [batch for batch, _ in history.batches(q.store)] == [BATCH]
+    assert [found.batch for found in history.finished_batches(q.store)] == [BATCH]
 
 
 def test_damaged_lines_are_passed_over(q: Queue, clock: ManualClock) -> None:
@@ -98,7 +98,7 @@ def test_damaged_lines_are_passed_over(q: Queue, clock: ManualClock) -> None:
     assert history.find(q.store, BATCH) is None
     keep(q, clock.now_ms())
     assert history.find(q.store, BATCH) is not None
-    assert [batch for batch, _ in history.batches(q.store)] == [BATCH]
+    assert [found.batch for found in history.finished_batches(q.store)] == [BATCH]
 
 
 def test_stray_directories_are_no_days(q: Queue, clock: ManualClock) -> None:

@@ -16,7 +16,7 @@ from fsqueue.filesystem.above import FileAbove
 from fsqueue.format import names
 from fsqueue.format.layout import FORMAT
 from fsqueue.storage import commits, nested
-from fsqueue.upkeep import collect
+from fsqueue.upkeep import trash
 from tests.concurrency.processes import Child
 from tests.support import age_staging, base_of, files_below
 
@@ -198,7 +198,7 @@ def test_a_deleted_queue_with_another_in_it_is_not_emptied(outer: Queue, tmp_pat
     with (outer.path / "queue.jsonl").open("ab") as file:
         file.write(b'{"op":"closed","at":1}\n')
     moved = outer.path.rename(tmp_path / name)
-    [(path, why)] = collect.reap(tmp_path).left.items()
+    [(path, why)] = trash.reap(tmp_path).left.items()
     assert path == str(moved)
     assert f"the queue {moved / 'work' / 'inner'} stands in it" in why
     check(moved / inner.relative_to(outer.path))

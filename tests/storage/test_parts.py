@@ -89,7 +89,7 @@ def test_shards_one_by_one_are_everything(queue_factory: QueueFactory) -> None:
     letters = [letter for shard in shards for letter in deadletters.letters(store, shard)]
     assert sorted(letter.id for letter in letters) == sorted(letter.id for letter in queue.dead())
     kept = [batch for shard in shards for batch, _ in history.batches_of(store, shard)]
-    assert sorted(kept) == sorted(batch for batch, _ in history.batches(store))
+    assert sorted(kept) == sorted(found.batch for found in history.finished_batches(store))
     assert sum(history.sizes(store).values()) == sum(
         path.stat().st_size for path in Path(queue.store.layout.history_days).rglob("*.jsonl")
     )

@@ -18,7 +18,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements, names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import KeyEpochs, key_epochs_record
-from fsqueue.models import GcReport
+from fsqueue.format.models import GcReport
 from fsqueue.storage import keys
 from fsqueue.upkeep import key_files
 from fsqueue.upkeep.refusals import Refusals

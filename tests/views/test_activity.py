@@ -12,8 +12,8 @@ import pytest
 from fsqueue import InvalidArgument, LeasedTask, MostUsed, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
+from fsqueue.format.models import Used
 from fsqueue.format.replay import DEAD, ReplayState
-from fsqueue.models import Used
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import activity, lease_holders

@@ -18,8 +18,8 @@ from fsqueue import InvalidArgument, Queue, QueueNotFound, QueuePurged, Status, 
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements, names
+from fsqueue.format.models import State
 from fsqueue.format.names import TAKES_INSERTS
-from fsqueue.models import State
 from fsqueue.storage import counters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, outcomes

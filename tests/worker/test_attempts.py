@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue, Worker
+from fsqueue.format.models import Used
 from fsqueue.leased_task import LeasedTask
-from fsqueue.models import Used
 from fsqueue.worker import feeding, loop, settling
 from fsqueue.worker.jobs import Job
 from fsqueue.worker.settling import Outcome, adopt, failure

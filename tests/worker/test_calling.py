@@ -132,7 +132,7 @@ def switch(item, verbose=False):
     ],
 )  # fmt: skip
 def test_what_a_function_gets(function: Any, payload: Any, expected: Any) -> None:
-    arguments, named = handlers.way_of(function).arguments(payload, lambda: TASK)
+    arguments, named = handlers.Way(function).arguments(payload, lambda: TASK)
     assert function(*arguments, **named) == expected
 
 
@@ -152,7 +152,7 @@ def test_what_a_function_gets(function: Any, payload: Any, expected: Any) -> Non
     ],
 )
 def test_a_payload_that_fits_no_rule_fails_its_task(function: Any, payload: Any, why: str) -> None:
-    verb, reason = handlers.execute(function, handlers.way_of(function), payload, lambda: TASK)
+    verb, reason = handlers.execute(function, handlers.Way(function), payload, lambda: TASK)
     assert (verb, why in reason) == ("fail", True)
     assert "'payload', which gets the whole" in reason
 
@@ -164,7 +164,7 @@ def test_functions_without_arguments_are_refused() -> None:
 
     for function in (nothing, rest, later):
         with pytest.raises(InvalidArgument):
-            handlers.way_of(function)
+            handlers.Way(function)
 
 
 @pytest.mark.parametrize("threads", [None, 1])

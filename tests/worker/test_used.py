@@ -9,7 +9,7 @@ import pytest
 
 from fsqueue import Movement, Queue, Worker
 from fsqueue.format import movements
-from fsqueue.models import Used
+from fsqueue.format.models import Used
 from fsqueue.worker import wire
 from tests.support import QueueFactory
 from tests.worker import tasks

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fsqueue.format.wording import duration
 from fsqueue.webpages import charts, rendering
 from fsqueue.webpages.charts import moment
-from fsqueue.wording import duration
 
 QUANTILE_NAMES = ("median", "90 %", "99 %", "longest")
 

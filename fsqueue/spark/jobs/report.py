@@ -40,7 +40,8 @@ def report(spark: SparkSession, path: str, out: str) -> QueueReport:
     """Write into the new directory `out`: `attempts`, `throughput`, `failures`, `hosts` as Parquet, and `report.html`.
 
     Of a queue, or of all queues in a directory; as far as the history goes back. Times waited are from when a task
-    was available to its lease, durations those of the work.
+    was available to its lease, durations those of the work. Raise FsqueueError, before anything is done, if Jinja2 is
+    not installed, and InvalidArgument if there is something in `out`.
     """
     rendering.environment()  # if it cannot be had, say so before the work
     register(spark)

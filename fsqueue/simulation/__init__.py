@@ -6,7 +6,7 @@ some nodes and pops from the one whose first element is best. No client sees all
 The popped element index (PEI) is the number of better elements that were in the queue at that moment, 0 at best.
 
 `simulate` returns the distribution of the PEI; `Distribution.of` makes one of indexes that were measured elsewhere.
-`fsqueue.simulation_figures` repeats the paper's figures. Nothing here touches a queue or a file.
+`fsqueue.simulation.figures` repeats the paper's figures. Nothing here touches a queue or a file.
 
 Where the paper is silent:
 

@@ -1,0 +1,56 @@
+"""Find out whether the state of a batch breaks an invariant of the design (docs/design.md, section 2).
+
+Pure, as the states are. It is asked at the end of a critical section and after a replay, if FSQUEUE_CHECK is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fsqueue.format.names import BATCH_TASKS_MAX
+from fsqueue.format.task_states import AVAILABLE, LEASED, SKIPPED, Lease, States
+
+TOUCHED_MOST = 100
+"""In a batch with more touched tasks only the counts are compared: a test that leases 1,000 tasks one by one would
+otherwise look at half a million."""
+
+
+def broken(states: States) -> Iterator[tuple[int, str]]:
+    """Yield the number of each invariant that a state breaks, and a clause that says how."""
+    counted = [states.state.count(code) for code in range(SKIPPED + 1)]
+    # Invariant 6: each task is in one state, and the sums that a status adds up are those of the states.
+    if states.left != counted[AVAILABLE] + counted[LEASED] or states.done[2:] != counted[2:SKIPPED]:
+        yield 6, f"{states.left} tasks without an outcome and outcomes {states.done[2:]} are noted, of states {counted}"
+    lengths = {len(states.state), len(states.since), len(states.holder), len(states.attempts), len(states.version)}
+    if lengths != {states.count} or sum(counted) != states.count:
+        yield 6, f"{states.count} tasks have {lengths} entries"
+    # Invariant 8: what a process keeps of a batch is bounded by the length of a batch.
+    if states.count > BATCH_TASKS_MAX:
+        yield 8, f"the batch has {states.count} tasks, and {BATCH_TASKS_MAX} are the most"
+    if len(states.touched) <= TOUCHED_MOST:
+        yield from _broken_tasks(states)
+
+
+def _broken_tasks(states: States) -> Iterator[tuple[int, str]]:
+    ready = {index for _, index in states._ready}
+    returns = set(states._returns)
+    fresh = set(states._order[states._frontier : states._end])
+    ends: dict[Lease, int] = {}
+    for until, _, lease in states._expiries:
+        ends[lease] = max(until, ends.get(lease, until))
+    for index, state in enumerate(states.state):
+        holder, since = states.holder[index], states.since[index]
+        if state == LEASED:
+            # Invariant 2: a leased task has one lease, which is known by its id, and knows the task.
+            if holder is None or states.leases.get(holder.id) is not holder or index not in holder.tasks:
+                yield 2, f"task {index} is leased, and no one lease has it"
+            # Invariant 7: the end of the lease is waited for, so the task comes back by itself.
+            elif ends.get(holder, -1) < since and index not in ready:
+                yield 7, f"nothing waits for the end of the lease that holds task {index}"
+        elif state == AVAILABLE:
+            if holder is not None:
+                yield 2, f"task {index} is available, and a lease has it"
+            # Invariant 7: whoever chooses tasks from this state finds each that has no outcome.
+            is_found = (since, index) in returns if index in states.touched else index in fresh
+            if not is_found and index not in ready:
+                yield 7, f"no choice of tasks would find task {index}, which is available"
