@@ -203,8 +203,11 @@ class GroupDirectory:
 
 
 def is_group(path: str) -> bool:
-    """Return whether a directory holds a group, damaged or not. OSError if that cannot be found out."""
-    fs = Filesystem(path, shared=mount_of(path).shared)
+    """Return whether a directory holds a group, damaged or not. OSError if that cannot be found out.
+
+    It asks as on a shared mount, whatever the mount is: to find that out would cost more, for each directory above.
+    """
+    fs = Filesystem(path)
     try:
         return fs.exists(group_file(path)) and not is_planted(fs, path)
     except OSError as error:
@@ -254,7 +257,7 @@ def resolve(where: str) -> tuple[str, str] | None:
     name = where[len(group.rstrip("/")) + 1 :]
     decoded = names.parse_queue_directory(name)
     if decoded is not None and decoded != name:
-        fs = Filesystem(group, shared=mount_of(group).shared)
+        fs = Filesystem(group)
         try:
             meant, typed = f"{group}/{name}", f"{group}/{names.queue_directory(name)}"
             if fs.is_directory(meant) and not fs.is_directory(typed):

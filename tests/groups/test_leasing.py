@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import fsqueue
 from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker
 from fsqueue.groups import members
+from fsqueue.worker import reclaiming
 from tests.support import calls, in_time
 from tests.waiting import until
 from tests.worker import tasks
@@ -273,6 +275,20 @@ def test_a_worker_of_a_later_stage_that_starts_first_waits_for_the_earlier_ones(
         task.complete()
     until(lambda: ends, "the end of the later stage")
     assert ends == ["drained"]
+
+
+def test_the_leases_of_a_killed_worker_end_in_all_queues_of_its_group(group: Group) -> None:
+    """What its fork server starts gets the path of the group."""
+    run = "0123456789abcdef"
+    for name in ("a#1", "b"):
+        group[name].insert(1)
+        mine = Queue(group[name].path)
+        mine._leaser.run_id = run
+        assert len(mine.lease()) == 1
+    group["c"].insert(1)
+    assert len(group["c"].lease()) == 1
+    subprocess.run(reclaiming.command([str(group.path)], run), check=True, timeout=60, cwd="/")
+    assert group.status().status == Status(waiting=2, leased=1)
 
 
 def test_wrong_use_is_refused(group: Group) -> None:
