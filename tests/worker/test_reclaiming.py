@@ -719,5 +719,5 @@ def test_the_program_is_this_interpreter_with_the_worker_s_path(queue: Queue) ->
     queue.insert(1)
     of_run(queue, RUN)
     assert processes.is_program(sys.executable)
-    subprocess.run(reclaiming.command([queue], RUN), check=True, timeout=60, cwd="/")
+    subprocess.run(reclaiming.command([str(queue.path)], RUN), check=True, timeout=60, cwd="/")
     assert queue.status().waiting == 1
