@@ -201,7 +201,7 @@ def retry_completed(store: Store, wanted: set[str] | None, where: Where | None) 
     """
     store.refresh(now=True)
     repeater = _Repeater(store)
-    with repeater.settling.told():
+    with repeater.settlement.told():
         retrying.publish_pending(store)
         repeater.retry(wanted, where)
     return repeater.report
@@ -220,8 +220,8 @@ class _Repeater:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.settling = retrying.Settlement(store, "retrying completed tasks", "Tasks inserted again")
-        self.layout = self.settling.layout
+        self.settlement = retrying.Settlement(store, "retrying completed tasks", "Tasks inserted again")
+        self.layout = self.settlement.layout
         self.report = RetryReport()
         self._settled: set[str] = set()
         self._read: tuple[Shard, letter_files.State] | None = None
@@ -275,8 +275,9 @@ class _Repeater:
         if shard is None or not group:
             return
         store, report = self.store, self.report
-        with letter_files.locked(store, self.layout, shard, durable=store.sync_inserts) as fd:
-            self.settling.must_be_of_this_generation()
+        with self.settlement.locked(shard) as fd:
+            if fd is None:
+                return
             self._read_settled(shard, fd)
             tasks: list[EndedTask] = []
             for task in group:
@@ -289,7 +290,7 @@ class _Repeater:
             for part in retrying.parts(store, tasks):
                 retrying.insert_again(store, self.layout, fd, part)
                 self._settled.update(task.id for task in part)
-                self.settling.count = report.retried = report.retried + len(part)
+                self.settlement.count = report.retried = report.retried + len(part)
             self._read = shard, letter_files.state_of(store, fd)
 
     def _read_settled(self, shard: Shard, fd: int) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, QueuePurged, StorageFull, Task, maintenance
+from fsqueue import InvalidArgument, LockTimeout, Queue, QueuePurged, StorageFull, Task, maintenance
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.storage import deadletters, payloads, retrying
+from fsqueue.storage.jsonl import LOCK_TIMEOUT_S
 from tests.concurrency.trapped import FullFrom, trapped
 from tests.support import QueueFactory, base_of, crashes, drain, leftovers
 
@@ -56,6 +57,26 @@ def test_those_that_a_condition_chooses_wait_again(q: Queue, whole_bytes: int, m
     assert len(list(q.results())) == 6
     assert list(q.fsck()) == []
     assert leftovers(q) == []
+
+
+def test_a_stopped_process_keeps_only_the_tasks_of_its_shard_waiting(
+    queue_factory: QueueFactory, clock: ManualClock
+) -> None:
+    q = Queue(queue_factory(shards=4).path, clock=clock)
+    ids = complete(q, *range(40), batch_tasks=1).values()
+    layout, fs = q.store.layout, q.store.fs
+    shards = [layout.shard(names.parse_task_id(task_id)[0]) for task_id in ids]
+    stuck = shards.count(min(shards))
+    fd = fs.open_append(layout.dead(min(shards)))
+    assert fs.try_lock(fd)
+    began = clock.monotonic()
+    with pytest.raises(LockTimeout, match=rf"Tasks inserted again: {40 - stuck}\. Repeat the call for the rest"):
+        Queue(q.path, clock=clock).retry_completed()
+    assert LOCK_TIMEOUT_S <= clock.monotonic() - began < 1.5 * LOCK_TIMEOUT_S
+    fs.close(fd)
+    report = q.retry_completed()
+    assert (report.retried, report.repeated) == (stuck, 40 - stuck)
+    assert waiting(q) == sorted(range(40), key=str)
 
 
 def test_each_is_retried_once_and_what_it_became_in_turn(q: Queue, clock: ManualClock) -> None:

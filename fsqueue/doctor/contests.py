@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -233,16 +234,12 @@ def race(party: Party, names: int, ready: Callable[[int], None] = lambda number:
     fs.close(fs.create(own))
     for number in range(names):
         ready(number)
-        try:
+        with suppress(FileExistsError):
             fs.close(fs.create(party.path(f"created-{number}")))
             won["create"].append(number)
-        except FileExistsError:
-            pass
-        try:
+        with suppress(OSError):  # taken; or there are no links, as another probe says
             fs.link(own, party.path(f"linked-{number}"))
             won["link"].append(number)
-        except OSError:
-            pass  # taken; or there are no links, as another probe says
         if fs.rename(party.path(f"prize-{number}"), party.path(f"renamed-{number}-{party.name}")):
             won["rename"].append(number)
     moved = set(fs.names(party.directory))  # on a network mount a rename may fail, and have been done

@@ -10,6 +10,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,10 +150,8 @@ class Examination:
                 )
             )
         self.progress("stuck locks")
-        try:
+        with suppress(FsqueueError, OSError):  # no queue, or one that cannot be opened: as the other findings say
             report.stuck = stuck_locks.of_queue(report.path)
-        except (FsqueueError, OSError):
-            pass  # no queue, or one that cannot be opened: as the other findings say
 
     def _work(self, directory: OpenDirectory) -> None:
         """Make all probes in a new place, and remove it in the end. Remove what killed doctors left, too."""
@@ -162,10 +161,8 @@ class Examination:
         place = doctorplaces.make_place(directory, self.entropy.hex16)
         fs = self.filesystem(place)
         try:
-            try:
+            with suppress(OSError):  # this user may write here, but not list
                 doctorplaces.reap(directory, directory.names(NAMES_MAX), place.stat().st_mtime)
-            except OSError:
-                pass  # this user may write here, but not list
             self._probe(fs, place)
         finally:
             doctorplaces.remove_place(directory, place)
@@ -318,11 +315,9 @@ def _above(path: str) -> str:
     """Return the nearest directory above a path at which nothing is."""
     while True:
         path = path.rpartition("/")[0] or "/"
-        try:
+        with suppress(OSError):
             if is_directory(path):
                 return path
-        except OSError:
-            pass
 
 
 def without_proc(what: str) -> ProbeResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -103,10 +103,8 @@ class Bench:
     def clean(self) -> None:
         """Remove what was made, as far as it can be."""
         for path in self._made:
-            try:
+            with suppress(OSError):
                 self.fs.unlink(path)
-            except OSError:
-                pass
         self._made.clear()
 
 

@@ -18,6 +18,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -297,10 +298,8 @@ class Rendezvous:
 
     def finish(self) -> None:
         """Wait until the partner has read all that this party wrote, or has ended, or is lost."""
-        try:
+        with suppress(PartnerLost, OSError):  # after the last step: nothing is missing
             self.keep_step()
-        except (PartnerLost, OSError):
-            pass  # after the last step: nothing is missing
 
     def close(self) -> None:
         """Remove what this party wrote, and what a lost partner of this user wrote."""
@@ -314,8 +313,6 @@ class Rendezvous:
             for name in sorted(self.fs.names(self.directory), reverse=True):  # "h" comes after all hexadecimal digits
                 if name.startswith(prefix) and doctorplaces.NOTE.fullmatch(name):
                     path = f"{self.directory}/{name}"
-                    try:
+                    with suppress(OSError):
                         if self.fs.stat(path).st_uid == self._owner:
                             self.fs.unlink(path)
-                    except OSError:
-                        pass

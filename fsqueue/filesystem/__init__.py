@@ -4,7 +4,15 @@ Everything that fsqueue does on disk goes through one `Filesystem` object, so th
 failing, lying or crashing one in its place. Nothing here knows what a queue is.
 """
 
-from fsqueue.filesystem.expected_errors import LOST, NOT_FILES, asking_again, is_gone, stale_is_missing
+from fsqueue.filesystem.expected_errors import (
+    LOST,
+    NOT_FILES,
+    PassingOverStrays,
+    asking_again,
+    either_of_two,
+    is_gone,
+    stale_is_missing,
+)
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, directories_above, mount_of
 from fsqueue.filesystem.operations import Filesystem
 from fsqueue.filesystem.outputs import KeptFile, KeptOutput, PipeEnd, Spool, is_same_file, is_terminal, write_all
@@ -22,11 +30,13 @@ __all__ = [
     "KeptOutput",
     "Mount",
     "OpenTree",
+    "PassingOverStrays",
     "ResultFile",
     "ResultFiles",
     "Spool",
     "asking_again",
     "beegfs_setting",
+    "either_of_two",
     "directories_above",
     "PipeEnd",
     "inheritable_descriptors",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -60,10 +61,8 @@ class Changes:
 
     def forget(self, number: int) -> None:
         """End a watch. Nothing happens if it has ended."""
-        try:
+        with suppress(OSError):
             self._inotify.rm_watch(number)
-        except OSError:
-            pass
 
     def read(self) -> list[tuple[int, bool]]:
         """Return the watches with changes since the last call, and of each whether it has to be made anew."""

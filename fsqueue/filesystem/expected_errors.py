@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -31,6 +31,23 @@ def asking_again(action: Callable[[], T]) -> T:
         if error.errno != errno.ESTALE:
             raise
         return action()
+
+
+class PassingOverStrays:
+    """Go on behind the `with` block if a file is missing in it, or if something else is in the file's place."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, at: object) -> bool:
+        return isinstance(error, OSError) and error.errno in (errno.ENOENT, *NOT_FILES)
+
+
+def either_of_two(look: Callable[[], Iterable[T]]) -> set[T]:
+    """Return what two looks have found together. One listing may be old, or miss a name that is being renamed: only
+    two of them prove absence.
+    """
+    return {*look(), *look()}
 
 
 def is_gone(error: Exception) -> bool:

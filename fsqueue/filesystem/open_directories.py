@@ -153,23 +153,18 @@ class OpenDirectory:
 
     def remove_file(self, name: str) -> bool:
         """Remove a name that is no directory; False if that was not possible."""
-        _check(name)
-        try:
-            with trees.counting_removal(name, self.fd):
-                os.unlink(name, dir_fd=self.fd)
-            return True
-        except OSError:
-            return False
+        return self._remove(os.unlink, name)
 
     def remove_directory(self, name: str) -> bool:
         """Remove an empty directory; False if that was not possible."""
+        return self._remove(os.rmdir, name)
+
+    def _remove(self, action: Callable[..., None], name: str) -> bool:
         _check(name)
-        try:
-            with trees.counting_removal(name, self.fd):
-                os.rmdir(name, dir_fd=self.fd)
+        with suppress(OSError), trees.counting_removal(name, self.fd):
+            action(name, dir_fd=self.fd)
             return True
-        except OSError:
-            return False
+        return False
 
     def remove(self, inner: OpenDirectory, names: Names) -> bool:
         """Remove a directory in this one, after the `names` in it. Return False if it stays: it had more."""

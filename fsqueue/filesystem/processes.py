@@ -12,6 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 BOOT_DIGITS = 12
@@ -72,11 +73,9 @@ def inheritable_descriptors() -> list[int]:
         return []
     found = []
     for number in numbers:
-        try:
+        with suppress(OSError):  # the listing's own, which is closed by now
             if number > 2 and os.get_inheritable(number):
                 found.append(number)
-        except OSError:
-            pass  # the listing's own, which is closed by now
     return found
 
 

@@ -179,7 +179,7 @@ class ResultFiles:
     def _discard(self, result: ResultFile, within: int, found: list[str]) -> None:
         """Empty a directory, and keep it for another attempt, under a name that no command knows."""
         spare = os.urandom(16).hex()
-        try:
+        with suppress(OSError):  # what is left goes at the end
             if found == [result.name]:
                 os.unlink(result.name, dir_fd=within)
                 found = os.listdir(within)  # NFS keeps a file that is open under another name
@@ -188,8 +188,6 @@ class ResultFiles:
                 self._spare.append(spare)
             elif os.path.samestat(os.fstat(within), os.stat(spare, dir_fd=self._fd, follow_symlinks=False)):
                 self._trees.append(spare)
-        except OSError:
-            pass  # what is left goes at the end
 
     @property
     def has_trees(self) -> bool:

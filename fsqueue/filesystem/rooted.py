@@ -245,10 +245,8 @@ class Rooted:
         """Open a directory to list it. `touched`: first change its time, so that a client asks its server for it."""
         fd = self._open_directory(path)
         if touched:
-            try:
+            with suppress(OSError):  # this user may only read
                 os.utime(fd)
-            except OSError:
-                pass  # this user may only read
         return fd
 
     def _walk_to(self, path: str) -> int:

@@ -15,8 +15,8 @@ from fsqueue.format.priority import LAST, Priority, Rank, rank_of
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
 SKIPPED = 5
 """The state of an index that no task has: an insert named a later one."""
-_AS_THEY_CAME: Sequence[int] = range(BATCH_TASKS_MAX)
-"""The order of tasks as they were inserted."""
+_AS_THEY_CAME: Sequence[int] = tuple(range(BATCH_TASKS_MAX))
+"""The order of tasks as they were inserted. An entry of a tuple is found faster than one of a range."""
 
 
 class Lease:

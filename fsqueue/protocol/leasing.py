@@ -273,7 +273,7 @@ class Leaser:
         if not strict:
             selection.keep_up(store.clock.now_ms())
         while len(held) < n:
-            name = selection.next(store.clock.now_ms(), strict, self._bound, None if strict else self.current)
+            name = selection.next(store.clock.now_ms(), strict, self._bound, self.current)
             if name is None:
                 if not is_sure:
                     return
@@ -628,12 +628,12 @@ class Leaser:
         store, queue_file, selection = self.store, self.store.queue_file, self.selection
         if not queue_file.is_unchanged(task.generation) or queue_file.state.paused:
             return None  # `complete` tells what became of it
-        in_hand = limit = selection.limit_in_hand(task.batch)
-        if limit is None:
-            if selection.is_behind():
+        self._bound = self._limit = LAST
+        if is_ordered := queue_file.state.is_ordered:  # else no batch has anything better
+            limit = selection.limit_in_hand(task.batch)
+            if limit is None and selection.is_behind():
                 return None  # the next lease lists first
-            limit = selection.limit(without=task.batch)
-        self._bound, self._limit = LAST, limit
+            self._limit = selection.limit(without=task.batch) if limit is None else limit
         try:
             with LockedBatch(store, task.batch, 0) as locked:
                 replay_state = locked.replay_state
@@ -642,7 +642,7 @@ class Leaser:
                 at = record_times.present(locked)
                 record = transitions.completion(locked, task, at)
                 tasks, spent, alone = self._choose(locked, at, 1, True) or ([], [], False)
-                if not tasks or spent or in_hand is None or queue_file.state.is_ordered:
+                if is_ordered or not tasks or spent:
                     self._tell_rest(locked, tasks, spent)
                 if tasks and not spent and published.read(locked) is not None:
                     return self._take(locked, tasks, at, lease_ms, False, record, alone)

@@ -155,8 +155,8 @@ class Selection:
             self._make_heap()
 
     def is_behind(self) -> bool:
-        """Return whether `keep_up` would list something, so that the batch in hand may not be the best any more."""
-        return self.is_ordered and (bool(self._unlisted) or self._is_old(self.store.clock.monotonic()))
+        """Return whether `keep_up` would list something to compare heads, where there are priorities."""
+        return bool(self._unlisted) or self._is_old(self.store.clock.monotonic())
 
     def _is_old(self, now_s: float) -> bool:
         return bool(self._heads or self._in_hand) and now_s >= self._old_at()
@@ -168,7 +168,8 @@ class Selection:
     def next(
         self, now: int, strict: bool = False, bound: Rank = LAST, stay: Batch | None = None
     ) -> TaskFileName | None:
-        """Return the best head that is not less urgent than `bound`, taken off the cache; `stay` before its equals.
+        """Return the best head that is not less urgent than `bound`, taken off the cache; `stay` before its equals, but
+        for a strict look without priorities, which takes the oldest.
 
         None: all shards of this sweep were listed, and what they have of that kind is used up.
         """
@@ -179,7 +180,7 @@ class Selection:
         if rank is None:
             return None
         _, batch = self._heap[0]
-        head = self._heads.get(stay) if stay is not None else None
+        head = None if stay is None or (strict and not self.is_ordered) else self._heads.get(stay)
         if head is not None and head.rank <= rank and not self._rests(head.name.batch):
             batch = head.name.batch
         return self._heads.pop(batch).name

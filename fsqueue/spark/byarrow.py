@@ -6,6 +6,7 @@ keys, and become maps then.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from pyspark.sql import types
 from fsqueue.spark.encoding import contains
 
 SAME = (types.StringType, types.BooleanType, types.LongType, types.IntegerType, types.FloatType, types.DoubleType)
-"""What Arrow parses as Spark does, ..."""
+"""Types that Arrow parses as Spark does."""
 CAST = (types.DateType, types.TimestampType, types.TimestampNTZType)
-"""... and what it casts from text."""
+"""Types that Arrow casts from text."""
 KEYS_MAX = 64
 """A map with more different keys is left to `columnar`: as a struct, each key would be a column, mostly of nulls."""
 SAMPLE_BYTES = 1 << 16
@@ -100,14 +101,12 @@ class Maps:
         if self.refusals >= REFUSALS_MAX:
             return None
         found = None
-        try:
+        with suppress(pa.ArrowException):
             if self.schema is None:
                 self.schema = self._learned(content[: content.find(b"\n", SAMPLE_BYTES) + 1 or len(content)])
             if all(len(keys) <= KEYS_MAX for keys in self.keys.values()):
                 carried = _payloads(_table(content, self.schema, "error"))
                 found = self._column(carried, self.kind, self.arrow, NULL in content)
-        except pa.ArrowException:
-            pass
         if found is None:
             self.schema = None
             self.refusals += 1

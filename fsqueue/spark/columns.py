@@ -36,9 +36,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 ROWS_MAX = 16_384
-"""Rows of a record batch, about (fewer cost more calls, more no longer fit the processor's cache), ..."""
+"""Rows after which a record batch is full. Fewer cost more calls; more no longer fit the processor's cache."""
 BYTES_MAX = 8 << 20
-"""... or bytes of payload (the largest task may have more)."""
+"""Bytes of payload after which a record batch is full. The largest task may have more."""
 INDICES = pa.array([str(index) for index in range(names.BATCH_TASKS_MAX)])
 NEWLINE = ord("\n")
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from fsqueue.spark.columns import Columns
 
 PARTITION_TASKS = 500_000
-"""Tasks in a partition, about (it is at least a shard), ..."""
+"""Tasks in a partition, about. It is at least a shard."""
 TASK_BYTES = 128 << 20
-"""... or bytes of task files, ..."""
+"""Bytes of task files in a partition, about."""
 HISTORY_BYTES = 8 << 20
-"""... or of history and letters, which take longer. Starting a partition costs as much as reading 50,000 tasks."""
+"""Bytes of history and letters in a partition, about. Starting one costs as much as reading 50,000 tasks."""
 PLANNED_QUEUES_MAX = 64
 """A group with more queues is split queue by queue, not looked into beforehand."""
 SPREAD_MAX = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pyspark.sql import functions, types
@@ -11,7 +11,7 @@ from pyspark.sql import functions, types
 from fsqueue.clock import Clock, Entropy
 from fsqueue.commit import must_be_as_many
 from fsqueue.errors import QueueNotFound
-from fsqueue.format.models import CommitReport
+from fsqueue.format.models import AsDict, CommitReport
 from fsqueue.format.names import commit_name, new_uuid
 from fsqueue.queue import Queue
 from fsqueue.spark import encoding, keyed, options
@@ -37,7 +37,7 @@ NO_UTF8 = "\nfsqueue.errors.InvalidTask: A column of texts has a value that is n
 
 
 @dataclass(frozen=True)
-class SeedReport:
+class SeedReport(AsDict):
     """The result of a seeding: `rows` tasks in `batches` files of `bytes` together. `repeated`: another call did.
 
     Rows with keys are inserted one by one, without a commit, and have no files of their own. Of `taken` rows a task
@@ -55,10 +55,6 @@ class SeedReport:
     def of(cls, report: CommitReport, repeated: bool) -> SeedReport:
         """Return the report on a seeding by the report on its commit."""
         return cls(report.name, report.tasks, report.files, report.bytes, repeated)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, ready for JSON."""
-        return dict(vars(self))
 
 
 def seed(

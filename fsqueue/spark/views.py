@@ -113,18 +113,11 @@ def tasks(store: Store, name: TaskFileName, states: tuple[str, ...]) -> Iterator
 # -- logs ----------------------------------------------------------------------------------------------
 
 
-def ledgers(store: Store, shard: Shard) -> Iterator[tuple[str, ReplayState]]:
-    """Yield the batches at work in a shard, each with what is alive in it."""
-    for batch in listing.logs(store, shard):
-        replay_state = listing.read_present_state(store, batch)
-        if replay_state is not None:
-            yield batch, replay_state
-
-
 def leases(store: Store, shard: Shard) -> Iterator[Row]:
     """Yield the tasks that a lease holds, in time or not."""
     now = store.clock.now_ms()
-    for batch, replay_state in ledgers(store, shard):
+    for batch in listing.logs(store, shard):
+        replay_state = listing.read_present_state(store, batch) or ReplayState()
         for index, (state, until, holder) in enumerate(
             zip(replay_state.state, replay_state.since, replay_state.holder, strict=True)
         ):

@@ -15,7 +15,6 @@ ballot is removed before the proposal: without a ballot nothing can be decided.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, is_gone
+from fsqueue.filesystem import PassingOverStrays, either_of_two, is_gone
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import CommitPart
@@ -157,13 +156,10 @@ def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
 
 def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
     """Return what a proposal says; None if it is gone, not written yet, or none."""
-    try:
+    with PassingOverStrays():
         record = parse(sparse.joined(store.fs.read_pieces(layout.proposal(identity))))
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, *NOT_FILES):
-            raise
-        return None
-    return record if record is not None and record.id == identity else None
+        return record if record is not None and record.id == identity else None
+    return None
 
 
 def is_decided(store: Store, layout: Layout, record: Record) -> bool:
@@ -295,20 +291,17 @@ def undecided(store: Store, error: OSError | FsqueueError) -> FsqueueError:
 def _proposed(store: Store, layout: Layout, record: Record) -> Iterator[None]:
     """Propose a record: durable, and locked while this lasts, so that no process takes it for a dead one's."""
     fs, path = store.fs, layout.proposal(record.id)
-    fd = store.making_generation(lambda: fs.create(path))
-    try:
-        if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
-            raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
-        fs.write_all(fd, record.encode())
-        if store.sync_inserts:
-            fs.fsync(fd)
-            store.names.sync(layout.pending)
-        yield
-    finally:
+    with fs.closing(store.making_generation(lambda: fs.create(path))) as fd:
         try:
-            fs.end_lock(fd)
+            if not fs.lock(fd, store.clock, store.entropy, staging.LOCK_S):  # another may just test whose it is
+                raise LockTimeout(f"{path} is locked by a process that is stopped. Repeat.")
+            fs.write_all(fd, record.encode())
+            if store.sync_inserts:
+                fs.fsync(fd)
+                store.names.sync(layout.pending)
+            yield
         finally:
-            fs.close(fd)
+            fs.end_lock(fd)
 
 
 def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts: list[Part], locks: ExitStack) -> None:
@@ -432,10 +425,9 @@ def _shards(layout: Layout, record: Record) -> list[str]:
 
 
 def _sync(store: Store, directory: str) -> None:
-    try:
+    # It is missing if nothing was published into it, from a part with few files, or if the queue was purged.
+    with suppress(FileNotFoundError):
         store.fs.sync_directory(directory)
-    except FileNotFoundError:
-        pass  # nothing was published into it: a part with fewer files than it could have, or the queue was purged
 
 
 @contextmanager
@@ -443,13 +435,11 @@ def _attending(store: Store, path: str) -> Iterator[None]:
     """Lock a proposal if it is free. Others then see that a process works on it; that keeps none from applying it."""
     fs = store.fs
     with ExitStack() as stack:
-        try:
+        with suppress(OSError):
             fd = fs.look(path, os.O_RDWR)
             stack.callback(fs.close, fd)
             if fs.try_lock(fd):
                 stack.callback(fs.end_lock, fd)
-        except OSError:
-            pass
         yield
 
 
@@ -487,7 +477,7 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
         is_there = _lock_to_reap(store, directory, stack)
         record = find(store, layout, commit)
         if record is None:
-            for identity in {one for _ in range(2) for one in proposals(store, layout)}:  # one listing may be old
+            for identity in either_of_two(lambda: proposals(store, layout)):
                 other = proposed(store, layout, identity)
                 if other is not None and attempt in other.attempts() and not settle(store, layout, identity):
                     return False

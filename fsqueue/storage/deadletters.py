@@ -300,7 +300,7 @@ def purge(store: Store, wanted: set[str] | None, where: Where | None) -> int:
     """Throw letters away; they leave *inserted*, too. Returns how many."""
 
     def act(layout: Layout, fd: int, part: list[EndedTask]) -> None:
-        jsonl.append(store.fs, fd, retrying.settling(store, "purged", part), store.sync_inserts)
+        jsonl.append(store.fs, fd, retrying.settled_line(store, "purged", part), store.sync_inserts)
 
     return _settle(store, wanted, where, lambda letter: EndedTask(letter.id), act)
 
@@ -345,10 +345,10 @@ def _settle(
     No lock is held while `where` runs: it may be slow, or settle letters itself. Letters never change, so its answer
     holds until they are locked; those that were settled meanwhile are not found any more.
     """
-    settling = retrying.Settlement(store, "settling dead letters", "Dead letters settled")
-    layout = settling.layout
+    settlement = retrying.Settlement(store, "settling dead letters", "Dead letters settled")
+    layout = settlement.layout
     shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
-    with settling.told():
+    with settlement.told():
         for shard in letter_files.shards(store, layout):
             chosen = wanted
             if shards is not None and shard not in shards:
@@ -358,14 +358,15 @@ def _settle(
                 chosen = {letter.id for letter in found if (wanted is None or letter.id in wanted) and where(letter)}
                 if not chosen:
                     continue
-            with letter_files.locked(store, layout, shard, durable=store.sync_inserts) as fd:
-                settling.must_be_of_this_generation()
+            with settlement.locked(shard) as fd:
+                if fd is None:
+                    continue
                 letters = (letter for letter in _letters(store, fd) if chosen is None or letter.id in chosen)
                 for part in retrying.parts(store, filter(None, map(task_of, letters))):
                     act(layout, fd, part)
-                    settling.count += len(part)
+                    settlement.count += len(part)
                 _give_back(store, layout, shard, fd)
-    return settling.count
+    return settlement.count
 
 
 def _give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import re
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from fsqueue.filesystem import NOT_FILES
+from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import movements, names, nesting, task_file, wording
 from fsqueue.format.names import Batch, Day, Shard, day_of
 from fsqueue.format.replay import ReplayState
@@ -228,13 +227,9 @@ def recent(store: Store, shard: Shard, days: list[Day], since: int, bytes_max: i
     found = Recent([], since, 0)
     earliest = since - LATE_MS
     for day in days:
-        try:
-            with store.fs.closing(store.fs.look_anew(store.layout.history(day, shard))) as fd:
-                if not _recent(store, fd, earliest, bytes_max, found):
-                    break
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, *NOT_FILES):
-                raise
+        with PassingOverStrays(), store.fs.closing(store.fs.look_anew(store.layout.history(day, shard))) as fd:
+            if not _recent(store, fd, earliest, bytes_max, found):
+                break
     return found
 
 

@@ -121,10 +121,8 @@ def locked(store: Store, layout: Layout, key: str, wait_s: float = jsonl.LOCK_TI
                 yield KeyFile(store, layout, epochs, fd, path, size)
                 return
         finally:
-            try:
+            with fs.closing(fd):
                 fs.end_lock(fd)
-            finally:
-                fs.close(fd)
     raise StorageError(f"The file of the key {key!r}, {path}, was removed again and again. The task was not inserted.")
 
 

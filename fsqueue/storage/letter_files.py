@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from fsqueue.errors import SecondName, StorageError
-from fsqueue.filesystem import NOT_FILES, asking_again
+from fsqueue.filesystem import NOT_FILES, asking_again, either_of_two
 from fsqueue.format import names, nesting, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
@@ -386,7 +386,7 @@ def _batch_of(task_id: str) -> str:
 def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[str]) -> set[str]:
     """Return those batches of tasks that have a log, or may have one."""
     batches = {batch for batch in map(names.parse_batch, map(_batch_of, task_ids)) if batch is not None}
-    found = batches & {batch for _ in range(2) for batch in listing.logs(store, shard)}
+    found = batches & either_of_two(lambda: listing.logs(store, shard))
     if store.fs.shared:  # where a listing may be old, each name is asked for
         found |= {batch for batch in batches - found if store.fs.exists(layout.log(batch))}
     return set(map(str, found))
@@ -395,7 +395,7 @@ def _batches_at_work(store: Store, layout: Layout, shard: Shard, task_ids: set[s
 def _still_staged(store: Store, layout: Layout, settling: list[dict[str, Any]]) -> set[TaskFileName]:
     """Return the staged files that `retried` lines name, and that may not be published yet."""
     named = [name for record in settling if (name := _staged_by(record)) is not None]
-    there = {text for _ in range(2) for text in store.fs.names(layout.staging)} if named else set()
+    there = either_of_two(lambda: store.fs.names(layout.staging)) if named else set()
     return {name for name in named if str(name) in there or (store.fs.shared and store.fs.exists(layout.staged(name)))}
 
 

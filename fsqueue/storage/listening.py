@@ -12,7 +12,7 @@ import math
 import select
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
@@ -58,10 +58,8 @@ class Doorbell:
 
     def ring(self) -> None:
         """Notify idle workers that there may be tasks."""
-        try:
+        with suppress(OSError):
             self._fs.overwrite(self._path, self._entropy.bytes16())
-        except OSError:
-            pass
 
     def read(self) -> bytes:
         """Return the doorbell's value: another than before if a process has notified; b"" if there is none.
@@ -254,10 +252,8 @@ _closer = _Closer()
 def close_idle(one: Listener | None = None) -> None:
     """Close the idle listener, if it is this one."""
     if one is None or one in _idle:
-        try:
+        with suppress(IndexError):  # another thread was faster, or waits by it
             _idle.pop().close()
-        except IndexError:
-            pass  # another thread was faster, or waits by it
 
 
 def idle_over(doorbell: Doorbell) -> list[Listener]:

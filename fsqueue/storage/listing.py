@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from fsqueue.filesystem import NOT_FILES, Filesystem, asking_again
+from fsqueue.filesystem import Filesystem, PassingOverStrays, asking_again
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
@@ -108,15 +108,10 @@ def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict
 
 
 def _of_log(store: Store, batch: Batch, read: Callable[[Filesystem, str], T]) -> T | None:
-    """Return what `read` says of a batch's log; None if there is none."""
-    try:
+    """Return what `read` says of a batch's log; None if there is none, but at most a stray of its name."""
+    with PassingOverStrays():
         return asking_again(lambda: read(store.fs, store.layout.log(batch)))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno not in NOT_FILES:
-            raise
-        return None  # a directory, link or pipe of that name: a stray
+    return None
 
 
 def at_work(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import orjson
 
 from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue
-from fsqueue.filesystem import NOT_FILES, Filesystem, directories_above
+from fsqueue.filesystem import NOT_FILES, Filesystem, PassingOverStrays, directories_above
 from fsqueue.filesystem.above import files_above
 from fsqueue.format.layout import SETTINGS_FILE, read_queue_state, settings_file
 
@@ -132,14 +132,9 @@ def _lines(content: bytes) -> Iterator[bytes]:
 
 def _content(fs: Filesystem, directory: str) -> bytes | None:
     """Return the beginning of a directory's `queue.jsonl`; None if it has no regular file of that name."""
-    try:
-        fd = fs.look(settings_file(directory.rstrip("/")))
-    except OSError as error:
-        if error.errno in (errno.ENOENT, *NOT_FILES):
-            return None
-        raise
-    with fs.closing(fd):
+    with PassingOverStrays(), fs.closing(fs.look(settings_file(directory.rstrip("/")))) as fd:
         return fs.pread(fd, READ_BYTES, 0) if stat.S_ISREG(fs.fstat(fd).st_mode) else None
+    return None
 
 
 def _is_strangers(fs: Filesystem, directory: str) -> bool:

@@ -7,13 +7,12 @@ inserted singly is in the batch's log, and with it in the history.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import stat
 
 from fsqueue.errors import StorageError
-from fsqueue.filesystem import NOT_FILES
+from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names, sparse, task_file
 from fsqueue.format.movements import LINE_BYTES
 from fsqueue.format.names import Batch, Day, TaskFileName, day_of
@@ -125,12 +124,9 @@ def most_bytes_of(store: Store, day: Day) -> float:
 
 def lines_at(store: Store, path: str) -> list[bytes]:
     """Return the lines of a kept task file, by the tasks' indices; none if `gc` has removed it, or it is no file."""
-    try:
+    with PassingOverStrays():
         return task_file.split_lines(sparse.joined(store.fs.read_pieces(path)))
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, *NOT_FILES):
-            raise
-        return []
+    return []
 
 
 def of_batch(store: Store, batch: Batch) -> list[bytes]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fsqueue import checks
 from fsqueue.checks import CHECK
+from fsqueue.filesystem import either_of_two
 from fsqueue.format import names, priority, sparse, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
@@ -53,7 +54,7 @@ def listed(store: Store, layout: Layout, batch: str) -> list[str]:
 
 def names_of(store: Store, layout: Layout, batch: str) -> list[TaskFileName]:
     """Return the names of a batch's task files, in order. A listing can miss one: two are taken."""
-    texts = {text for _ in range(2) for text in listed(store, layout, batch)}
+    texts = either_of_two(lambda: listed(store, layout, batch))
     return list(names.task_files_of(batch, sorted(texts)))
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import orjson
 
-from fsqueue.errors import FsqueueError, QueuePurged
+from fsqueue.errors import FsqueueError, LockTimeout, QueuePurged
+from fsqueue.filesystem import either_of_two
 from fsqueue.format import names, priority
 from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard, TaskFileName
@@ -25,6 +26,9 @@ from fsqueue.storage import jsonl, letter_files, queue_changes, staging
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
+
+LATER_WAIT_S = 2.0
+"""How long a call waits for a file of letters once another one has stayed locked for the whole time."""
 
 
 class EndedTask(NamedTuple):
@@ -39,7 +43,9 @@ class EndedTask(NamedTuple):
 
 
 class Settlement:
-    """A call that settles ended tasks: the generation in which it began, and how many it has settled."""
+    """A call that settles ended tasks: the generation in which it began, how many it has settled, and which files of
+    letters were locked.
+    """
 
     def __init__(self, store: Store, doing: str, done: str) -> None:
         self.store = store
@@ -47,13 +53,14 @@ class Settlement:
         self.count = 0
         self._doing = doing
         self._done = done
+        self._busy: dict[Shard, LockTimeout] = {}
 
     @contextmanager
     def told(self) -> Iterator[None]:
         """Tell what an error inside means. QueuePurged, QueueNotFound: a purge or a deletion overtook the call.
 
         The files may be there still, on their way into the trash: what is done to them would be reported done, and be
-        lost. Any other error says how many tasks are settled.
+        lost. Any other error says how many tasks are settled. LockTimeout at the end, if a file stayed locked.
         """
         try:
             yield
@@ -63,10 +70,34 @@ class Settlement:
         except QueuePurged:
             raise
         except (OSError, FsqueueError) as error:
-            then = f"{self._done}: {self.count}. Repeat the call for the rest: nothing is done twice."
-            failure = self.store.explain(error, self._doing, then)
-            raise failure from error if isinstance(error, OSError) else error.__cause__
+            raise self._explained(error) from (error if isinstance(error, OSError) else error.__cause__)
         self.must_be_of_this_generation()
+        if self._busy:
+            raise self._explained(next(iter(self._busy.values())))
+
+    def _explained(self, error: OSError | FsqueueError) -> FsqueueError:
+        then = f"{self._done}: {self.count}. Repeat the call for the rest: nothing is done twice."
+        return self.store.explain(error, self._doing, then)
+
+    @contextmanager
+    def locked(self, shard: Shard) -> Iterator[int | None]:
+        """Lock a shard's file of letters, and look whether the queue was purged. None if the file stays locked.
+
+        A stopped process must not keep the letters of other shards waiting: the caller goes on with these, and `told`
+        raises in the end.
+        """
+        store, wait_s = self.store, LATER_WAIT_S if self._busy else jsonl.LOCK_TIMEOUT_S
+        with ExitStack() as holding:
+            fd = None
+            try:
+                if shard not in self._busy:
+                    locked = letter_files.locked(store, self.layout, shard, wait_s, durable=store.sync_inserts)
+                    fd = holding.enter_context(locked)
+            except LockTimeout as error:
+                self._busy[shard] = error
+            if fd is not None:
+                self.must_be_of_this_generation()
+            yield fd
 
     def must_be_of_this_generation(self) -> None:
         """Raise QueuePurged or QueueNotFound, unless the queue is still as this call has found it."""
@@ -115,7 +146,7 @@ def insert_again(store: Store, layout: Layout, fd: int, tasks: Sequence[EndedTas
         staging.sync(store, [staged])
         if store.sync_inserts:
             store.names.sync(layout.staging)  # the line must not outlive what it names
-        line = settling(store, "retried", tasks, staged=str(staged.name), **{"as": staged.name.batch})
+        line = settled_line(store, "retried", tasks, staged=str(staged.name), **{"as": staged.name.batch})
         named = True
         jsonl.append(store.fs, fd, line, store.sync_inserts)
         _publish(store, layout, staged)
@@ -126,7 +157,7 @@ def insert_again(store: Store, layout: Layout, fd: int, tasks: Sequence[EndedTas
             staging.discard(store, staged)
 
 
-def settling(store: Store, op: str, tasks: Iterable[EndedTask], **fields: str) -> bytes:
+def settled_line(store: Store, op: str, tasks: Iterable[EndedTask], **fields: str) -> bytes:
     """Return the line that says what was done about ended tasks: `retried` or `purged`."""
     line = {"op": op, "at": store.clock.now_ms(), "ids": [task.id for task in tasks], **fields}
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
@@ -230,7 +261,7 @@ def forget_published(store: Store) -> None:
     """
     remembered = store.retried
     if any(seen.names for seen in remembered.values()):
-        there = {text for _ in range(2) for text in store.fs.names(store.layout.staging)}
+        there = either_of_two(lambda: store.fs.names(store.layout.staging))
         for path, seen in list(remembered.items()):
             if not seen.names <= there:
                 remembered[path] = seen._replace(names=seen.names & there)

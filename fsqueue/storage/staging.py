@@ -54,10 +54,8 @@ class Staged:
         """Give up the lock, whether it was published or not."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            try:
+            with store.fs.closing(fd):
                 store.fs.end_lock(fd)
-            finally:
-                store.fs.close(fd)
 
 
 def stage(

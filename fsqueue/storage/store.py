@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -270,11 +270,9 @@ class Store:
         """Measure the server's clock where no probe can be made, as on a full disk, by touching `queue.jsonl`."""
         clock, path = self.clock, self.layout.settings_file
         before = clock.ticks_ms()
-        try:
+        with suppress(OSError, FsqueueError):  # a queue that one may only read: the local clock will do
             self.fs.touch(path)
             clock.learn(self.fs.stat(path).st_mtime_ns / 1e6, before, clock.ticks_ms())
-        except (OSError, FsqueueError):
-            pass  # a queue that one may only read: the local clock will do
 
     def listening(self) -> AbstractContextManager[Listener]:
         """Lend a listener to the doorbell, for the length of a `with` block."""

@@ -60,7 +60,7 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 PAYLOAD_DAYS = 30
 """Number of days for which task files of finished batches are kept, unless a user asks for another time."""
 PAYLOAD_BYTES = 10 << 30
-"""... and the bytes of the latest ones that are kept; those of the present day in any case."""
+"""Bytes of the latest of those files that are kept; those of the present day in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,37 +283,34 @@ def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
 
 def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport) -> None:
     """Mend one log with leftovers: unfinished finishing, missing letters, a file that is gone, or nothing in it."""
-    try:
-        with LockedBatch(store, batch, finishing.WAIT_S) as locked:
-            log, replay_state = locked.log, locked.replay_state
-            log.name = log.name or name
-            if name is None:
-                log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
-            record_times.set_right(locked)
-            if replay_state.opened and not replay_state.left:
-                if finishing.finish(locked):
-                    report.finished += 1
-                elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
-                    report.letters_added += finishing.missing_letters(locked)
-            elif published.read(locked) is None and not publish_again(locked):
-                if not replay_state.opened:
-                    finishing.retire(locked)
-                    report.finished += 1
-                else:
-                    report.finished += finishing.settle_loss(locked)
-            elif not replay_state.opened and log.name is not None and log.name.is_open:
-                if not _may_get_inserts(store, batch):
-                    _end_empty(locked, report)
+    with suppress(FileNotFoundError), LockedBatch(store, batch, finishing.WAIT_S) as locked:
+        log, replay_state = locked.log, locked.replay_state
+        log.name = log.name or name
+        if name is None:
+            log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
+        record_times.set_right(locked)
+        if replay_state.opened and not replay_state.left:
+            if finishing.finish(locked):
+                report.finished += 1
+            elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
+                report.letters_added += finishing.missing_letters(locked)
+        elif published.read(locked) is None and not publish_again(locked):
+            if not replay_state.opened:
+                finishing.retire(locked)
+                report.finished += 1
             else:
-                if replay_state.done[DEAD]:
-                    report.letters_added += finishing.missing_letters(locked)
-                if name is not None and is_late(replay_state, name):
-                    target = name.at(replay_state.next_time() or 0)
-                    log.name = name
-                    report.renamed += published.move(locked, record_times.present(locked), name, target)
-                    store.doorbell.ring()
-    except FileNotFoundError:
-        pass
+                report.finished += finishing.settle_loss(locked)
+        elif not replay_state.opened and log.name is not None and log.name.is_open:
+            if not _may_get_inserts(store, batch):
+                _end_empty(locked, report)
+        else:
+            if replay_state.done[DEAD]:
+                report.letters_added += finishing.missing_letters(locked)
+            if name is not None and is_late(replay_state, name):
+                target = name.at(replay_state.next_time() or 0)
+                log.name = name
+                report.renamed += published.move(locked, record_times.present(locked), name, target)
+                store.doorbell.ring()
 
 
 def publish_again(locked: LockedBatch) -> bool:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from fsqueue.errors import LockTimeout, StorageError, TaskNotFound
-from fsqueue.filesystem import NOT_FILES
+from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names, task_file
 from fsqueue.format.models import CANCELLED as IS_CANCELLED
 from fsqueue.format.models import COMPLETED as IS_COMPLETED
@@ -74,10 +74,9 @@ def _status(store: Store, exact: bool) -> Status:
         before = seen
     with ExitStack() as holding:  # batches finish faster than they can be looked at: keep them from being counted
         for number in counters.NUMBERS:
-            try:
+            # This user may not write it, or its holder is stopped: the status is an estimate then
+            with suppress(OSError, LockTimeout):
                 holding.enter_context(store.locked(store.layout.counter(number), HOLD_S))
-            except (OSError, LockTimeout):
-                pass  # this user may not write it, or its holder is stopped: the status is an estimate then
         seen = _look(store, exact)
         for _ in range(COMMITS_MAX):
             if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.states(store):
@@ -221,8 +220,8 @@ def _look(store: Store, exact: bool) -> _Seen:
     letters = deadletters.Ids(store)
     seen = _Seen(counted, commits.decided(store), letters)
     retried = [name for name in staging.files(store, store.layout) if str(name) in letters.staged]
-    seen.files.update({name.batch: name for name in retried})  # as good as published, ...
-    seen.files.update(commits.waiting(store))  # ... as these are
+    seen.files.update({name.batch: name for name in retried})  # as good as published
+    seen.files.update(commits.waiting(store))  # as good as published, too
     begun = listing.shards_with_logs(store) if exact else frozenset[Shard]()
     for shard in listing.shards(store):
         _look_into(store, seen, shard, shard in begun)
@@ -302,9 +301,9 @@ class _Remains:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._hint: Shard | None = None
-        """Where something was left the last time, ..."""
+        """The shard in which something was left the last time."""
         self._left: TaskFileName | None = None
-        """... and the task file that it was in."""
+        """The task file in which something was left the last time."""
 
     def is_where_it_was(self) -> bool:
         """Return whether something is left where something was left the last time."""
@@ -356,12 +355,9 @@ class _Remains:
 
     def _is_there(self, name: TaskFileName) -> bool:
         """Return whether a task file still has this name. If it was renamed, a listing tells."""
-        try:
+        with PassingOverStrays():
             return self.store.fs.exists(self.store.layout.task_file(name))
-        except OSError as error:
-            if error.errno not in NOT_FILES:
-                raise
-            return False  # something else has the name, or its directory
+        return False  # something else has the name, or its directory
 
     def _work_in(self, name: TaskFileName) -> tuple[bool, int]:
         """Return whether a task of a batch has no outcome, and how many tasks were inserted into it.
@@ -473,14 +469,9 @@ def lines_of(store: Store, name: TaskFileName) -> list[bytes]:
     """Return the lines of a task file; none if it is not there under this name, or no file, or has no tasks."""
     if name.inserted is not None:
         return []
-    try:
+    with PassingOverStrays():
         return task_file.split_lines(published.content_of(store, store.layout.task_file(name)))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        if error.errno not in NOT_FILES:
-            raise
-        return []
+    return []
 
 
 def lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:

@@ -23,11 +23,11 @@ from fsqueue.views import inspection
 KEPT_MAX = 4096
 """Maximum number of ranges to keep while counting."""
 CUTS = 512
-"""Number of parts into which the sample cuts the priorities, ..."""
+"""Number of parts into which the sample cuts the priorities."""
 SAMPLED = 256
-"""... of batches that it is drawn from, ..."""
+"""Number of batches that the sample is drawn from."""
 OF_EACH = 64
-"""... and of tasks of each, about."""
+"""Number of tasks to draw of each of those batches, about."""
 Progress = Callable[[int, int], object]
 """Called with how many shards were read, of how many."""
 

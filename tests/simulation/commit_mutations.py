@@ -152,7 +152,7 @@ MUTATIONS = [
         (
             (
                 "reap",
-                "for identity in {one for _ in range(2) for one in proposals(store, layout)}: ...",
+                "for identity in either_of_two(lambda: proposals(store, layout)): ...",
                 "for identity in []: ...",
             ),
         ),

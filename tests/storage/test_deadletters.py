@@ -16,6 +16,7 @@ import pytest
 from fsqueue import (
     DeadLetter,
     InvalidArgument,
+    LockTimeout,
     Queue,
     QueueNotFound,
     QueuePurged,
@@ -25,6 +26,7 @@ from fsqueue import (
 )
 from fsqueue.clock import ManualClock
 from fsqueue.storage import deadletters, retrying, staging
+from fsqueue.storage.jsonl import LOCK_TIMEOUT_S
 from tests.concurrency.trapped import trapped
 from tests.support import (
     Crash,
@@ -149,6 +151,32 @@ def test_many_letters_are_retried_in_batches(q: Queue) -> None:
     bury(q, *range(50))
     assert q.retry_dead() == 50
     assert len(list((base_of(q) / "queue").glob("*/*"))) == 1
+
+
+@pytest.mark.parametrize("verb", ["retry_dead", "purge_dead"])
+def test_stopped_processes_keep_only_the_letters_of_their_shards_waiting(
+    queue_factory: QueueFactory, clock: ManualClock, verb: str
+) -> None:
+    q = Queue(queue_factory(shards=4).path, clock=clock)
+    q.insert_many(range(40), batch_tasks=1)
+    for task in q.lease(40):
+        task.bury("no")
+    files = sorted((base_of(q) / "dead").iterdir())
+    assert len(files) == 4
+    stuck = {orjson.loads(line)["id"] for path in files[:2] for line in path.read_bytes().splitlines()}
+    fs = q.store.fs
+    locked = [fs.look(str(path), os.O_RDWR) for path in files[:2]]
+    assert all(map(fs.try_lock, locked))
+    other = Queue(q.path, clock=clock)
+    began = clock.monotonic()
+    with pytest.raises(LockTimeout, match=rf"00\.jsonl.*Dead letters settled: {40 - len(stuck)}\. Repeat the call"):
+        getattr(other, verb)()
+    assert LOCK_TIMEOUT_S <= clock.monotonic() - began < 1.5 * LOCK_TIMEOUT_S
+    assert {letter.id for letter in q.dead()} == stuck
+    for fd in locked:
+        fs.close(fd)
+    assert getattr(q, verb)() == len(stuck)
+    assert q.status().waiting == (40 if verb == "retry_dead" else 0)
 
 
 @pytest.mark.batched

@@ -413,6 +413,19 @@ def test_what_is_not_proven_ends_no_lease(one: Queue, pids: Path, tmp_path: Path
     assert one.status().leased == left
 
 
+def test_a_stopped_supervisor_is_told_to_go_on_before_it_is_killed(one: Queue, pids: Path, tmp_path: Path) -> None:
+    """Here it would never be killed."""
+    program = tmp_path / "program.py"
+    patch = "supervisor.KILLED_S = 9000.0"
+    program.write_text(PROGRAM.format(where=str(Path(supervisor.__file__).parent), patch=patch))
+    code = f"from fsqueue.worker import supervisor; supervisor.__file__ = {str(program)!r}; {CODE}"
+    with worker_process(one, command(pids), code) as process:
+        begun(pids)
+        with_stopped_supervisor(process, pids)
+        until(lambda: one.status().waiting, "the task to be available")
+    assert not is_any_alive(pids)
+
+
 LATE = """
 import select
 worker, end = map(int, sys.argv[1:])

@@ -19,7 +19,7 @@ import filelock
 import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, Worker
-from fsqueue.filesystem import ResultFiles, results
+from fsqueue.filesystem import ResultFiles, resources, results
 from fsqueue.worker.output import Leftovers
 from tests.support import QueueFactory
 from tests.waiting import until
@@ -669,7 +669,8 @@ def test_whichever_step_a_worker_on_another_host_was_killed_at_gc_removes_what_i
                     files.take(result, 10)
                 files.new()
                 files.close()
-        results._unlock(files._alive)
+        if files._alive >= 0:
+            resources.close(files._alive)
         let_a_week_pass(place)
         queue.gc()
         assert not place.exists() or list(place.iterdir()) == [], at

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsqueue.format.models import COMPLETED, DEAD, DELAYED, LEASED, WAITING
+from fsqueue.format.models import COMPLETED, DEAD, DELAYED, LEASED, WAITING, AsDict
 from fsqueue.spark.sessions import register, spark_errors
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ FINDINGS_MAX = 1000
 
 
 @dataclass(frozen=True)
-class AuditReport:
+class AuditReport(AsDict):
     """The result of an audit: `counts` of findings by kind, the first of them, how many tasks are in which state."""
 
     counts: dict[str, int]
@@ -27,10 +27,6 @@ class AuditReport:
     def is_sound(self) -> bool:
         """Return whether nothing was found."""
         return not self.counts
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, ready for JSON."""
-        return asdict(self)
 
 
 def audit(spark: SparkSession, path: str) -> AuditReport:

@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from fsqueue import administration
 from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, said
 from fsqueue.format import names
+from fsqueue.format.models import AsDict
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
@@ -47,17 +49,13 @@ Function = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class DrainReport:
+class DrainReport(AsDict):
     """The result of a drain, in numbers of rounds and of tasks."""
 
     rounds: int
     completed: int
     failed: int
     lost: int
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the fields by name, ready for JSON."""
-        return asdict(self)
 
 
 def drain(
@@ -265,10 +263,8 @@ class Completer:
         for row in rows:
             if row["error"] is not None:
                 task = _task(queue, row)
-                try:
+                with suppress(LeaseLost):  # taken over, or failed by a former attempt at this
                     task.fail(row["error"])
-                except LeaseLost:
-                    pass  # taken over, or failed by a former attempt at this
                 yield task.id, task.token, FAILED
 
 
