@@ -35,7 +35,7 @@ from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
+from fsqueue.poll import Errors, Poll, Prefetched, Until, dropped, put_back_dropped, wait
 from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
@@ -324,8 +324,8 @@ class Queue(Maintenance):
         leaser, bound = self._leaser, None
         if up_to is not None or order != "priority":
             leaser, bound = self._leaser_for(order), None if up_to is None else bound_of(up_to)
-        if left:
-            put_back(self)
+        if dropped:
+            put_back_dropped(self)
         mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
         before = resources.mark() if mine.held or mine.fds or mine.fresh else resources.NOTHING
         process = forks.depth
@@ -402,12 +402,12 @@ class Queue(Maintenance):
 
     @verb("leasing")
     def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
-        put_back(self)
+        put_back_dropped(self)
         return waiting.wait(waiting.IdlePoller(self._leaser, lease_ms), [self.store], n, math.inf, stop)
 
     @verb("leasing")
     def _look(self, idle_poller: waiting.IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
-        put_back(self)
+        put_back_dropped(self)
         got = idle_poller.look(n)
         waiting.tell_pauses([self.store])
         return got, not got and stop()
@@ -514,7 +514,7 @@ class Queue(Maintenance):
 
         `exact` reads the active logs; otherwise names alone (an estimate).
         """
-        put_back(self)
+        put_back_dropped(self)
         return inspection.status(self.store, exact)
 
     @verb("reading what went on")

@@ -525,7 +525,7 @@ def leaving(loop: Callable[[], object]) -> None:
             gc.collect()
             try:  # wait for a thread that would put back
                 until(lambda: len(os.listdir("/proc/self/task")) == 1, "other threads to end")
-                poll.put_back()
+                poll.put_back_dropped()
             finally:
                 os._exit(0)
 

@@ -184,6 +184,7 @@ def test_old_staged_files_of_dead_writers_are_reaped(q: Queue, clock: ManualCloc
     staged[0].close(writer.store)
     assert found(q) == {"staged_reaped": 1}
     assert found(q) == {}, "the writer of the other one lives: its lock says so"
+    staging.sync(writer.store, staged[1:])
     assert list(staging.publish(writer.store, writer.store.layout, staged[1:])) == staged[1:]
     staged[1].close(writer.store)
     assert q.status().waiting == 1
