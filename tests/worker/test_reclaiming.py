@@ -413,6 +413,19 @@ def test_what_is_not_proven_ends_no_lease(one: Queue, pids: Path, tmp_path: Path
     assert one.status().leased == left
 
 
+def test_a_stopped_supervisor_is_told_to_go_on_before_it_is_killed(one: Queue, pids: Path, tmp_path: Path) -> None:
+    """Here it would never be killed."""
+    program = tmp_path / "program.py"
+    patch = "supervisor.KILLED_S = 9000.0"
+    program.write_text(PROGRAM.format(where=str(Path(supervisor.__file__).parent), patch=patch))
+    code = f"from fsqueue.worker import supervisor; supervisor.__file__ = {str(program)!r}; {CODE}"
+    with worker_process(one, command(pids), code) as process:
+        begun(pids)
+        with_stopped_supervisor(process, pids)
+        until(lambda: one.status().waiting, "the task to be available")
+    assert not is_any_alive(pids)
+
+
 LATE = """
 import select
 worker, end = map(int, sys.argv[1:])
@@ -679,6 +692,19 @@ def test_the_program_looks_at_nothing_that_the_worker_does_not_look_at(
     assert (trap / "entered").exists() == is_entered
 
 
+@pytest.mark.parametrize("option", ["-I", "-E", "-s", "-P", "-S", "-B"])
+def test_a_worker_s_programs_have_its_options(option: str) -> None:
+    code = f"import sys; sys.path[:] = {sys.path!r}; from fsqueue.worker import spawning\n"
+    code += f"print({option!r} in spawning.python('child'))"
+    # An editable install is found by what `site` does at the start.
+    root = str(Path(spawning.__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, option, "-c", code.replace("sys.path[:] = [", f"sys.path[:] = [{root!r}, ", 1)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (run.stdout, run.stderr) == ("True\n", "")
+
+
 AWAY = """
 import os, sys
 from fsqueue import Queue, Worker
@@ -706,5 +732,5 @@ def test_the_program_is_this_interpreter_with_the_worker_s_path(queue: Queue) ->
     queue.insert(1)
     of_run(queue, RUN)
     assert processes.is_program(sys.executable)
-    subprocess.run(reclaiming.command([queue], RUN), check=True, timeout=60, cwd="/")
+    subprocess.run(reclaiming.command([str(queue.path)], RUN), check=True, timeout=60, cwd="/")
     assert queue.status().waiting == 1

@@ -1029,24 +1029,35 @@ HELD_FOR_A_WHILE = """
 import os, signal, sys
 sys.path.insert(0, {where!r})
 import supervisor
-supervisor.KILLED_S, kill, killpg = 0.05, os.kill, os.killpg
-is_held = lambda number: number == signal.SIGKILL and os.path.exists({held!r})
+supervisor.KILLED_S, kill, killpg, server = 0.05, os.kill, os.killpg, os.getpid()
+is_held = lambda number: number == signal.SIGKILL and os.path.exists({held!r}) and os.getpid() != server
 os.kill = lambda pid, number: None if is_held(number) else kill(pid, number)
 os.killpg = lambda group, number: None if is_held(number) else killpg(group, number)
 supervisor.main()
 """
 
 
-def test_what_the_kernel_holds_of_a_failed_command_is_ended_when_it_lets_go(
-    pids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+LEAVING = '(trap "" TERM; exec sleep 9000) & echo $! >>$0;'
+
+
+@pytest.mark.parametrize(
+    ("script", "is_told", "status"),
+    [(f"{LEAVING} exit 3", False, 3), (f'trap "exit 0" TERM; {LEAVING} wait', True, 0)],
+    ids=["that has failed", "that was told to end"],
+)
+def test_what_the_kernel_holds_of_a_command_is_ended_when_it_lets_go(
+    pids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, is_told: bool, status: int
 ) -> None:
     """The worker waits for it no longer, and goes on with other tasks: the supervisor goes on with this one."""
     program, held = tmp_path / "program.py", tmp_path / "held"
     held.touch()
     program.write_text(HELD_FOR_A_WHILE.format(where=str(Path(supervisor.__file__).parent), held=str(held)))
     monkeypatch.setattr(supervisor, "__file__", str(program))
-    run = Run("sh", "-c", "sleep 9000 & echo $! >>$0; exit 3", str(pids))
-    assert run.until_reaped().status == 3
+    run = Run("sh", "-c", script, str(pids))
+    if is_told:
+        until(lambda: numbers(pids), "the command")
+        run.process.kill(signal.SIGTERM)
+    assert run.until_reaped().status == status
     assert (run.said, is_any_alive(pids)) == ([supervision.NOT_ENDED], True)
     held.unlink()
     until(lambda: not is_any_alive(pids), "the end of what the command has started")
