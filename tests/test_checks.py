@@ -226,7 +226,7 @@ def asked(*args):
 
 assert not checks.CHECK
 checks.hold = checks.refuse = state_checks.broken = asked
-transitions._check_fenced = published._check_over = locked_batch.LockedBatch._check = asked
+transitions._check_fenced = published._check_over = locked_batch.LockedBatch._check_invariants = asked
 queue = Queue.create(sys.argv[1], keep_payloads=None)
 queue.insert("one")
 queue.insert_many([*range(5), "x" * 20_000])
@@ -249,7 +249,7 @@ def test_without_the_switch_nothing_is_asked(tmp_path: Path, said: str | None) -
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
 
 
-ASKS = re.compile(r"\bchecks\.(hold|refuse)\(|\b_check(_over|_fenced)?\((locked|\))")
+ASKS = re.compile(r"\bchecks\.(hold|refuse)\(|\b_check_(over|fenced|invariants)\(")
 
 
 def test_every_check_stands_behind_the_switch() -> None:
