@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+import fsqueue
+
 from .printing import ask, complain, json_text, plain, print_done
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -34,7 +36,49 @@ ids_argument = click.argument("ids", metavar="[TASK]...", nargs=-1)
 optional_queue_argument = click.argument("queue", metavar="[Q]", required=False, shell_complete=_directories)
 worker_option = click.option("--worker", metavar="NAME", help="The worker's name in histories.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+match_option = click.option("--match", metavar="RE", help="Of a group: only queues whose whole names match.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def queue_at(path: str, worker: str | None = None) -> fsqueue.Queue:
+    """Return the queue that a user's path means: that of a directory, or the queue NAME of a group by GROUP/NAME.
+
+    The latter comes into being at its first insert. QueueNotFound, NotAQueue.
+    """
+    return fsqueue.Group.queue_at(path, worker)
+
+
+def path_of(source: fsqueue.Queue | fsqueue.GroupQueues) -> str:
+    """Return the path of a queue as the user would type it, or that of a group."""
+    if isinstance(source, fsqueue.GroupQueue):
+        return source.typed_path
+    return str(source.path if isinstance(source, fsqueue.Queue) else source.group.path)
+
+
+def each_queue(path: str) -> Iterator[fsqueue.Queue]:
+    """Yield the queue that a path means, or each queue of the group that is there. Strays are named, and left out."""
+    group = fsqueue.Group.at(path)
+    if group is None:
+        yield queue_at(path)
+        return
+    for queue in group.queues(tasks_min=0):
+        try:
+            if queue.exists():
+                yield queue
+        except fsqueue.NotAQueue as error:
+            complain(str(error))
+
+
+def group_at(path: str, given: dict[str, object]) -> fsqueue.Group | None:
+    """Return the group at a path; None if there is none: then the options `given`, which are a group's, are refused."""
+    group = fsqueue.Group.at(path)
+    named = [name for name, value in given.items() if value is not None]
+    if group is None and named:
+        raise click.UsageError(
+            f"{named[0]} is for the queues of a group, and {path} is no group. Nothing was done. To make one: "
+            "fsqueue create --group PATH"
+        )
+    return group
 
 
 def example(text: str) -> str:

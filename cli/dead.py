@@ -20,6 +20,7 @@ from .common import (
     moment,
     print_count,
     queue_argument,
+    queue_at,
     words,
     yes_option,
 )
@@ -64,7 +65,7 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
     Reasons that differ in numbers only are one group. Of each group some tasks are shown with their payload, and with
     their own reason where the reasons differ. 'fsqueue show Q TASK' shows the whole reason, with the output's end.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         letters = q.dead(where=all_of(conditions))
         if as_json:
             for letter in letters:
@@ -121,11 +122,11 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
     conditions, it retries only these; with both, those of the TASKs that meet the conditions. The tasks get new ids:
     'fsqueue show' of an old id tells the new id, and of a new one the old. Exit code 3: there is no such task.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
         where = all_of(conditions)
         count = q.retry_dead(chosen, where=where) if ids else q.retry_dead(where=where)
-        unknown = outcomes.unknown(q.store, chosen)
+        unknown = outcomes.unknown(q.store, chosen) if chosen else []
     print_count("retried", count, as_json, unknown)
 
 
@@ -141,7 +142,7 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
     All of them, unless TASKs are named ('-': from standard input) or conditions given. With both, those of the TASKs
     that meet the conditions. Exit code 3: there is no such task.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
         whose = f"dead letters of {q.path}"
         if not ids:
@@ -152,5 +153,5 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
         confirm(f"Drop {which} for good?", yes)
         where = all_of(conditions)
         count = q.purge_dead(chosen, where=where) if ids else q.purge_dead(where=where)
-        unknown = outcomes.unknown(q.store, chosen)
+        unknown = outcomes.unknown(q.store, chosen) if chosen else []
     print_count("purged", count, as_json, unknown)

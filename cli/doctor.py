@@ -6,6 +6,7 @@ import signal
 
 import click
 
+from fsqueue import Group
 from fsqueue.doctor import Report, examine, join
 from fsqueue.errors import UnsafeFilesystem
 from fsqueue.format.wording import duration
@@ -68,6 +69,8 @@ def doctor(path: str, with_another: bool, timeout_s: float, as_json: bool) -> No
         hint("Now type on another host:", "", f"    fsqueue doctor {quoted(path)} --join", "")
         progress(f"waiting for it, up to {duration(timeout_s)}")
 
+    if Group.holding(path) is not None:  # named by the queue's name, which is not that of its directory
+        path = str(Group.queue_at(path).path)
     before = signal.signal(signal.SIGTERM, _end)
     try:
         if with_another:

@@ -9,7 +9,7 @@ import click
 import fsqueue
 from fsqueue.format import wording
 
-from .common import example, json_option, queue_argument
+from .common import each_queue, example, json_option, path_of, queue_argument
 from .printing import CAUTION, ERROR, Bar, Coloured, print_json, say, say_in_colours
 
 FINDINGS_EXIT = 10
@@ -27,7 +27,7 @@ fsqueue fsck /scratch/me/tiles --json | jq -r 'select(.repaired | not) | .path'"
 @click.option("--repair", is_flag=True, help="Repair what can be repaired.")
 @json_option
 def fsck(queue: str, repair: bool, as_json: bool) -> None:
-    """Check all files of the queue Q, while others go on working.
+    """Check all files of the queue Q, or of all queues of the group Q, while others go on working.
 
     Each finding is explained. An unfinished step of a living process is not a finding. --repair finishes what crashes
     left half done, and moves unusable files into Q/.quarantine; it removes nothing that may be needed.
@@ -38,15 +38,21 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
     counts: Counter[str] = Counter()
     left = 0
     explained: set[str] = set()
-    with fsqueue.Queue(queue) as q, Bar("fsck") as progress:
-        for finding in q.fsck(repair=repair, progress=progress.show):
-            counts[finding.gravity] += 1
-            left += not finding.repaired
-            if as_json:
-                print_json(finding.as_dict())
-            else:
-                _show(finding, repair, finding.kind not in explained)
-            explained.add(finding.kind)
+    named: set[str] = set()
+    for found in each_queue(queue):
+        with found as q, Bar("fsck") as progress:
+            for finding in q.fsck(repair=repair, progress=progress.show):
+                if isinstance(q, fsqueue.GroupQueue) and q.name not in named and not as_json:
+                    named.add(q.name)
+                    say(f"{q.name}:")
+                counts[finding.gravity] += 1
+                left += not finding.repaired
+                if as_json:
+                    of = {"queue": path_of(q)} if isinstance(q, fsqueue.GroupQueue) else {}
+                    print_json(finding.as_dict() | of)
+                else:
+                    _show(finding, repair, finding.kind not in explained)
+                explained.add(finding.kind)
     if not as_json:
         _sum_up(counts, left, repair)
     if left:

@@ -10,7 +10,7 @@ import click
 import fsqueue
 from fsqueue.format import wording
 
-from .common import example, json_option, moment, queue_argument
+from .common import example, json_option, moment, queue_argument, queue_at
 from .insert_input import Input, Producer, checked_command
 from .insert_lines import EACH_ELEMENT
 from .insert_options import Asked
@@ -121,7 +121,7 @@ def insert(
         producer = Producer(checked_command(ctx.meta.get("command", [])))
     asked.check()
     key = asked.key
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         read = Input(q.settings.task_bytes_max)
         source = Source(read, asked, asked.format(read), producer)
         if asked.commit is not None:

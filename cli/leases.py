@@ -22,6 +22,7 @@ from .common import (
     json_option,
     print_count,
     queue_argument,
+    queue_at,
     say_unknown,
     words,
     worker_option,
@@ -72,8 +73,8 @@ def lease(
         raise click.ClickException(
             "Standard output is closed, so no program could read the tokens. Nothing was leased."
         )
-    with fsqueue.Queue(queue, worker) as q, noted_signals() as noted:
-        q.store.lease_for_others()
+    with queue_at(queue, worker) as q, noted_signals() as noted:
+        (q if isinstance(q, fsqueue.GroupQueue) else q.store).lease_for_others()  # it may not be there yet
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -158,7 +159,7 @@ class Settling:
         self._do(lambda q, tasks: act(tasks[0]), 1)
 
     def _do(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object], at_once: int) -> None:
-        with fsqueue.Queue(self._queue) as q:
+        with queue_at(self._queue) as q:
             tasks = self._attach(q)
             for first in range(0, len(tasks), at_once):
                 some = tasks[first : first + at_once]
@@ -314,7 +315,7 @@ def release_all(
     given = {"worker": worker, "host": host, "job": job, "slurm_job": slurm_job}
     only = {name: value for name, value in given.items() if value is not None}
     chosen = [f"{name.replace('slurm_job', 'Slurm job')} {value}" for name, value in only.items()]
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         whose = f"of {', '.join(chosen)} " if chosen else ""
         confirm(f"Take all leases {whose}on tasks of {q.path} away{', offline' if offline else ''}?", yes)
         count = q.release_all(**only, offline=offline)
@@ -331,7 +332,7 @@ def cancel(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
 
     Leased and finished ones stay as they are. Exit code 3: there is no such task.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         chosen = list(words(ids))
         confirm(f"Cancel {wording.counted(len(chosen), 'task')} of {q.path}?", yes)
         unknown = outcomes.unknown(q.store, dict.fromkeys(chosen))  # before: without a history no trace is left

@@ -12,7 +12,7 @@ import fsqueue
 from fsqueue.format import wording
 from fsqueue.views import outcomes
 
-from .common import brief, example, json_option, moment, queue_argument
+from .common import brief, example, group_at, json_option, match_option, moment, queue_argument, queue_at
 from .printing import or_hint, print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
@@ -23,22 +23,34 @@ FAILED = "failed"
 @click.command(
     epilog=example(
         """fsqueue ls Q --state leased
+fsqueue ls /scratch/me/crawl --match '.*#fetch'          # the queues of a group
 fsqueue ls Q --json | jq -r 'select(.attempt > 1) | .id'"""
     )
 )
 @queue_argument
 @click.option("--state", type=click.Choice([*STATES, FAILED]),
               help="Only tasks in this state; failed: dead, or waiting for a retry [all unfinished].")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N tasks.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N tasks, or N queues.")
+@match_option
+@click.option("--min", "tasks_min", type=click.IntRange(min=0), metavar="N",
+              help="Of a group: only queues with at least N unfinished tasks; 0: all [1].")  # fmt: skip
 @json_option
-def ls(queue: str, state: str | None, limit: int | None, as_json: bool) -> None:
-    """List the tasks of Q, in no particular order.
+def ls(
+    queue: str, state: str | None, limit: int | None, match: str | None, tasks_min: int | None, as_json: bool
+) -> None:
+    """List the tasks of Q, in no particular order; or the queues of the group Q, by name.
 
     Finished tasks are listed while the history keeps them, with their payloads if it keeps those; completed ones with
     their results. 'fsqueue results' makes tables of them. A task that changes its state while the
     command reads the queue may appear in either state.
     """
-    with fsqueue.Queue(queue) as q:
+    group = group_at(queue, {"--match": match, "--min": tasks_min})
+    if group is not None:
+        if state is not None:
+            raise click.UsageError(f"{queue} is a group. To list tasks, name one of its queues: {queue}/NAME")
+        _list_queues(group, match, 1 if tasks_min is None else tasks_min, limit, as_json)
+        return
+    with queue_at(queue) as q:
         found = _failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state))
         tasks: Iterator[fsqueue.TaskInfo] = islice(found, limit)
         if as_json:
@@ -72,6 +84,20 @@ def _none(path: str, state: str | None) -> str:
     return f"{path} has no {state} tasks{on_record}"
 
 
+def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit: int | None, as_json: bool) -> None:
+    """List queues of a group, each with a hint of how many tasks it has left; with 0 none is looked into."""
+    for queue in islice(group.queues(match, tasks_min), limit):
+        left = queue.status(exact=False).remaining if tasks_min else None
+        if as_json:
+            about = {} if left is None else {"remaining": left}
+            print_json({"name": queue.name, "queue": f"{group.path}/{queue.name}", **about})
+        elif left is None:
+            say(queue.name)
+        else:
+            say(f"{left:>12,}  {queue.name}")
+        queue.close()
+
+
 def _failed(q: fsqueue.Queue) -> Iterator[fsqueue.TaskInfo]:
     """Yield the tasks that wait for a retry, then the dead letters."""
     for task in q.tasks():
@@ -100,7 +126,7 @@ def _priority(task: fsqueue.TaskInfo) -> str:
 def show(queue: str, task: str, as_json: bool) -> None:
     """Show everything about one task of Q, by its id or a token: state, payload, worker, and its history."""
     task_id = task.partition("@")[0]
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         info = q.task(task_id)
         try:
             movements = q.history(task_id)

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import fsqueue
@@ -165,6 +165,8 @@ class _Told:
         self, paths: list[str], say: Callable[[str], object], now: Now, kinds_max: int, loops: dict[str, Loop]
     ) -> None:
         self._paths, self._say, self._now = paths, say, now
+        self.status_of: Sequence[Callable[[], fsqueue.Status]] | None = None
+        """What tells the status of each queue or group; None: `paths` are those of queues."""
         self._worker: fsqueue.Worker | None = None
         self._queues: list[fsqueue.Queue] = []  # the looks' own
         self._progress = WorkerProgress(now)
@@ -207,9 +209,11 @@ class _Told:
     def _look(self) -> None:
         """Look once. What goes wrong the worker meets, too, and reports."""
         try:
-            self._queues = self._queues or [fsqueue.Queue(path) for path in self._paths]
+            if self.status_of is None:
+                self._queues = [fsqueue.Queue(path) for path in self._paths]
+                self.status_of = [queue.status for queue in self._queues]
             held = self._held()
-            each = [queue.status() for queue in self._queues]
+            each = [status() for status in self.status_of]
             held = max(held, self._held())  # tasks that this worker leased meanwhile are not leased elsewhere
         except (fsqueue.FsqueueError, OSError):
             return

@@ -20,10 +20,14 @@ from fsqueue.upkeep.trash import Reaping, reap
 
 from .common import (
     confirm,
+    each_queue,
     example,
+    group_at,
     json_option,
     optional_queue_argument,
+    path_of,
     queue_argument,
+    queue_at,
     yes_option,
 )
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit, renamed
@@ -37,10 +41,13 @@ DEFAULTS = fsqueue.Settings()
 @click.command(
     epilog=example(
         """fsqueue create /scratch/me/tiles
-fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
+fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3
+fsqueue create --group /scratch/me/crawl --lease 5m      # its queues come into being when tasks are inserted"""
     )
 )
 @queue_argument
+@click.option("--group", "is_group", is_flag=True,
+              help="Create a group of queues instead; the options are settings of its queues.")  # fmt: skip
 @click.option("--shards", type=int, help=f"Subdirectories that the task files spread over [{DEFAULTS.shards}].")
 @renamed("--max-batch-tasks", "batch_tasks_max", former=["--batch-tasks-max"], type=int, metavar="N",
          help=f"Put no more tasks into one file [{DEFAULTS.batch_tasks_max}].")  # fmt: skip
@@ -77,8 +84,19 @@ fsqueue create /scratch/me/tiles --lease 1h --max-attempts 3"""
 @click.option("--allow-unsafe", is_flag=True,
               help="Create the queue even on a mount that is known to break fsqueue's promises.")  # fmt: skip
 @json_option
-def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_json: bool, **settings: Any) -> None:
-    """Create the queue Q, a directory.
+def create(
+    queue: str,
+    is_group: bool,
+    no_history: bool,
+    exist_ok: bool,
+    allow_unsafe: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Create the queue Q, a directory; or with --group a group of queues.
+
+    A queue in a group comes into being when the first task is inserted: 'fsqueue insert GROUP/NAME'. It begins with the
+    group's settings.
 
     'fsqueue set' changes --max-attempts, --lease, --backoff and --keep-payloads later. All other settings are fixed.
     """
@@ -88,6 +106,9 @@ def create(queue: str, no_history: bool, exist_ok: bool, allow_unsafe: bool, as_
             given[name] = limit(given[name])
     if no_history:
         given["keep_history"] = False
+    if is_group:
+        _create_group(queue, given, exist_ok, allow_unsafe, as_json)
+        return
     is_new = True
     try:
         q = fsqueue.Queue.create(queue, allow_unsafe=allow_unsafe, **given)
@@ -186,7 +207,7 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
     when it would be leased next. Dead letters stay dead: 'fsqueue dead retry' puts them back.
     """
     given = _given(assignments)
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         settings = asdict(q.change_settings(**given) if given else q.settings)
         found = {"queue": str(q.path), "settings": settings}
         fixed = {name: "" if name in PARSERS else "  (fixed)" for name in settings}
@@ -209,7 +230,7 @@ def pause(queue: str, reason: str | None, as_json: bool) -> None:
     Within two seconds, the workers on all hosts stop leasing, and say so. They finish the tasks that they hold. Then
     they wait, and do not end. Inserting, completing and everything else goes on. A purge does not end a pause.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         is_new = q.pause(reason)
         _say_whether_paused(q, as_json, "is paused" if is_new else "is paused already", is_new)
 
@@ -222,7 +243,7 @@ def resume(queue: str, as_json: bool) -> None:
 
     Idle workers of this host go on at once, those of other hosts within eight seconds.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         is_new = q.resume()
         _say_whether_paused(q, as_json, "is resumed" if is_new else "was not paused", is_new)
 
@@ -236,13 +257,22 @@ def _say_whether_paused(q: fsqueue.Queue, as_json: bool, what: str, is_new: bool
         complain(line)
 
 
+def _create_group(path: str, given: dict[str, Any], exist_ok: bool, allow_unsafe: bool, as_json: bool) -> None:
+    is_new = fsqueue.Group.at(path) is None
+    group = fsqueue.Group.create(path, exist_ok=exist_ok, allow_unsafe=allow_unsafe, **given)
+    if is_new and (lost := mountadvice.volatile(str(group.path))):
+        hint(f"warning: {group.path} is {lost}")
+    made = [f"made the group {group.path}: in its queues {_promises(group.settings)}"] if is_new else []
+    print_done(as_json, {"group": str(group.path), "created": is_new, "settings": asdict(group.settings)}, *made)
+
+
 @click.command(epilog=example("fsqueue purge /scratch/me/tiles --yes"))
 @queue_argument
 @yes_option
 @json_option
 def purge(queue: str, yes: bool, as_json: bool) -> None:
     """Drop all tasks of Q, leased ones and dead letters too, and begin to count from zero. The settings stay."""
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         lost = q.status()
         confirm(f"Drop {_inventory(lost)} of {q.path}?", yes)
         q.purge()
@@ -250,21 +280,35 @@ def purge(queue: str, yes: bool, as_json: bool) -> None:
         print_done(as_json, {"purged": str(q.path), **lost.as_dict()})
 
 
-@click.command(epilog=example("fsqueue delete /scratch/me/tiles --yes"))
+@click.command(
+    epilog=example(
+        """fsqueue delete /scratch/me/tiles --yes
+fsqueue delete /scratch/me/crawl --queue 'google.com#fetch' --yes"""
+    )
+)
 @queue_argument
+@click.option("--queue", "name", metavar="NAME", help="Of the group Q: delete the queue of this name.")
 @click.option("--wait", is_flag=True, help="Stay until all its files are gone.")
 @yes_option
 @json_option
-def delete(queue: str, wait: bool, yes: bool, as_json: bool) -> None:
+def delete(queue: str, name: str | None, wait: bool, yes: bool, as_json: bool) -> None:
     """Delete the queue Q. It is gone at once; its files are removed in the background."""
-    with fsqueue.Queue(queue) as q:
+    group = group_at(queue, {"--queue": name})
+    if group is not None and name is None:
+        raise click.UsageError(
+            f"{queue} is a group of queues. Nothing was deleted. Name one of its queues (--queue NAME; 'fsqueue ls "
+            f"--min 0 {queue}' lists them). When no process uses the group any more: rm -r {queue}"
+        )
+    with queue_at(queue) if group is None or name is None else group[name] as q:
+        if isinstance(q, fsqueue.GroupQueue) and not q.exists():
+            raise fsqueue.QueueNotFound(f"There is no queue {q.name!r} in the group {q.group.path}. Nothing was done.")
         lost = q.status()
         confirm(f"Delete the queue {q.path} with {_inventory(lost)}?", yes)
         parent = q.path.absolute().parent
         q.delete(wait=wait)
     if not wait:
         _reap_in_background(parent)
-    print_done(as_json, {"deleted": str(q.path), **lost.as_dict()})
+    print_done(as_json, {"deleted": path_of(q), **lost.as_dict()})
 
 
 @click.command(
@@ -304,6 +348,8 @@ def gc(
 ) -> None:
     """Clean up the queue Q: finish what crashed workers left half done, remove leftovers and trash.
 
+    Q may be a group: then the command goes over its queues, and prints the sum.
+
     Running it is safe at any time, and never necessary for correctness.
     """
     if (queue is None) == (trash is None):
@@ -325,8 +371,11 @@ def gc(
         stayed = reaping.left
     else:
         stayed = {}
-        with fsqueue.Queue(queue) as q:
-            found = q.gc(touch=touch, history_days=history_days, **kept).as_dict()
+        found = fsqueue.GcReport().as_dict()
+        for each in each_queue(queue):
+            with each as q:
+                report = q.gc(touch=touch, history_days=history_days, **kept).as_dict()
+            found = {name: count + report[name] for name, count in found.items()}
     lines = [f"{path} was left alone: {why}." for path, why in stayed.items()]
     lines += _cleaned(found) if any(found.values()) else ["nothing was to be cleaned up"]
     print_done(as_json, found | ({"left": stayed} if queue is None else {}), *lines)

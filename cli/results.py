@@ -21,6 +21,7 @@ from .common import (
     json_option,
     moment,
     queue_argument,
+    queue_at,
     say_unknown,
     words,
 )
@@ -70,7 +71,7 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
     result as they are. Finished tasks are known while the history keeps them. Their payloads are known if they are
     not larger than the queue keeps ('fsqueue create --keep-payloads').
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         condition = all_of(conditions)
         found = CountedResults(q, failed)
         if file is not None:
@@ -188,7 +189,7 @@ def retry(
         raise click.UsageError(f"Only completed tasks are retried here, not {state} ones. {_INSTEAD[state]}")
     if each == bool(ids or conditions):
         raise click.UsageError("Say which completed tasks: TASKs, --where, or else --all.")
-    with fsqueue.Queue(queue) as q, Bar("retry", " tasks") as progress:
+    with queue_at(queue) as q, Bar("retry", " tasks") as progress:
         chosen, holds = list(dict.fromkeys(words(ids))), all_of(conditions)
         total, looked_at = q.status(exact=False).completed, 0
 

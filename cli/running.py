@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+from functools import partial
 from typing import Any, Literal
 
 import click
@@ -15,7 +16,17 @@ from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
 
 from . import process
-from .common import example, json_option, queues_argument, search_working_directory, worker_option
+from .common import (
+    example,
+    group_at,
+    json_option,
+    match_option,
+    path_of,
+    queue_at,
+    queues_argument,
+    search_working_directory,
+    worker_option,
+)
 from .options import DURATION, AfterDashes, renamed
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
@@ -56,7 +67,8 @@ fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on stan
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q -j 8 --output line --tag -- ./process {}
 fsqueue run Q -j 4 --gpus-per-task 1 -- ./train {config}
-fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
+fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m
+fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of a group, also those that come later"""
     ),
 )
 @queues_argument
@@ -106,6 +118,9 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
 @click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after this time with nothing to do.")
+@click.option("--upstream", multiple=True, metavar="NAME",
+              help="A queue of an earlier stage, by its name in Q's group, or its path: end only when it is drained, "
+              "too. Repeatable.")  # fmt: skip
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
     "--grace",
@@ -126,6 +141,7 @@ fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m"""
               help="Pass output on when its attempt ends (group), line by line (line), or as it comes (ungrouped) "
               "[group if several commands run at a time, else line].")  # fmt: skip
 @click.option("--tag", is_flag=True, help="Begin each line of output with the id of its task.")
+@match_option
 @worker_option
 @click.option("--log-json", is_flag=True, help="Report each event as a line of JSON on standard error.")
 @json_option
@@ -142,14 +158,17 @@ def run(
     forever: bool,
     result_stdout: bool,
     output: Output | None,
+    match: str | None,
+    upstream: tuple[str, ...],
     log_json: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run COMMAND, or call a Python function, for each task of the queues Q.
+    """Run COMMAND, or call a Python function, for each task of the queues Q. Q may also be a group of queues.
 
     The worker ends when no task is waiting, delayed or leased in any of the queues. Tasks that other
-    workers have leased count, too.
+    workers have leased count, too. A worker of a later stage may start first: with --upstream it ends only when the
+    earlier stages are drained at the same time. Their first tasks must be inserted before.
 
     In an argument of COMMAND, '{}' stands for the payload, and '{field}' for a field of it. Strings are inserted as
     they are, all else as JSON. A field's name may have hyphens and dots: '{tile-id}'. '{{field}}' stands for the text
@@ -232,14 +251,17 @@ def run(
         check_command(command, options["allow_in_script"])
     if not command:
         search_working_directory()
-    opened = [fsqueue.Queue(queue, worker) for queue in dict.fromkeys(queues)]
+    opened = [_source_at(queue, worker, match) for queue in dict.fromkeys(queues)]
     for text in _too_many(opened, options["retries"]):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
-    paths = [str(queue.path) for queue in opened]
+    paths = [path_of(source) for source in opened]
+    status_of = [partial(_status_of, _source_at(queue, worker, match)) for queue in dict.fromkeys(queues)]
     progress = Progress(paths) if shows else None
     shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
+    if shown is not None:
+        shown.status_of = status_of
     supervision.is_own_process = process.is_own
     made = fsqueue.Worker(
         opened,
@@ -248,6 +270,7 @@ def run(
         load=load,
         processes=jobs,
         until="forever" if forever else "drained",
+        upstream=[_upstream_at(name, queues[0], worker) for name in upstream],
         result_from_stdout=result_stdout,
         output=output,
         tell=shown.tell if shown is not None else _log_json if log_json else _say,
@@ -263,7 +286,7 @@ def run(
     finally:
         if shown is not None:
             shown.close()
-    dead = {str(queue.path): queue.status().dead for queue in opened} if report.signal is None else {}
+    dead = {path_of(source): _status_of(source).dead for source in opened} if report.signal is None else {}
     summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
     if log_json:
         _log_json(Event("end", "", summary))
@@ -278,6 +301,26 @@ def run(
     code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _source_at(path: str, worker: str | None, match: str | None) -> fsqueue.Queue | fsqueue.GroupQueues:
+    """Return the queue at a path, or the queues of the group at it; with `match`, those whose whole names match."""
+    if group_at(path, {"--match": match}) is None:
+        return queue_at(path, worker)
+    group = fsqueue.Group(path, worker=worker)
+    return group if match is None else group.matching(match)
+
+
+def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
+    """Return the queue of an earlier stage: by its name in the group of a queue, or by its path."""
+    group = fsqueue.Group.at(of, worker)
+    holder = str(group.path) if group is not None else fsqueue.Group.holding(of)
+    return queue_at(name, worker) if holder is None else fsqueue.Group(holder, worker=worker)[name]
+
+
+def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues) -> fsqueue.Status:
+    """Return the status of a queue; of queues of a group their sum, by names."""
+    return source.status() if isinstance(source, fsqueue.Queue) else source.status(exact=False).status
 
 
 def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, load: tuple[str, ...]) -> None:
@@ -300,13 +343,16 @@ def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, l
     raise click.UsageError(either)
 
 
-def _too_many(queues: list[fsqueue.Queue], retries: int | None) -> list[str]:
+def _too_many(queues: list[fsqueue.Queue | fsqueue.GroupQueues], retries: int | None) -> list[str]:
     """Return a hint for each queue that gives tasks up before so many retries."""
     return [
-        f"hint: {q.path} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
-        f"allow them: fsqueue set {q.path} max_attempts={retries + 1}"
+        f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
+        f"allow them: fsqueue set {path_of(q)} max_attempts={retries + 1}"
         for q in queues
-        if retries is not None and (most := q.settings.max_attempts) is not None and most <= retries
+        if isinstance(q, fsqueue.Queue)
+        and retries is not None
+        and (most := q.settings.max_attempts) is not None
+        and most <= retries
     ]
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import click
 
-import fsqueue
 from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, check_command, names_launcher
 
-from .common import example, json_option
+from .common import example, json_option, path_of, queue_at
 from .options import names_of
 from .printing import complain, print_done, print_json, quoted, say
 from .running import AUTO, missing_program, run
@@ -219,7 +218,7 @@ def slurm(
     if log_dir is not None and _names(given) & {"-o", "--output"}:
         raise click.UsageError("Give either --log-dir or --output.")
     before = "" if prologue is None else _read_prologue(prologue)
-    opened = [fsqueue.Queue(queue) for queue in queues]
+    opened = [queue_at(queue) for queue in queues]
     if ctx.meta["command"]:
         check_command(ctx.meta["command"], options["allow_in_script"])
     if ctx.meta["command"] and not no_command_check:
@@ -227,7 +226,7 @@ def slurm(
     if not allow_empty and not options.get("forever") and all(queue.status().remaining == 0 for queue in opened):
         complain("there is nothing to do: insert tasks first, or let workers wait for them (--forever, --allow-empty)")
         raise click.exceptions.Exit(3)
-    paths = [str(queue.path) for queue in opened]
+    paths = [path_of(queue) for queue in opened]
     has_tasks = any(value not in (None, "1") for value in (_value(given, name) for name in TASKS))
     one_worker = one_worker or names_launcher(ctx.meta["command"] or [])
     for_worker = for_run[len(queues) :]

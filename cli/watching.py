@@ -19,7 +19,7 @@ from fsqueue.format import wording
 from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 
-from .common import brief, example, json_option, moment, queues_argument
+from .common import brief, example, group_at, json_option, match_option, moment, queue_at, queues_argument
 from .options import DURATION, seconds_in
 from .printing import (
     ERROR,
@@ -46,9 +46,21 @@ DEAD_EXIT, WAIT_TIMEOUT_EXIT = 9, 124
 """The second as of timeout(1): not drained yet is neither success nor an error."""
 
 
-def queues_at(paths: tuple[str, ...]) -> list[str]:
-    """Return the queues at some paths, each a queue or a directory of queues; each queue once."""
-    return list(dict.fromkeys(path for given in paths for path in fsqueue.queues(given)))
+def queues_at(paths: tuple[str, ...], match: str | None = None) -> list[str]:
+    """Return the queues at some paths, each a queue, a group or a directory of queues; each queue once.
+
+    `match`: of a group, those whose whole names match. A usage error if a path is no group.
+    """
+    found: dict[str, None] = {}
+    for given in paths:
+        group = group_at(given, {"--match": match})
+        if group is not None:
+            found.update(dict.fromkeys(f"{group.path}/{queue.name}" for queue in group.queues(match, tasks_min=0)))
+        elif fsqueue.Group.holding(given) is not None:
+            found[given] = None
+        else:
+            found.update(dict.fromkeys(fsqueue.queues(given)))
+    return list(found)
 
 
 def name_of(path: str) -> str:
@@ -60,11 +72,17 @@ class Watched:
     """One queue that is looked at."""
 
     def __init__(self, path: str, fast: bool = False, window_s: float | None = None) -> None:
-        self.path, self.name = path, name_of(path)
-        self.queue = fsqueue.Queue(path)
+        self.path = path
+        self.queue = queue_at(path)
+        self.name = self.queue.name if isinstance(self.queue, fsqueue.GroupQueue) else name_of(path)
         self.fast, self.window_s = fast, window_s
         self.rates = StatusRates(time.monotonic, time.time)
         self.last: Look | None = None
+
+    @property
+    def paused(self) -> fsqueue.Pause | None:
+        """Return why no task of it is leased, if it is paused."""
+        return self.queue.paused
 
     def look(self) -> Look:
         """Return its status, and what went on."""
@@ -78,8 +96,8 @@ class Watched:
 class Watching:
     """The queues at some paths, each a queue or a directory of queues, which may come and go."""
 
-    def __init__(self, paths: tuple[str, ...], fast: bool, window_s: float | None) -> None:
-        self.paths = paths
+    def __init__(self, paths: tuple[str, ...], fast: bool, window_s: float | None, match: str | None = None) -> None:
+        self.paths, self.match = paths, match
         self.fast, self.window_s = fast, window_s
         self.watched: dict[str, Watched] = {}
         self.errors: dict[str, fsqueue.FsqueueError] = {}
@@ -92,13 +110,22 @@ class Watching:
         """
         self.errors.clear()
         try:
-            paths = queues_at(self.paths)
+            paths = queues_at(self.paths, self.match)
         except fsqueue.StorageError:
             if not self.watched:
                 raise
             paths = list(self.watched)
         looks = [self._look(path, alone=len(paths) == 1) for path in paths]
-        return [look for look in looks if look is not None]
+        return [look for look in looks if look is not None and not self._is_hidden(look)]
+
+    def _is_hidden(self, look: Look) -> bool:
+        """Return whether a look is one at a queue of a group without a task, which was not named itself."""
+        return (
+            look.error is None
+            and not look.status.inserted
+            and look.path not in self.paths
+            and isinstance(self.watched[look.path].queue, fsqueue.GroupQueue)
+        )
 
     def _look(self, path: str, alone: bool) -> Look | None:
         one = None
@@ -165,7 +192,8 @@ def as_json(look: Look) -> dict[str, object]:
     epilog=example(
         """fsqueue status /scratch/me/tiles
 fsqueue status /scratch/me/tiles --watch
-fsqueue status /scratch/me --watch                  # all queues in a directory"""
+fsqueue status /scratch/me --watch                  # all queues in a directory
+fsqueue status /scratch/me/crawl --match '.*#fetch' # queues of a group"""
     )
 )
 @queues_argument
@@ -178,6 +206,7 @@ fsqueue status /scratch/me --watch                  # all queues in a directory"
 @click.option(
     "--usage", is_flag=True, help="Show files, directories and bytes, by what they are for. Asks for each file."
 )
+@match_option
 @click.option("--priorities", is_flag=True, help="Show waiting tasks by ranges of priorities. Reads all that have one.")
 @json_option
 def status(
@@ -187,14 +216,15 @@ def status(
     window_s: float | None,
     fast: bool,
     usage: bool,
+    match: str | None,
     priorities: bool,
     as_json: bool,
 ) -> None:
     """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
 
-    Q is a queue, or a directory of queues. Locks whose holders were stopped are named, too. The time left is an
-    interval that is right 19 of 20 times, if work goes on as before. docs/status.md tells what the numbers come from,
-    docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
+    Q is a queue, a group, or a directory of queues. Locks whose holders were stopped are named, too. The time left is
+    an interval that is right 19 of 20 times, if work goes on as before. docs/status.md tells what the numbers come
+    from, docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
     """
     if usage and watch:
         raise click.UsageError("--usage looks at every file: use it without --watch.")
@@ -202,7 +232,7 @@ def status(
         raise click.UsageError(f"--watch takes no value. For the time between two looks: --interval {wanted:g}")
     if priorities and watch:
         raise click.UsageError("--priorities reads every waiting task: use it without --watch.")
-    watching = Watching(queues, fast, window_s)
+    watching = Watching(queues, fast, window_s, match)
     try:
         if watch:
             _watch(watching, interval_s, as_json)
@@ -249,6 +279,9 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
             print_json(as_json(look) | more)
         return
     sound = [look for look in looks if look.error is None]
+    if not looks:
+        say("no queue here has had a task")
+        return
     if len(looks) == 1:
         for name in (*STATES, "inserted"):
             line = f"{name:<10}{getattr(looks[0].status, name):>16,}"
@@ -333,11 +366,13 @@ sbatch --dependency=afterok:$(sbatch --parsable --wrap 'fsqueue wait /scratch/me
 )
 @queues_argument
 @click.option("--timeout", "timeout_s", type=DURATION, help="How long to wait at most.")
+@match_option
 @json_option
-def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> None:
+def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as_json: bool) -> None:
     """Wait until Q is drained: nothing is waiting, delayed or leased.
 
-    Q is a queue, or a directory: then the command waits for all queues that are in it now, until all of them are
+    Q is a queue, or a group: then the command waits for its queues, also for those that come meanwhile. Or it is a
+    directory: then the command waits for all queues that are in it now, until all of them are
     drained at the same time. If one of several queues cannot be opened, the command says so at once. It waits for the
     others, and then ends with the exit code of that error.
 
@@ -355,19 +390,20 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
     """
     canvas = Canvas(sys.stderr) if is_screen(sys.stderr) else None
     with ExitStack() as closing:
-        watched, errors = _opened(queues_at(queues))
+        watched, errors = _opened(queues, match)
         for error in errors.values():
             complain(str(error))
         for one in watched:
-            closing.enter_context(one.queue)
-            if (text := held_by_dead(one.queue, one.queue.status())) is not None:
-                complain(text)
+            if isinstance(one.queue, fsqueue.Queue):
+                closing.enter_context(one.queue)
+                if (text := held_by_dead(one.queue, one.queue.status())) is not None:
+                    complain(text)
 
         def show(found: list[fsqueue.Status]) -> None:
             from .status_screen import line
 
             looks = [
-                Look(one.name, one.path, status, one.rates.add(status), paused=one.queue.paused)
+                Look(one.name, one.path, status, one.rates.add(status), paused=one.paused)
                 for one, status in zip(watched, found, strict=True)
             ]
             if canvas is not None:
@@ -382,7 +418,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
         if as_json:
             print_json(status.as_dict() | {"queue": one.path})
         else:
-            look = Look(one.name, one.path, status, paused=one.queue.paused)
+            look = Look(one.name, one.path, status, paused=one.paused)
             say(progress_line(look, named=len(watched) + len(errors) > 1))
     for path, error in errors.items():
         if as_json:
@@ -395,15 +431,32 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, as_json: bool) -> Non
         raise click.exceptions.Exit(DEAD_EXIT)
 
 
-def _opened(paths: list[str]) -> tuple[list[Watched], dict[str, fsqueue.FsqueueError]]:
+class _Awaited:
+    """Queues of a group that are waited for as one."""
+
+    def __init__(self, queues: fsqueue.GroupQueues) -> None:
+        self.queue = queues
+        self.path = self.name = str(queues.group.path)
+        self.rates = StatusRates(time.monotonic, time.time)
+        self.paused = None
+
+
+def _opened(
+    given: tuple[str, ...], match: str | None
+) -> tuple[list[Watched | _Awaited], dict[str, fsqueue.FsqueueError]]:
     """Open queues to wait for; those that cannot be opened, with the reason. Raise it if none can."""
-    watched: list[Watched] = []
+    watched: list[Watched | _Awaited] = []
     errors: dict[str, fsqueue.FsqueueError] = {}
-    for path in paths:
-        try:
-            watched.append(Watched(path))
-        except fsqueue.FsqueueError as error:
-            errors[path] = error
+    for one in dict.fromkeys(given):
+        group = group_at(one, {"--match": match})
+        if group is not None:
+            watched.append(_Awaited(group if match is None else group.matching(match)))
+            continue
+        for path in queues_at((one,)):
+            try:
+                watched.append(Watched(path))
+            except fsqueue.FsqueueError as error:
+                errors[path] = error
     if not watched:
         end_with(errors.values())
     return watched, errors

@@ -6,13 +6,12 @@ from typing import Any
 
 import click
 
-import fsqueue
 from fsqueue.errors import from_os_error
 from fsqueue.format import wording
 from fsqueue.storage import nodes
 from fsqueue.views import lease_holders as holders
 
-from .common import brief, example, json_option, moment, queue_argument
+from .common import brief, example, json_option, moment, queue_argument, queue_at
 from .printing import print_done, print_table, say
 
 WIDTHS = (24, 12, 12, 6, 19, 10, 10)
@@ -46,7 +45,7 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
     after N failures. Only the logs of the batches at work are read. Tasks that a script took with 'lease' have no
     process to check.
     """
-    with fsqueue.Queue(queue) as q:
+    with queue_at(queue) as q:
         store = q.store
         admitted = [node for node in admit if nodes.admit(store, node)]
         try:

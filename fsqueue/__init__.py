@@ -62,6 +62,10 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
     "Event": "fsqueue.worker",
+    "Group": "fsqueue.groups",
+    "GroupQueue": "fsqueue.groups",
+    "GroupQueues": "fsqueue.groups",
+    "GroupStatus": "fsqueue.groups",
     "PriorityRange": "fsqueue.views.priorities",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
@@ -74,6 +78,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
+    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
     from fsqueue.views.usage import Usage
@@ -113,6 +118,10 @@ __all__ = [
     "FormatTooOld",
     "FsqueueError",
     "GcReport",
+    "Group",
+    "GroupQueue",
+    "GroupQueues",
+    "GroupStatus",
     "Held",
     "InvalidArgument",
     "InvalidResult",

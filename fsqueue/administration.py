@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from fsqueue import forks
@@ -25,14 +26,14 @@ from fsqueue.errors import (
     UnsafeFilesystem,
     from_os_error,
 )
-from fsqueue.filesystem import Filesystem, Mount, OpenTree, mount_of, mountadvice
-from fsqueue.format import layout, names, sparse
+from fsqueue.filesystem import Filesystem, Mount, OpenTree, directories_above, mount_of, mountadvice
+from fsqueue.format import groups, layout, names, sparse
 from fsqueue.format.layout import QueueState, Settings
 from fsqueue.format.names import Batch, QueueId
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.protocol import overwriting, revoking
-from fsqueue.storage import listing, locked_batch, nested, queue_changes
+from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes
 from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
@@ -41,11 +42,30 @@ CREATE_TRIES = 10
 """How often a queue is made whose directory others move away meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is created: a queue, or a group of queues."""
+
+    word: str
+    file: str
+    """The name of the file that is linked."""
+    birth: Callable[[Settings, str, int], bytes]
+
+
+_QUEUE = _Kind("queue", layout.SETTINGS_FILE, layout.birth_record)
+_GROUP = _Kind("group of queues", groups.GROUP_FILE, groups.birth_record)
+
+
 class _Moved(Exception):
     """The directory in which a queue is being made was moved away."""
 
 
-def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool) -> None:
+def create_group(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool) -> None:
+    """Make a group of queues whose queues begin with these settings, as `create` makes a queue."""
+    create(path, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe, kind=_GROUP)
+
+
+def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool, kind: _Kind = _QUEUE) -> None:
     """Make a queue: a complete `queue.jsonl` is written aside and linked to its name, which decides.
 
     A crash before the link leaves an empty directory, or one with a leftover that starts with
@@ -55,8 +75,8 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
         mount = mount_of(path)
         fs = Filesystem(path, shared=mount.shared)
         try:
-            _create(fs, mount, path, settings, exist_ok, allow_unsafe)
-            if allow_unsafe and mountadvice.is_unfit(mount):
+            _create(kind, fs, mount, path, settings, exist_ok, allow_unsafe)
+            if kind is _QUEUE and allow_unsafe and mountadvice.is_unfit(mount):
                 _allow_unsafe(fs, path)
             return
         except _Moved:
@@ -67,7 +87,7 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool)
             if not fs.is_open() or fs.is_in_place():
                 raise
     raise StorageError(
-        f"Other processes delete the queue {path} as often as this one creates it. Nothing was created. Repeat."
+        f"Other processes delete the {kind.word} {path} as often as this one creates it. Nothing was created. Repeat."
     )
 
 
@@ -75,11 +95,13 @@ def _state_of(fs: Filesystem, path: str) -> QueueState:
     return layout.read_queue_state(sparse.joined(fs.read_pieces(layout.settings_file(path))), path)
 
 
-def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_ok: bool, allow_unsafe: bool) -> None:
+def _create(
+    kind: _Kind, fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_ok: bool, allow_unsafe: bool
+) -> None:
     clock, entropy = Clock(), Entropy()
     try:
         is_new = not fs.exists(path)
-        if "queue.jsonl" not in fs.names(path):
+        if kind.file not in fs.names(path):
             _refuse_nested(mount, path)
         _make_and_hold(fs)
     except OSError as error:
@@ -91,20 +113,27 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
         if error.errno == errno.ENOENT:
             raise
         raise _Moved from None
-    if "queue.jsonl" in fs.names(path) and _state_of(fs, path).closed:
+    if kind is _QUEUE and kind.file in fs.names(path) and _state_of(fs, path).closed:
         move_away(fs, path, clock, entropy)
         _make_and_hold(fs)
     present = [name for name in fs.names(path) if not layout.is_leftover(name)]
-    if "queue.jsonl" in present:
+    if kind.file in present:
         if exist_ok:
             _sync_name(fs, path)
             return
         raise QueueExists(
-            f"There is a queue at {path} already. Use it as it is (exist_ok=True, --exist-ok), or choose another path."
+            f"There is a {kind.word} at {path} already. Use it as it is (exist_ok=True, --exist-ok), or choose "
+            "another path."
+        )
+    if groups.GROUP_FILE in present:
+        raise NotAQueue(
+            f"{path} is a group of queues. A queue in it comes into being when the first task is inserted, as by: "
+            f"fsqueue insert {path}/NAME. Nothing was changed."
         )
     if present:
         raise NotAQueue(
-            f"{path} is not empty ({present[0]!r} is in it) and holds no queue. Choose a new path; nothing was changed."
+            f"{path} is not empty ({present[0]!r} is in it) and holds no {kind.word}. Choose a new path; nothing was "
+            "changed."
         )
     if _is_link(fs, path):
         raise NotAQueue(
@@ -125,21 +154,27 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
             if is_new:
                 _outside_of(fs, path).remove_directory(path)
             raise
-    fresh = f"{path}/{names.fresh(entropy.hex16())}"
+    fresh, target = f"{path}/{names.fresh(entropy.hex16())}", f"{path}/{kind.file}"
     fd = fs.create(fresh)
     try:
         now = clock.now_ms()
         unsafe = layout.unsafe_record(now) if allow_unsafe and mountadvice.is_unfit(mount) else b""
-        fs.write_all(fd, layout.birth_record(settings, entropy.hex16(), now) + unsafe)
+        if kind is _GROUP and fs.exists(f"{path}/{fresh.rpartition('/')[2].upper()}"):
+            raise UnsafeFilesystem(
+                f"The filesystem at {path} ignores case: the queues 'A' and 'a' of a group would be one. No group was "
+                "created. Choose a directory that tells them apart."
+            )
+        fs.write_all(fd, kind.birth(settings, entropy.hex16(), now) + unsafe)
         fs.fsync(fd)
-        fs.link(fresh, layout.settings_file(path))
+        fs.link(fresh, target)
         if not fs.is_in_place():
-            fs.unlink(layout.settings_file(path))  # no other process knows of it yet
+            fs.unlink(target)  # no other process knows of it yet
             raise _Moved
     except FileExistsError:
         if not exist_ok:
             raise QueueExists(
-                f"Another process created a queue at {path} just now. Open it with Queue(path)."
+                f"Another process created a {kind.word} at {path} just now. Open it with "
+                f"{'Queue' if kind is _QUEUE else 'Group'}(path)."
             ) from None
     finally:
         fs.close(fd)
@@ -148,8 +183,11 @@ def _create(fs: Filesystem, mount: Mount, path: str, settings: Settings, exist_o
     try:
         _sync_name(fs, path)
     except OSError as error:
-        then = "The queue was created, but a power loss may still take it. Use it, or create it again with 'exist_ok'."
-        raise from_os_error(error, f"creating the queue {path}", then) from error
+        then = (
+            f"The {kind.word} was created, but a power loss may still take it. Use it, or create it again with "
+            "'exist_ok'."
+        )
+        raise from_os_error(error, f"creating the {kind.word} {path}", then) from error
 
 
 def _make_and_hold(fs: Filesystem) -> None:
@@ -199,7 +237,13 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
 
 
 def _refuse_nested(mount: Mount, path: str) -> None:
-    """Raise InvalidArgument if a path lies in another queue's directory, which may be deleted with all it holds."""
+    """Raise InvalidArgument if a path lies in a group, or in another queue's directory, which may be deleted whole."""
+    group = group_directory.around(directories_above(path))
+    if group is not None:
+        raise InvalidArgument(
+            f"{path} lies inside the directory of the group {group}. A queue in a group comes into being when the "
+            f"first task is inserted, as by: fsqueue insert {group}/NAME. Groups do not nest. Nothing was created."
+        )
     outer = nested.around(path, mount.shared)
     if outer is not None:
         raise InvalidArgument(

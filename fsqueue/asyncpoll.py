@@ -6,9 +6,8 @@ import asyncio
 from contextlib import suppress
 
 from fsqueue import forks
-from fsqueue.async_thread import in_thread
 from fsqueue.clock import Backoff
-from fsqueue.leased_task import LeasedTask
+from fsqueue.leased_task import LeasedTask, in_thread
 from fsqueue.poll import Lessor, Poll
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import BELL_S, IdlePoller
@@ -25,14 +24,14 @@ class AsyncPoll:
 
     def __init__(self, queue: Lessor, poll: Poll) -> None:
         self._queue, self._poll = queue, poll
-        self._ended = False
+        self._ended = poll._closed
         self._begin()
         forks.register(self, AsyncPoll._begin)
 
     def _begin(self) -> None:
         """Begin, or begin anew in a forked child: coroutines of its parent may have had their turn."""
-        self._leaser = Leaser(self._queue, self._queue.store)
-        """Its own: the looks are made in several threads, one at a time."""
+        self._leaser: Leaser | None = None
+        """Its own: the looks are made in several threads, one at a time. Made at the first look."""
         self._turn = asyncio.Lock()
         self._awake = asyncio.Event()
         """Set to end a sleep: by a notification, or by `aclose`."""
@@ -61,6 +60,7 @@ class AsyncPoll:
     async def _wait(self, listener: Listener) -> None:
         """Lease ahead, and wait until something is leased or the iteration is ended."""
         ahead = self._poll._ahead
+        self._leaser = self._leaser or Leaser(self._queue, self._queue.store)
         idle_poller = IdlePoller(self._leaser, ahead.lease_ms)
         backoff = Backoff(BELL_S, self._queue.store.entropy.random)
         while not (ahead.tasks or self._ended):

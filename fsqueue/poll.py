@@ -8,9 +8,9 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from fsqueue import forks
 from fsqueue.arguments import HasStore
@@ -53,18 +53,23 @@ LOOK_SHARE = 0.2
 
 
 def wait(
-    queues: Iterable[HasStore | str | os.PathLike[str]],
+    queues: Iterable[HasStore | OfGroup | str | os.PathLike[str]],
     timeout_s: float | None = None,
     poll: Callable[[list[Status]], object] | None = None,
 ) -> list[Status]:
     """Wait until at one instant nothing is waiting, delayed or leased in any of the queues, or `timeout_s` is over.
 
-    `queues` are queues, or paths as `fsqueue.queues` returns them.
+    `queues` are queues, or paths as `fsqueue.queues` returns them. A group, or `Group.matching`, in it stands for all
+    its queues, also for those that come while this waits; their status is one.
     Returns the last status of each; `poll` is called with these on the way. Without it waiting costs little: one
     shard is looked into, which had something the last time, after pauses that grow to 15 s. QueuePurged if what was
     waited for was purged or overwritten.
     """
-    stores = [_store_of(one) for one in _several(queues)]
+    given = [*_several(queues)]
+    for one in given:  # a queue of a group may not be there yet, and more of them may come
+        if isinstance(one, OfGroup):
+            return one._wait_together(given, timeout_s, poll)
+    stores = [_store_of(one) for one in given]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
     told = None if poll is None else user_function(poll)
     try:
@@ -78,9 +83,19 @@ def wait(
     raise own
 
 
+@runtime_checkable
+class OfGroup(Protocol):
+    """A queue of a group, or queues of one: what knows how to wait for queues that come and go."""
+
+    def _wait_together(
+        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
+    ) -> list[Status]:
+        """Do what `wait` does."""
+
+
 def _several(queues: object) -> Iterable[object]:
     """Return what was given to `wait`; InvalidArgument if that is no list of queues."""
-    if isinstance(queues, (str, bytes, os.PathLike)) or hasattr(queues, "store") or not isinstance(queues, Iterable):
+    if isinstance(queues, (str, bytes, os.PathLike)) or not isinstance(queues, Iterable):
         raise InvalidArgument(
             f"wait takes a list of queues or paths, not {queues!r}. For a single queue use Queue.wait, or put it in a "
             "list."
@@ -205,7 +220,7 @@ class Prefetched:
         logger.warning(
             "task %s of %s: attempt %d failed, and the loop goes on: %s",
             task.id,
-            self.queue.store.path,
+            task.queue.store.path,
             task.attempt,
             said(error),
             exc_info=error,
@@ -229,26 +244,26 @@ class _EndCheck:
         return True
 
 
-left: deque[tuple[Verbs, list[LeasedTask]]] = deque()
+dropped: deque[tuple[Verbs, list[LeasedTask]]] = deque()
 """Tasks leased ahead by loops that were dropped without being closed, until they are put back."""
-forks.register(left, deque.clear)  # in a child: the parent puts them back
+forks.register(dropped, deque.clear)  # in a child: the parent puts them back
 
 
-def put_back(queue: Verbs | None = None) -> None:
+def put_back_dropped(queue: Verbs | None = None) -> None:
     """Release what dropped loops of one queue, or of all, have left behind. Never raises fsqueue's errors.
 
     Several threads may do so at once: a lease that another one has released already is found lost.
     """
-    for entry in tuple(left):
+    for entry in tuple(dropped):
         of, tasks = entry
         if queue is None or of is queue:
             with suppress(FsqueueError):  # another worker has them now; or they come back when their leases end
                 of.release(tasks)
             with suppress(ValueError):
-                left.remove(entry)
+                dropped.remove(entry)
 
 
-atexit.register(put_back)
+atexit.register(put_back_dropped)
 
 
 class Poll:
@@ -282,7 +297,7 @@ class Poll:
                     raise StopIteration
             task = ahead.tasks.popleft() if ahead.tasks else None  # None: a signal handler has forked behind the look
             if task is not None and self._prefetch > 1:  # else its lease tells when it was handed out
-                task.began = self._queue.store.clock.monotonic()
+                task.began = task.queue.store.clock.monotonic()
             if task is not None and process == forks.depth:
                 return task
             failure: BaseException = ForkedChild("a loop's step")
@@ -326,8 +341,8 @@ class Poll:
         # To release here would then wait for ever; so another thread does it. Starting one takes no lock.
         try:
             if tasks := self._taken_out():
-                left.append((self._queue, tasks))
-                _thread.start_new_thread(put_back, ())
+                dropped.append((self._queue, tasks))
+                _thread.start_new_thread(put_back_dropped, ())
         except (AttributeError, RuntimeError, TypeError):
             # Never opened; or no thread can be started: the next lease, or the exit, puts them back; or that was so.
             pass

@@ -161,6 +161,8 @@ class QueueState:
     """Why no task is leased, if the queue is paused."""
     payload_bytes_max: int | None = field(default=0, compare=False)
     """The largest `keep_payloads` that the queue has had; None: all."""
+    group: names.QueueId | None = field(default=None, compare=False)
+    """The id of the group that the queue was made in; None: it was made outside of any group."""
 
     @property
     def directory(self) -> names.Generation:
@@ -196,6 +198,11 @@ def _brief(value: object) -> str:
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:
     """Return the first line of `queue.jsonl`. `identity` tells this queue from one made later at the same path."""
     return _line({"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)})
+
+
+def group_record(identity: str, at: int) -> bytes:
+    """Return the line that says in which group a queue was made: by the group's id."""
+    return _line({"op": "group", "at": at, "id": identity})
 
 
 def generation_record(generation: int, at: int) -> bytes:
@@ -279,6 +286,8 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                 case {"op": "generation", "generation": int(number)} if queue_state is not None:
                     if queue_state.generation < number <= GENERATION_MAX:
                         queue_state = replace(queue_state, generation=number, key_epochs=KeyEpochs())
+                case {"op": "group", "id": str(text)} if queue_state is not None and queue_state.group is None:
+                    queue_state = replace(queue_state, group=names.parse_queue_id(text))
                 case {"op": "allow-unsafe"} if queue_state is not None:
                     queue_state = replace(queue_state, allows_unsafe=True)
                 case {"op": "ordered"} if queue_state is not None:

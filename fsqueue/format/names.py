@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+import string
 import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, NewType
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fsqueue.clock import MS_MAX, Entropy
-from fsqueue.errors import InvalidArgument
+from fsqueue.errors import InvalidArgument, in_unicode
+from fsqueue.format.plain import plain
 from fsqueue.format.priority import LAST, Rank, in_name, rank_in_name
 
 QueueId = NewType("QueueId", str)
@@ -34,6 +37,8 @@ KeyDigest = NewType("KeyDigest", str)
 """The digest of a task's key: 32 hexadecimal digits."""
 KeyEpoch = NewType("KeyEpoch", str)
 """The name of a key epoch's directory: `keys` for the first epoch, `keys-N` for a later one."""
+QueueDirectory = NewType("QueueDirectory", str)
+"""The name of a queue's directory in its group: the queue's own name, percent-encoded."""
 CounterName = NewType("CounterName", str)
 """The name of one of the completion counters: two hexadecimal digits."""
 
@@ -67,6 +72,10 @@ _TRASHED = re.compile(r"(.+)-[0-9a-f]{16}", re.DOTALL)
 _GONE = re.compile(r"\.gone-[0-9a-f]{16}")
 _PROBE = re.compile(r"[0-9a-f]{16}\.probe")
 _FRESH = re.compile(r"\.new-[0-9a-f]{16}")
+PLAIN = string.ascii_letters + string.digits + "_-.~@=+,"
+"""The signs of a queue's name that stand for themselves in the name of its directory; a dot not at the beginning."""
+_ENCODED = re.compile(r"(?!\.)(?:[A-Za-z0-9_.~@=+,-]|%[0-9A-F]{2})+")
+_NEEDLESS = re.compile("%(?:" + "|".join(f"{ord(sign):02X}" for sign in "\0" + PLAIN) + ")")
 _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
 
 
@@ -329,6 +338,42 @@ def parse_key_file(name: str) -> KeyDigest | None:
     """Return the digest in the name of a key's file; None for anything else."""
     match = _LOG_FILE.fullmatch(name)
     return KeyDigest(match[1]) if match else None
+
+
+def queue_directory(name: object) -> QueueDirectory:
+    """Return the name of the directory of a group's queue. InvalidArgument for what cannot be a queue's name.
+
+    Nothing in it leads out of the group: a slash, a zero byte and a leading dot are encoded.
+    """
+    text = plain(name)
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b""
+    encoded = quote_from_bytes(data, safe=PLAIN)
+    if encoded.startswith("."):
+        encoded = f"%2E{encoded[1:]}"
+    if not 1 <= len(encoded) <= NAME_BYTES_MAX or b"\0" in data or in_unicode(str(text)) != text:
+        raise InvalidArgument(
+            f"{text!r:.100} cannot be the name of a queue in a group: text of 1 byte or more, without zero bytes. "
+            "Letters, digits and _ - . ~ @ = + , count one byte each, every other byte of UTF-8 counts three; at "
+            f"most {NAME_BYTES_MAX} in all. Nothing was done."
+        )
+    return QueueDirectory(encoded)
+
+
+def parse_queue_directory(text: str) -> str | None:
+    """Return the name of the queue that a directory of this name in a group may hold; None for any other name.
+
+    A name that is not the encoding of what it decodes to is no queue's: otherwise two directories had one queue's name.
+    """
+    if _ENCODED.fullmatch(text) is None or len(text) > NAME_BYTES_MAX:
+        return None
+    if "%" not in text:
+        return text
+    if _NEEDLESS.search(text, 3 if text.startswith("%2E") else 0) is not None:
+        return None
+    try:
+        return unquote_to_bytes(text).decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def parse_queue_id(text: object) -> QueueId | None:

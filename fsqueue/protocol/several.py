@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -25,7 +26,9 @@ class Watch:
     `lease_ms`: None for the queue's setting.
     """
 
-    def __init__(self, leaser: Leaser, lease_ms: int | None, up_to: Rank | None = None) -> None:
+    def __init__(self, leaser: Leaser, lease_ms: int | None, up_to: Rank | None = None, may_go: bool = False) -> None:
+        self.may_go, self.is_gone = may_go, False
+        """Whether it is no error if the queue is deleted; and whether it was."""
         self.store = leaser.store
         self._idle_poller = IdlePoller(leaser, lease_ms, up_to=up_to)
         self.due_s = self._idle_poller.due_s
@@ -36,6 +39,11 @@ class Watch:
     def is_deaf(self) -> bool:
         """Return whether to sleep without listening for notifications: see `IdlePoller`."""
         return self._idle_poller.is_deaf
+
+    @property
+    def idle_since(self) -> bytes | None:
+        """Return the doorbell's value before the last look, if that found nothing and nothing held it up; else None."""
+        return None if self.is_failing else self._idle_poller.idle_since
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks. [] is as good as that of `IdlePoller.look`."""
@@ -96,7 +104,12 @@ class Several:
 
     def due_s(self) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet."""
-        return min(watch.due_s() for watch in self._watches)
+        return min((watch.due_s() for watch in self._watches), default=math.inf)
+
+    def change(self, watches: Sequence[Watch]) -> None:
+        """Ask these from now on: those that it had in the order in which they take turns, then the others."""
+        had = [watch for watch in self._watches if watch in watches]
+        self._watches = had + [watch for watch in watches if watch not in had]
 
     def _take(self, held: list[LeasedTask], n: int) -> None:
         """Add tasks that seem to be there, the most urgent first.
@@ -145,7 +158,11 @@ class Several:
         try:
             found = act()
         except FsqueueError as error:
-            if isinstance(error, QueueNotFound) and self._skips_gone and self._watches != [watch]:
+            watch.is_gone = isinstance(error, QueueNotFound)
+            if watch.is_gone and watch.may_go:
+                self._watches.remove(watch)
+                return otherwise
+            if watch.is_gone and self._skips_gone and self._watches != [watch]:
                 self._watches.remove(watch)
             else:
                 self._errors[id(watch)] = error

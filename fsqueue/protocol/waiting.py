@@ -113,6 +113,11 @@ class IdlePoller:
             self._idle = False
         return got
 
+    @property
+    def idle_since(self) -> bytes | None:
+        """Return the doorbell's value before the last look, if that found nothing and nothing held it up; else None."""
+        return self._acted_on[1] if self._idle else None
+
     def due_s(self) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet."""
         clock = self._leaser.store.clock

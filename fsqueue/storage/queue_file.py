@@ -8,6 +8,7 @@ from fsqueue.clock import Clock
 from fsqueue.errors import NotAQueue, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
+from fsqueue.format.groups import GROUP_FILE
 from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_leftover, read_queue_state, settings_file
 
 FRESH_S = 1.0
@@ -54,6 +55,11 @@ class QueueFile:
             if opened and not fs.is_in_place():
                 raise self._moved() from None
             found = [] if opened else fs.names(self.path)
+            if GROUP_FILE in found:
+                raise NotAQueue(
+                    f"{self.path} is a group of queues, and no queue. Name one of its queues ({self.path}/NAME); "
+                    f"'fsqueue ls {self.path}' lists those with tasks."
+                ) from None
             if SETTINGS_FILE not in found and not all(map(is_leftover, found)):  # else it was created a moment ago
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(

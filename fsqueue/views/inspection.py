@@ -8,6 +8,7 @@ counted both from a log and from a counter.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -248,6 +249,12 @@ class _Nothing(NamedTuple):
     """The batches that are there still, each with how many tasks were inserted into it. All of them have outcomes."""
     counted: Counted
 
+    def digest(self) -> bytes:
+        """Return 16 bytes that stand for all of it: a group may have too many queues to keep what each look found."""
+        sizes, letters = (sorted((str(name), str(value)) for name, value in part.items()) for part in self.counted)
+        text = repr((self.generation, sorted(self.ended), sizes, letters))
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
 
 class DrainCheck:
     """Whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
@@ -265,11 +272,7 @@ class DrainCheck:
 
     def __call__(self) -> bool:
         """Look. False: something is left, or others work so fast that no two looks agreed. QueueNotFound."""
-        for remains in self._remains:
-            self.store = remains.store
-            remains.store.refresh()
-        self.store = self._remains[0].store
-        if self._remains[0].is_where_it_was():
+        if self._has_left():
             return False
         before = None
         for _ in range(COLLECTS_MAX):
@@ -280,6 +283,21 @@ class DrainCheck:
                 return True
             before = found
         return False
+
+    def look(self) -> bytes | None:
+        """Look once; None if something is left. Otherwise a digest of what is there besides: two that are equal, with
+        an instant in between, prove that nothing was left at that instant. QueueNotFound.
+        """
+        found = None if self._has_left() else self._collect()
+        return None if found is None else b"".join(nothing.digest() for nothing in found)
+
+    def _has_left(self) -> bool:
+        """Return whether something is left where something was left the last time."""
+        for remains in self._remains:
+            self.store = remains.store
+            remains.store.refresh()
+        self.store = self._remains[0].store
+        return self._remains[0].is_where_it_was()
 
     def _collect(self) -> list[_Nothing] | None:
         """Look at all queues, one after the other; None if something is left in one."""

@@ -55,10 +55,10 @@ def main() -> None:
     _flush()
     marker.ended(0)
     wire.send(end, 0, "", orjson.dumps(""))
-    _serve(end, flag, marker, handler, way, setup["queues"])
+    _serve(end, flag, marker, handler, way)
 
 
-def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: handlers.Way, queues: list[str]) -> None:
+def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: handlers.Way) -> None:
     clock = time.monotonic
 
     def should_stop() -> bool:
@@ -68,7 +68,7 @@ def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: han
         if message.body is None:  # end: the parent replaces this process by one that has descriptors again
             raise OSError(errno.EMFILE, "the payload could not be received: too many files are open in this process")
         attempt, queue, payload = wire.decode_task(message.body)
-        task = functools.partial(handlers.TaskAtHand, message.task, attempt, queues[queue], should_stop)
+        task = functools.partial(handlers.TaskAtHand, message.task, attempt, queue, should_stop)
         began, cpu_ms = clock(), _cpu_ms()
         verb, value = handlers.execute(handler, way, payload, task)
         seconds, used = clock() - began, Used(_cpu_ms() - cpu_ms, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

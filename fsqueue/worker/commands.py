@@ -16,7 +16,8 @@ from fsqueue import errors
 from fsqueue.errors import UNKEPT, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.filesystem import NO_RESULT_FILES, ResultFile, ResultFiles, program_fault, write_all
 from fsqueue.format.results import RESULT_BYTES_MAX, decode_result
-from fsqueue.leased_task import LeasedTask
+from fsqueue.groups.queue import GroupQueue
+from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.worker import output, placeholders, scripts, shortages
 from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S
@@ -387,10 +388,15 @@ class Commands(ProcessExecutor):
         environment = self._environment | {
             b"FSQUEUE_TASK_ID": task.id.encode(),
             b"FSQUEUE_ATTEMPT": b"%d" % task.attempt,
-            b"FSQUEUE_QUEUE": os.fsencode(os.path.abspath(task.queue.store.path)),
+            b"FSQUEUE_QUEUE": os.fsencode(_path_for_commands(task.queue)),
             b"FSQUEUE_TOKEN": placeholders.system_bytes(task.token),
         }
         if len(data) <= ENVIRONMENT_BYTES_MAX and b"\0" not in data:
             environment[b"FSQUEUE_PAYLOAD"] = data
         stdin = payload if isinstance(payload, bytes) else orjson.dumps(payload, option=orjson.OPT_APPEND_NEWLINE)
         return placeholders.fill(self._argv, payload, task.id), environment, stdin
+
+
+def _path_for_commands(queue: Verbs) -> str:
+    """Return a queue's path as commands of fsqueue take it: of a queue of a group, with the name as it is."""
+    return queue.typed_path if isinstance(queue, GroupQueue) else os.path.abspath(queue.store.path)

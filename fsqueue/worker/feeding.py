@@ -16,6 +16,8 @@ from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import resources
+from fsqueue.groups.members import Members
+from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import BELL_S, pause_news, tell_of_end
@@ -23,10 +25,10 @@ from fsqueue.queue import Queue
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import lease_holders
-from fsqueue.views.inspection import DrainCheck
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.limits import Limits
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
+from fsqueue.worker.sources import Sources
 
 logger = logging.getLogger("fsqueue")
 
@@ -72,7 +74,7 @@ class Feeder(BackgroundThread):
 
     def __init__(
         self,
-        queues: Sequence[Queue],
+        queues: Sources,
         lease_s: float | None,
         limits: Limits,
         taking: threading.Lock,
@@ -92,23 +94,25 @@ class Feeder(BackgroundThread):
         """What its leases say that they belong to. Set before it starts."""
         self._untaken: list[LeasedTask] = []
         """What was reported, and the loop has not taken in."""
-        self._told_of_dead: dict[int, str | None] = {}
-        """What was said last of dead workers, by the place of the queue."""
-        self._found_dead: dict[int, set[bytes]] = {}
-        """The workers that the last look has found dead, by the place of the queue: see `LeaseHolder.key`."""
+        self._told_of_dead: dict[str, str | None] = {}
+        """What was said last of dead workers, by the path of the queue."""
+        self._found_dead: dict[str, set[bytes]] = {}
+        """The workers that the last look has found dead, by the path of the queue: see `LeaseHolder.key`."""
         self._has_fed = False
         """Whether tasks were ever leased."""
-        self._queues, self._lease_s, self._ends = list(queues), lease_s, not limits.forever
+        self._queues, self._lease_s, self._ends = queues, lease_s, not limits.forever
         self._patience_s, self._taking, self._report, self._trouble = limits.patience_s, taking, report, trouble
-        after = limits.exclude_after
-        self._streaks = [] if after is None else [NodeFailures(queue.store, after) for queue in queues]
+        self._exclude_after = limits.exclude_after
+        self._streaks = self._streaks_of(queues)
         self._requests: SimpleQueue[int] = SimpleQueue()
         self._is_closed = self._is_nudged = False
         self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Can be read once this is closed, and when `check_soon` was called: ends a pause."""
         self._end_kept: resources.Kept | None = resources.Kept(self._end, os.close)
-        clock = Clock()
+        self._clock = clock = Clock()
         self._listener = Listener([queue.store.doorbell for queue in queues], clock, self._end)
+        self._members: Members | None = None
+        """Which queues of groups are open, if there are groups."""
         self._now, self._random = clock.monotonic, Entropy().random
         forks.register(self, Feeder.after_fork)
 
@@ -167,12 +171,14 @@ class Feeder(BackgroundThread):
             self._listener.close()
 
     def _answer_all(self) -> None:
-        for queue in self._queues:
-            queue._leaser.gave_up = partial(self._gave_up, queue.store.path)
-            queue._leaser.run_id = self.run_id
-        watches = [Watch(queue._leaser, queue._lease_ms(self._lease_s)) for queue in self._queues]
-        self._watches = watches[0] if len(watches) == 1 else Several(watches)
-        self._drain_check = DrainCheck(*(queue.store for queue in self._queues))
+        self._watches: Watch | Several
+        if self._queues.groups:
+            self._members = Members(self._queues.given, self._make_watch, self._clock)
+            self._watches = Several(self._members.watches)
+        else:
+            watches = list(map(self._make_watch, self._queues))
+            self._watches = watches[0] if len(watches) == 1 else Several(watches)
+        self._drain_check = self._queues.drain_check()
         while n := self._requests.get():
             try:
                 answer = self._feed(n)
@@ -180,6 +186,30 @@ class Feeder(BackgroundThread):
                 answer = Fed(error=error)
             if answer is not None:
                 self._report(answer)
+
+    def _make_watch(self, queue: Queue) -> Watch:
+        leaser = queue._leaser
+        leaser.gave_up = partial(self._gave_up, queue.store.path)
+        leaser.run_id = self.run_id
+        return Watch(leaser, queue._lease_ms(self._lease_s), may_go=isinstance(queue, GroupQueue))
+
+    def _streaks_of(self, queues: Sequence[Queue]) -> list[NodeFailures]:
+        after = self._exclude_after
+        return [] if after is None else [NodeFailures(queue.store, after) for queue in queues]
+
+    def _open_members(self) -> bool:
+        """Have those queues of groups open that may have tasks. Return whether there may be more of them."""
+        members = self._members
+        if members is None or not members.refresh():
+            return False
+        assert isinstance(self._watches, Several)
+        self._watches.change(members.watches)
+        self._queues[:] = members.queues
+        self._streaks = self._streaks_of(members.queues)
+        listener, doorbells = self._listener, [queue.store.doorbell for queue in members.queues]
+        self._listener = Listener(doorbells, self._clock, self._end)
+        listener.close()
+        return not members.is_complete
 
     def _feed(self, n: int) -> Fed | None:
         """Lease up to `n` tasks, and try again while the queue fails. Return the answer; None if it was given."""
@@ -204,6 +234,7 @@ class Feeder(BackgroundThread):
         began = self._now()
         judge_at = began + DEATH_CHECK_S[0]
         while True:
+            may_be_more = self._open_members()
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
                 return Fed(excluded=excluded)
             is_nudged, self._is_nudged = self._is_nudged, False
@@ -217,6 +248,8 @@ class Feeder(BackgroundThread):
                 self._say("pause", text)
             if self._is_closed:
                 return Fed()
+            if may_be_more:
+                continue
             now = self._now()
             if is_nudged or self._watches.is_deaf:  # deaf: the notification brought no task
                 checks, is_told = CHECKS, not is_nudged
@@ -231,6 +264,8 @@ class Feeder(BackgroundThread):
                 judge_at = now + min(max(now - began, DEATH_CHECK_S[0]), DEATH_CHECK_S[1])
                 self._tell_of_dead()
             due_s = self._watches.due_s()
+            if self._members is not None:
+                due_s = min(due_s, self._members.due_s())
             self.due_at = now + due_s
             pause_s = max(0.001, min(backoff.next_s(), due_s))
             self._sleep(pause_s, self._watches.is_deaf)
@@ -241,7 +276,8 @@ class Feeder(BackgroundThread):
         The fork server of a worker that was killed ends its leases, once its commands have ended. So nothing is said
         of a worker that the look before has not found dead.
         """
-        for place, queue in enumerate(self._queues):
+        for queue in self._queues:
+            place = queue.store.path
             try:
                 with resources.Scope():
                     dead = lease_holders.dead(queue.store, asks_slurm=False)
@@ -256,10 +292,5 @@ class Feeder(BackgroundThread):
             self._told_of_dead[place] = text
 
     def _is_drained(self) -> bool:
-        """Return whether all queues were at one instant."""
-        check = self._drain_check
-        try:
-            with resources.Scope():
-                return check()
-        except OSError as error:
-            raise check.store.explain(error, "looking whether the queue is drained") from error
+        """Return whether all queues were at one instant, and those before them."""
+        return (self._members is None or self._members.is_complete) and self._drain_check()

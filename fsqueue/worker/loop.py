@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.format.wording import counted, duration
-from fsqueue.queue import Queue
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder
@@ -40,6 +39,7 @@ from fsqueue.worker.settling import (
     failure,
     give_back,
 )
+from fsqueue.worker.sources import Sources
 
 
 class Loop:
@@ -47,7 +47,7 @@ class Loop:
 
     def __init__(
         self,
-        queues: Sequence[Queue],
+        queues: Sources,
         lease_s: float | None,
         limits: Limits,
         make_executor: Callable[[Loop], Executor],
@@ -564,7 +564,7 @@ class Loop:
         """Return how long after a lease or a renewal the next renewal is due. The queues' settings may change."""
         if self._has_own_lease:
             return self._limits.lease_s / 3
-        return min(queue.settings.lease_s for queue in self._queues) / 3
+        return min(settings.lease_s for settings in self._queues.settings()) / 3
 
     def _trouble(self, what: str) -> Callable[[FsqueueError], object]:
         return lambda error: self._say("storage", f"{what}: {error} Trying again.")

@@ -16,14 +16,12 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import orjson
 
 from fsqueue.format.wording import counted
-from fsqueue.queue import Queue
 from fsqueue.worker import output, shortages, wire
 from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S, STALL_S
@@ -93,7 +91,7 @@ class _Child:
 
     def give(self, job: Job, now: float) -> bool:
         task = job.task
-        body = wire.encode_task(task.attempt, self.family.number_of[id(task.queue)], task.payload)
+        body = wire.encode_task(task.attempt, task.queue.store.path, task.payload)
         job.number = next(self.family.numbers)
         try:
             wire.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)
@@ -233,11 +231,10 @@ class Children(ProcessExecutor):
     one that died had not begun.
     """
 
-    def __init__(self, how: How, loop: Loop, queues: Sequence[Queue]) -> None:
+    def __init__(self, how: How, loop: Loop) -> None:
         super().__init__(how, loop)
         self.is_told_apart = self.keep_output is not None or how.output == "group" or how.has_tags
         """Whether it matters which task something was printed by."""
-        self.number_of = {id(queue): number for number, queue in enumerate(queues)}
         self.numbers = count(1)
         """Of the givings of tasks to children."""
         self._children: list[_Child] = []
@@ -246,23 +243,17 @@ class Children(ProcessExecutor):
         self.flag = os.memfd_create("stopping")
         os.pwrite(self.flag, b"\0", 0)
         self.program = python("child")
-        self._queues = [os.path.abspath(queue.store.path) for queue in queues]
         self.setup: dict[str, Any] = {}
 
     def start(self) -> None:
         super().start()
-        self.setup = {"argv": sys.argv, "handler": self.how.handler, "queues": self._queues}
+        self.setup = {"argv": sys.argv, "handler": self.how.handler}
         self._add()
         most = shortages.processes_max()
-        if most is not None:
-            self._keep_to(most, "of open files (ulimit -n)")
-
-    def _keep_to(self, most: int, of_what: str) -> None:
-        """Start no more than so many children."""
-        if most < self.most:
+        if most is not None and most < self.most:
             self.output_writer.say(
                 f"starting no more than {counted(most, 'process', 'processes')} instead of {self.most:,}: "
-                f"the system's limit {of_what} allows no more."
+                "the system's limit of open files (ulimit -n) allows no more."
             )
             self.most = most
 

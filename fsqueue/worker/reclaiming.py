@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FormatTooNew, FormatTooOld, FsqueueError, NotAQueue, QueueNotFound
 from fsqueue.filesystem import resources
+from fsqueue.groups.group import Group
 from fsqueue.protocol import revoking
 from fsqueue.queue import Queue
 from fsqueue.worker import spawning
@@ -28,15 +29,25 @@ _NO_QUEUE = (QueueNotFound, NotAQueue, FormatTooNew, FormatTooOld)
 """Errors at which a repeat would find nothing, either."""
 
 
-def command(queues: Sequence[Queue], run_id: str) -> list[str]:
-    """Return the command line that ends the leases of a run in these queues."""
-    return [*spawning.python("reclaiming"), run_id, *(os.path.abspath(queue.store.path) for queue in queues)]
+def command(paths: Sequence[str], run_id: str) -> list[str]:
+    """Return the command line that ends the leases of a run in these queues, and in all queues of these groups."""
+    return [*spawning.python("reclaiming"), run_id, *map(os.path.abspath, paths)]
 
 
 def main() -> None:
-    """End the leases of a run. The arguments: its id, and the paths of the queues."""
+    """End the leases of a run. The arguments: its id, and the paths of the queues and groups."""
     run_id, *paths = sys.argv[1:]
-    reclaim(paths, run_id)
+    reclaim([queue for path in paths for queue in _queues_at(path)], run_id)
+
+
+def _queues_at(path: str) -> list[str]:
+    """Return the paths of a group's queues; or the path, if it is not a group's."""
+    try:
+        group = Group.at(path)
+        return [path] if group is None else [str(queue.path) for queue in group.queues(tasks_min=0)]
+    except (OSError, FsqueueError) as error:
+        logger.debug("leases in %s could not be ended: %s", path, error)
+        return []
 
 
 def reclaim(

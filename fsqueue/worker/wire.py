@@ -48,15 +48,15 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def encode_task(attempt: int, queue: int, payload: Any) -> bytes:
-    """Encode a task for a child. `queue`: the number of its queue. TypeError if JSON cannot hold it."""
-    return orjson.dumps([attempt, queue, payload_fields(payload)])
+def encode_task(attempt: int, queue: str, payload: Any) -> bytes:
+    """Encode a task for a child. `queue`: the path of its queue. TypeError if JSON cannot hold it."""
+    return orjson.dumps([attempt, queue.encode("utf-8", "surrogateescape").hex(), payload_fields(payload)])
 
 
-def decode_task(body: bytes) -> tuple[int, int, Any]:
+def decode_task(body: bytes) -> tuple[int, str, Any]:
     """Return what `encode_task` was given."""
     attempt, queue, fields = orjson.loads(body)
-    return attempt, queue, decode_fields(fields)
+    return attempt, bytes.fromhex(queue).decode("utf-8", "surrogateescape"), decode_fields(fields)
 
 
 def encode_answer(verb: str, value: Any, seconds: float, used: Used) -> bytes:

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from fsqueue.clock import duration_ms
 from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import ResultFiles
+from fsqueue.groups.selection import Selected
 from fsqueue.queue import Queue
 from fsqueue.worker import devices, handlers, placeholders, reclaiming, scripts, shortages
 from fsqueue.worker.commands import Commands
@@ -27,6 +28,7 @@ from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.processes import Children
 from fsqueue.worker.report import Event, Tell, WorkerReport
+from fsqueue.worker.sources import sources_of
 from fsqueue.worker.spawning import ProcessExecutor
 from fsqueue.worker.threads import WARNING, Threads
 
@@ -36,6 +38,8 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 class Worker:
     """Execute the tasks of one or several queues, by a Python function or a command, until they are drained.
+
+    A `Group`, or `Group.matching`, stands for its queues, also for those that come while the worker runs.
 
     ``Worker(queue, handler).run()``: `handler(payload)`, `handler(payload, task)` or, where the fields of a payload are
     its parameters, `handler(**payload)` returns a JSON value that is kept with the task, or None. docs/functions.md has
@@ -55,6 +59,9 @@ class Worker:
     timeout_s: a task that takes longer is ended, and fails.
     grace_s: how long tasks at work may go on when the worker is told to stop.
     until: "drained" ends when nothing is waiting, delayed or leased in any queue; "forever" when stopped.
+    upstream: the queues of earlier stages. With "drained", the worker ends when at one instant nothing is waiting,
+        delayed or leased in its own queues nor in these. It takes no tasks from them. They may be queues of a group
+        that have not come into being; then make sure that something is inserted before the worker starts.
     prefetch: how many tasks are leased at a time for each process. If None, that depends on how long tasks take.
     max_tasks, max_runtime_s, idle_timeout_s: end after so many tasks, so long, or so long without any.
     stop_after_failures: end when so many attempts in a row have failed. If neither this nor `exclude_after` is given:
@@ -84,7 +91,7 @@ class Worker:
 
     def __init__(
         self,
-        queues: Queue | Sequence[Queue],
+        queues: Queue | Selected | Sequence[Queue | Selected],
         handler: Callable[..., Any] | str | None = None,
         *,
         command: Sequence[str] = (),
@@ -96,6 +103,7 @@ class Worker:
         timeout_s: float | None = None,
         grace_s: float = 10.0,
         until: Literal["drained", "forever"] = "drained",
+        upstream: Queue | Selected | Sequence[Queue | Selected] = (),
         prefetch: int | None = None,
         max_tasks: int | None = None,
         max_runtime_s: float | None = None,
@@ -115,9 +123,7 @@ class Worker:
         pass_on: PassOn | None = None,
         tell: Tell = lambda event: None,
     ) -> None:
-        self._queues = [queues] if isinstance(queues, Queue) else list(queues) if isinstance(queues, Iterable) else []
-        if not self._queues or not all(isinstance(queue, Queue) for queue in self._queues):
-            raise InvalidArgument(f"A worker takes a Queue, or several in a list, not {queues!r}.")
+        self._queues = sources_of(queues, upstream)
         if (handler is not None) + bool(command) + bool(load) != 1:
             raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
         for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):
@@ -172,7 +178,7 @@ class Worker:
             output=output or ("group" if command and processes > 1 else "line"),
             has_tags=tag,
         )
-        leases_s = [queue.settings.lease_s if lease_s is None else lease_s for queue in self._queues]
+        leases_s = [settings.lease_s if lease_s is None else lease_s for settings in self._queues.settings()]
         self._limits = Limits(
             lease_s=min(duration_ms(one, "lease_s", 0.001) / 1000 for one in leases_s),
             timeout_s=_seconds("timeout_s", timeout_s),
@@ -257,7 +263,7 @@ class Worker:
         """Refuse a command that does not suit a task which waits, before any task is leased."""
         if not placeholders.asks_for_fields(self._how.command):
             return
-        for queue in self._queues:
+        for queue in list(self._queues):
             try:
                 waiting = queue.peek(1)
             except FsqueueError:
@@ -273,14 +279,19 @@ class Worker:
         if how.function is not None:
             return Threads(how.function, how.slots, loop)
         executor: ProcessExecutor
-        executor = Commands(how, loop, self._results()) if how.command else Children(how, loop, self._queues)
+        executor = Commands(how, loop, self._results()) if how.command else Children(how, loop)
         if not scripts.may_outlive_worker(how.command):
-            executor.supervisors.on_death = lambda: reclaiming.command(self._queues, loop.run_id)
+            executor.supervisors.on_death = lambda: reclaiming.command(self._queues.paths(), loop.run_id)
         return executor
 
     def _results(self) -> ResultFiles:
         """Return where results go: by default into the queue, which all nodes see, if commands may run elsewhere."""
         if self._how.result_dir is None and scripts.may_leave_node(self._how.command):
+            if not self._queues:
+                raise InvalidArgument(
+                    "The command may run on other nodes, and the results of a group's tasks have no place that all "
+                    "nodes see. Name a directory on a shared filesystem: result_dir, --result-dir."
+                )
             store = self._queues[0].store
             return ResultFiles(store.layout.results, store.fs)
         return ResultFiles(self._how.result_dir)

@@ -17,7 +17,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.leased_task import LeasedTask
-from fsqueue.worker import feeding, handlers, loop, passing, settling
+from fsqueue.worker import feeding, handlers, loop, passing, settling, sources
 from tests.support import QueueFactory
 from tests.waiting import until
 from tests.worker.support import until_there
@@ -123,14 +123,14 @@ def test_an_error_of_the_system_in_the_feeder_is_none_of_those(
 ) -> None:
     """Asking whether the queue is drained asks the file server, which may fail for a moment."""
     monkeypatch.setattr("fsqueue.worker.feeding.RETRY_S", (0.05, 0.05))
-    real, errors = feeding.DrainCheck.__call__, [OSError(5, "Input/output error")] * 3
+    real, errors = sources.DrainCheck.__call__, [OSError(5, "Input/output error")] * 3
 
     def check(self: Any) -> bool:
         if errors:
             raise errors.pop()
         return real(self)
 
-    monkeypatch.setattr(feeding.DrainCheck, "__call__", check)
+    monkeypatch.setattr(sources.DrainCheck, "__call__", check)
     report = Worker(queue, command=["true"], tell=lambda event: event.text and told.append(event.text)).run()
     assert report.ended == "drained"
     assert not errors
@@ -199,7 +199,7 @@ def test_what_listens_to_events_may_fail(queue: Queue) -> None:
 
 TAMPERED = """
 import os, sys, threading, time
-from fsqueue.worker import commands, events, feeding, loop, processes, settling, spawning
+from fsqueue.worker import commands, events, feeding, loop, processes, settling, spawning, sources
 from fsqueue_cli.entry import main
 for module in (commands, loop, processes):
     for name, seconds in (("LEAVE_S", 0.5), ("KILLED_S", 0.3)):

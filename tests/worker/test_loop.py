@@ -20,7 +20,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol.waiting import tell_of_end
 from fsqueue.storage import listening, nodes
-from fsqueue.worker import feeding, limits, settling, threads
+from fsqueue.worker import feeding, limits, settling, sources, threads
 from tests.support import QueueFactory
 from tests.waiting import until
 from tests.worker import tasks
@@ -142,13 +142,13 @@ def test_a_check_that_came_too_early_is_repeated_soon(
     resting = Resting(worker, monkeypatch)
     thread, reports = in_background(worker)
     resting.until_so()
-    real, checks = feeding.DrainCheck.__call__, []
+    real, checks = sources.DrainCheck.__call__, []
 
-    def check(self: feeding.DrainCheck) -> bool:
+    def check(self: sources.DrainCheck) -> bool:
         checks.append(real(self))
         return len(checks) == looks and checks[-1]
 
-    monkeypatch.setattr(feeding.DrainCheck, "__call__", check)
+    monkeypatch.setattr(sources.DrainCheck, "__call__", check)
     task.complete()
     tell_of_end([queue.store])
     thread.join(60)

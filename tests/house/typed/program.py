@@ -168,6 +168,20 @@ def run(queue: Queue) -> fsqueue.WorkerReport:
         worker.stop()
 
 
+def pipeline(path: Path) -> fsqueue.WorkerReport:
+    group = fsqueue.Group(path, worker="w", lease_s=60)
+    first: fsqueue.GroupQueue = group["first"]
+    first.insert({"page": 1})
+    chosen: fsqueue.GroupQueues = group.matching("f.*")
+    for task in chosen.poll(until="drained"):
+        with task:
+            group["second"].insert(task.payload)
+    found: fsqueue.GroupStatus = group.status(".*", exact=False)
+    print(found.status.waiting, found.queues, [queue.name for queue in group.queues("s.*", tasks_min=0)])
+    print(fsqueue.wait([group, first]), group.wait(5), group.lease(2, wait_s=1), group.delete("first"))
+    return fsqueue.Worker([group, chosen, first], handle).run()
+
+
 def examine(path: Path) -> str:
     report: fsqueue.Report = doctor.examine(path)
     return report.verdict
@@ -187,6 +201,7 @@ if __name__ == "__main__":
     tiles = make(Path("/scratch/tiles"), "default")
     insert(tiles)
     asyncio.run(work_async(tiles))
+    print(pipeline(Path("/scratch/crawl")))
     print(examine(tiles.path), work(tiles), list(look(tiles, "dead")), run(tiles).as_dict(), fsqueue.__version__)
     verbs(tiles)
     keep(tiles)

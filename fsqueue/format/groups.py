@@ -1,0 +1,70 @@
+"""`.group.jsonl`: the id of a group of queues, and the settings of its queues (docs/format.md, "Groups")."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import orjson
+
+from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
+from fsqueue.format import names
+from fsqueue.format.layout import Settings, settings_of
+
+FORMAT = 1
+"""The format of groups: this version reads and writes no other."""
+GROUP_FILE = ".group.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """Hold the content of `.group.jsonl`: the group's id, and the settings that its queues begin with."""
+
+    id: names.QueueId
+    settings: Settings
+    allows_unsafe: bool = False
+    """True if a user has allowed the group on mounts that are known to be unfit. Its queues begin with that, too."""
+
+
+def group_file(group: str) -> str:
+    """Return the path of a group's `.group.jsonl`."""
+    return f"{group}/{GROUP_FILE}"
+
+
+def birth_record(settings: Settings, identity: str, at: int) -> bytes:
+    """Return the first line of `.group.jsonl`. `identity` stands in each of its queues, and tells them from others."""
+    record = {"op": "create", "at": at, "format": FORMAT, "id": identity, "settings": asdict(settings)}
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def read_group_state(content: bytes, path: str) -> GroupState:
+    """Replay `.group.jsonl`. Torn lines and unknown ones are skipped.
+
+    NotAQueue if it has no `create` that can be read: the settings of its queues are not guessed. FormatTooNew.
+    """
+    state: GroupState | None = None
+    why = "it has no line that says so"
+    for line in content.split(b"\n")[:-1]:
+        try:
+            record: Any = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        match record:
+            case {"format": int(wanted)} if wanted > FORMAT:
+                raise FormatTooNew(
+                    f"The group {path} has format {wanted}; this fsqueue reads format {FORMAT}. Upgrade fsqueue."
+                )
+            case {"op": "create", "format": 1, "id": str(text), "settings": dict(given)} if state is None:
+                identity = names.parse_queue_id(text)
+                try:
+                    state = None if identity is None else GroupState(identity, settings_of(given))
+                except InvalidArgument as error:
+                    why = str(error).rstrip(".")
+            case {"op": "allow-unsafe"} if state is not None:
+                state = replace(state, allows_unsafe=True)
+    if state is None:
+        raise NotAQueue(
+            f"{group_file(path)} is damaged: {why}. Nothing was changed. Each queue in it can still be opened by the "
+            "path of its directory. Restore the file from a backup."
+        )
+    return state

@@ -1,0 +1,182 @@
+"""Whether all queues of a group were drained at one instant, also if new ones come meanwhile; and waiting for that."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+
+from fsqueue.clock import Clock, Entropy, duration_ms
+from fsqueue.errors import NotAQueue, QueueNotFound, QueuePurged
+from fsqueue.filesystem import resources
+from fsqueue.format.models import Status
+from fsqueue.format.names import QueueDirectory
+from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.selection import Selected
+from fsqueue.poll import LATE, LOOK_SHARE, WAIT_S
+from fsqueue.protocol.waiting import tell_pauses
+from fsqueue.queue import Queue
+from fsqueue.user_code import user_function
+from fsqueue.views.inspection import COLLECTS_MAX, DrainCheck
+from fsqueue.views.rates import total
+
+Source = Queue | Selected
+"""What is waited for, or leased from: a queue, or queues of a group. (A GroupQueue stands as Selected.)"""
+
+
+def source_of(given: object) -> Source:
+    """Return a queue, or queues of a group, as given to `wait`, to `lease` or to a worker."""
+    if isinstance(given, GroupQueue):
+        return Selected(given.group, names_=(given.name,))
+    if isinstance(given, (Queue, Selected)):
+        return given
+    return Queue(given)  # type: ignore[arg-type]  # a path; anything else is refused there
+
+
+class GroupDrainCheck:
+    """Whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
+
+    It asks `DrainCheck` about each queue; docs/groups.md, "Drained". Each look lists the groups anew. Two looks in a
+    row that found the same queues with nothing in them prove the instant between the two: a queue that had come by
+    then is in the second listing, so it is in the first. Cheap to ask again: it begins where something was left. Not
+    thread-safe. Memory is bounded: of each queue nothing is kept.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = list(sources)
+        self._left: tuple[Queue, DrainCheck] | None = None
+        """The queue in which something was left the last time."""
+
+    def __call__(self) -> bool:
+        """Look. False: something is left, or others work so fast that no two looks agreed."""
+        if self._left is not None:
+            try:
+                if _look(*self._left) is None:
+                    return False
+            except QueueNotFound:
+                pass  # it was deleted: then nothing is left in it
+            self._left = None
+        before = None
+        for _ in range(COLLECTS_MAX):
+            found = self._collect()
+            if found is None:
+                return False
+            if found == before:
+                return True
+            before = found
+        return False
+
+    def _collect(self) -> bytes | None:
+        """Look at all queues, one after the other. None if something is left in one."""
+        digest = hashlib.blake2b(digest_size=16)
+        for source in self._sources:
+            if isinstance(source, Queue):
+                if (seen := self._ask(source)) is None:
+                    return None
+                digest.update(seen)
+                continue
+            for directory in sorted(source.directories()):
+                if (seen := self._ask_member(source, directory)) is None:
+                    return None
+                digest.update(f"{directory}\n".encode() + seen)
+        return digest.digest()
+
+    def _ask_member(self, source: Selected, directory: QueueDirectory) -> bytes | None:
+        queue = source.queue_in(directory)
+        try:
+            seen = self._ask(queue)
+        except QueueNotFound:
+            return b"no queue"  # it is just coming into being, or was deleted: the next look tells
+        except NotAQueue:
+            return b"stray"
+        if seen is not None:
+            queue.close()
+        return seen
+
+    def _ask(self, queue: Queue) -> bytes | None:
+        check = DrainCheck(queue.store)
+        seen = _look(queue, check)
+        if seen is None:
+            self._left = queue, check
+            return None
+        return queue.store.queue_state.id.encode() + seen
+
+
+def _look(queue: Queue, check: DrainCheck) -> bytes | None:
+    try:
+        with resources.Scope():
+            return check.look()
+    except OSError as error:
+        raise queue.store.explain(error, "looking whether the queue is drained") from error
+
+
+def wait(
+    given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
+) -> list[Status]:
+    """Wait as `fsqueue.wait` does, for queues of groups, too. The status of queues that are given as one is a sum.
+
+    QueuePurged if a queue that was there when this began was purged, overwritten or deleted meanwhile.
+    """
+    sources = [source_of(one) for one in given]
+    timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
+    told = None if poll is None else user_function(poll)
+    clock, random = Clock(), Entropy().random
+    known = _states(sources)
+    is_drained = GroupDrainCheck(sources)
+    begin = clock.monotonic()
+    while True:
+        looked_at = clock.monotonic()
+        drained = is_drained()
+        if drained:
+            _refuse_purged(known, _states(sources))
+        found = [status_of(source) for source in sources] if drained or told is not None else []
+        if told is not None:
+            told(found)
+        else:
+            tell_pauses(source.store for source in sources if isinstance(source, Queue))
+        now = clock.monotonic()
+        left = begin + timeout - now
+        if drained and all(status.drained for status in found):  # else something was inserted since
+            return found
+        if left <= 0:
+            return found or [status_of(source) for source in sources]
+        shortest, longest = WAIT_S
+        pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + random() / 2)
+        clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
+
+
+def _states(sources: Sequence[Source]) -> dict[str, tuple[str, int]]:
+    """Return the id and the generation of each queue that is there, by path: some 200 bytes a queue."""
+    found: dict[str, tuple[str, int]] = {}
+    for source in sources:
+        if isinstance(source, Selected):
+            found.update(source.states())
+        else:
+            source.store.refresh(now=True)
+            found[source.store.path] = source.store.queue_state.id, source.store.queue_state.generation
+    return found
+
+
+def _refuse_purged(before: dict[str, tuple[str, int]], now: dict[str, tuple[str, int]]) -> None:
+    for path, state in before.items():
+        if now.get(path) != state:
+            what = "purged or overwritten" if path in now else "deleted"
+            raise QueuePurged(
+                f"The queue {path} was {what} while it was waited for: what was in it was not worked off. Wait again "
+                "for what is there now."
+            )
+
+
+def status_of(source: Source, exact: bool = True) -> Status:
+    """Return the status of a queue, or the sum of the queues of a group."""
+    if isinstance(source, Queue):
+        return source.status(exact)
+    found = Status()
+    for directory in source.directories():
+        try:
+            queue = source.queue_in(directory)
+            found = total((found, queue.status(exact)))
+            queue.close()
+        except NotAQueue:
+            continue  # a stray
+    return found

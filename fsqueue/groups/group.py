@@ -1,0 +1,338 @@
+"""A group of queues as users hold it, and the queues of one whose names match a pattern."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fsqueue import administration
+from fsqueue.arguments import bound_of, one_of, whole
+from fsqueue.clock import duration_ms
+from fsqueue.errors import InvalidArgument, NotAQueue, from_os_error
+from fsqueue.filesystem import resources
+from fsqueue.format import names
+from fsqueue.format.layout import DEFAULTS, Settings
+from fsqueue.format.models import Status
+from fsqueue.groups import drained
+from fsqueue.groups.drained import GroupDrainCheck
+from fsqueue.groups.leasing import GroupLeaser, GroupPoll
+from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.selection import Selected, compiled
+from fsqueue.leased_task import LeasedTask
+from fsqueue.poll import Errors, Poll, Until, put_back_dropped
+from fsqueue.queue import Queue
+from fsqueue.storage import group_directory
+from fsqueue.storage.discovery import queue_path
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.views.activity import LEAST_S, Activity, activity, together
+from fsqueue.views.rates import total
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """Counts and activity of queues of a group: of all together, and the counts of each, by name.
+
+    `activity` has the sum of the rates, the average duration over all measured tasks, and the oldest leases.
+    """
+
+    status: Status = field(default_factory=Status)
+    activity: Activity = field(default_factory=lambda: together([]))
+    queues: dict[str, Status] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        return {
+            **self.status.as_dict(),
+            "activity": self.activity.as_dict(),
+            "queues": {name: status.as_dict() for name, status in self.queues.items()},
+        }
+
+
+class GroupQueues(Selected):
+    """The queues of a group whose names match a pattern, also those that come later: `group.matching("fetch.*")`.
+
+    `fsqueue.wait` and `Worker` take it among queues. Safe to use from many threads, and after a fork.
+    """
+
+    def __init__(self, group: Group, pattern: str | None = None, names_: tuple[str, ...] | None = None) -> None:
+        super().__init__(group, pattern, names_)
+        self._local = threading.local()
+
+    def __repr__(self) -> str:
+        return f"GroupQueues({str(self.group.path)!r}, {self.pattern!r})"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.group, self.pattern, self.names)
+
+    def queues(self, pattern: str | None = None, tasks_min: int = 1) -> Iterator[GroupQueue]:
+        """Yield those with at least `tasks_min` unfinished tasks, by name. 0: also the empty ones, by one listing.
+
+        `pattern`: only those whose whole names match this regular expression, too. A hint. Above 0, it reads in each
+        queue the names of the task files, and the logs of its open batches; strays are left out then.
+        """
+        whole("tasks_min", tasks_min, 0)
+        matches = None if pattern is None else compiled(pattern).fullmatch
+        for directory in sorted(self.directories()):
+            if matches is not None and not matches(names.parse_queue_directory(directory) or ""):
+                continue
+            queue = self.queue_in(directory)
+            if not tasks_min:
+                yield queue
+                continue
+            with suppress(NotAQueue):
+                if queue.status(exact=False).remaining >= tasks_min:
+                    yield queue
+
+    def status(self, pattern: str | None = None, *, exact: bool = True, window_s: float | None = None) -> GroupStatus:
+        """Return counts, rates and durations over all of them, and the counts of each that ever had a task.
+
+        `pattern`: only those whose whole names match this regular expression, too. `exact` and `window_s`: see
+        `Queue.status` and `Queue.activity`; without `exact`, no activity is read. It opens each queue. What is read
+        while others work is consistent queue by queue.
+        """
+        window_ms = None if window_s is None else duration_ms(window_s, "window_s", LEAST_S)
+        counts: dict[str, Status] = {}
+        summed, seen = Status(), together([])
+        for queue in self.queues(pattern, 0):
+            with suppress(NotAQueue):
+                status = queue.status(exact)
+                if not status.inserted:
+                    continue
+                counts[queue.name] = status
+                summed = total((summed, status))
+                if exact:
+                    found = queue.activity(window_s) if window_ms is None else activity(queue.store, window_ms)
+                    seen = found if len(counts) == 1 else together([seen, found])
+            queue.close()
+        return GroupStatus(summed, seen, counts)
+
+    def is_drained(self) -> bool:
+        """Return whether at one instant nothing was waiting, delayed or leased in any of them."""
+        return GroupDrainCheck([self])()
+
+    def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
+        """Wait until at one instant nothing is waiting, delayed or leased in any of them; return the sum.
+
+        Queues that come while this waits are waited for, too. QueuePurged if one that was there when it began was
+        purged, overwritten or deleted.
+        """
+        told = None if poll is None else (lambda found: poll(found[0]))
+        return drained.wait([self], timeout_s, told)[0]
+
+    def _wait_together(
+        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
+    ) -> list[Status]:
+        return drained.wait(given, timeout_s, poll)
+
+    def lease(
+        self, n: int = 1, *, lease_s: float | None = None, wait_s: float = 0, up_to: str | int | None = None
+    ) -> list[LeasedTask]:
+        """Lease up to `n` tasks: the most urgent of all first, about; queues with equally urgent tasks take turns.
+
+        The first [] in a thread comes after a full look at each queue. Later ones cost little: of more than 64 queues
+        some are not open, and a task in one of those may be found up to ten minutes late (docs/groups.md, "Leasing").
+        """
+        whole("n", n)
+        lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
+        bound = None if up_to is None else bound_of(up_to)
+        put_back_dropped()
+        how = lease_ms, bound
+        if getattr(self._local, "how", None) != how:
+            self._local.how, self._local.leaser = how, GroupLeaser([self], lease_ms, bound)
+        leaser: GroupLeaser = self._local.leaser
+        with resources.Scope():
+            return leaser.lease(n, duration_ms(wait_s, "wait_s") / 1000)
+
+    def poll(
+        self,
+        *,
+        lease_s: float | None = None,
+        prefetch: int = 1,
+        until: Until = "drained",
+        errors: Errors = "record",
+        stop_after_failures: int | None = None,
+    ) -> Poll:
+        """Return an iterator over leased tasks of all of them, until all are drained or for ever: see `Queue.poll`."""
+        whole("prefetch", prefetch)
+        one_of("until", until, ("drained", "forever"))
+        one_of("errors", errors, ("record", "raise"))
+        if stop_after_failures is not None:
+            whole("stop_after_failures", stop_after_failures, 0)
+        lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
+        return GroupPoll([self], lease_ms, prefetch, until, errors, stop_after_failures)
+
+
+class Group(GroupQueues):
+    """A directory of queues: ``group["fetch"].insert(payload)`` makes the queue `fetch` if it is not there.
+
+    `path`: a directory or `fq://` and a directory. `worker`: a name to appear under in logs. `queue_defaults`: settings
+    that its queues begin with, as for `Queue.create`. The group is made at the first insert. Who makes it decides the
+    settings; InvalidArgument for others than it has. docs/groups.md tells more.
+
+    QueueNotFound if something is asked of a group that is not there; NotAQueue if its file is damaged.
+    """
+
+    group: Group
+
+    def __init__(self, path: str | os.PathLike[str], *, worker: str | None = None, **queue_defaults: Any) -> None:
+        self._path = queue_path(path)
+        self.worker = worker
+        self._given = queue_defaults
+        self._asked = asked(queue_defaults)
+        self._opened: GroupDirectory | None = None
+        self._opening = resources.Mutex()
+        super().__init__(self)
+        self.opened()
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        worker: str | None = None,
+        exist_ok: bool = False,
+        allow_unsafe: bool = False,
+        **queue_defaults: Any,
+    ) -> Group:
+        """Make a group, whole or not at all, and open it. Parents of `path` are made as needed.
+
+        Errors as of `Queue.create`. InvalidArgument, with `exist_ok`, if it is there with other settings.
+        """
+        where, settings = queue_path(path), asked(queue_defaults)
+        try:
+            with resources.Scope():
+                administration.create_group(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
+        except OSError as error:
+            raise from_os_error(error, f"creating the group {where}") from error
+        return cls(where, worker=worker, **queue_defaults)
+
+    @property
+    def path(self) -> Path:
+        """Return its directory."""
+        return Path(self._path)
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings that its queues begin with."""
+        group = self.opened()
+        return self._asked if group is None else group.state.settings
+
+    @property
+    def id(self) -> str:
+        """Return what tells it from a group made later at the same path. QueueNotFound if it is not there yet."""
+        return self.directory().state.id
+
+    def __repr__(self) -> str:
+        return f"Group({self._path!r})"
+
+    def __reduce__(self) -> Any:
+        return _again, (self._path, self.worker, self._given)
+
+    def __eq__(self, other: object) -> bool:
+        return self._path == other._path if isinstance(other, Group) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._path)
+
+    def __getitem__(self, name: str) -> GroupQueue:
+        """Return a queue by its name: any text of at most 255 bytes, encoded. InvalidArgument for any other."""
+        return GroupQueue(self, name)
+
+    def matching(self, pattern: str) -> GroupQueues:
+        """Return the queues whose whole names match a regular expression, also those that come later."""
+        return GroupQueues(self, pattern)
+
+    def delete(self, name: str, *, wait: bool = False) -> bool:
+        """Delete a queue at once, whatever its size. Return False if there was none.
+
+        A worker that holds tasks of it gets an error for each. An insert that comes later makes the queue anew.
+        """
+        queue = self[name]
+        is_there = queue.exists()
+        queue.delete(wait=wait)
+        return is_there
+
+    def directory(self, begins: bool = False) -> GroupDirectory:
+        """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
+        with self._opening:
+            opened = self._opened
+            if opened is not None and opened.fs.is_in_place():
+                return opened
+            try:
+                if begins and not group_directory.is_group(self._path):
+                    administration.create_group(self._path, self._asked, exist_ok=True, allow_unsafe=False)
+                opened = GroupDirectory(self._path)
+            except OSError as error:
+                raise from_os_error(error, f"opening the group {self._path}") from error
+            self._refuse_others(opened.state.settings)
+            self._opened = opened
+            return opened
+
+    def _refuse_others(self, settings: Settings) -> None:
+        others = {name for name in self._given if getattr(settings, name) != getattr(self._asked, name)}
+        if others:
+            said = ", ".join(f"{name} is {getattr(settings, name)!r}" for name in sorted(others))
+            raise InvalidArgument(
+                f"The group {self._path} has other settings for its queues: {said}. Nothing was done. Leave them out "
+                "to use the group as it is, or choose another path."
+            )
+
+    def _wait_for(
+        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
+    ) -> list[Status]:
+        return drained.wait(given, timeout_s, poll)
+
+    # -- paths --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def queue_at(cls, path: str | os.PathLike[str], worker: str | None = None) -> Queue:
+        """Return the queue that a path means: the queue of that directory, or with GROUP/NAME the queue of a group.
+
+        NAME is the queue's name, as it was given to `group[NAME]`. A queue of a group need not be there yet. Errors as
+        of `Queue`.
+        """
+        where = queue_path(path)
+        try:
+            found = group_directory.resolve(where)
+        except OSError as error:
+            raise from_os_error(error, f"opening the queue {where}") from error
+        if found is None:
+            return Queue(where, worker)
+        return cls(found[0], worker=worker)[found[1]]
+
+    @classmethod
+    def holding(cls, path: str | os.PathLike[str]) -> str | None:
+        """Return the path of the group in which a path lies; None if it lies in none. A group lies in none."""
+        where = queue_path(path)
+        try:
+            found = group_directory.resolve(where)
+        except OSError as error:
+            raise from_os_error(error, f"looking for the group of {where}") from error
+        return None if found is None else found[0]
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str], worker: str | None = None) -> Group | None:
+        """Return the group at a path; None if there is none."""
+        where = queue_path(path)
+        try:
+            return cls(where, worker=worker) if group_directory.is_group(where) else None
+        except OSError as error:
+            raise from_os_error(error, f"looking for a group at {where}") from error
+
+
+def asked(given: dict[str, Any]) -> Settings:
+    """Return the defaults with what was given. InvalidArgument for what is no setting, or out of range."""
+    for name in given:
+        if name not in Settings.__dataclass_fields__:
+            known = ", ".join(asdict(DEFAULTS))
+            raise InvalidArgument(f"There is no setting {name!r}. A group's queues have: {known}. Nothing was done.")
+    return replace(DEFAULTS, **given)
+
+
+def _again(path: str, worker: str | None, given: dict[str, Any]) -> Group:
+    return Group(path, worker=worker, **given)

@@ -1,0 +1,218 @@
+"""The queues that a lessee of groups has open: those that may have tasks, a bounded number (docs/groups.md, "Leasing").
+
+A group may have 100,000 queues. A lessee cannot have all of them open, nor may it ask about each of them all the time
+while there is nothing to do. So it opens those that may have tasks, and learns of others in three ways: the time of the
+group's directory tells that a queue has come into being; the doorbells of the others are read in turn, at a bounded
+rate; and when a task comes due that was seen in one, that one is opened again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from fsqueue.clock import Clock
+from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueNotFound, from_os_error
+from fsqueue.filesystem import resources
+from fsqueue.format.names import QueueDirectory
+from fsqueue.groups.drained import Source
+from fsqueue.groups.selection import Selected
+from fsqueue.protocol.several import Watch
+from fsqueue.queue import Queue
+
+logger = logging.getLogger("fsqueue")
+
+OPEN_MAX = 64
+"""How many queues of a group a lessee has open at most."""
+LIST_S = 1.0
+"""Shortest time between two looks at the time of the group's directory, ..."""
+SETTLE_S = 3.0
+"""... after which it is listed once more: two changes within one tick of a clock leave the time as it is."""
+LIST_SHARE = 0.05
+"""At most this part of the time goes into listing a group in which queues come and go all the time."""
+SWEEP_S = 600.0
+"""A group is listed after this time in any case, and a queue that was called empty is opened again. (A doorbell is a
+hint, and so is a time.)"""
+BELLS_PER_S = 200.0
+"""How many doorbells of queues that are not open are read in a second at most, ..."""
+BELLS_S = 0.1
+"""... from this time on since the last were read, ..."""
+BELLS_MAX = 1000
+"""... and in a row."""
+UNBORN_S = (0.1, 60.0)
+"""Shortest and longest time after which a directory is looked into again that holds no queue."""
+
+
+HELD_UP_S = 30.0
+"""A queue that is paused or fails makes room for others, if there are more, and is tried again after this time."""
+
+
+class _Closed:
+    """What is known of a queue that is not open."""
+
+    __slots__ = ("bell", "due_at", "pause_s")
+
+    def __init__(self, bell: bytes, due_at: float, pause_s: float = 0.0) -> None:
+        self.bell, self.due_at, self.pause_s = bell, due_at, pause_s
+
+
+class _OfOne:
+    """What a lessee knows of the queues of one group."""
+
+    def __init__(self, selected: Selected, clock: Clock) -> None:
+        self.selected, self._clock = selected, clock
+        self.listed: dict[QueueDirectory, None] = {}
+        self.closed: dict[QueueDirectory, _Closed] = {}
+        """Those that were looked into and had nothing. What is neither here nor open was never looked into."""
+        self.wanted: OrderedDict[QueueDirectory, None] = OrderedDict()
+        """Those to be opened, in this order."""
+        self._stamp: object = None
+        self._look_at = self._list_at = -math.inf
+        self._in_turn: list[QueueDirectory] = []
+        self._read_at = clock.monotonic()
+
+    def list_anew(self, opened: set[QueueDirectory]) -> None:
+        """List the group if a queue may have come or gone, and want those that are new."""
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LIST_S
+        group = self.selected.opened()
+        if group is None:
+            return
+        try:
+            with resources.Scope():
+                stamp = group.stamp()
+        except OSError as error:
+            raise from_os_error(error, f"looking at the group {group.path}") from error
+        if stamp == self._stamp and now < self._list_at:
+            return
+        is_changed = stamp != self._stamp
+        found = dict.fromkeys(self.selected.directories())
+        took_s = self._clock.monotonic() - now
+        self._look_at = max(self._look_at, now + took_s / LIST_SHARE)
+        self._list_at = now + (SETTLE_S if is_changed else SWEEP_S)
+        self._stamp = stamp
+        for directory in found.keys() - self.listed.keys() - opened:
+            self.wanted[directory] = None
+        for directory in self.listed.keys() - found.keys():
+            self.closed.pop(directory, None)
+            self.wanted.pop(directory, None)
+        self.listed = found
+
+    def forget(self, directory: QueueDirectory) -> None:
+        """Forget a queue that was deleted. Another one may have come into being in its place: list again at once."""
+        self.listed.pop(directory, None)
+        self._look_at = self._list_at = -math.inf
+
+    def bell(self, directory: QueueDirectory) -> bytes:
+        """Return the value of a queue's doorbell; b"" if it has none."""
+        return next(self.selected.bells([directory]), b"")
+
+    def look_around(self) -> None:
+        """Want queues that are not open and may have tasks: their doorbells were rung, or something is due."""
+        now = self._clock.monotonic()
+        if now - self._read_at < BELLS_S:
+            return
+        room = min(int((now - self._read_at) * BELLS_PER_S), BELLS_MAX)
+        self._read_at = now
+        for directory in [one for one, known in self.closed.items() if known.due_at <= now]:
+            self.wanted[directory] = None
+        if not self._in_turn:
+            self._in_turn = list(self.closed)[::-1]
+        asked = [self._in_turn.pop() for _ in range(min(room, len(self._in_turn)))]
+        for directory, bell in zip(asked, self.selected.bells(asked), strict=False):
+            known = self.closed.get(directory)
+            if known is not None and bell != known.bell:
+                self.wanted[directory] = None
+
+
+class Members:
+    """What a lessee has open of queues and groups. One thread's.
+
+    `queues` are open, and `watches` poll them, in the same order. `refresh` changes both in place.
+    """
+
+    def __init__(self, sources: Sequence[Source], make_watch: Callable[[Queue], Watch], clock: Clock) -> None:
+        self._clock, self._make_watch = clock, make_watch
+        fixed = [source for source in sources if isinstance(source, Queue)]
+        self.queues: list[Queue] = fixed
+        self.watches = [make_watch(queue) for queue in fixed]
+        self._fixed = len(fixed)
+        self._groups = [_OfOne(source, clock) for source in sources if isinstance(source, Selected)]
+        self._open: dict[tuple[int, QueueDirectory], tuple[Queue, Watch]] = {}
+        """The open queues of groups, by the place of the group: the one that was opened first comes first."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether each queue that is known was looked into, or is open."""
+        return not any(group.wanted for group in self._groups)
+
+    def due_s(self) -> float:
+        """Return in how many seconds to call `refresh` again at the latest."""
+        if not self.is_complete:
+            is_idle = len(self._open) < OPEN_MAX or any(has_nothing(watch) for _, watch in self._open.values())
+            return 0.0 if is_idle else LIST_S
+        now = self._clock.monotonic()
+        due = min((known.due_at for group in self._groups for known in group.closed.values()), default=math.inf)
+        return max(0.0, due - now)
+
+    def refresh(self) -> bool:
+        """Open queues that may have tasks, in place of such as have none. Return whether `queues` has changed."""
+        is_changed = self._drop_gone()
+        for place, group in enumerate(self._groups):
+            group.list_anew({directory for number, directory in self._open if number == place})
+            if group.closed:
+                group.look_around()
+        idle = [key for key, (_, watch) in self._open.items() if has_nothing(watch)]
+        while any(group.wanted for group in self._groups):
+            if len(self._open) >= OPEN_MAX:
+                if not idle:
+                    break  # each of them may have more
+                self._close(idle.pop(0))
+            for place, group in enumerate(self._groups):
+                if group.wanted and len(self._open) < OPEN_MAX:
+                    self._open_one(place, group, group.wanted.popitem(last=False)[0])
+            is_changed = True
+        if is_changed:
+            self.watches[self._fixed :] = [watch for _, watch in self._open.values()]
+            self.queues[self._fixed :] = [queue for queue, _ in self._open.values()]
+        return is_changed
+
+    def _open_one(self, place: int, group: _OfOne, directory: QueueDirectory) -> None:
+        known, now = group.closed.pop(directory, None), self._clock.monotonic()
+        if (place, directory) in self._open:
+            return
+        queue = group.selected.queue_in(directory)
+        try:
+            with resources.Scope():
+                self._open[place, directory] = queue, self._make_watch(queue)
+        except QueueNotFound:  # it is just coming into being, or was deleted
+            pause_s = UNBORN_S[0] if known is None else min(2 * known.pause_s or UNBORN_S[0], UNBORN_S[1])
+            group.closed[directory] = _Closed(b"", now + pause_s, pause_s)
+        except (NotAQueue, FormatTooNew, FormatTooOld) as error:
+            logger.warning("a queue of a group is left out: %s", error)
+            group.closed[directory] = _Closed(group.bell(directory), now + SWEEP_S)
+
+    def _close(self, key: tuple[int, QueueDirectory]) -> None:
+        """Close a queue in which nothing was found. Tasks of it that are held keep it alive."""
+        (_, watch), (place, directory) = self._open.pop(key), key
+        group, bell = self._groups[place], watch.idle_since
+        due_s = min(watch.due_s(), SWEEP_S if bell is not None else HELD_UP_S)
+        known = group.bell(directory) if bell is None else bell
+        group.closed[directory] = _Closed(known, self._clock.monotonic() + max(due_s, 0.0))
+
+    def _drop_gone(self) -> bool:
+        """Forget open queues that were deleted. Return whether there were any."""
+        gone = [key for key, (_, watch) in self._open.items() if watch.is_gone]
+        for place, directory in gone:
+            del self._open[place, directory]
+            self._groups[place].forget(directory)
+        return bool(gone)
+
+
+def has_nothing(watch: Watch) -> bool:
+    """Return whether the last look at an open queue found nothing, or could find nothing: others may take its place."""
+    return watch.idle_since is not None or watch.is_failing or watch.store.queue_state.paused is not None

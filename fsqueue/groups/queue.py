@@ -1,0 +1,360 @@
+"""A queue of a group: it leases nothing, and its status is zero, until a task is inserted into it."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, Protocol
+
+from fsqueue import administration
+from fsqueue.arguments import whole
+from fsqueue.clock import Backoff, Clock, Entropy, duration_ms
+from fsqueue.commit import Commit
+from fsqueue.errors import FsqueueError, QueueNotFound, StorageError, TaskNotFound, from_os_error
+from fsqueue.filesystem import resources
+from fsqueue.format import names
+from fsqueue.format.layout import Pause, Settings
+from fsqueue.format.models import GcReport, RetryReport, Status, TaskRef
+from fsqueue.leased_task import LeasedTask
+from fsqueue.poll import Errors, Poll, Until
+from fsqueue.protocol import insert_errors
+from fsqueue.protocol.waiting import BELL_S
+from fsqueue.queue import Queue
+from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
+from fsqueue.storage.queue_file import QueueClosed
+from fsqueue.views.activity import together
+
+_OPENED = ("store", "_inserter", "_keyed")
+"""What a queue has while it is open."""
+
+
+class HasQueues(Protocol):
+    """The group of a queue, as the queue knows it."""
+
+    worker: str | None
+
+    @property
+    def path(self) -> Path:
+        """Return the group's directory."""
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings that its queues begin with."""
+
+    def directory(self, begins: bool = False) -> GroupDirectory:
+        """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
+
+    def _wait_for(
+        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
+    ) -> list[Status]:
+        """Wait for what was given to `fsqueue.wait`, if one of those is a queue of a group, or queues of one."""
+
+
+class GroupQueue(Queue):
+    """A queue of a group: `group["fetch"]`. It comes into being when the first task is inserted.
+
+    Until then, and after it was deleted, it leases nothing, all counts of it are zero, and `wait` calls it drained.
+    What changes a queue that has to be there (`pause`, `resume`, `change_settings`) raises QueueNotFound. An insert
+    into a queue that was deleted makes it anew, with the settings of the group. NotAQueue if something else has its
+    place: a link, a file, or a queue that was not made in this group.
+
+    All else is as in `Queue`. Safe to use from many threads, and after a fork; pickled, it is opened anew.
+    """
+
+    def __init__(self, group: HasQueues, name: str) -> None:
+        self.group = group
+        self.name = name
+        self._directory = names.queue_directory(name)
+        self._path = group.path / self._directory
+        self._local = threading.local()
+        self._opening = resources.Mutex()
+        self._leases_for_others = False
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Open the queue when something asks for its store. QueueNotFound if it has not come into being."""
+        if attribute not in _OPENED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
+        self._open()
+        return self.__dict__[attribute]
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """Return its directory, whether the queue has come into being or not."""
+        return self._path
+
+    @property
+    def settings(self) -> Settings:
+        """Return its settings, as last read; those of the group, as long as the queue has not come into being."""
+        return self.store.settings if self._opens() else self.group.settings
+
+    @property
+    def generation(self) -> int:
+        """Return which generation it is in, as last read: each purge begins the next."""
+        return self.store.queue_state.generation if self._opens() else 1
+
+    @property
+    def has_priorities(self) -> bool:
+        """Return whether tasks with priorities were ever inserted, as last read."""
+        return self._opens() and self.store.queue_state.is_ordered
+
+    @property
+    def paused(self) -> Pause | None:
+        """Return since when, by whom and why no task is leased, as last read; None if the queue is not paused."""
+        return self.store.queue_state.paused if self._opens() else None
+
+    @property
+    def typed_path(self) -> str:
+        """Return its path as a user types it for a command: GROUP/NAME, with the name as it is."""
+        return f"{self.group.path}/{self.name}"
+
+    def exists(self) -> bool:
+        """Return whether it has come into being, and was not deleted since."""
+        if self._opens():
+            try:
+                self.store.refresh(now=True)
+            except QueueNotFound:
+                self._let_go()
+        return self._opens()
+
+    def __repr__(self) -> str:
+        return f"GroupQueue({str(self.group.path)!r}, {self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.path == other.path if isinstance(other, Queue) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(str(self._path))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.group, self.name)
+
+    def close(self) -> None:
+        """Close what is open. Leases go on; the queue may be used again."""
+        if "store" in self.__dict__:
+            super().close()
+
+    # -- open, and come into being --------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Open it, and prove that it is this group's. QueueNotFound, NotAQueue."""
+        with self._opening:
+            if "store" in self.__dict__:
+                return
+            group = self.group.directory()
+            try:
+                if not group.look_before_opening(self._directory):
+                    raise QueueNotFound(
+                        f"There is no queue {self.name!r} in the group {group.path} yet, or no longer. It comes into "
+                        "being when the first task is inserted."
+                    )
+                opened = Queue(self._path, self.group.worker)
+                group.prove(opened.store, self._directory)
+            except OSError as error:
+                raise from_os_error(error, f"opening the queue {self._path}") from error
+            if self._leases_for_others:
+                opened.store.lease_for_others()
+            self.__dict__.update({one: opened.__dict__[one] for one in _OPENED})
+
+    def _opens(self) -> bool:
+        """Return whether it has come into being, as far as this object knows."""
+        if "store" not in self.__dict__:
+            try:
+                self._open()
+            except QueueNotFound:
+                return False
+        return True
+
+    def _let_go(self) -> None:
+        """Forget a queue that was deleted. Another one may come into being, or has."""
+        with self._opening:
+            self._local = threading.local()
+            for one in _OPENED:
+                self.__dict__.pop(one, None)
+
+    def _begin(self, verifies: bool) -> None:
+        """Make the queue if it is not there, and open it. `verifies`: ask whether one that is open was deleted."""
+        for _ in range(BEGIN_TRIES):
+            try:
+                if self._opens():
+                    if verifies:
+                        self.store.verify()
+                    return
+            except QueueNotFound:
+                self._let_go()
+                continue
+            try:
+                with resources.Scope():
+                    self.group.directory(begins=True).begin(self._directory)
+            except QueueClosed:
+                administration.finish_deletion(str(self._path))
+            except QueueMoved:
+                continue
+            except OSError as error:
+                failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
+                insert_errors.note_nothing(failure)
+                raise failure from error
+            except FsqueueError as error:
+                insert_errors.note_nothing(error)
+                raise
+        raise StorageError(
+            f"Other processes delete the queue {self._path} as often as this one makes it. {insert_errors.NOTHING}"
+        )
+
+    def insert(self, payload: Any, **how: Any) -> TaskRef:
+        """Insert one task: see `Queue.insert`. The queue comes into being, if there is none."""
+        for left in reversed(range(BEGIN_TRIES)):
+            self._begin(verifies=False)
+            try:
+                return super().insert(payload, **how)
+            except QueueNotFound as error:
+                self._let_go()
+                if not left or error.new or not error.is_exact:  # it may be in the queue, if that was moved elsewhere
+                    raise
+        raise AssertionError("unreachable")
+
+    def insert_many(self, payloads: Iterable[Any], **how: Any) -> int:
+        """Insert a stream: see `Queue.insert_many`. The queue comes into being, if there is none.
+
+        QueueNotFound if it is deleted meanwhile: what was inserted by then was deleted with it.
+        """
+        self._begin(verifies=True)
+        return super().insert_many(payloads, **how)
+
+    def commit(self, name: str, *, attempt: str | None = None) -> Commit:
+        """Return a named commit: see `Queue.commit`. The queue comes into being, if there is none."""
+        self._begin(verifies=True)
+        return super().commit(name, attempt=attempt)
+
+    # -- while it is not there ------------------------------------------------------------------------------------
+
+    def _poll(
+        self,
+        lease_s: float | None,
+        prefetch: int,
+        until: Until,
+        errors: Errors,
+        stop_after_failures: int | None,
+        exchange: bool = True,
+    ) -> Poll:
+        is_there = self._opens()
+        waits: Until = "forever" if until == "drained" and not is_there else until
+        poll = super()._poll(lease_s, prefetch, waits, errors, stop_after_failures, exchange)
+        if waits != until:
+            poll.close()  # nothing is left to do
+        return poll
+
+    def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
+        clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)
+        while True:
+            try:
+                if self._opens():
+                    return super()._lease_waiting(n, lease_ms, stop)
+            except QueueNotFound:
+                self._let_go()
+            if stop():
+                return []
+            clock.sleep(backoff.next_s())
+
+    def lease_for_others(self) -> None:
+        """Lease for the holders of the tokens from now on: see `Store.lease_for_others`."""
+        self._leases_for_others = True
+        if self._opens():
+            self.store.lease_for_others()
+
+    def lease(self, n: int = 1, *, wait_s: float = 0, **how: Any) -> list[LeasedTask]:
+        """Lease up to `n` tasks: see `Queue.lease`. With `wait_s`, wait so long also for the queue itself."""
+        clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)
+        left_s = duration_ms(wait_s, "wait_s") / 1000
+        deadline = clock.monotonic() + left_s
+        while True:
+            if self._opens():
+                try:
+                    return super().lease(n, wait_s=left_s, **how)
+                except QueueNotFound:  # it was deleted; perhaps another one has come into being
+                    self._let_go()
+                    continue
+            inspect.signature(Queue.lease).bind(self, n, wait_s=wait_s, **how)
+            whole("n", n)
+            left_s = deadline - clock.monotonic()
+            if left_s <= 0:
+                return []
+            clock.sleep(min(backoff.next_s(), left_s))
+            left_s = max(0.0, deadline - clock.monotonic())
+
+    def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
+        """Wait until nothing is waiting, delayed or leased: see `Queue.wait`. One that never was is drained."""
+        told = None if poll is None else (lambda found: poll(found[0]))
+        return self.group._wait_for([self], timeout_s, told)[0]
+
+    def _wait_together(
+        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
+    ) -> list[Status]:
+        """Wait for what was given to `fsqueue.wait`, this queue among it."""
+        return self.group._wait_for(given, timeout_s, poll)
+
+    def delete(self, *, wait: bool = False) -> None:
+        """Delete the queue at once, whatever its size: see `Queue.delete`. Nothing happens if there is none."""
+        if self._opens():
+            try:
+                super().delete(wait=wait)
+            except QueueNotFound:
+                pass  # another process did
+        self._let_go()
+
+
+def _nothing_known(*args: Any, **named: Any) -> Any:
+    raise TaskNotFound("There is no such task: the queue has not come into being, or was deleted.")
+
+
+_EMPTY: dict[str, Callable[[], Any]] = {
+    "status": Status,
+    "activity": lambda: together([]),
+    "usage": dict,
+    "waiting_by_priority": list,
+    "stuck": list,
+    "is_drained": lambda: True,
+    "peek": list,
+    "task": _nothing_known,
+    "tasks": lambda: iter(()),
+    "results": lambda: iter(()),
+    "result_columns": lambda: iter(()),
+    "history": _nothing_known,
+    "cancel": int,
+    "dead": lambda: iter(()),
+    "retry_dead": int,
+    "retry_completed": RetryReport,
+    "purge_dead": int,
+    "release_all": int,
+    "purge": lambda: None,
+    "gc": GcReport,
+    "fsck": lambda: iter(()),
+}
+"""What a verb answers of a queue that has not come into being."""
+
+
+def _or_empty(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a verb of Queue that answers `empty()` as long as the queue is not there."""
+    method = getattr(Queue, name)
+
+    @wraps(method)
+    def answering(self: GroupQueue, *args: Any, **named: Any) -> Any:
+        for _ in range(2):
+            if not self._opens():
+                break
+            try:
+                return method(self, *args, **named)
+            except QueueNotFound:  # it was deleted; perhaps another one has come into being
+                self._let_go()
+        inspect.signature(method).bind(self, *args, **named)  # wrong arguments are wrong here, too
+        return empty()
+
+    return answering
+
+
+for _name, _empty in _EMPTY.items():
+    setattr(GroupQueue, _name, _or_empty(_name, _empty))

@@ -1,0 +1,98 @@
+"""Which queues of a group are meant: all, those whose names match, or some by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound, from_os_error
+from fsqueue.filesystem import resources
+from fsqueue.format import layout, names
+from fsqueue.format.names import QueueDirectory
+from fsqueue.groups.queue import GroupQueue, HasQueues
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.listening import Doorbell
+from fsqueue.storage.queue_file import state_in
+
+
+class Selected:
+    """The queues of a group that are meant, also those that come later. Safe to use from many threads.
+
+    `pattern`: a regular expression for the whole name; None for every name. `names`: these queues alone.
+    """
+
+    def __init__(self, group: HasQueues, pattern: str | None = None, names_: tuple[str, ...] | None = None) -> None:
+        self.group = group
+        self.pattern = pattern
+        self.names = names_
+        self._matches = None if pattern is None else compiled(pattern).fullmatch
+        self._fixed = None if names_ is None else [names.queue_directory(name) for name in names_]
+
+    def opened(self) -> GroupDirectory | None:
+        """Return the group's directory; None as long as there is no group."""
+        try:
+            return self.group.directory()
+        except QueueNotFound:
+            return None
+
+    def directories(self) -> list[QueueDirectory]:
+        """Return the directories that are meant and are there, unordered, by one listing of the group.
+
+        Not all of them need to hold a queue: one may just be coming into being, or be a stray.
+        """
+        group = self.opened()
+        if group is None:
+            return []
+        try:
+            with resources.Scope():
+                if self._fixed is not None:
+                    return [one for one in self._fixed if group.is_there(one)]
+                found = group.directories()
+        except OSError as error:
+            raise from_os_error(error, f"listing the group {group.path}") from error
+        matches = self._matches
+        if matches is None:
+            return found
+        return [one for one in found if matches(names.parse_queue_directory(one) or "")]
+
+    def queue_in(self, directory: QueueDirectory) -> GroupQueue:
+        """Return the queue whose directory this is."""
+        return GroupQueue(self.group, names.parse_queue_directory(directory) or directory)
+
+    def states(self) -> Iterator[tuple[str, tuple[str, int]]]:
+        """Yield the path of each queue, with its id and generation. Those that cannot be read are left out."""
+        group = self.opened()
+        if group is None:
+            return
+        for directory in self.directories():
+            with suppress(OSError, FsqueueError):
+                fd = group.fs.look(layout.settings_file(group.path_of(directory)))
+                try:
+                    state = state_in(group.fs, fd, group.path_of(directory))
+                finally:
+                    group.fs.close(fd)
+                if state.group == group.state.id and not state.closed:
+                    yield group.path_of(directory), (state.id, state.generation)
+
+    def bells(self, directories: Iterable[QueueDirectory]) -> Iterator[bytes]:
+        """Yield the value of each queue's doorbell, without opening the queue; b"" if it has none. A hint."""
+        group = self.opened()
+        for directory in directories if group is not None else ():
+            assert group is not None
+            path = group.path_of(directory)
+            yield Doorbell(group.fs, f"{path}/doorbell", group.entropy).read()
+
+
+def compiled(pattern: object) -> re.Pattern[str]:
+    """Return a pattern for whole names; InvalidArgument if it is none."""
+    try:
+        if isinstance(pattern, str):
+            return re.compile(pattern)
+        why = "it is no text"
+    except (re.error, RecursionError, OverflowError) as error:
+        why = str(error)
+    raise InvalidArgument(
+        f"{pattern!r:.100} is no regular expression for names of queues: {why}. Write, for instance, 'fetch' for one "
+        "name, or '.*#fetch' for all that end so."
+    )

@@ -1,0 +1,270 @@
+"""The directory of a group of queues: its file, the queues in it, and how one comes into being.
+
+docs/format.md, "Groups"; docs/design.md, section 4.21.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, StorageError
+from fsqueue.filesystem import NOT_FILES, Filesystem, is_gone, mount_of
+from fsqueue.format import layout, names, sparse
+from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
+from fsqueue.format.layout import QueueState
+from fsqueue.format.names import QueueDirectory
+from fsqueue.storage.queue_file import QueueClosed, state_in
+from fsqueue.storage.store import Store
+
+BEGIN_TRIES = 10
+"""How often a queue is begun whose directory others move away meanwhile."""
+
+
+class QueueMoved(StorageError):
+    """The directory of a queue was moved away while the queue was coming into being."""
+
+
+class GroupDirectory:
+    """An open group. All below is resolved from its directory, and no link is followed: see `Rooted`.
+
+    QueueNotFound if there is no group at `path`; NotAQueue or FormatTooNew if its file cannot be read.
+    """
+
+    def __init__(self, path: str, fs: Filesystem | None = None) -> None:
+        self.path = path
+        mount = mount_of(path)
+        self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
+        self.clock, self.entropy = Clock(), Entropy()
+        self.state = self._read()
+
+    def _read(self) -> GroupState:
+        try:
+            content = sparse.joined(self.fs.read_pieces(group_file(self.path)))
+        except OSError as error:
+            if not is_gone(error) and error.errno not in NOT_FILES:
+                raise
+            raise QueueNotFound(
+                f"There is no group of queues at {self.path}. Check the path, or create it: "
+                f"fsqueue create --group {self.path}"
+            ) from None
+        if is_planted(self.fs, self.path):
+            raise NotAQueue(
+                f"{group_file(self.path)} is another user's, in a directory in which all users may write. It makes "
+                "no group. Nothing was changed. Choose another path."
+            )
+        return read_group_state(content, self.path)
+
+    def path_of(self, directory: QueueDirectory) -> str:
+        """Return the path of a queue's directory."""
+        return f"{self.path}/{directory}"
+
+    def stamp(self) -> tuple[int, int]:
+        """Return what changes when a queue comes into being or is deleted: the directory's time, as a server knows it.
+
+        Two changes in one tick of a clock leave it equal: see `is_settled`.
+        """
+        fd = self.fs.look(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            found = self.fs.fstat(fd)
+            return found.st_mtime_ns, found.st_nlink
+        finally:
+            self.fs.close(fd)
+
+    def directories(self) -> list[QueueDirectory]:
+        """Return the directories that can hold queues, unordered, by one listing. A hint: nothing in them is read."""
+        return [
+            QueueDirectory(name)
+            for name, kind in self.fs.entries(self.path)
+            if kind == "directory" and names.parse_queue_directory(name) is not None
+        ]
+
+    def is_there(self, directory: QueueDirectory) -> bool:
+        """Return whether there is something at a queue's path: a queue, or one that was just being made."""
+        try:
+            return self.fs.exists(layout.settings_file(self.path_of(directory)))
+        except OSError as error:
+            if error.errno in NOT_FILES:
+                return False
+            raise
+
+    def look_before_opening(self, directory: QueueDirectory) -> bool:
+        """Return whether a queue is there, by its file alone. NotAQueue if it was not made in this group.
+
+        No link is followed. To open a queue may write into it, on a network mount: into no other group's.
+        """
+        path = self.path_of(directory)
+        try:
+            state = layout.read_queue_state(sparse.joined(self.fs.read_pieces(layout.settings_file(path))), path)
+        except OSError as error:
+            if is_gone(error) or error.errno in NOT_FILES:
+                return False
+            raise
+        self._refuse_foreign(state, path)
+        return True
+
+    def _refuse_foreign(self, state: QueueState, path: str) -> None:
+        if state.group != self.state.id:
+            raise NotAQueue(
+                f"{path} holds a queue that was not made in this group: somebody has moved it here, or restored it. It "
+                "was left as it is. Open it by its path, as a queue of its own, or move it elsewhere."
+            )
+
+    def prove(self, store: Store, directory: QueueDirectory) -> None:
+        """Raise unless an open queue is the group's own: made in this group, and its directory in its place.
+
+        A neighbour may have put a link in the place of the directory, or moved another group's queue there.
+        """
+        self._refuse_foreign(store.queue_state, store.path)
+        try:
+            mine = self.fs.stat(self.path_of(directory))
+        except FileNotFoundError:
+            raise QueueNotFound(f"The queue {store.path} was deleted just now.") from None
+        opened = store.fs.stat(store.path)
+        if not stat.S_ISDIR(mine.st_mode) or (mine.st_dev, mine.st_ino) != (opened.st_dev, opened.st_ino):
+            if stat.S_ISLNK(mine.st_mode):
+                raise NotAQueue(f"{store.path} is a symbolic link. It was not followed: it is no queue of this group.")
+            raise QueueNotFound(f"The queue {store.path} was deleted just now, and another one made in its place.")
+
+    # -- a queue comes into being ----------------------------------------------------------------------------
+
+    def begin(self, directory: QueueDirectory) -> None:
+        """Make a queue, unless there is one. A complete `queue.jsonl` is linked to its name, which decides.
+
+        A crash before the link leaves an empty directory, or one with a file `.new-…`: the next process that inserts
+        goes on with it. QueueClosed if a deleted queue is still in place; QueueMoved if the directory was moved
+        meanwhile: in both cases the caller begins anew. NotAQueue if something else has the name.
+        """
+        path = self.path_of(directory)
+        try:
+            self._begin(path)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EXDEV):
+                raise NotAQueue(
+                    f"{path} is in the way of a queue of this group: it is no directory. It was left as it is, and "
+                    "nothing was inserted. Move it elsewhere, or choose another name."
+                ) from None
+            if is_gone(error):
+                raise QueueMoved(f"{path} was moved away while the queue was coming into being.") from None
+            raise
+
+    def _begin(self, path: str) -> None:
+        fs = self.fs
+        fs.make_directory(path)
+        present = [name for name in fs.names(path) if not layout.is_leftover(name)]
+        if layout.SETTINGS_FILE not in present:
+            self._refuse_strange(path, present)
+            self._link(path)
+        fd = fs.look(layout.settings_file(path))
+        try:
+            if state_in(fs, fd, path).closed:
+                raise QueueClosed(f"The queue {path} has been deleted.")
+            # The process that linked it may have died before these: what is inserted below would be lost with it.
+            fs.fsync(fd)
+        finally:
+            fs.close(fd)
+        fs.sync_directory(path)
+        fs.sync_directory(self.path)
+
+    def _link(self, path: str) -> None:
+        fs, now = self.fs, self.clock.now_ms()
+        fresh = f"{path}/{names.fresh(self.entropy.hex16())}"
+        unsafe = layout.unsafe_record(now) if self.state.allows_unsafe else b""
+        birth = layout.birth_record(self.state.settings, self.entropy.hex16(), now)
+        fd = fs.create(fresh)
+        try:
+            fs.write_all(fd, birth + layout.group_record(self.state.id, now) + unsafe)
+            fs.fsync(fd)
+            with suppress(FileExistsError):  # another process has made the same queue just now
+                fs.link(fresh, layout.settings_file(path))
+        finally:
+            fs.close(fd)
+            with suppress(OSError):  # no process reads it
+                fs.unlink(fresh)
+
+    def _refuse_strange(self, path: str, present: list[str]) -> None:
+        """Raise NotAQueue if a directory without a queue was not left by a process that died while it made one."""
+        if present:
+            raise NotAQueue(
+                f"{path} is in the way of a queue of this group: it has {present[0]!r} in it, and no queue. It was "
+                "left as it is, and nothing was inserted. Move it elsewhere, or choose another name."
+            )
+        mine, group = self.fs.stat(path), self.fs.stat(self.path)
+        is_members = group.st_mode & stat.S_ISGID and group.st_mode & stat.S_IWGRP and mine.st_gid == group.st_gid
+        if mine.st_uid not in (0, os.geteuid(), group.st_uid) and not is_members:
+            raise NotAQueue(
+                f"{path} is an empty directory of another user, who could read and replace what is put there. It was "
+                "left as it is, and nothing was inserted. Choose another name, or have its owner remove it."
+            )
+
+
+def is_group(path: str) -> bool:
+    """Return whether a directory holds a group, damaged or not. OSError if that cannot be found out.
+
+    It asks as on a shared mount, whatever the mount is: to find that out would cost more, for each directory above.
+    """
+    fs = Filesystem(path)
+    try:
+        return fs.exists(group_file(path)) and not is_planted(fs, path)
+    except OSError as error:
+        if is_gone(error) or error.errno in NOT_FILES:
+            return False
+        raise
+    finally:
+        fs.close_root()
+
+
+def around(holders: Iterable[str]) -> str | None:
+    """Return the first of some directories that holds a group; None if none does, as far as this user may look."""
+    for holder in holders:
+        try:
+            if is_group(holder):
+                return holder
+        except OSError:
+            continue
+    return None
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the directories above a path, as it is written, the nearest first."""
+    while path not in ("", "/"):
+        path = layout.parent_of(path)
+        yield path
+
+
+def is_planted(fs: Filesystem, path: str) -> bool:
+    """Return whether another user has put `.group.jsonl` into a directory in which all users may write.
+
+    /tmp must not become a group, and a mistyped path below it a queue, because a stranger has made a file there.
+    """
+    holder, owner = fs.stat(path), fs.stat(f"{path}/{GROUP_FILE}").st_uid
+    return bool(holder.st_mode & stat.S_IWOTH) and owner not in (holder.st_uid, os.geteuid())
+
+
+def resolve(where: str) -> tuple[str, str] | None:
+    """Return the group and the name that a path GROUP/NAME means; None if it does not lie in a group.
+
+    NAME is the queue's name, and not that of its directory: it may hold slashes. InvalidArgument if it is the name of
+    a directory, as a shell completes it, while no queue has it as its name.
+    """
+    group = around(_above(where))
+    if group is None:
+        return None
+    name = where[len(group.rstrip("/")) + 1 :]
+    decoded = names.parse_queue_directory(name)
+    if decoded is not None and decoded != name:
+        fs = Filesystem(group)
+        try:
+            meant, typed = f"{group}/{name}", f"{group}/{names.queue_directory(name)}"
+            if fs.is_directory(meant) and not fs.is_directory(typed):
+                raise InvalidArgument(
+                    f"{meant} is the directory of the queue {decoded!r} of the group {group}. Nothing was done. Give "
+                    f"the queue's name: {group}/{decoded}"
+                )
+        finally:
+            fs.close_root()
+    return group, name

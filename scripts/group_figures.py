@@ -1,0 +1,137 @@
+"""What it costs to find queues in a group of many: `scripts/bench-groups`.
+
+The queues are made by what an insert makes of them, without tasks; some have one. Each figure is the least of its
+rounds, and stands beside `os.scandir` of the same directory (the floor), by turns in one run. An idle look is one of a
+lessee that has looked into all of them before; the calls are system calls that go through the filesystem layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import fsqueue
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import names
+from fsqueue.groups import members
+from fsqueue.storage.group_directory import GroupDirectory
+
+QUEUES, ROUNDS, PATTERN = 100_000, 3, ".*7#fetch"
+
+
+def make(path: str, queues: int, with_task: int) -> fsqueue.Group:
+    """A group of so many queues, synced at the end of all; every so many-th has a task."""
+    group = fsqueue.Group.create(path, shards=1, durability="none")
+    directory = GroupDirectory(path)
+    fs = directory.fs
+    fs.sync_directory, fs.fsync = lambda path: None, lambda fd: None  # type: ignore[method-assign]
+    for number in range(queues):
+        directory.begin(names.queue_directory(f"site{number}.example#fetch"))
+    os.sync()
+    for number in range(0, queues, with_task):
+        group[f"site{number}.example#fetch"].insert(number)
+    return group
+
+
+def least_s(rounds: int, *actions: Callable[[], object]) -> list[float]:
+    """The least time of each action, by turns."""
+    found = [float("inf")] * len(actions)
+    for _ in range(rounds):
+        for place, action in enumerate(actions):
+            begin = time.perf_counter()
+            action()
+            found[place] = min(found[place], time.perf_counter() - begin)
+    return found
+
+
+def scan(path: str) -> int:
+    """The floor: names and kinds of all entries."""
+    with os.scandir(path) as entries:
+        return sum(entry.is_dir(follow_symlinks=False) for entry in entries)
+
+
+def counted(group: fsqueue.Group, looks: int) -> dict[str, Any]:
+    """What idle looks cost, after a full one: opens of files and seconds a look; and what the full one took."""
+    selected = group.matching(".*")
+    begin = time.perf_counter()
+    taken = 0
+    while tasks := selected.lease(100):
+        taken += len(tasks)
+        for task in tasks:
+            task.complete()
+    full_s = time.perf_counter() - begin
+    opens = 0
+    look = Filesystem.look
+
+    def counting(self: Filesystem, path: str, flags: int = os.O_RDONLY) -> int:
+        nonlocal opens
+        opens += 1
+        return look(self, path, flags)
+
+    Filesystem.look = counting  # type: ignore[method-assign]
+    try:
+        begin = time.perf_counter()
+        for _ in range(looks):
+            selected.lease()
+            time.sleep(1.0)
+        per_s = opens / (time.perf_counter() - begin)
+    finally:
+        Filesystem.look = look  # type: ignore[method-assign]
+    return {"tasks": taken, "full_look_s": full_s, "idle_opens_per_s": per_s, "opens_max": members.BELLS_PER_S}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench-groups", description=__doc__.partition("\n")[0])
+    parser.add_argument("--queues", type=int, default=QUEUES, help=f"queues in the group [{QUEUES:,}]")
+    parser.add_argument("--with-task", type=int, default=1000, metavar="N", help="every N-th has a task [1000]")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--looks", type=int, default=5, help="idle looks, one a second [5]; 0: lease nothing")
+    parser.add_argument("--place", help="the directory to work in [that of temporary files]")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    place = tempfile.mkdtemp(prefix="fsqueue-groups-", dir=given.place)
+    try:
+        path = f"{place}/group"
+        begin = time.perf_counter()
+        group = make(path, given.queues, given.with_task)
+        made_s = time.perf_counter() - begin
+        before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        floor_s, all_s, some_s = least_s(
+            given.rounds,
+            lambda: scan(path),
+            lambda: sum(1 for _ in group.matching(".*").directories()),
+            lambda: sum(1 for _ in group.queues(PATTERN, tasks_min=0)),
+        )
+        after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found: dict[str, Any] = {
+            "queues": given.queues,
+            "made_s": made_s,
+            "scandir_s": floor_s,
+            "all_s": all_s,
+            "all_ratio": all_s / floor_s,
+            "pattern_s": some_s,
+            "pattern_ratio": some_s / floor_s,
+            "memory_kib": after_kib - before_kib,
+        }
+        if given.looks:
+            found |= counted(group, given.looks)
+            found["memory_with_looks_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    finally:
+        shutil.rmtree(place)
+    if given.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:<24}{value:>14,.3f}" if isinstance(value, float) else f"{name:<24}{value:>14,}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,24 @@
+"""The benchmark of groups, small: what it prints is there, and its bound holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "group_figures.py"
+
+
+@pytest.mark.once
+def test_the_benchmark_of_groups_works_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--queues", "200", "--with-task", "50", "--looks", "2", "--json"]
+    ran = subprocess.run([*command, "--place", str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["tasks"] == 4
+    assert found["pattern_s"] > 0
+    assert found["all_ratio"] > 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,212 @@
+"""Groups of queues on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Group, GroupQueue, Queue, Status
+from tests.cli.conftest import Run, Spawn
+from tests.waiting import until
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def group(tmp_path: Path, fsqueue_cli: Run) -> Group:
+    fsqueue_cli("create", "--group", tmp_path / "g", "--lease", "5m", "--shards", 2, "--durability", "none")
+    return Group(tmp_path / "g")
+
+
+def test_a_group_is_created_once_with_the_settings_of_its_queues(fsqueue_cli: Run, group: Group) -> None:
+    assert (group.settings.lease_s, group.settings.shards) == (300, 2)
+    assert "already" in fsqueue_cli("create", "--group", group.path, code=1).stderr
+    again = fsqueue_cli("create", "--group", group.path, "--exist-ok", "--json").stdout
+    assert json.loads(again)["created"] is False
+    fsqueue_cli("create", "--group", group.path, "--exist-ok", "--lease", "7m", code=2)
+    fsqueue_cli("create", "--group", group.path, "--lease", "0", code=2)
+    assert os.listdir(group.path) == [".group.jsonl"]
+
+
+def test_a_queue_comes_into_being_below_a_group_and_nowhere_else(
+    fsqueue_cli: Run, group: Group, tmp_path: Path
+) -> None:
+    assert fsqueue_cli("insert", f"{group.path}/google.com#fetch", "--task", '{"page": 1}').stdout == "1\n"
+    assert fsqueue_cli("insert", f"fq://{group.path}/a/b", input="1\n2\n").stdout == "2\n"
+    assert fsqueue_cli("insert", group.path / "once", "--commit", "c", input="1\n").stdout == "1\n"
+    assert [queue.name for queue in group.queues()] == ["a/b", "google.com#fetch", "once"]
+    fsqueue_cli("insert", tmp_path / "typo" / "fetch", "--task", "1", code=5)
+    fsqueue_cli("insert", group.path, "--task", "1", code=5)
+    fsqueue_cli("insert", group.path / "google.com%23fetch", "--task", "1", code=2)
+    fsqueue_cli("insert", group.path / ("x" * 256), "--task", "1", code=2)
+    fsqueue_cli("create", group.path / "new", code=2)
+    assert os.listdir(tmp_path) == ["g"]
+    assert len(group.matching(".*").directories()) == 3
+
+
+def test_every_command_takes_a_queue_that_never_was(fsqueue_cli: Run, group: Group) -> None:
+    path = group.path / "never"
+    for command in (
+        ["status"], ["status", "--json", "--usage", "--priorities"], ["wait"], ["ls"], ["results"], ["gc"], ["fsck"],
+        ["dead", "list"], ["dead", "purge", "--yes"], ["release-all", "--yes"], ["purge", "--yes"],
+    ):  # fmt: skip
+        place = 2 if command[0] == "dead" else 1
+        fsqueue_cli(*command[:place], path, *command[place:])
+    fsqueue_cli("run", path, "--", "true")
+    fsqueue_cli("lease", path, code=3)
+    fsqueue_cli("show", path, "0" * 32 + ".0", code=3)
+    for command in (["pause"], ["resume"], ["set", "lease_s=5"], ["delete", "--yes"], ["workers"]):
+        said = fsqueue_cli(command[0], path, *command[1:], code=5)
+        assert "There is no queue 'never'" in said.stderr
+    assert os.listdir(group.path) == [".group.jsonl"]
+
+
+def test_leases_of_a_queue_of_a_group(fsqueue_cli: Run, group: Group) -> None:
+    path = f"{group.path}/a#b"
+    fsqueue_cli("insert", path, input="1\n2\n")
+    tokens = [json.loads(line)["token"] for line in fsqueue_cli("lease", path, "-n", 2, "--json").stdout.splitlines()]
+    fsqueue_cli("complete", path, tokens[0])
+    fsqueue_cli("bury", path, tokens[1], "--reason", "broken")
+    assert group["a#b"].status() == Status(completed=1, dead=1)
+    assert "broken" in fsqueue_cli("dead", "list", path).stdout
+    fsqueue_cli("set", path, "max_attempts=2")
+    assert group["a#b"].settings.max_attempts == 2
+    fsqueue_cli("wait", path, code=9)
+
+
+def test_lease_waits_for_the_queue_itself(spawn: Spawn, group: Group) -> None:
+    leasing = spawn("lease", group.path / "late", "--wait", "60", "--json")
+    group["late"].insert("task")
+    said, _ = leasing.communicate(timeout=120)
+    assert json.loads(said)["payload"] == "task"
+
+
+def test_ls_lists_the_queues_with_tasks(fsqueue_cli: Run, group: Group) -> None:
+    group["a#fetch"].insert_many(range(3))
+    group["b#fetch"].insert(1)
+    group["c#parse"].insert(1)
+    group["done"].insert(1)
+    group["done"].lease()[0].complete()
+    lines = fsqueue_cli("ls", group.path).stdout.splitlines()
+    assert [line.split() for line in lines] == [["3", "a#fetch"], ["1", "b#fetch"], ["1", "c#parse"]]
+    found = fsqueue_cli("ls", group.path, "--match", ".*#fetch", "--min", 2, "--json").stdout
+    assert json.loads(found) == {"name": "a#fetch", "queue": f"{group.path}/a#fetch", "remaining": 3}
+    assert fsqueue_cli("ls", group.path, "--min", 0, "--limit", 3).stdout.split() == ["a#fetch", "b#fetch", "c#parse"]
+    assert fsqueue_cli("ls", group.path, "--min", 0).stdout.split()[-1] == "done"
+    for wrong in (["--match", "("], ["--state", "leased"], ["--min", "-1"]):
+        fsqueue_cli("ls", group.path, *wrong, code=2)
+    fsqueue_cli("ls", group.path / "done", "--match", "x", code=2)
+
+
+def test_status_of_a_group_hides_what_had_no_task(fsqueue_cli: Run, group: Group) -> None:
+    group["a#fetch"].insert_many(range(3))
+    group["b#parse"].insert(1)
+    group["empty"].commit("c")
+    table = fsqueue_cli("status", group.path).stdout
+    assert "a#fetch" in table
+    assert "all" in table
+    assert "empty" not in table
+    one = json.loads(fsqueue_cli("status", group.path, "--match", ".*fetch", "--json").stdout)
+    assert (one["queue"], one["waiting"]) == (f"{group.path}/a#fetch", 3)
+    assert "no queue here" in fsqueue_cli("status", group.path, "--match", "none").stdout
+    fsqueue_cli("status", group.path / "b#parse", "--match", "x", code=2)
+
+
+def test_run_takes_queues_by_a_pattern(fsqueue_cli: Run, group: Group) -> None:
+    group["a#fetch"].insert({"page": 1})
+    group["b#fetch"].insert({"page": 2})
+    group["b#parse"].insert({"page": 3})
+    ran = fsqueue_cli("run", group.path, "--match", ".*#fetch", "--json", "--", "test", "{page}", "-lt", "3").stdout
+    assert json.loads(ran)["completed"] == 2
+    assert group.status(".*parse").status == Status(waiting=1)
+    fsqueue_cli("run", f"{group.path}/b#parse", group.path, "--", "true")
+    assert group.wait() == Status(completed=3)
+    fsqueue_cli("run", group.path, "--match", "(", "--", "true", code=2)
+
+
+def test_a_command_of_a_worker_can_use_the_path_that_it_is_given(fsqueue_cli: Run, group: Group) -> None:
+    group["a#b"].insert(1)
+    fsqueue_cli("run", group.path, "--result-stdout", "--", "sh", "-c", 'printf \'"%s"\' "$FSQUEUE_QUEUE"')
+    [result] = group["a#b"].results()
+    assert result.result == f"{group.path}/a#b"
+    assert json.loads(fsqueue_cli("status", result.result, "--json").stdout)["completed"] == 1
+
+
+def test_a_worker_finds_a_queue_that_comes_later(spawn: Spawn, group: Group) -> None:
+    running = spawn("run", group.path, "--forever", "--max-tasks", 2, "--", "true")
+    group["one"].insert(1)
+    until(lambda: group.status().status.completed, "the first")
+    group["two"].insert(2)
+    assert running.wait(timeout=120) == 0
+    assert group.status().status == Status(completed=2)
+
+
+def test_a_later_stage_ends_when_the_earlier_one_is_drained(spawn: Spawn, fsqueue_cli: Run, group: Group) -> None:
+    group["fetch"].insert(1)
+    [task] = group["fetch"].lease()
+    later = spawn("run", group.path / "parse", "--upstream", "fetch", "--json", "--", "true")
+    group["parse"].insert(2)
+    until(lambda: group["parse"].status().completed, "the task of the later stage")
+    task.complete()
+    assert json.loads(later.communicate(timeout=120)[0])["completed"] == 1
+    fsqueue_cli("run", group.path / "parse", "--upstream", "x" * 256, "--", "true", code=2)
+
+
+def test_wait_for_a_group(fsqueue_cli: Run, group: Group) -> None:
+    group["a"].insert(1)
+    group["b"].insert(1)
+    assert fsqueue_cli("wait", group.path, "--timeout", "0.01", code=124).stdout
+    [task] = group["a"].lease()
+    task.bury("bad")
+    fsqueue_cli("wait", group.path, "--match", "a", code=9)
+    [task] = group["b"].lease()
+    task.complete()
+    said = json.loads(fsqueue_cli("wait", group.path, "--match", "b", "--json").stdout)
+    assert (said["completed"], said["queue"]) == (1, str(group.path))
+
+
+def test_delete_one_queue_of_a_group(fsqueue_cli: Run, group: Group) -> None:
+    for name in ("a/b", "c"):
+        group[name].insert(1)
+    assert "--queue NAME" in fsqueue_cli("delete", group.path, "--yes", code=2).stderr
+    deleted = json.loads(fsqueue_cli("delete", group.path, "--queue", "a/b", "--yes", "--json").stdout)
+    assert (deleted["deleted"], deleted["waiting"]) == (f"{group.path}/a/b", 1)
+    fsqueue_cli("delete", f"{group.path}/c", "--yes")
+    fsqueue_cli("delete", group.path, "--queue", "c", "--yes", code=5)
+    assert [*group.queues(tasks_min=0)] == []
+
+
+def test_commands_that_go_over_all_queues(fsqueue_cli: Run, group: Group, tmp_path: Path) -> None:
+    for name in "ab":
+        group[name].insert(1)
+    Queue.create(tmp_path / "stray")
+    (tmp_path / "stray").rename(group.path / "stray")
+    (Path(group["b"].store.layout.tasks) / "00").mkdir(exist_ok=True)
+    (Path(group["b"].store.layout.tasks) / "00" / f"{0:013d}-{'0' * 32}-1.jsonl").write_text("")
+    assert fsqueue_cli("fsck", group.path, code=10).stdout.startswith("b:\n")
+    assert json.loads(fsqueue_cli("fsck", group.path, "--json", code=10).stdout)["queue"] == f"{group.path}/b"
+    fsqueue_cli("fsck", group.path, "--repair")
+    assert json.loads(fsqueue_cli("gc", group.path, "--json").stdout)["busy"] == 0
+    assert "not made in this group" in fsqueue_cli("gc", group.path).stderr
+    assert json.loads(fsqueue_cli("doctor", f"{group.path}/a", "--json").stdout)["verdict"]
+    assert json.loads(fsqueue_cli("doctor", group.path, "--json").stdout)["verdict"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["show", "x"], ["results"], ["dead list"], ["lease"], ["purge", "--yes"], ["pause"], ["set"], ["workers"]],
+)
+def test_commands_for_one_queue_say_so(fsqueue_cli: Run, group: Group, command: list[str]) -> None:
+    verb, *rest = command
+    said = fsqueue_cli(*verb.split(), group.path, *rest, code=5).stderr
+    assert f"Name one of its queues ({group.path}/NAME)" in said
+
+
+def test_names_are_escaped_on_the_terminal(fsqueue_cli: Run, group: Group) -> None:
+    group["\x1b[31mred\n"].insert(1)
+    for command in (["ls"], ["ls", "--min", "0"], ["status"]):
+        assert "\x1b" not in fsqueue_cli(command[0], group.path, *command[1:]).stdout
+    assert isinstance(next(group.queues()), GroupQueue)

@@ -1,0 +1,357 @@
+"""A queue of a group comes into being at its first insert, whatever others do meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fsqueue
+from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import groups, layout, names
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.upkeep.trash import reap
+from tests.concurrency.books import drain
+from tests.concurrency.processes import children
+from tests.concurrency.trapped import Count, DieAt, Trapped
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group.create(tmp_path / "group", shards=2, durability="none")
+
+
+def names_in(group: Group) -> list[str]:
+    """Return the names of all queues, the empty ones, too."""
+    return [queue.name for queue in group.queues(tasks_min=0)]
+
+
+def test_a_queue_that_never_was_is_empty_and_no_look_makes_it(group: Group) -> None:
+    queue = group["fetch"]
+    assert queue.lease(wait_s=0.01) == []
+    assert queue.status() == fsqueue.Status()
+    assert queue.is_drained()
+    assert [*queue.tasks(), *queue.results(), *queue.dead(), *queue.poll(), *queue.fsck()] == []
+    assert queue.peek() == []
+    assert queue.cancel([]) == queue.release_all() == queue.purge_dead() == 0
+    assert queue.wait() == fsqueue.Status()
+    assert queue.settings == group.settings
+    assert not queue.exists()
+    assert queue.gc() == fsqueue.GcReport()
+    assert queue.activity().finished is None
+    with pytest.raises(fsqueue.TaskNotFound):
+        queue.task("0" * 32 + ".0")
+    for change in (queue.pause, queue.resume, lambda: queue.change_settings(lease_s=5), lambda: queue.attach("a@b")):
+        with pytest.raises((QueueNotFound, InvalidArgument)):
+            change()
+    with pytest.raises(TypeError):
+        queue.status(rough=True)  # type: ignore[call-arg]
+    queue.delete()
+    queue.close()
+    assert os.listdir(group.path) == [groups.GROUP_FILE]
+
+
+def test_the_first_insert_of_each_kind_makes_the_queue(group: Group) -> None:
+    group["one"].insert({"a": 1}, key="k", priority=3)
+    assert group["many"].insert_many(range(5)) == 5
+    assert group["named"].insert_many([1, 2], commit="seed") == 2
+    commit = group["staged"].commit("seed")
+    commit.publish([commit.stage([1])])
+    assert names_in(group) == ["many", "named", "one", "staged"]
+    assert all(Queue(group.path / name).store.queue_state.group == group.id for name in names_in(group))
+    assert [task.payload for task in group["one"].lease()] == [{"a": 1}]
+
+
+def test_settings_are_those_of_the_group_and_others_are_refused(tmp_path: Path) -> None:
+    group = Group(tmp_path / "a" / "group", lease_s=77, max_attempts=None)
+    assert not (tmp_path / "a").exists()
+    group["q"].insert(1)
+    assert Queue(group.path / "q").settings.lease_s == 77
+    assert Group(group.path).settings == group.settings
+    assert Group(group.path, lease_s=77.0).settings == group.settings
+    before = (group.path / groups.GROUP_FILE).read_bytes()
+    for wrong in (lambda: Group(group.path, lease_s=78), lambda: Group.create(group.path, exist_ok=True, lease_s=78)):
+        with pytest.raises(InvalidArgument, match=r"lease_s is 77. Nothing was done"):
+            wrong()
+    with pytest.raises(InvalidArgument, match="no setting 'leases'"):
+        Group(tmp_path / "b", leases=3)
+    with pytest.raises(InvalidArgument, match="lease_s must be"):
+        Group(tmp_path / "b", lease_s=0)
+    with pytest.raises(fsqueue.QueueExists, match="There is a group of queues"):
+        Group.create(group.path)
+    assert (group.path / groups.GROUP_FILE).read_bytes() == before
+
+
+def test_of_two_who_make_the_group_at_once_the_first_decides(tmp_path: Path) -> None:
+    mine, theirs = Group(tmp_path / "g", lease_s=11), Group(tmp_path / "g", lease_s=22)
+    theirs["q"].insert(1)
+    with pytest.raises(InvalidArgument, match=r"lease_s is 22"):
+        mine["q"].insert(2)
+    assert [*drain(theirs["q"])] == [1]
+
+
+def test_of_many_who_insert_first_at_once_all_insert_into_one_queue(tmp_path: Path) -> None:
+    path = tmp_path / "group"
+
+    def insert(number: int) -> str:
+        return Group(path, shards=2)["q"].insert(number).id
+
+    with children(*((insert, number) for number in range(6))) as inserters:
+        ids = {child.result() for child in inserters}
+    assert len(ids) == 6
+    group = Group(path)
+    assert sorted(drain(group["q"])) == list(range(6))
+    assert [name for name in os.listdir(path / "q") if name.startswith(".new-")] == []
+
+
+def test_killed_at_every_step(tmp_path: Path) -> None:
+    """The next process that inserts goes on with what the killed one has left; nothing of it is in the way."""
+    step = 0
+    while True:
+        step += 1
+        group = Group.create(tmp_path / f"group{step}", shards=2, durability="none" if step % 2 else "strict")
+
+        def live(group: Group = group, step: int = step) -> None:
+            trap = DieAt(step)
+            mine = Group(group.path)
+            directory = mine.directory()
+            directory.fs = Trapped(str(group.path), trap)
+            trap.armed = True
+            mine["q"].insert("mine")
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        assert status in (0, -signal.SIGKILL), child.report()
+        assert group.status().status.inserted == (status == 0)
+        assert group.is_drained() == (status != 0)
+        group["q"].insert("theirs")
+        assert sorted(drain(group["q"])) == (["mine"] if status == 0 else []) + ["theirs"], f"step {step}"
+        assert names_in(group) == ["q"]
+        if status == 0:
+            break
+    assert step > 8
+
+
+class _Deleting(Count):
+    """Deletes the queue before a step of another process that makes it."""
+
+    def __init__(self, at: int, group: Group) -> None:
+        super().__init__()
+        self.number, self.group = at, group
+
+    def at(self, number: int, step: str, call: Any, *args: Any) -> Any:
+        if number == self.number:
+            self.armed = False
+            self.group["q"].insert("theirs")
+            self.group.delete("q", wait=True)
+        return call(*args)
+
+
+def test_an_insert_beside_a_delete_at_every_step(tmp_path: Path) -> None:
+    """Another process makes the same queue, and deletes it, between two steps: the insert makes it anew."""
+    step = 0
+    while True:
+        step += 1
+        mine = Group.create(tmp_path / f"group{step}", shards=2, durability="none")
+        trap = _Deleting(step, Group(mine.path))
+        mine.directory().fs = Trapped(str(mine.path), trap)
+        trap.armed = True
+        mine["q"].insert("mine")
+        if trap.armed:
+            break
+        assert [*drain(Group(mine.path)["q"])] == ["mine"], f"step {step}"
+        reap(mine.path)
+        left = [name for name in os.listdir(mine.path) if not name.startswith(".fsqueue-deleted-")]
+        assert sorted(left) == [groups.GROUP_FILE, "q"]
+    assert step > 8
+
+
+def test_an_insert_after_a_delete_makes_the_queue_anew(group: Group) -> None:
+    """Also by an object that had the old one open. Who holds a lease of the old one is told."""
+    mine, theirs = Group(group.path)["q"], Group(group.path)["q"]
+    mine.insert("old")
+    [held] = theirs.lease()
+    assert group.delete("q")
+    assert not group.delete("q")
+    with pytest.raises((fsqueue.LeaseLost, QueueNotFound)):
+        held.complete()
+    assert theirs.lease() == []
+    assert theirs.status() == fsqueue.Status()
+    mine.insert("new")
+    assert mine.insert_many(["newer"]) == 1
+    assert sorted(drain(theirs)) == ["new", "newer"]
+    assert group["q"].status().completed == 2
+
+
+def test_a_queue_of_any_size_is_deleted_at_once(group: Group) -> None:
+    group["q"].insert_many(range(5000), batch_tasks=10)
+    assert group.delete("q")
+    assert names_in(group) == []
+    assert not group["q"].exists()
+    assert group.status().status == fsqueue.Status()
+
+
+def test_a_deleted_queue_that_is_still_in_place_is_moved_away(group: Group) -> None:
+    """Its deleter died between the mark and the renaming."""
+    group["q"].insert(1)
+    with (group.path / "q" / "queue.jsonl").open("ab") as file:
+        file.write(layout.closed_record(1))
+    fresh = Group(group.path)["q"]
+    assert fresh.status() == fsqueue.Status()
+    fresh.insert(2)
+    assert [*drain(fresh)] == [2]
+
+
+def test_what_is_in_the_way_is_left_alone(group: Group, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    Queue.create(tmp_path / "outside")
+    group["other"].insert(1)
+    path = group.path
+    (path / "file").write_text("kept")
+    (path / "link").symlink_to(elsewhere)
+    (path / "dangling").symlink_to(path / "nowhere")
+    (path / "outside").symlink_to(tmp_path / "outside")
+    (path / "alias").symlink_to(path / "other")
+    (path / "full").mkdir()
+    (path / "full" / "data").write_text("kept")
+    os.mkfifo(path / "pipe")
+    for name in ("file", "link", "dangling", "outside", "alias", "full", "pipe"):
+        with pytest.raises(NotAQueue):
+            group[name].insert(1)
+    assert os.listdir(elsewhere) == []
+    assert (path / "file").read_text() == (path / "full" / "data").read_text() == "kept"
+    assert not (path / "nowhere").exists()
+    assert Queue(tmp_path / "outside").status().inserted == 0
+    assert group["other"].status().inserted == 1
+    assert [queue.name for queue in group.queues()] == ["other"]
+    assert group.status().queues == {"other": fsqueue.Status(waiting=1)}
+    assert [task.payload for task in group.lease(5)] == [1]
+
+
+def test_a_queue_that_was_moved_in_is_told_apart(group: Group, tmp_path: Path) -> None:
+    other = Group.create(tmp_path / "other")
+    other["q"].insert(1)
+    Queue.create(tmp_path / "plain").insert(2)
+    (other.path / "q").rename(group.path / "moved")
+    (tmp_path / "plain").rename(group.path / "plain")
+    for name in ("moved", "plain"):
+        with pytest.raises(NotAQueue, match="not made in this group"):
+            group[name].status()
+        with pytest.raises(NotAQueue, match="not made in this group"):
+            group[name].insert(3)
+    assert group.lease(5) == []
+    assert group.is_drained()
+    assert group.status().status == fsqueue.Status()
+    assert Queue(group.path / "moved").status().waiting == Queue(group.path / "plain").status().waiting == 1
+    (group.path / "moved").rename(other.path / "q")
+    assert [*drain(other["q"])] == [1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_group_that_a_stranger_has_planted_is_none(tmp_path: Path) -> None:
+    """Otherwise a stranger's file would make queues of mistyped paths in /tmp."""
+    group = Group.create(tmp_path / "public")
+    os.chmod(group.path, 0o1777)
+    os.chown(group.path / groups.GROUP_FILE, 12345, 12345)
+    with pytest.raises(NotAQueue, match="another user's"):
+        Group(group.path)
+    with pytest.raises(QueueNotFound):
+        Group.queue_at(group.path / "q")
+    assert Group.at(group.path) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_an_empty_directory_of_a_stranger_is_not_used(group: Group) -> None:
+    (group.path / "q").mkdir()
+    os.chown(group.path / "q", 12345, 12345)
+    with pytest.raises(NotAQueue, match="another user"):
+        group["q"].insert(1)
+    os.chown(group.path, -1, 777)
+    os.chmod(group.path, 0o2770)  # of a group of users, any member may have died there
+    os.chown(group.path / "q", 12345, 777)
+    group["q"].insert(1)
+
+
+def test_neither_groups_nor_queues_are_made_in_a_group_or_a_queue(group: Group, tmp_path: Path) -> None:
+    group["q"].insert(1)
+    for place in (group.path / "new", group.path / "q" / "deep"):
+        for create in (Queue.create, Group.create):
+            with pytest.raises(InvalidArgument, match="Nothing was created"):
+                create(place)
+    with pytest.raises(NotAQueue, match="is a group of queues"):
+        Queue.create(group.path)
+    with pytest.raises(NotAQueue, match="is a group of queues"):
+        Queue(group.path)
+    queue = Queue.create(tmp_path / "queue")
+    with pytest.raises(NotAQueue, match="is not empty"):
+        Group.create(queue.path)
+    with pytest.raises(InvalidArgument, match="Nothing was created"):
+        Group.create(queue.path / "below")
+    assert names_in(group) == ["q"]
+
+
+def test_a_filesystem_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queues A and a would be one."""
+    real = Filesystem.exists
+    monkeypatch.setattr(Filesystem, "exists", lambda self, path: real(self, path.replace("/.NEW-", "/.new-").lower()))
+    place = tmp_path / "group"
+    with pytest.raises(fsqueue.UnsafeFilesystem, match="ignores case"):
+        Group.create(place)
+    assert not (place / groups.GROUP_FILE).exists()
+    assert [name for name in os.listdir(place) if name.startswith(".new-")] == []
+
+
+def test_a_group_that_is_damaged_or_too_new_is_not_guessed(group: Group) -> None:
+    group["q"].insert(1)
+    file = group.path / groups.GROUP_FILE
+    sound = file.read_bytes()
+    for content, error in (
+        (b"", NotAQueue),
+        (sound[:-2], NotAQueue),
+        (sound.replace(b'"shards":2', b'"shards":0'), NotAQueue),
+        (sound + b'{"op":"create","format":2}\n', fsqueue.FormatTooNew),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(error):
+            Group(group.path)["q"].status()
+    file.write_bytes(b"torn" + b"\n" + sound + b'{"op":"later"}\n')
+    assert Group(group.path)["q"].status().waiting == 1
+
+
+def test_every_open_of_a_group_that_is_not_there_says_so(tmp_path: Path) -> None:
+    group = Group(tmp_path / "none")
+    with pytest.raises(QueueNotFound, match="fsqueue create --group"):
+        group.id  # noqa: B018 - it looks
+    assert [*group.queues()] == []
+    assert group.lease() == []
+    assert group.is_drained()
+    assert group.status().status == group.wait() == fsqueue.Status()
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(NotAQueue):
+        Group(tmp_path / "file")["q"].insert(1)
+    assert not (tmp_path / "none").exists()
+
+
+def test_paths_of_a_queue_are_those_of_its_encoded_name(group: Group) -> None:
+    for name in ("..", ".", "a/../../b", "%2E%2E", ".hidden", "google.com#fetch", "ä", "A", "a"):
+        group[name].insert(name)
+        directory = names.queue_directory(name)
+        assert group[name].path == group.path / directory
+        assert os.path.isfile(group.path / directory / "queue.jsonl")
+    assert {task.payload for task in group.lease(20)} == set(names_in(group))
+    assert sorted(os.listdir(group.path.parent)) == ["group"]
+
+
+def test_a_signal_of_the_group_s_time_is_a_new_queue(group: Group) -> None:
+    directory = GroupDirectory(str(group.path), Filesystem(str(group.path)))
+    before = directory.stamp()
+    group["q"].insert(1)
+    assert directory.stamp() != before
+    assert directory.stamp() == directory.stamp()

@@ -1,0 +1,313 @@
+"""Leasing from the queues of a group, waiting for them, and workers over a pattern."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+import fsqueue
+from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker
+from fsqueue.groups import members
+from fsqueue.worker import reclaiming
+from tests.support import calls, in_time
+from tests.waiting import until
+from tests.worker import tasks
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group.create(tmp_path / "group", shards=2, durability="none")
+
+
+def done(group: Group) -> dict[str, int]:
+    return {name: status.completed for name, status in group.status().queues.items()}
+
+
+def test_a_lease_takes_the_most_urgent_of_all_and_shares_among_equals(group: Group) -> None:
+    group["a"].insert_many(range(4))
+    group["b"].insert_many(range(4))
+    group["urgent"].insert("first", priority=1)
+    assert [task.payload for task in group.lease()] == ["first"]
+    assert sorted(task.queue.name for task in group.lease(4)) == ["a", "a", "b", "b"]  # type: ignore[attr-defined]
+    assert [task.queue for task in group.matching("b").lease(9)] == [group["b"], group["b"]]
+    assert group.lease(9, up_to=5) == []
+
+
+def test_a_lease_finds_a_queue_that_comes_later(group: Group) -> None:
+    assert group.lease() == []
+    group["late"].insert("task")
+    until(lambda: group.lease(), "the new queue to be found")
+
+
+def test_a_waiting_lease_finds_a_queue_that_comes_meanwhile(group: Group) -> None:
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.extend(group.lease(wait_s=60)), daemon=True)
+    waiting.start()
+    group["late"].insert("task")
+    until(lambda: found, "the new queue to be found")
+    waiting.join()
+
+
+def test_of_more_queues_than_are_open_each_is_looked_into(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also again later: what is not open is opened when its doorbell was rung, or a task of it comes due."""
+    monkeypatch.setattr(members, "OPEN_MAX", 3)
+    for number in range(10):
+        group[f"q{number}"].insert(number)
+    group["q3"].insert("later", delay_s=0.2)
+    found: list[object] = []
+
+    def look() -> int:
+        for task in group.lease(3):
+            task.complete()
+            found.append(task.payload)
+        return len(found)
+
+    until(lambda: look() == 11, "all tasks")
+    assert group.lease(3) == []
+    for number in (7, 2):
+        group[f"q{number}"].insert("again")
+        until(lambda expected=number: look() == (12 if expected == 7 else 13), "what was inserted later")
+    assert done(group) == {f"q{number}": 1 + (number in (2, 3, 7)) for number in range(10)}
+
+
+def test_a_paused_queue_does_not_keep_others_from_being_looked_into(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "OPEN_MAX", 2)
+    for number in range(6):
+        group[f"q{number}"].insert(number)
+    for number in range(3):
+        group[f"q{number}"].pause()
+    got: list[object] = []
+    in_time(lambda: [got.extend(group.lease(9)) for _ in range(6)] and None)
+    assert sorted(task.payload for task in got) == [3, 4, 5]  # type: ignore[attr-defined]
+    assert group.lease() == []
+
+
+def test_idle_looks_at_many_queues_cost_a_bounded_number_of_calls(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one for each queue: those that are not open are asked in turn, at a bounded rate."""
+    monkeypatch.setattr(members, "OPEN_MAX", 2)
+    monkeypatch.setattr(members, "BELLS_MAX", 3)
+    costs = []
+    for most in (10, 60):
+        for number in range(most):
+            group[f"q{number}"].insert(number)
+        mine = Group(group.path)
+        while mine.lease(50):
+            pass
+        mine.lease()
+        with calls(monkeypatch) as counted:
+            mine.lease()
+        costs.append(sum(counted.values()))
+    assert costs[1] <= costs[0] + 10
+
+
+def test_a_loop_ends_when_all_are_drained_and_does_what_comes_meanwhile(group: Group) -> None:
+    group["fetch"].insert_many(range(5))
+    seen = []
+    for task in group.poll(prefetch=2):
+        with task:
+            seen.append(task.payload)
+            if isinstance(task.payload, int):
+                group[f"parse{task.payload}"].insert(str(task.payload))
+    assert sorted(map(str, seen)) == sorted(2 * ["0", "1", "2", "3", "4"])
+    assert group.is_drained()
+
+
+def test_a_loop_that_is_left_puts_back_what_it_had_leased(group: Group) -> None:
+    for name in "ab":
+        group[name].insert_many(range(3))
+    with group.poll(prefetch=6) as tasks, next(tasks):
+        pass
+    assert group.status().status == Status(waiting=5, completed=1)
+
+
+def test_a_queue_that_never_was_is_waited_for_together_with_others(group: Group) -> None:
+    """It may come into being while it is waited for: a pipeline's next stage."""
+    group["first"].insert(1)
+    [task] = group["first"].lease()
+    found: list[list[Status]] = []
+    waiting = threading.Thread(
+        target=lambda: found.append(fsqueue.wait([group["first"], group["second"]])), daemon=True
+    )
+    waiting.start()
+    group["second"].insert(2)
+    task.complete()
+    [second] = group["second"].lease(wait_s=60)
+    assert found == []
+    second.complete()
+    until(lambda: found, "the end")
+    assert found == [[Status(completed=1), Status(completed=1)]]
+
+
+def test_a_queue_outside_and_groups_are_waited_for_together(group: Group, tmp_path: Path) -> None:
+    outside = Queue.create(tmp_path / "outside")
+    outside.insert(1)
+    group["a"].insert(1)
+    told: list[list[Status]] = []
+    assert fsqueue.wait([group, outside], 0, told.append) == [Status(waiting=1), Status(waiting=1)] == told[0]
+    for queue in (outside, group["a"]):
+        queue.lease()[0].complete()
+    assert fsqueue.wait([str(outside.path), group.matching("a"), group["none"]]) == [
+        Status(completed=1),
+        Status(completed=1),
+        Status(),
+    ]
+    assert group.wait() == Status(completed=1)
+
+
+@pytest.mark.parametrize("end", ["purge", "delete"])
+def test_what_was_purged_or_deleted_was_not_worked_off(group: Group, end: str) -> None:
+    group["a"].insert(1)
+    group["b"].insert(1)
+
+    def act(status: Status) -> None:
+        if status.waiting:
+            getattr(Group(group.path)["b"], end)()
+            for task in group["a"].lease():
+                task.complete()
+
+    with pytest.raises(QueuePurged, match=r"/b was (purged|deleted)"):
+        group.wait(poll=act)
+
+
+def test_a_group_is_drained_only_if_no_task_hops_from_queue_to_queue(group: Group) -> None:
+    """A task lives at each moment, in one queue or the next. New queues come, and old ones are deleted."""
+    group["q0"].insert(0)
+    enough = threading.Event()
+    hops: list[int] = []
+
+    def hop() -> None:
+        mine = Group(group.path)
+        number = 0
+        while not enough.is_set() or number < 20:
+            [task] = mine[f"q{number % 5}"].lease(wait_s=60)
+            mine[f"q{(number + 1) % 5}"].insert(number + 1)
+            task.complete()
+            if number % 3 == 2:
+                mine.delete(f"q{number % 5}")
+            number += 1
+            hops.append(number)
+
+    hopping = threading.Thread(target=hop, daemon=True)
+    hopping.start()
+    wrong = [f"after {len(hops)} hops" for _ in range(30) if group.is_drained()]
+    enough.set()
+    hopping.join()
+    assert wrong == []
+    assert not group.is_drained()
+
+
+def test_a_worker_does_what_comes_into_being_while_it_runs(group: Group) -> None:
+    for number in range(3):
+        group[f"fetch{number}"].insert_many(range(4))
+    group["other"].insert("left alone")
+    lock = threading.Lock()
+    new = iter(range(3, 6))
+
+    def handler(payload: object) -> None:
+        with lock:
+            number = next(new, None)
+        if number is not None:
+            group[f"fetch{number}"].insert(number)
+
+    report = Worker(group.matching("fetch[0-9]+"), handler, threads=2).run()
+    assert (report.ended, report.completed) == ("drained", 15)
+    assert group["other"].status().waiting == 1
+
+
+def test_a_worker_of_more_queues_than_are_open(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "OPEN_MAX", 2)
+    for number in range(9):
+        group[f"q{number}"].insert_many(range(2))
+    report = Worker(group, command=["true"], processes=2).run()
+    assert (report.ended, report.completed) == ("drained", 18)
+    assert set(done(group).values()) == {2}
+
+
+def test_a_worker_with_processes_and_one_for_a_queue_that_never_was(group: Group) -> None:
+    group["a"].insert(5)
+    report = Worker([group["a"], group["never"]], tasks.double, processes=1).run()
+    assert (report.ended, report.completed) == ("drained", 1)
+    assert [result.result for result in group["a"].results()] == [{"double": 10}]
+    assert not group["never"].exists()
+
+
+def test_a_queue_that_is_deleted_while_a_worker_runs_is_no_error(group: Group) -> None:
+    group["a"].insert_many(range(3))
+    group["b"].insert(0)
+
+    def handler(payload: object) -> None:
+        Group(group.path).delete("b")
+
+    report = Worker(group, handler, threads=1, prefetch=1).run()
+    assert report.ended == "drained"
+    assert group.status().status.completed >= 3
+
+
+@pytest.mark.parametrize("kind", ["group", "plain"])
+def test_a_worker_of_a_later_stage_that_starts_first_waits_for_the_earlier_ones(
+    group: Group, tmp_path: Path, kind: str
+) -> None:
+    if kind == "group":
+        first, second = group["fetch"], group["parse"]
+    else:
+        first, second = Queue.create(tmp_path / "first"), Queue.create(tmp_path / "second")
+    first.insert_many(range(3))
+    ends: list[str] = []
+    said: list[fsqueue.Event] = []
+    worker = Worker(second, tasks.nothing, threads=1, upstream=[first], tell=said.append)
+    later = threading.Thread(target=lambda: ends.append(worker.run().ended), daemon=True)
+    later.start()
+    for number in range(3):
+        [task] = first.lease()
+        second.insert(number)
+        until(lambda expected=number: second.status().completed == expected + 1, "the later stage")
+        assert ends == []
+        task.complete()
+    until(lambda: ends, "the end of the later stage")
+    assert ends == ["drained"]
+
+
+def test_the_leases_of_a_killed_worker_end_in_all_queues_of_its_group(group: Group) -> None:
+    """What its fork server starts gets the path of the group."""
+    run = "0123456789abcdef"
+    for name in ("a#1", "b"):
+        group[name].insert(1)
+        mine = Queue(group[name].path)
+        mine._leaser.run_id = run
+        assert len(mine.lease()) == 1
+    group["c"].insert(1)
+    assert len(group["c"].lease()) == 1
+    subprocess.run(reclaiming.command([str(group.path)], run), check=True, timeout=60, cwd="/")
+    assert group.status().status == Status(waiting=2, leased=1)
+
+
+def test_wrong_use_is_refused(group: Group) -> None:
+    for wrong in (
+        lambda: Worker([], "true"),
+        lambda: Worker(str(group.path), "true"),  # type: ignore[arg-type]
+        lambda: Worker(group, "true", upstream=5),  # type: ignore[arg-type]
+        lambda: group.lease(0),
+        lambda: group.lease(lease_s=0),
+        lambda: group.poll(until="empty"),  # type: ignore[arg-type]
+        lambda: list(group.queues(tasks_min=-1)),
+        lambda: fsqueue.wait(group),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgument):
+            wrong()
+
+
+def test_all_of_it_can_be_sent_to_another_process(group: Group) -> None:
+    group["a"].insert(1)
+    for thing in (group, group["a"], group.matching("a")):
+        assert [task.payload for task in copy.deepcopy(thing).lease(wait_s=1)] == [1]
+        group["a"].release_all()
