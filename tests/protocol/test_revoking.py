@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -147,6 +148,27 @@ def test_idle_workers_are_notified_if_a_lease_was_ended(q: Queue, clock: ManualC
     assert bell.read() == before
     revoking.expire_run(q.store, RUN)
     assert bell.read() != before
+
+
+def test_idle_workers_are_notified_of_what_was_ended_before_an_error(
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.insert_many(range(2), batch_tasks=1)
+    of_run(q, RUN, clock).lease(2)
+    real, ended = revoking.expire, []
+
+    def failing(*arguments: Any) -> int:
+        if ended:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        ended.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(revoking, "expire", failing)
+    before = q.store.doorbell.read()
+    with pytest.raises(OSError, match="Input/output"):
+        revoking.expire_run(q.store, RUN)
+    assert q.store.doorbell.read() != before
+    assert len(q.lease(2)) == 1
 
 
 def test_a_death_at_any_step_leaves_the_rest_to_the_next(queue_factory: QueueFactory, clock: ManualClock) -> None:

@@ -429,6 +429,28 @@ def test_a_recorded_retry_is_durable_before_another_process_publishes_it(
     assert "fsync dead" in steps[:published]
 
 
+def test_a_purge_of_letters_is_durable_when_it_is_reported(queue: Queue) -> None:
+    # Else a power loss might bring letters back that a user was told are gone.
+    queue.insert("payload")
+    queue.lease()[0].bury("no good")
+    steps = writes_and_syncs(queue, lambda mine: mine.purge_dead())
+    assert "fsync dead" in steps[steps.index("write dead") :]
+
+
+@pytest.mark.parametrize("verb", ["retry_dead", "purge_dead"])
+def test_letters_of_which_the_record_fails_are_not_counted_as_settled(q: Queue, verb: str) -> None:
+    bury(q, "x")
+
+    def trap(what: str, call: Callable[..., Any], *args: Any) -> Any:
+        if what == "write" and "/dead/" in os.readlink(f"/proc/self/fd/{args[0]}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*args)
+
+    with trapped(q, trap) as mine, pytest.raises(StorageError, match="Dead letters settled: 0"):
+        getattr(mine, verb)()
+    assert len(list(q.dead())) == 1
+
+
 # -- batches of a retry --------------------------------------------------------------------------------
 
 

@@ -10,14 +10,17 @@ import os
 import random
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.worker import loop, processes, wire
+from fsqueue.worker.jobs import Job
 from tests.support import QueueFactory
 from tests.waiting import until
 from tests.worker import tasks
@@ -109,6 +112,38 @@ def lose(worker: Worker, where: Path) -> None:
         job.task.release()
 
     worker._loop.mailbox.post(lost)
+
+
+def test_a_task_that_a_child_takes_while_the_one_before_comes_back_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its time would never be over, and what it prints would belong to the other one."""
+    receive, begun_for = wire.receive, []
+    child: Any = object.__new__(processes._Child)
+    child.end, child.theirs = wire.pair()
+    child.streams, child.family = [], SimpleNamespace(now=lambda: 7.0)
+    child.family.begin_attempt = lambda streams, task: begun_for.append(task.id)
+    first, second, third = (Job(cast("Any", SimpleNamespace(id=name))) for name in ("first", "second", "third"))
+    first.began = 5.0
+    child.given = deque([first, second, third])
+    for number, job in enumerate(child.given, 1):
+        job.number = number
+        wire.send(child.end, number, job.task.id, b"{}")
+    calls = 0
+
+    def interleaving(end: Any, *flags: int) -> Any:
+        """Between the parent's first look and its second the child receives the second task."""
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            received = receive(child.theirs)
+            assert received is not None
+            assert received.task == "second"
+        return receive(end, *flags)
+
+    monkeypatch.setattr(wire, "receive", interleaving)
+    assert child.take_back() == [first, third]
+    assert (list(child.given), second.began, begun_for) == ([second], 7.0, ["second"])
+    child.end.close()
+    child.theirs.close()
 
 
 @pytest.mark.parametrize("cause", [stop, cut_short, steal, lose])

@@ -244,10 +244,14 @@ def leased_of(queue: Queue) -> Any:
 class File:
     """Kept output."""
 
-    name, is_incomplete = "kept", False
+    name, is_incomplete, writers = "kept", False, 0
 
     def __init__(self) -> None:
         self.data = b""
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
 
     def append(self, data: bytes) -> None:
         self.data += data
@@ -267,6 +271,49 @@ def test_what_is_not_written_when_the_worker_ends_counts_once_for_each_attempt(m
     writer.close()
     assert (writer.unkept, written.is_incomplete, unwritten.is_incomplete) == (1, False, True)
     may_go.set()
+    writer.join(60)
+
+
+def test_what_cannot_be_written_makes_room_like_what_is_written() -> None:
+    """Else the pipes of all commands would stay full once a full disk had refused a megabyte of their output."""
+    told: list[str] = []
+    writer = OutputWriter(lambda name, error: None, told.append)
+    may_go, resumed = threading.Event(), threading.Event()
+
+    def refuse() -> None:
+        may_go.wait(60)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer.start()
+    writer.do(refuse, output.BACKLOG_BYTES_MAX + 1)
+    assert writer.is_full(resumed.set)
+    may_go.set()
+    assert resumed.wait(60)
+    assert not writer.is_full(resumed.set)
+    assert (len(told), writer.is_full_disk) == (1, True)
+    writer.close()
+    writer.join(60)
+
+
+def test_the_last_stream_that_leaves_a_file_closes_it() -> None:
+    """Else old files would take up the number that may be open, and those at work would be cut into several."""
+    writer = OutputWriter(lambda name, error: None, lambda text: None)
+    first, second = (Stream(Mailbox(), writer, ours, "line", False) for ours in (1, 2))
+    before, after = File(), File()
+    files: list[Any] = [before, after]
+    writer.start()
+    for file in files:
+        first.keep_in(file)
+        second.keep_in(file)
+    assert before.closed.wait(60)
+    second.close()
+    looked = threading.Event()
+    writer.do(looked.set)
+    assert looked.wait(60)
+    assert not after.closed.is_set(), "the first stream still ends in it"
+    first.close()
+    assert after.closed.wait(60)
+    writer.close()
     writer.join(60)
 
 

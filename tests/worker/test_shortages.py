@@ -174,3 +174,19 @@ def test_a_shortage_long_ago_is_another_one() -> None:
     clock.advance(FORGOTTEN_S + 1)
     assert shortage.met()
     assert not shortage.is_hopeless(error)
+
+
+def test_tries_before_a_call_that_succeeded_do_not_count_for_a_later_shortage() -> None:
+    """Else a worker would end at the first refusal that outlasts five seconds, without its tries."""
+    now = 0.0
+    shortage = shortages.Shortage(lambda: now, lambda: 0.5)
+    refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    for _ in range(shortages.TRIES):
+        shortage.met()
+    shortage.over()
+    assert shortage.met(), "it is the first of another one"
+    now += shortages.OWN_S
+    assert not shortage.is_hopeless(refused)
+    for _ in range(shortages.TRIES - 1):
+        assert not shortage.met()
+    assert shortage.is_hopeless(refused)
