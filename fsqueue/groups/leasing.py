@@ -42,15 +42,14 @@ class GroupLeaser:
         deadline, backoff = clock.monotonic() + wait_s, Backoff(BELL_S, self._random)
         rounds = 0
         while True:
-            is_changed = members.refresh()
             rounds += 1
-            if is_changed:
+            if members.refresh():
                 self._several.change(members.watches)
             got = self._several.look(n)
             left_s = deadline - clock.monotonic()
             if got:
                 return got
-            if is_changed and not members.is_complete and rounds <= members.rounds_max:
+            if not members.is_complete and members.due_s() == 0 and rounds <= members.rounds_max:
                 continue  # others are opened in place of those in which nothing was found
             if left_s <= 0:
                 return got
