@@ -6,9 +6,8 @@ import asyncio
 from contextlib import suppress
 
 from fsqueue import forks
-from fsqueue.async_thread import in_thread
 from fsqueue.clock import Backoff
-from fsqueue.leased_task import LeasedTask
+from fsqueue.leased_task import LeasedTask, in_thread
 from fsqueue.poll import Lessor, Poll
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import BELL_S, IdlePoller

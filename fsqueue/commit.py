@@ -18,7 +18,7 @@ from fsqueue.format.layout import Layout
 from fsqueue.format.models import CommitPart, CommitReport
 from fsqueue.format.names import CommitName, Uuid
 from fsqueue.format.wording import counted
-from fsqueue.protocol import encoding, insert_errors, insertion, overwriting
+from fsqueue.protocol import encoding, insert_errors, overwriting
 from fsqueue.storage import commits, queue_changes
 from fsqueue.storage.commits import Part, Record
 from fsqueue.storage.store import Store
@@ -70,7 +70,7 @@ class Commit:
         self.store.refresh()
         return self._stage(user_items(batches))
 
-    def _stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
+    def _stage(self, batches: Iterable[encoding.Encoded | None]) -> CommitPart:
         stager = _Stager(self.store, self.name, self.attempt)
         try:
             return stager.stage(batches)
@@ -237,7 +237,7 @@ class _Stager:
             "the name is free: repeat the call, or the command, to insert it into the purged queue."
         )
 
-    def stage(self, batches: Iterable[encoding.Encoded]) -> CommitPart:
+    def stage(self, batches: Iterable[encoding.Encoded | None]) -> CommitPart:
         """Stage all tasks up to the end of the stream, or up to a bad one, and return their part.
 
         After any other error nothing is left of them.
@@ -265,7 +265,7 @@ class _Stager:
         store, fs, before = self.store, self.store.fs, len(self.opened)
         queue_changes.mark_ordered(store, min(encoded.rank for encoded in group))
         for encoded in group:
-            at = insertion.moment(store, encoded.when)
+            at = encoding.moment(store, encoded.when)
             name = names.TaskFileName(at, names.successor(self.first, self.files), encoded.tasks).ranked(encoded.rank)
             self.opened.append(fs.create(f"{self.directory}/{name}"))
             self.files += 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fsqueue import forks
 from fsqueue.clock import duration_ms, pause_s
@@ -16,6 +16,8 @@ from fsqueue.format.layout import Settings
 from fsqueue.format.models import Movement, Status, TaskRef, Used
 from fsqueue.format.names import Batch
 from fsqueue.storage.store import Store
+
+T = TypeVar("T")
 
 
 class Verbs(Protocol):
@@ -259,9 +261,30 @@ class LeasedTask:
     ) -> bool:
         if self._is_parents():  # whose event loop, and whose threads, this process does not have
             return False
-        with forks.held_off():
-            from fsqueue.async_thread import in_thread
         return await in_thread(lambda: self.__exit__(kind, error, trace))
 
     def __repr__(self) -> str:
         return f"<LeasedTask {self.id} attempt {self.attempt}>"
+
+
+async def in_thread(act: Callable[[], T]) -> T:
+    """Run blocking code of this package in a thread of the event loop's pool, and return what it returns.
+
+    A cancellation waits until `act` has ended. Otherwise `act` would still run while the cancelled coroutine goes on.
+    """
+    with forks.held_off():
+        import asyncio
+    future = asyncio.get_running_loop().run_in_executor(None, act)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])  # unlike awaiting the future, this leaves it alone when it is cancelled
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        future.exception()  # else asyncio would log that the exception was never retrieved
+        try:
+            raise cancelled
+        finally:
+            del cancelled
+    return future.result()

@@ -244,26 +244,26 @@ class _EndCheck:
         return True
 
 
-left: deque[tuple[Verbs, list[LeasedTask]]] = deque()
+dropped: deque[tuple[Verbs, list[LeasedTask]]] = deque()
 """Tasks leased ahead by loops that were dropped without being closed, until they are put back."""
-forks.register(left, deque.clear)  # in a child: the parent puts them back
+forks.register(dropped, deque.clear)  # in a child: the parent puts them back
 
 
-def put_back(queue: Verbs | None = None) -> None:
+def put_back_dropped(queue: Verbs | None = None) -> None:
     """Release what dropped loops of one queue, or of all, have left behind. Never raises fsqueue's errors.
 
     Several threads may do so at once: a lease that another one has released already is found lost.
     """
-    for entry in tuple(left):
+    for entry in tuple(dropped):
         of, tasks = entry
         if queue is None or of is queue:
             with suppress(FsqueueError):  # another worker has them now; or they come back when their leases end
                 of.release(tasks)
             with suppress(ValueError):
-                left.remove(entry)
+                dropped.remove(entry)
 
 
-atexit.register(put_back)
+atexit.register(put_back_dropped)
 
 
 class Poll:
@@ -341,8 +341,8 @@ class Poll:
         # To release here would then wait for ever; so another thread does it. Starting one takes no lock.
         try:
             if tasks := self._taken_out():
-                left.append((self._queue, tasks))
-                _thread.start_new_thread(put_back, ())
+                dropped.append((self._queue, tasks))
+                _thread.start_new_thread(put_back_dropped, ())
         except (AttributeError, RuntimeError, TypeError):
             # Never opened; or no thread can be started: the next lease, or the exit, puts them back; or that was so.
             pass

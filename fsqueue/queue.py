@@ -35,7 +35,7 @@ from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.poll import Errors, Poll, Prefetched, Until, left, put_back, wait
+from fsqueue.poll import Errors, Poll, Prefetched, Until, dropped, put_back_dropped, wait
 from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
@@ -237,9 +237,9 @@ class Queue(Maintenance):
             task = encoding.encode(item, self.settings.task_bytes_max, default=default)
             if task.key is not None:
                 return self._keyed.insert(task)
-            if (id := self._inserter.insert_if_taken(task)) is None:
-                id = insertion.insert_in_file(self.store, task)
-            return TaskRef(id)
+            if self._inserter.takes(task):
+                return TaskRef(self._inserter.insert(task))
+            return TaskRef(insertion.insert_in_file(self.store, task))
         except OSError as error:
             raise insert_errors.is_out(self.store, error) from error
         except FsqueueError as error:
@@ -259,12 +259,15 @@ class Queue(Maintenance):
     ) -> int:
         """Insert a stream of payloads or Tasks in bounded memory; returns how many are new.
 
-        A stream of one task costs what `insert` costs. Tasks with keys are inserted one at a time, in the order of the
+        Up to 256 tasks that take up to 256 KiB are appended to a batch at once, for the price of one `insert`. More
+        become files of at least 32 tasks. What a slow stream has brought is in the queue after a second. Tasks with
+        keys are inserted one at a time, in the order of the
         stream, each after all that came before it. Those whose key is taken are neither inserted nor counted. For more
         than 100,000 keys, a `commit` is the better choice.
 
-        `batch_tasks`: tasks a file, instead of batches that grow with the stream. It applies only to tasks without
-        keys. `total`: how many tasks there will be about, if known, so that batches are large from the start.
+        `batch_tasks`: tasks a file, instead of batches that grow with the stream; small streams make files, too, then.
+        It applies only to tasks without keys. `total`: how many tasks there will be about, if known, so that batches
+        are large from the start.
         `delay_s`: seconds before tasks become available that do not say so themselves. They are durable when this
         returns. An InvalidTask names the position of the bad one; the tasks before it are in the queue. An error's
         `inserted` says up to where the stream was handled, and `new` how many tasks were inserted. Under the name
@@ -281,8 +284,8 @@ class Queue(Maintenance):
             tasks = unchanged(tasks)
         if commit is not None:
             return insert_once(self.store, tasks, commit, delay_s, batch_tasks)
-        insert_one = self._inserter.insert_if_taken if batch_tasks is None else None
-        return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, insert_one, self._insert_keyed)
+        inserter = self._inserter if batch_tasks is None else None
+        return insertion.insert_many(self.store, tasks, delay_s, batch_tasks, total, inserter, self._insert_keyed)
 
     def _insert_keyed(self, task: encoding.EncodedTask) -> bool:
         return self._keyed.insert(task).inserted
@@ -321,8 +324,8 @@ class Queue(Maintenance):
         leaser, bound = self._leaser, None
         if up_to is not None or order != "priority":
             leaser, bound = self._leaser_for(order), None if up_to is None else bound_of(up_to)
-        if left:
-            put_back(self)
+        if dropped:
+            put_back_dropped(self)
         mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
         before = resources.mark() if mine.held or mine.fds or mine.fresh else resources.NOTHING
         process = forks.depth
@@ -399,12 +402,12 @@ class Queue(Maintenance):
 
     @verb("leasing")
     def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
-        put_back(self)
+        put_back_dropped(self)
         return waiting.wait(waiting.IdlePoller(self._leaser, lease_ms), [self.store], n, math.inf, stop)
 
     @verb("leasing")
     def _look(self, idle_poller: waiting.IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
-        put_back(self)
+        put_back_dropped(self)
         got = idle_poller.look(n)
         waiting.tell_pauses([self.store])
         return got, not got and stop()
@@ -511,7 +514,7 @@ class Queue(Maintenance):
 
         `exact` reads the active logs; otherwise names alone (an estimate).
         """
-        put_back(self)
+        put_back_dropped(self)
         return inspection.status(self.store, exact)
 
     @verb("reading what went on")

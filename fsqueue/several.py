@@ -11,7 +11,7 @@ from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import resources
 from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import put_back
+from fsqueue.poll import put_back_dropped
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import wait
 from fsqueue.queue import Queue
@@ -37,7 +37,7 @@ def lease(
     several = _several(queues)
     whole("n", n)
     bound = None if up_to is None else bound_of(up_to)
-    put_back()
+    put_back_dropped()
     last = getattr(_turns, "last", None)
     last_queue = last() if last is not None else None
     if last_queue in several:

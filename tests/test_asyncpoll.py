@@ -11,8 +11,8 @@ import pytest
 
 import fsqueue
 from fsqueue import Queue, StorageError, asyncpoll
-from fsqueue.async_thread import in_thread
 from fsqueue.filesystem import Filesystem
+from fsqueue.leased_task import in_thread
 from fsqueue.storage import listening
 from fsqueue.storage.listening import Listener
 from tests.waiting import until_async

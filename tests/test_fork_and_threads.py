@@ -998,7 +998,7 @@ def test_a_queue_that_is_let_go_of_has_closed_its_descriptors(queue_factory: Que
     try:
         before = set(os.listdir("/proc/self/fd"))
         queue = queue_factory()
-        queue.insert_many(range(3))
+        queue.insert_many(range(3), batch_tasks=1)
         queue.lease()[0].complete()
         for task in queue.poll():
             with task:

@@ -112,7 +112,7 @@ def is_locked_by(fd: int) -> bool:
 
 def check(queue: Queue, before: dict[int, str]) -> None:
     """Nothing is taken, and what is open belongs to open logs, or tells whether the queue was purged."""
-    poll.put_back()
+    poll.put_back_dropped()
     store = queue.store
     assert resources.this_thread.owned.held == []
     assert not resources.this_thread.owned.fds

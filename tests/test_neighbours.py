@@ -170,7 +170,7 @@ def test_a_name_in_a_record_that_no_file_can_have_stops_nobody(
     queue_factory: QueueFactory, priority: str, op: str
 ) -> None:
     queue = queue_factory(shards=1)
-    queue.insert_many(["a", "b"])
+    queue.insert_many(["a", "b"], batch_tasks=2)
     first = queue.lease()
     for log in log_files(queue):
         name = f"0000000000000-{log.stem}-2-{priority}.jsonl"

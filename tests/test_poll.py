@@ -44,7 +44,7 @@ def test_the_loop_that_finds_the_end_tells_idle_workers_once(q: Queue) -> None:
 
 
 def test_everything_is_handed_out_once_until_the_queue_is_drained(q: Queue) -> None:
-    q.insert_many(range(30))
+    q.insert_many(range(30), batch_tasks=1)
     found = []
     for task in q.poll():
         with task:
@@ -525,7 +525,7 @@ def leaving(loop: Callable[[], object]) -> None:
             gc.collect()
             try:  # wait for a thread that would put back
                 until(lambda: len(os.listdir("/proc/self/task")) == 1, "other threads to end")
-                poll.put_back()
+                poll.put_back_dropped()
             finally:
                 os._exit(0)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, LockTimeout, Queue, QueuePurged, StorageFull, Task, repeating
+from fsqueue import InvalidArgument, LockTimeout, Queue, QueuePurged, StorageFull, Task, maintenance
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.protocol.finishing import LINGER_MS
@@ -201,7 +201,7 @@ def test_a_batch_that_finishes_meanwhile_is_not_retried_twice(q: Queue, clock: M
 
 
 def test_groups_are_bounded(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeating, "GROUP_TASKS_MAX", 3)
+    monkeypatch.setattr(maintenance, "GROUP_TASKS_MAX", 3)
     complete(q, *range(10), batch_tasks=5)
     assert q.retry_completed().retried == 10
     assert waiting(q) == list(range(10))
@@ -209,14 +209,14 @@ def test_groups_are_bounded(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_groups_are_bounded_in_bytes(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of 45 bytes: the fourth is the one that reaches the bound. Each group counts for itself."""
-    monkeypatch.setattr(repeating, "GROUP_BYTES_MAX", 150)
-    insert, sizes = repeating._Repeater._insert, list[int]()
+    monkeypatch.setattr(maintenance, "GROUP_BYTES_MAX", 150)
+    insert, sizes = maintenance._Repeater._insert, list[int]()
 
     def noted(self: Any, shard: Any, group: list[Any]) -> None:
         sizes.append(len(group))
         insert(self, shard, group)
 
-    monkeypatch.setattr(repeating._Repeater, "_insert", noted)
+    monkeypatch.setattr(maintenance._Repeater, "_insert", noted)
     complete(q, *(f"{number:030}" for number in range(10)), batch_tasks=10)
     assert q.retry_completed().retried == 10
     assert [size for size in sizes if size] == [4, 4, 2]
@@ -243,7 +243,7 @@ def test_its_batches_are_no_larger_than_those_of_an_insert(
 def test_what_another_call_retries_between_two_groups_is_left_out(
     q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeating, "GROUP_TASKS_MAX", 1)
+    monkeypatch.setattr(maintenance, "GROUP_TASKS_MAX", 1)
     complete(q, 1, 2, 3)
     other, others, asked = Queue(q.path, clock=clock), [], []
 
@@ -299,14 +299,14 @@ def test_a_purge_after_the_last_insertion_is_told(
     q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete(q, 1, 2)
-    give_back = repeating._Repeater._give_back
+    give_back = maintenance._Repeater._give_back
 
     def purging(self: Any, shard: Any) -> None:
         give_back(self, shard)
         if shard is not None:
             Queue(q.path, clock=clock).purge()
 
-    monkeypatch.setattr(repeating._Repeater, "_give_back", purging)
+    monkeypatch.setattr(maintenance._Repeater, "_give_back", purging)
     with pytest.raises(QueuePurged, match="Nothing is left to do"):
         q.retry_completed()
 

@@ -29,6 +29,13 @@ COARSE_S = 0.5
 """Stamps in steps this large say little about the time."""
 OK, WARNING, UNFIT, UNTRIED = mountadvice.OK, mountadvice.WARNING, mountadvice.UNFIT, "untried"
 """A queue's need is met; met, but with a limit that users should know; not met; not tested."""
+SKEW_S = 1.0
+"""A host's clock is well set if it is not further from the file server's than this."""
+ASK_LOCKS = (
+    "Use another filesystem, or ask for the mount option that makes file locks work (Lustre: 'flock'; NFS: "
+    "'local_lock=none', and a running lock service; BeeGFS: 'tuneUseGlobalFileLocks = true')."
+)
+ASK_ANOTHER = "Use another filesystem (NFS 4, Lustre with 'flock', ext4, xfs, ...)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +69,6 @@ def about(mount: Mount) -> ProbeResult:
         advice,
         {"type": mount.kind, "point": mount.point, "options": mount.options, "source": mount.source},
     )
-
-
-SKEW_S = 1.0
-"""A host's clock is well set if it is not further from the file server's than this."""
-
-ASK_LOCKS = (
-    "Use another filesystem, or ask for the mount option that makes file locks work (Lustre: 'flock'; NFS: "
-    "'local_lock=none', and a running lock service; BeeGFS: 'tuneUseGlobalFileLocks = true')."
-)
-ASK_ANOTHER = "Use another filesystem (NFS 4, Lustre with 'flock', ext4, xfs, ...)."
 
 
 class Bench:

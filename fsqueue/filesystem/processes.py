@@ -18,6 +18,18 @@ from dataclasses import dataclass
 BOOT_DIGITS = 12
 _HEAD_BYTES = 256
 """Number of bytes in which the kernel looks for an interpreter."""
+ANCESTORS_MAX = 100
+"""Maximum number of generations of parent processes to look at."""
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for the filesystem",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "a zombie",
+    "I": "idle",
+}
+COMMAND_CHARS_MAX = 200
 
 
 def _place() -> str | None:
@@ -147,10 +159,6 @@ def _no_script(word: str, head: bytes) -> str:
     return f"it names no interpreter: begin it with a line such as #!/bin/sh, or write the interpreter before {word}"
 
 
-ANCESTORS_MAX = 100
-"""Maximum number of generations of parent processes to look at."""
-
-
 def start_of(path: str, bytes_max: int) -> bytes | None:
     """Return the first bytes of a regular file; None if it cannot be read, or is none. Do not wait for a pipe."""
     try:
@@ -187,19 +195,7 @@ def age_with(variable: str, value: str) -> float:
 
 def _environment(pid: int) -> list[bytes]:
     """Return the environment that a process began with; empty if it is another user's, or gone."""
-    return os.fsencode(_read(f"/proc/{pid}/environ", "surrogateescape")).split(b"\0")
-
-
-STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "waiting for the filesystem",
-    "T": "stopped",
-    "t": "stopped by a debugger",
-    "Z": "a zombie",
-    "I": "idle",
-}
-COMMAND_CHARS_MAX = 200
+    return _read_bytes(f"/proc/{pid}/environ").split(b"\0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +263,13 @@ def boot_id() -> str:
     return _read("/proc/sys/kernel/random/boot_id").strip()
 
 
-def _read(path: str, errors: str = "replace") -> str:
+def _read(path: str) -> str:
+    return _read_bytes(path).decode(errors="replace")
+
+
+def _read_bytes(path: str) -> bytes:
     try:
-        with open(path, encoding="utf-8", errors=errors, newline="") as file:
+        with open(path, "rb") as file:
             return file.read()
     except OSError:
-        return ""
+        return b""

@@ -25,6 +25,9 @@ from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
 LINKS_MAX = 40
 """Maximum number of links to follow, one after the other, as the system does (path_resolution(7))."""
 _LOOK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+LEFTOVER_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIGITS = 16
 
 
 class OthersLink(PermissionError):
@@ -78,11 +81,6 @@ def _target(directory: int, name: str) -> str | None:
         return os.readlink("", dir_fd=fd)
     finally:
         os.close(fd)
-
-
-NEW_FILE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-LEFTOVER_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DIGITS = 16
 
 
 class Replaced:

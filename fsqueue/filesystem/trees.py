@@ -2,6 +2,9 @@
 
 A tree is opened once, and everything is done through that descriptor. A proof, where the caller asks for one, is about
 the very directory that is open. So no neighbour can put another in its place between the look and the removal.
+
+What a thread removes within `count_removals` is counted, so that `gc` can report it. Elsewhere a removal costs no
+further system call.
 """
 
 from __future__ import annotations
@@ -17,6 +20,13 @@ from functools import partial
 
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
 from fsqueue.filesystem.resources import Closer, close, opened
+
+CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
+"""Another process removes it or still adds to it, or (NFS) an open file lingers. The next reaping takes the rest."""
+REFUSED = (errno.EACCES, errno.EPERM)
+NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
+"""A larger file proves nothing. Number of bytes to read at a time."""
 
 
 @dataclass(slots=True)
@@ -54,14 +64,6 @@ def counting_removal(name: str, within: int) -> Iterator[None]:
         if is_directory or found.st_nlink == 1:
             freed.inodes += 1
             freed.bytes += 0 if is_directory else found.st_size
-
-
-CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
-"""Another process removes it or still adds to it, or (NFS) an open file lingers. The next reaping takes the rest."""
-REFUSED = (errno.EACCES, errno.EPERM)
-NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
-PROOF_BYTES_MAX, READ_BYTES = 64 << 20, 1 << 20
-"""A larger file proves nothing. Number of bytes to read at a time."""
 
 
 class OpenTree:

@@ -13,6 +13,7 @@ from fsqueue.storage.store import Store
 LEFTOVER, DAMAGE, STRAY = "leftover", "damage", "stray"
 """How grave a finding is. A leftover of a crash: the next process that meets it mends it. Damage: it hinders work, or
 data is lost. A stray: it is not the queue's."""
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +289,6 @@ def found(store: Store, kind: str, path: str, tasks: int = 0, note: str = "") ->
     """Return a finding at an absolute path in the queue. Bytes of the path that are not UTF-8 are escaped."""
     inside = path.removeprefix(store.path + "/")
     return Finding(kind, os.fsencode(inside).decode("utf-8", "backslashreplace"), tasks, note)
-
-
-UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def guarded(store: Store, place: str, suspects: Iterable[Suspect]) -> Iterator[Suspect]:

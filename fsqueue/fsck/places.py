@@ -128,7 +128,7 @@ class _Places:
             elif (
                 is_doctor_directory(name)
                 or name in (trash.OWN, ".quarantine", RESULTS, self.store.queue_state.directory)
-                or self._is_beside(name)
+                or (name.startswith(trash.BESIDE) and self._is_trash(name.removeprefix(trash.BESIDE)))
             ):
                 yield from self._kind(path, kind, "directory")
                 if path == self.layout.quarantine and kind == "directory":
@@ -151,7 +151,7 @@ class _Places:
                 )
             else:
                 yield from self._kind(path, kind, None)
-        yield from self._walk(self.layout.trash, self._in_trash)
+        yield from self._walk(self.layout.trash, lambda name: "directory" if self._is_trash(name) else None)
         for path in self._trees():
             yield from self._inside(path)
         trees = [path for path in self._trees() if nested.inside(fs, path) is None]
@@ -161,12 +161,6 @@ class _Places:
                 self._abandoned_trash,
                 self._reap,
             )
-
-    def _is_beside(self, name: str) -> bool:
-        return name.startswith(trash.BESIDE) and self._is_trash(name.removeprefix(trash.BESIDE))
-
-    def _in_trash(self, name: str) -> str | None:
-        return "directory" if self._is_trash(name) else None
 
     def _is_trash(self, name: str) -> bool:
         return trash.is_ours(name, self.store.queue_state.id)
@@ -266,7 +260,7 @@ class _Places:
                 yield Suspect(
                     found(self.store, "pending-retry", path, count),
                     partial(self._is_pending, name),
-                    self._publish,
+                    partial(retrying.publish_pending, self.store),
                 )
             elif names.parse_task_file(name) is None and not names.is_probe(name):
                 yield from self._kind(path, kind, None)
@@ -281,10 +275,6 @@ class _Places:
         """
         path = f"{self.layout.staging}/{name}"
         return not staging.is_held(self.store, path) and name in retrying.pending(self.store)
-
-    def _publish(self) -> None:
-        if retrying.publish_pending(self.store):
-            self.store.doorbell.ring()
 
     def _old(self, path: str, kind: str, mend: Callable[[], object]) -> Iterator[Suspect]:
         """Yield a file that no process has written to for a day."""

@@ -1,4 +1,4 @@
-"""From a stream of tasks to encoded batches and groups of them, in bounded memory (decision 0008)."""
+"""From a stream of tasks to encoded batches and groups of them, in bounded memory (decisions 0008 and 0045)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
-from fsqueue.clock import duration_ms
+from fsqueue.clock import MS_MAX, duration_ms
 from fsqueue.errors import InvalidArgument, InvalidTask
 from fsqueue.format import keys, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX
@@ -19,11 +19,13 @@ GROUP_BYTES_MAX = 8 << 20
 """A group is published when it has this many bytes, ..."""
 GROUP_BATCHES_MAX = 64
 """... or this many batches."""
+FILE_TASKS_MIN = 32
+"""A stream makes no task file of fewer tasks, unless they are large, or the caller asks for such files."""
 SPREAD, SMALL_JOB = 32, 2_000
 """Number of batches, about, and the most tasks of a job that is spread over these (decision 0008)."""
 HELD_MAX, HELD_S = 10_000, 1.0
-"""Number of tasks and time after which a stream is no longer held back. It is held back to see how large the job is,
-and no longer than GROUP_BYTES_MAX."""
+"""A stream is held back up to this number of tasks, and to GROUP_BYTES_MAX, to see how large the job is. After this
+time of waiting for tasks, those that came are published: workers do not wait for the rest of a slow stream."""
 RUN_TASKS_MAX, RUN_BYTES_MAX, RUN_S = 256, 1 << 18, 0.05
 """Lines are handed on in runs of this number or this size; in smaller ones, if they take longer than RUN_S to come."""
 OPEN_BATCHES_MAX = 64
@@ -50,12 +52,14 @@ class EncodedTask(NamedTuple):
 class Encoded:
     """A batch being filled, or full, on its way to the disk: `pieces` of its file, each of several whole lines."""
 
-    __slots__ = ("pieces", "priority", "rank", "size", "tasks", "when")
+    __slots__ = ("pieces", "priorities", "rank", "size", "tasks", "when")
 
-    def __init__(self, when: When, priority: Priority | None = None) -> None:
+    def __init__(self, when: When, priorities: list[Priority] | None = None) -> None:
         self.when = when
-        self.priority, self.rank = priority, rank_of(priority)
-        """Those of its most urgent task."""
+        self.priorities = priorities
+        """Those of its tasks, the most urgent first. None if no task has one."""
+        self.rank = rank_of(priorities[0]) if priorities else LAST
+        """That of its most urgent task."""
         self.pieces: list[bytes | memoryview] = []
         self.tasks = self.size = 0
 
@@ -69,9 +73,13 @@ class Encoded:
         """Return what the file holds, copied only if it is in several pieces."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
-    def only_task(self) -> EncodedTask:
-        """Return the task of a batch that holds one."""
-        return EncodedTask(bytes(self.content()), self.when, self.priority, self.rank)
+    def each(self) -> list[EncodedTask]:
+        """Return the tasks, in their order."""
+        lines = bytes(self.content()).splitlines(keepends=True)
+        if self.priorities is None:
+            return [EncodedTask(line, self.when) for line in lines]
+        given = zip(lines, self.priorities, strict=True)
+        return [EncodedTask(line, self.when, priority, rank_of(priority)) for line, priority in given]
 
 
 NOW: When = (True, 0)
@@ -165,7 +173,7 @@ def share(tasks: int) -> int:
 
     A few workers should share a small job fairly; the cost of a larger one is the end of every batch.
     """
-    return max(1, max(tasks, tasks * tasks // SMALL_JOB) // SPREAD)
+    return max(FILE_TASKS_MIN, max(tasks, tasks * tasks // SMALL_JOB) // SPREAD)
 
 
 class Run(NamedTuple):  # so that what costs is done once for many tasks
@@ -286,22 +294,40 @@ class SortWindow:
                     ends = accumulate(map(len, chosen))
                     chosen = chosen[: max(1, sum(end <= BATCH_BYTES_MAX for end in ends))]
                     content = b"".join(chosen)
-                batch = Encoded(when, priorities[places[first]])
+                batch = Encoded(when, [priorities[place] for place in places[first : first + len(chosen)]])
                 batch.take(content, len(chosen))
                 first += len(chosen)
                 yield batch
 
 
-def _hold(runs: Iterator[Run], held: list[Run], monotonic: Callable[[], float]) -> int:
-    """Move the beginning of a stream, of bounded size, into `held`; returns how many tasks that is."""
-    tasks, size, until = 0, 0, monotonic() + HELD_S
+def _paced(runs: Iterator[Run], monotonic: Callable[[], float]) -> Iterator[Run | None]:
+    """Yield the runs of a stream, and None each time that they took HELD_S to come. What the caller does meanwhile does
+    not count.
+    """
+    waited_s = 0.0
+    while True:
+        began = monotonic()
+        run = next(runs, None)
+        waited_s += monotonic() - began
+        if run is None:
+            return
+        yield run
+        if waited_s > HELD_S:
+            yield None
+            waited_s = 0.0
+
+
+def _hold(runs: Iterator[Run | None], held: list[Run | None]) -> None:
+    """Move the beginning of a stream, of bounded size, into `held`."""
+    tasks = size = 0
     for run in runs:
         held.append(run)
+        if run is None:  # the stream is slow
+            break
         tasks += len(run.lines)
         size += run.size
-        if tasks >= HELD_MAX or size >= GROUP_BYTES_MAX or monotonic() > until:
+        if tasks >= HELD_MAX or size >= GROUP_BYTES_MAX:
             break
-    return tasks
 
 
 def batches_of(
@@ -310,8 +336,10 @@ def batches_of(
     default: When,
     batch_tasks: int | None,
     total: int | None,
-) -> Iterator[Encoded]:
+) -> Iterator[Encoded | None]:
     """Encode a stretch of a stream into batches of the size asked for, or of one that suits the job.
+
+    None: the stream is slow. Publish what has come. It is not yielded if the size was asked for.
 
     Tasks with priorities get batches of their own. They are sorted within windows of at most a group, so that a batch
     holds a narrow range of priorities, in order.
@@ -325,20 +353,28 @@ def batches_of(
     stream.keyed = None
     stream.kinds.clear()
     runs = _runs(stream, settings.task_bytes_max, default, tasks_max, monotonic)
-    held: list[Run] = []
+    held: list[Run | None] = []
     number = stream.number
-    known = number if total is None else total
+    per_batch = tasks_max
+    come: Iterator[Run | None] = runs
     filling: dict[When, Encoded] = {}
     window = SortWindow()
     broken: Exception | None = None
+    if batch_tasks is None:
+        come = _paced(runs, monotonic)
+        try:
+            _hold(come, held)
+        except Exception as error:
+            broken = error
+        known = number + sum(len(run.lines) for run in held if run is not None)
+        per_batch = min(tasks_max, share(max(known, total or 0)))
     try:
-        if batch_tasks is None and total is None:
-            known += _hold(runs, held, monotonic)
-    except Exception as error:
-        broken = error
-    per_batch = tasks_max if batch_tasks is not None else min(tasks_max, share(known))
-    try:
-        for when, lines, size, priorities in chain(held, runs):
+        for run in chain(held, come):
+            if run is None:
+                yield from _rest(window, per_batch, filling)
+                yield None
+                continue
+            when, lines, size, priorities = run
             if priorities is not None:
                 if not window.has_room(len(lines), size, per_batch):
                     yield from window.drain(per_batch)
@@ -373,10 +409,22 @@ def batches_of(
     except Exception as error:
         broken = error
     stream.number = number
-    yield from window.drain(per_batch)
-    yield from filling.values()
+    yield from _rest(window, per_batch, filling)
     if broken is not None:
         raise broken
+
+
+def _rest(window: SortWindow, batch_tasks: int, filling: dict[When, Encoded]) -> Iterator[Encoded]:
+    """Yield what is left in a window, and in the batches that are being filled."""
+    yield from window.drain(batch_tasks)
+    yield from filling.values()
+    filling.clear()
+
+
+def moment(store: Store, when: When) -> int:
+    """Return the time or delay in `when` as milliseconds since 1970 on the file server's clock."""
+    absolute, ms = when
+    return ms if absolute else min(store.clock.now_ms() + ms, MS_MAX)
 
 
 def default_when(delay_s: float) -> When:
@@ -385,16 +433,19 @@ def default_when(delay_s: float) -> When:
     return (False, delay) if delay else NOW
 
 
-def groups_of(batches: Iterable[Encoded]) -> Iterator[list[Encoded]]:
-    """Yield batches in groups of bounded size; the last also when the stream breaks off with an error."""
+def groups_of(batches: Iterable[Encoded | None]) -> Iterator[list[Encoded]]:
+    """Yield batches in groups of bounded size. A None ends a group, and so does an error with which the stream breaks
+    off.
+    """
     group: list[Encoded] = []
     size = 0
     broken: Exception | None = None
     try:
         for encoded in batches:
-            group.append(encoded)
-            size += encoded.size
-            if size >= GROUP_BYTES_MAX or len(group) >= GROUP_BATCHES_MAX:
+            if encoded is not None:
+                group.append(encoded)
+                size += encoded.size
+            if group and (encoded is None or size >= GROUP_BYTES_MAX or len(group) >= GROUP_BATCHES_MAX):
                 yield group
                 group, size = [], 0
     except Exception as error:

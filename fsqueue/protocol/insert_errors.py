@@ -10,6 +10,29 @@ from fsqueue.errors import FsqueueError, QueueNotFound, StorageError, from_os_er
 from fsqueue.filesystem import is_gone
 from fsqueue.storage.store import Store
 
+
+class AppendFailed(Exception):
+    """An append to an open batch has ended with an error: what is known of its tasks."""
+
+    def __init__(
+        self, error: OSError | FsqueueError, new: int = 0, *, is_exact: bool = True, is_safe: bool = True
+    ) -> None:
+        super().__init__(error)
+        self.error = error
+        self.new = new
+        """How many of its first tasks are in the queue."""
+        self.is_exact = is_exact
+        """Whether no others are."""
+        self.is_safe = is_safe
+        """Whether neither a power loss nor a purge that has just begun can still take them."""
+
+    def of_one(self, store: Store) -> FsqueueError:
+        """Return the error for the user, of an append of one task."""
+        if not self.is_exact:
+            return is_unknown(store, self.error)
+        return is_in(store, self.error, self.new)
+
+
 LOOK_FIRST = "Look for it before you insert it again."
 """Advise how to go on when nobody knows whether a task without a key is in the queue."""
 NOTHING = "Nothing was inserted; the call may be repeated."

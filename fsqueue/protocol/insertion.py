@@ -1,4 +1,5 @@
-"""Insert a stream of tasks as published batches, in bounded memory (docs/design.md, section 4.2).
+"""Insert a stream of tasks, in bounded memory: few go into an open batch, more become batches of their own
+(docs/design.md, sections 4.2 and 4.16; decision 45).
 
 Batches are staged and published in groups. Before a group is reported inserted, its files and directories are synced.
 Then `queue.jsonl` is read again. If the queue was purged meanwhile, the group went with the old generation, and is
@@ -8,10 +9,10 @@ inserted again into the new one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
-from fsqueue.clock import MS_MAX
 from fsqueue.errors import FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
 from fsqueue.filesystem import is_gone
 from fsqueue.format import names
@@ -20,16 +21,18 @@ from fsqueue.format.names import TaskFileName
 from fsqueue.format.wording import counted
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import (
-    GROUP_BYTES_MAX,
+    FILE_TASKS_MIN,
     Encoded,
     EncodedTask,
     InsertKeyed,
     TaskStream,
-    When,
     batches_of,
     default_when,
     groups_of,
+    moment,
 )
+from fsqueue.protocol.insert_errors import AppendFailed
+from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, SingleInserter
 from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError
@@ -42,11 +45,6 @@ KEYS_ADVISED = 100_000
 """Warn of a call that inserts more tasks with keys than this: each of them makes a file for its key."""
 SOME_MAY_BE = "Some of the tasks may be in the queue"
 
-InsertOne = Callable[[EncodedTask], str | None]
-"""Insert one task durably, and return its id; None if it needs a file of its own. An FsqueueError says whether the task
-is in the queue. After an OSError it is not.
-"""
-
 
 def insert_many(
     store: Store,
@@ -54,13 +52,13 @@ def insert_many(
     delay_s: float = 0,
     batch_tasks: int | None = None,
     total: int | None = None,
-    insert_one: InsertOne | None = None,
+    inserter: SingleInserter | None = None,
     insert_keyed: InsertKeyed | None = None,
 ) -> int:
     """Insert a stream of payloads or Tasks. Return how many are new.
 
-    A task that is alone in its stretch of the stream goes to `insert_one`, where that is given. A task with a key goes
-    to `insert_keyed`, after all that came before it in the stream are in the queue.
+    What is too little for task files goes to `inserter`, where that is given (see `_parts`). A task with a key goes to
+    `insert_keyed`, after all that came before it in the stream are in the queue.
 
     After an error, the tasks inserted before it stay. An FsqueueError tells how many, in its text, in `inserted` and in
     `new`, and how to go on.
@@ -70,23 +68,20 @@ def insert_many(
     def insert_next(task: EncodedTask) -> None:
         assert insert_keyed is not None
         done.begin_stretch()
-        done.step = _KEYED
+        done.is_at_key = True
         done.count_keyed(insert_keyed(task))
-        done.step = _GROUP
+        done.is_at_key = False
 
     stream = TaskStream(tasks, None if insert_keyed is None else insert_next)
     try:
         while True:
             for group in groups_of(batches_of(stream, store, default, batch_tasks, total)):
-                if insert_one is None or done.in_stretch or not _is_one_task(group):
-                    publish(store, group, done.group)
-                else:
-                    done.step = _SINGLE
-                    is_in = insert_one(group[0].only_task()) is not None
-                    done.step = _GROUP
-                    if not is_in:
-                        publish(store, group, done.group)
-                done.end_group(sum(encoded.tasks for encoded in group))
+                for part, is_appended in _parts(group, inserter):
+                    if is_appended and inserter is not None:
+                        inserter.insert_all([task for encoded in part for task in encoded.each()])
+                    else:
+                        publish(store, part, done.group)
+                    done.end_group(sum(encoded.tasks for encoded in part))
             if stream.keyed is None:
                 return done.new
             insert_next(stream.keyed)
@@ -96,14 +91,31 @@ def insert_many(
     except UserCodeError as foreign:  # likewise: the stream itself has failed
         foreign.count(done.handled, done.new)
         raise
-    except (FsqueueError, OSError) as error:
+    except (AppendFailed, FsqueueError, OSError) as error:
         done.take_in(error)
         done.group.secure(store)
         raise _broken_off(store, stream, done, error) from error if isinstance(error, OSError) else error.__cause__
 
 
-_GROUP, _SINGLE, _KEYED = range(3)
-"""What an insert of a stream is at: a group of batches, a task that is appended alone, or a task with a key."""
+def _parts(group: list[Encoded], inserter: SingleInserter | None) -> Iterator[tuple[list[Encoded], bool]]:
+    """Yield the batches of a group, in their order, and whether they go into an open batch by one append. The others
+    become files.
+
+    All of a group is appended if that is one append; otherwise each of its batches of fewer than FILE_TASKS_MIN tasks.
+    """
+    if inserter is None or not inserter.has_open_batches:
+        yield group, False
+        return
+    tasks_max, takes_all = inserter.store.settings.batch_tasks_max, inserter.takes_all
+    tasks, size = sum(encoded.tasks for encoded in group), sum(encoded.size for encoded in group)
+    is_little = tasks <= min(APPEND_TASKS_MAX, tasks_max) and size <= APPEND_BYTES_MAX
+    less_than = tasks_max + 1 if is_little else min(FILE_TASKS_MIN, tasks_max)
+    for is_appended, batches in groupby(group, lambda encoded: encoded.tasks < less_than and takes_all(encoded)):
+        part = list(batches)
+        if is_little or not is_appended:
+            yield part, is_appended
+        else:
+            yield from (([encoded], True) for encoded in part)
 
 
 class Published:
@@ -124,13 +136,6 @@ class Published:
     def tasks(self) -> int:
         """Return how many tasks are published."""
         return sum(name.count for name in self.names)
-
-    @property
-    def risk(self) -> str:
-        """Return a sentence about what is published and may still be lost; "" if nothing may."""
-        if self.is_safe or not self.names:
-            return ""
-        return insert_errors.MAY_GO.format(f"the {counted(self.tasks, 'task')} that came in last") + " "
 
     def forget(self) -> None:
         """Take in that a purge has dropped what was published."""
@@ -163,11 +168,14 @@ class _Done:
     """Count what of a stream is in the queue."""
 
     def __init__(self) -> None:
-        self.step = _GROUP
+        self.is_at_key = False
+        """Whether a task with a key is being inserted."""
         self.in_stretch = 0
         """How many tasks of the present stretch are in the queue. All of the earlier ones are."""
         self.group = Published()
         """What is published of the group that is being inserted. It is not among `in_stretch` yet."""
+        self.failed: AppendFailed | None = None
+        """The append that has failed. Its tasks are among `in_stretch`."""
         self._before = 0
         self.keyed = self.keyed_new = 0
         """How many tasks with keys were dealt with, and how many of these are new."""
@@ -182,15 +190,14 @@ class _Done:
         self.in_stretch += tasks
         self.group = Published()
 
-    def take_in(self, error: FsqueueError | OSError) -> None:
-        """Count the task of a single insert that has ended with an error, if the error says that it is in the queue."""
-        if self.step == _GROUP or not isinstance(error, FsqueueError):
-            return
-        if self.step == _KEYED:
+    def take_in(self, error: AppendFailed | FsqueueError | OSError) -> None:
+        """Count the tasks of an append, or the task with a key, of which the error says that they are in the queue."""
+        if isinstance(error, AppendFailed):
+            self.in_stretch += error.new
+            self.failed = error
+        elif self.is_at_key and isinstance(error, FsqueueError):
             self.keyed += error.inserted or 0
             self.keyed_new += error.new or 0
-        else:
-            self.in_stretch += error.new or 0
 
     def count_keyed(self, is_new: bool) -> None:
         """Count a task with a key."""
@@ -198,6 +205,13 @@ class _Done:
         self.keyed_new += is_new
         if self.keyed == KEYS_ADVISED + 1:
             advise_commit()
+
+    @property
+    def risk(self) -> str:
+        """Return a sentence about what is in the queue and may still be lost; "" if nothing may."""
+        if self.failed is not None and self.failed.new and not self.failed.is_safe:
+            return _risk_of(self.failed.new)
+        return "" if self.group.is_safe or not self.group.names else _risk_of(self.group.tasks)
 
     @property
     def of_stretch(self) -> int:
@@ -229,27 +243,19 @@ def advise_commit() -> None:
     )
 
 
-def _is_one_task(group: list[Encoded]) -> bool:
-    """Return whether a stream's first group is one task, and the whole stream: a longer one would have filled it."""
-    return len(group) == 1 and group[0].tasks == 1 and group[0].size < GROUP_BYTES_MAX
+def _risk_of(tasks: int) -> str:
+    return insert_errors.MAY_GO.format(f"the {counted(tasks, 'task')} that came in last") + " "
 
 
-def _broken_off(store: Store, stream: TaskStream, done: _Done, error: FsqueueError | OSError) -> FsqueueError:
+def _broken_off(
+    store: Store, stream: TaskStream, done: _Done, error: AppendFailed | FsqueueError | OSError
+) -> FsqueueError:
     """Return the error for the user. It says what of the stream is in the queue, and how to go on."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    is_alone = done.step == _SINGLE and isinstance(error, FsqueueError)  # it says itself whether that task is in
-    if done.step == _GROUP:
-        is_exact = not done.group.in_doubt
-    else:
-        is_exact = not isinstance(error, FsqueueError) or error.is_exact
+    root = error.error if isinstance(error, AppendFailed) else error
+    is_exact = not done.group.in_doubt and (isinstance(error, OSError) or error.is_exact)
     is_first = stream.is_in_order or not done.of_stretch
-    then = advice(done, is_first, is_exact, bool(done.keyed) or stream.keyed is not None or done.step == _KEYED)
-    if is_alone and isinstance(error, FsqueueError):
-        then = then if done.handled > (error.new or 0) else ""
-        failure: FsqueueError = error
-        error.args = (f"{error} {then}".rstrip(), *error.args[1:])
-    else:
-        failure = _explained(store, error, cause, f"{done.group.risk}{then}")
+    then = advice(done, is_first, is_exact, bool(done.keyed) or stream.keyed is not None or done.is_at_key)
+    failure = _explained(store, root, root if isinstance(root, OSError) else root.__cause__, f"{done.risk}{then}")
     failure.inserted, failure.new, failure.is_exact = done.handled if is_first else None, done.new, is_exact
     failure.advice = then if str(failure).endswith(then) else ""
     return failure
@@ -266,7 +272,7 @@ def advice(done: _Done, is_first: bool, is_exact: bool, has_keys: bool) -> str:
     first = f"The first {count:,} tasks of this call are" if count != 1 else "The first task of this call is"
     if done.keyed > done.keyed_new:
         maybe = f" (the keys of {done.keyed - done.keyed_new:,} were taken){maybe}"
-    if has_keys and not done.plain and (is_exact or done.step == _KEYED):
+    if has_keys and not done.plain and (is_exact or done.is_at_key):
         begun = f"{first} in the queue{maybe}. " if count else "" if is_exact else f"{SOME_MAY_BE}. "
         return f"{begun}The call may be repeated: it inserts no task whose key is taken."
     if not count and is_exact:
@@ -298,18 +304,12 @@ def _explained(store: Store, error: FsqueueError | OSError, cause: BaseException
     return error
 
 
-def moment(store: Store, when: When) -> int:
-    """Return the time or delay in `when` as milliseconds since 1970 on the file server's clock."""
-    absolute, ms = when
-    return ms if absolute else min(store.clock.now_ms() + ms, MS_MAX)
-
-
 def insert_in_file(store: Store, task: EncodedTask) -> str:
     """Insert one task as a task file of its own, durably, and return its id.
 
     An FsqueueError says whether the task is in the queue. After an OSError it is not.
     """
-    encoded, published = Encoded(task.when, task.priority), Published()
+    encoded, published = Encoded(task.when, None if task.priority is None else [task.priority]), Published()
     encoded.take(task.line, 1)
     try:
         return names.task_id(publish(store, [encoded], published)[0], 0)

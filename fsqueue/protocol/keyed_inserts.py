@@ -99,7 +99,7 @@ class KeyedInserter:
             if claim is not None:
                 living = self._claims.living(layout, claim)
                 if living is not None:
-                    return TaskRef(living, inserted=False) if self._single._is_in_present(layout, new=0) else None
+                    return TaskRef(living, inserted=False) if self._single.is_in_present(layout) else None
                 if held.size > keys.BYTES_MAX and not store.fs.shared:
                     held.remove()
                     return None

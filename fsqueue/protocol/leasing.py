@@ -210,7 +210,7 @@ class Leaser:
         """
         bound = LAST if up_to is None else up_to
         if not self.selection.is_ordered and (self.current is None or bound < LAST):
-            self.store.verify()  # ranks may matter by now: see `ordering.mark`
+            self.store.verify()  # ranks may matter by now: see `queue_changes.mark_ordered`
         self.begin()
         if self.pause() or self._has_none(bound):
             return None

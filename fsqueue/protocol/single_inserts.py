@@ -1,4 +1,6 @@
-"""Insert one task: append it to the log of a batch that takes inserts (docs/design.md, section 4.16; decision 27).
+"""Insert one task, or a few at once: append them to the log of a batch that takes inserts.
+
+docs/design.md, section 4.16; decisions 27 and 45.
 
 A batch is *open* while it takes inserts: its task file is empty but for a header, and its tasks are `insert` records in
 its log. A process stays with one open batch. Its first one it adopts, if an earlier process of its host has left one
@@ -9,8 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from fsqueue import forks
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
@@ -20,16 +23,19 @@ from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
-from fsqueue.protocol import finishing, insert_errors, insertion, sealing, transitions
-from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol import finishing, sealing, transitions
+from fsqueue.protocol.encoding import Encoded, EncodedTask, moment
+from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.storage import history, jsonl, published, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
 
 TASK_BYTES_MAX = 64 << 10
 """A longer task gets a file of its own, and takes no key: a log is read again and again, and a task file once."""
+APPEND_TASKS_MAX, APPEND_BYTES_MAX = 256, 1 << 18
+"""One append takes so many tasks, whose lines have so many bytes. More are cheaper as task files."""
 LOG_BYTES_MAX = 1 << 20
-"""A batch whose log is longer takes no more inserts."""
+"""A batch whose log is longer, or would be by several tasks at once, takes no more inserts."""
 BUSY_WAIT_S = 0.02
 """Longest wait for the lock of the batch of the last insert. Then another batch is taken: the holder may be stopped."""
 ADOPT_MAX = 8
@@ -41,6 +47,24 @@ TRIES = 20
 
 Announce = Callable[[Layout, Batch, str], None]
 """Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""
+
+Pending = list[tuple[str, EncodedTask]]
+"""Tasks to append, each with the id of its record."""
+
+
+class _Appended(NamedTuple):
+    """What is known of tasks that were appended to one batch."""
+
+    first: int
+    """The index of the first task."""
+    end: int
+    """Where the log ends behind their records."""
+    new: int
+    """How many of the first tasks are in the batch."""
+    failure: OSError | FsqueueError | None = None
+    """Why not all of them are."""
+    is_exact: bool = True
+    """Whether no others are."""
 
 
 class _Overtaken(Exception):
@@ -67,14 +91,21 @@ class SingleInserter:
         self._finding = resources.Mutex()
         self._synced = _Synced(store)
 
+    @property
+    def has_open_batches(self) -> bool:
+        """Tell whether this process may insert into open batches of this queue."""
+        return self.store.settings.batch_tasks_max > 1 and bool(self.store.domain)
+
     def takes(self, task: EncodedTask) -> bool:
         """Return whether a task goes into an open batch. Else insert it as a file of its own."""
-        store = self.store
-        return len(task.line) <= TASK_BYTES_MAX and store.settings.batch_tasks_max > 1 and bool(store.domain)
+        return len(task.line) <= TASK_BYTES_MAX and self.has_open_batches
 
-    def insert_if_taken(self, task: EncodedTask) -> str | None:
-        """Insert a task as `insert` does; None, and nothing was done, if it needs a file of its own."""
-        return self.insert(task) if self.takes(task) else None
+    def takes_all(self, encoded: Encoded) -> bool:
+        """Return whether the tasks of a batch that is encoded may go into an open one, by one append."""
+        size = encoded.size
+        if size <= TASK_BYTES_MAX:
+            return True
+        return size <= APPEND_BYTES_MAX and max(len(task.line) for task in encoded.each()) <= TASK_BYTES_MAX
 
     def close(self) -> None:
         """Close what is open. The inserter may be used again."""
@@ -91,22 +122,42 @@ class SingleInserter:
         An error says whether the task is in the queue, or that this is unknown. An error of `announce` ends the insert.
         Of the records that were announced only the last one may be in the queue.
         """
+        try:
+            batch, index = self._insert([task], announce)
+        except AppendFailed as failed:
+            raise failed.of_one(self.store) from failed.__cause__
+        return names.task_id(batch, index)
+
+    def insert_all(self, tasks: Sequence[EncodedTask]) -> None:
+        """Insert tasks, durably, by one append to one batch.
+
+        AppendFailed tells how many of the first ones are in the queue. After any other error none is.
+        """
+        self._insert(tasks)
+
+    def _insert(self, tasks: Sequence[EncodedTask], announce: Announce | None = None) -> tuple[Batch, int]:
+        """Insert tasks, durably. Return their batch, and the index of the first one."""
         store = self.store
         store.refresh()
-        queue_changes.mark_ordered(store, task.rank)
-        identity = store.entropy.hex16()
+        rank = min(task.rank for task in tasks) if len(tasks) > 1 else tasks[0].rank
+        queue_changes.mark_ordered(store, rank)
+        pending = [(store.entropy.hex16(), task) for task in tasks]
         refused: OSError | None = None
         lost = False
-        for batch in self._batches(task.rank):
+        for batch in self._batches(rank):
             layout, index = store.layout, None
             if announce is not None:
-                announce(layout, batch, identity)
+                announce(layout, batch, pending[0][0])
             try:
-                index = self._into(batch, identity, task)
+                index = self._into(batch, pending, rank)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
             except (FileNotFoundError, _Overtaken):
                 store.refresh(now=True)
+            except AppendFailed as failed:
+                if failed.new and not self._is_in_present(layout, failed.new):
+                    raise AppendFailed(failed.error) from failed.__cause__  # a purge has taken what was appended
+                raise
             except OSError as error:
                 is_own = batch == self._named
                 if error.errno in (*FULL, *NO_DESCRIPTORS) or (is_own and (lost or error.errno not in LOST)):
@@ -119,23 +170,34 @@ class SingleInserter:
                     self._batch = None
                 continue
             self._batch = batch
-            if not self._is_in_present(layout):  # a purge took it along
-                identity = store.entropy.hex16()
+            if not self._is_in_present(layout, len(tasks)):  # a purge took them along
+                pending = [(store.entropy.hex16(), task) for task in tasks]
                 continue
             store.doorbell.ring_now_and_then(store.clock.monotonic())
-            return names.task_id(batch, index)
+            return batch, index
         if refused is not None:
             raise refused
+        what = "a task was being inserted. The task is not in the queue." if len(tasks) == 1 else "tasks were inserted."
         raise StorageError(
-            f"The queue {store.path} was purged, or its batches were locked by others, again and again while a task "
-            "was being inserted. The task is not in the queue."
+            f"The queue {store.path} was purged, or its batches were locked by others, again and again while {what}"
         )
 
-    def _is_in_present(self, layout: Layout, new: int = 1) -> bool:
+    def is_in_present(self, layout: Layout) -> bool:
+        """Return whether a task that was inserted into a generation before this call is in the queue, durably. False if
+        that was purged.
+
+        An error says that the task is in the queue, or that this is unknown.
+        """
+        try:
+            return self._is_in_present(layout, 0)
+        except AppendFailed as failed:
+            raise failed.of_one(self.store) from failed.__cause__
+
+    def _is_in_present(self, layout: Layout, new: int) -> bool:
         """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
 
-        An error says that the task is in the queue, or that this is unknown: it was appended. `new`: 0 if that was
-        before this insert.
+        AppendFailed says that it is in the queue, or that this is unknown: it was appended. `new`: how many tasks it
+        is; 0 if that was before this insert.
         """
         store = self.store
         try:
@@ -146,11 +208,11 @@ class SingleInserter:
         except QueueNotFound:
             raise
         except (OSError, FsqueueError) as error:
-            raise insert_errors.is_unknown(store, error) from error
+            raise AppendFailed(error, is_exact=False) from error
         try:
             store.secure_generation()
         except OSError as error:
-            raise insert_errors.is_in(store, error, new) from error
+            raise AppendFailed(error, new, is_safe=False) from error
         return True
 
     # -- which batch -------------------------------------------------------------------------------
@@ -227,48 +289,53 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, identity: str, task: EncodedTask) -> int | None:
-        """Insert a task into a batch, durably, and return its index; None if the batch takes no inserts."""
-        place = self._appended(batch, identity, task)
-        if place is None:
+    def _into(self, batch: Batch, pending: Pending, rank: Rank) -> int | None:
+        """Insert tasks into a batch, durably. Return the index of the first one; None if the batch takes no inserts.
+
+        `rank`: of the most urgent of them.
+        """
+        appended = self._appended(batch, pending, rank)
+        if appended is None:
             return None
-        index, end = place
         try:
-            self._make_durable(batch, end)
+            self._make_durable(batch, appended.end)
         except OSError as error:
             if self._batch == batch:
                 self._batch = None
-            raise insert_errors.is_unknown(self.store, error) from error
-        return index
+            raise AppendFailed(error, is_exact=False) from error
+        if appended.failure is not None:
+            raise AppendFailed(appended.failure, appended.new, is_exact=appended.is_exact) from appended.failure
+        return appended.first
 
-    def _appended(self, batch: Batch, identity: str, task: EncodedTask) -> tuple[int, int] | None:
-        """Append a task to a batch's log. Return its index, and where its record ends; None if it takes no inserts.
+    def _appended(self, batch: Batch, pending: Pending, rank: Rank) -> _Appended | None:
+        """Append tasks to a batch's log. None if it takes no inserts.
 
-        If that ends with an error, the same record is appended once more, to the same log and to no other: a write that
-        failed may land later. Only then the batch can be left, or the error be raised as one that tells that the task
-        is not in the queue. _Overtaken: a purge took the batch along, and all that may land in it.
+        If that ends with an error, those records that are not there are appended once more, to the same log and to no
+        other: a write that failed may land later. Only then the batch can be left, or the error be raised as one that
+        tells that no task is in the queue. _Overtaken: a purge took the batch along, and all that may land in it.
         """
         layout = self.store.layout
         is_known, error = batch == self._named, None
         wait_s = BUSY_WAIT_S if is_known else 0.0
+        missing = pending
         for is_last in (False, True):
             began = False
             try:
                 with LockedBatch(self.store, batch, wait_s, create=True) as locked:
-                    opening = self._prepare(locked, is_known)
+                    opening = self._prepare(locked, is_known, missing)
                     if opening is not None:
                         self._synced.open(batch)
                         began = True
-                        if task.rank != LAST:
-                            opening = self._promised_in(locked, opening, task.rank)
+                        if rank != LAST:
+                            opening = self._promised_in(locked, opening, rank)
                     if opening is not None:
-                        index = self._append(locked, opening, identity, task)
+                        index = self._append(locked, opening, missing)
                         self._synced.wrote(locked)
-                        return index, locked.log.end
+                        return _Appended(index, locked.log.end, len(pending))
             except LockTimeout as busy:
                 if error is None:
                     raise
-                raise insert_errors.is_unknown(self.store, error) from busy
+                raise AppendFailed(error, is_exact=False) from busy
             except (OSError, StorageError) as latest:
                 if not began and error is None:
                     raise
@@ -278,18 +345,24 @@ class SingleInserter:
                 if error is None:
                     return None
             is_full = isinstance(error, OSError) and error.errno in FULL
-            found = self._found(layout, batch, identity, error, closing=is_last and not is_full)
-            if found is not None or is_closed or isinstance(error, FileNotFoundError):
-                return found
-            if is_last or is_full:
-                raise error  # it is not in the queue
+            found, end = self._found(layout, batch, pending, error, closing=is_last and not is_full)
+            missing = [(identity, task) for identity, task in pending if identity not in found]
+            if not missing:
+                return _Appended(found[pending[0][0]], end, len(pending))
+            if is_closed or is_last or is_full or isinstance(error, FileNotFoundError):
+                if found:
+                    new = next(place for place, (identity, _) in enumerate(pending) if identity not in found)
+                    return _Appended(0, end, new, error, is_exact=new == len(found))
+                if is_closed or isinstance(error, FileNotFoundError):
+                    return None
+                raise error  # none is in the queue
             wait_s = jsonl.LOCK_TIMEOUT_S
         raise AssertionError("unreachable")
 
-    def _prepare(self, locked: LockedBatch, is_known: bool) -> bytes | None:
+    def _prepare(self, locked: LockedBatch, is_known: bool, pending: Pending) -> bytes | None:
         """Return the record to write first into an empty log, b"" in any other; None if the batch takes no inserts.
 
-        A batch that is full, or takes those of another boot only, is sealed.
+        A batch that has no room for all of them, or takes those of another boot only, is sealed.
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         opening = b""
@@ -304,7 +377,9 @@ class SingleInserter:
             opening = transitions.opening(locked, log.name)
             replay_state.replay_own(opening, log.next_offset())
         takes = replay_state.takes_inserts
-        is_full = replay_state.count >= store.settings.batch_tasks_max or log.end >= LOG_BYTES_MAX
+        is_full = replay_state.count + len(pending) > store.settings.batch_tasks_max or log.end >= LOG_BYTES_MAX
+        if len(pending) > 1 and replay_state.count:
+            is_full = is_full or log.end + sum(len(task.line) for _, task in pending) > LOG_BYTES_MAX
         if takes and not is_full and replay_state.inserts == store.domain:
             return opening
         if opening:
@@ -336,17 +411,25 @@ class SingleInserter:
         self._promise = name
         return opening
 
-    def _append(self, locked: LockedBatch, opening: bytes, identity: str, task: EncodedTask) -> int:
-        """Append an `insert` record. Return the task's index."""
+    def _append(self, locked: LockedBatch, opening: bytes, pending: Pending) -> int:
+        """Append an `insert` record for each task, in one write. Return the index of the first one."""
         log, replay_state = locked.log, locked.replay_state
         # Where the log is empty, `present` must not correct its time: what `opening` says is not written yet.
         at = max(self.store.clock.now_ms(), replay_state.at) if opening else record_times.present(locked)
-        index = replay_state.count
-        available_at = insertion.moment(self.store, task.when)
-        replay_state.insert(at, identity, index, available_at, log.next_offset() + len(opening), task.priority)
+        first = replay_state.count
+        offset = log.next_offset() + len(opening)
+        records, when, available_at = [opening], None, 0
+        for index, (identity, task) in enumerate(pending, first):
+            if task.when is not when:
+                when = task.when
+                available_at = moment(self.store, when)
+            record = movements.insert(at, identity, index, task.line, available_at)
+            replay_state.insert(at, identity, index, available_at, offset, task.priority)
+            offset += len(record)
+            records.append(record)
         replay_state.at = at
-        log.append(opening + movements.insert(at, identity, index, task.line, available_at))
-        return index
+        log.append(b"".join(records))
+        return first
 
     def _make_durable(self, batch: Batch, end: int) -> None:
         """Sync the batch's names, once, and its log up to `end`. On a shared mount that was done under the lock."""
@@ -366,27 +449,28 @@ class SingleInserter:
     # -- after an error ----------------------------------------------------------------------------
 
     def _found(
-        self, layout: Layout, batch: Batch, identity: str, error: OSError | StorageError, closing: bool
-    ) -> tuple[int, int] | None:
-        """Return the index of a task whose append ended with an error, and where the log ends; None if the task is not
-        in the batch, for certain.
+        self, layout: Layout, batch: Batch, pending: Pending, error: OSError | StorageError, closing: bool
+    ) -> tuple[dict[str, int], int]:
+        """Return which of the records whose append ended with an error are in the batch, and where the log ends. Of
+        each its task's index, by its id. The others are not there, for certain.
 
         `closing`: let the batch take no more inserts where a write may still land, so that it stays certain.
 
-        The error that says that this is unknown, if neither the log nor the history tells. _Overtaken if the batch was
-        in an earlier generation, that of `layout`.
+        AppendFailed, which says that this is unknown, if neither the log nor the history tells. _Overtaken if the batch
+        was in an earlier generation, that of `layout`.
         """
+        identities = {identity for identity, _ in pending}
         try:
             try:
-                return self._look_for(batch, identity, closing)
+                return self._look_for(batch, identities, closing)
             except OSError as lost:
                 if lost.errno not in LOST:
                     raise
-                return self._look_for(batch, identity, closing)  # the log is opened anew
+                return self._look_for(batch, identities, closing)  # the log is opened anew
         except (OSError, FsqueueError, _Unknown) as other:
             if self.is_overtaken(layout):
                 raise _Overtaken from other
-            raise insert_errors.is_unknown(self.store, error) from other
+            raise AppendFailed(error, is_exact=False) from other
 
     def is_overtaken(self, layout: Layout) -> bool:
         """Return whether the queue is in another generation than that of `layout`. False, too, if it cannot be read."""
@@ -396,38 +480,44 @@ class SingleInserter:
             return False
         return self.store.layout is not layout
 
-    def _look_for(self, batch: Batch, identity: str, closing: bool) -> tuple[int, int] | None:
+    def _look_for(self, batch: Batch, identities: Collection[str], closing: bool) -> tuple[dict[str, int], int]:
         store = self.store
         try:
             with LockedBatch(store, batch, jsonl.LOCK_TIMEOUT_S, create=True) as locked:
+                log = locked.log
                 if not locked.replay_state.opened and published.read(locked) is None:
                     finishing.retire(locked)
                     raise FileNotFoundError(batch)
-                pieces = store.fs.all_pieces(locked.log.fd)
-                index = _index_of([(at, movements.parse(line)) for at, line, _ in sparse.lines(pieces, 0)], identity)
-                is_wanted = index is not None or closing
-                if is_wanted and locked.log.sync and locked.recall().takes_inserts:
-                    sealing.seal(locked, record_times.present(locked))  # its sync covers the insert
-                return None if index is None else (index, locked.log.end)
+                lines = sparse.lines(store.fs.all_pieces(log.fd), 0)
+                found = _indices_of([(at, movements.parse(line)) for at, line, _ in lines], identities)
+                if found and log.sync:
+                    store.fs.fsync(log.fd)  # the append that has failed may have written without syncing
+                is_wanted = closing or len(found) == len(identities)
+                if is_wanted and log.sync and locked.recall().takes_inserts:
+                    sealing.seal(locked, record_times.present(locked))
+                return found, log.end
         except FileNotFoundError:
             store.refresh(now=True)
             records = history.find(store, batch)
             if records is None:
                 raise _Unknown from None
-            index = _index_of(records, identity)
-            return None if index is None else (index, 0)
+            return _indices_of(records, identities), 0
 
 
-def _index_of(records: list[tuple[int, dict[str, object] | None]] | history.Records, identity: str) -> int | None:
-    """Return the index that the `insert` of this id has given to its task; None if there is none that counts."""
-    replay_state = ReplayState()
+def _indices_of(
+    records: list[tuple[int, dict[str, object] | None]] | history.Records, identities: Collection[str]
+) -> dict[str, int]:
+    """Return the indices that `insert` records of these ids have given to their tasks, as far as there are such records
+    that count.
+    """
+    replay_state, found = ReplayState(), dict[str, int]()
     for offset, record in records:
         if record is not None:
             replay_state.apply(record, offset)
-            first = record.get("first")
-            if record.get("id") == identity and type(first) is int and replay_state.places.get(first) == offset:
-                return first
-    return None
+            first, identity = record.get("first"), record.get("id")
+            if identity in identities and type(first) is int and replay_state.places.get(first) == offset:
+                found[str(identity)] = first
+    return found
 
 
 class _OpenLog:

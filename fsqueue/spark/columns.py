@@ -28,19 +28,17 @@ from fsqueue.spark.views import Row
 # PySpark 4.1 makes every timestamp UTC by itself, and refuses `timezone`. From 4.2 on, timestamps have no zone
 # without it, and Spark refuses the record batch.
 _UTC: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark expects of record batches with this schema. Timestamps are in UTC."""
-    return to_arrow_schema(schema, **_UTC)
-
-
 ROWS_MAX = 16_384
 """Rows after which a record batch is full. Fewer cost more calls; more no longer fit the processor's cache."""
 BYTES_MAX = 8 << 20
 """Bytes of payload after which a record batch is full. The largest task may have more."""
 INDICES = pa.array([str(index) for index in range(names.BATCH_TASKS_MAX)])
 NEWLINE = ord("\n")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark expects of record batches with this schema. Timestamps are in UTC."""
+    return to_arrow_schema(schema, **_UTC)
 
 
 class Columns:

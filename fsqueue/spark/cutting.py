@@ -18,6 +18,9 @@ from fsqueue.format import priority, task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Settings
 from fsqueue.protocol.encoding import OPEN_BATCHES_MAX, RUN_TASKS_MAX, Encoded, SortWindow, When
 
+SHOWN_CHARS = 60
+"""Number of characters that the error shows of a text that is too long for a priority or a key."""
+
 
 def buffers(array: pa.Array) -> tuple[memoryview, memoryview]:
     """Return the offsets of an array of texts or bytes, and what they are offsets in."""
@@ -62,10 +65,6 @@ class Cutter:
         """Yield the batches that are not full."""
         yield from self.filling.values()
         self.filling = {}
-
-
-SHOWN_CHARS = 60
-"""Number of characters that the error shows of a text that is too long for a priority or a key."""
 
 
 def texts_of(priorities: pa.Array, first: int) -> pa.Array:

@@ -121,7 +121,8 @@ class Made:
                 for at in np.flatnonzero(pc.match_substring(lines, text).to_numpy(zero_copy_only=False)):
                     fault = _fault(orjson.loads(lines[int(at)].as_py())["payload"], self.kind)
                     if fault is not None:
-                        raise _refused(fault, first + int(at))
+                        index = first + int(at)
+                        raise InvalidTask(f"Task number {index + 1}: the payload contains {fault}.", index)
 
 
 def _contains(content: bytes, text: bytes) -> bool:
@@ -152,10 +153,6 @@ def _fault(value: Any, kind: types.DataType) -> str | None:
     else:
         return None
     return next((fault for one, of in inner if (fault := _fault(one, of)) is not None), None)
-
-
-def _refused(fault: str, index: int) -> InvalidTask:
-    return InvalidTask(f"Task number {index + 1}: the payload contains {fault}.", index)
 
 
 # -- rows, one by one ------------------------------------------------------------------------------------------

@@ -43,28 +43,23 @@ VIEWS = {
     "findings": "kind STRING, gravity STRING, path STRING, tasks BIGINT, note STRING, meaning STRING",
 }
 """What can be read: the columns of each view."""
-
-
-def columns_of(view: str) -> dict[str, str]:
-    """Return the columns of a view, in their order: the type of each, by name."""
-    return dict(column.split(" ") for column in VIEWS[view].split(", "))
-
-
 PARSED = (
     "StringType", "BooleanType", "IntegralType", "FloatType", "DoubleType", "DecimalType", "BinaryType", "DateType",
     "TimestampType", "TimestampNTZType", "VariantType",
 )  # fmt: skip
 """What a payload's fields may be, beside structs, arrays and maps of text."""
-
 QUEUE = "queue"
 """The column with a queue's name: there in a group, and on request elsewhere."""
-
-
 LEVELS_MAX = 62
 """The most levels of arrays, structs and maps in a column. Arrow's streams take 64 levels, scalars among them, and
 Spark wraps all columns in a struct. A map counts twice, since Arrow has it as a list of structs.
 """
 LIMIT = f"Spark hands it over through Arrow, which takes {LEVELS_MAX} levels of arrays, structs and maps (a map is two)"
+
+
+def columns_of(view: str) -> dict[str, str]:
+    """Return the columns of a view, in their order: the type of each, by name."""
+    return dict(column.split(" ") for column in VIEWS[view].split(", "))
 
 
 def levels(kind: types.DataType) -> int:

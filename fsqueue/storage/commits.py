@@ -381,7 +381,8 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
                 _publish(store, layout, attempt, record.name, parts)
             if store.sync_inserts:
                 for shard in _shards(layout, record):
-                    _sync(store, f"{layout.tasks}/{shard}")
+                    with suppress(FileNotFoundError):  # nothing was published into it, or the queue was purged
+                        store.fs.sync_directory(f"{layout.tasks}/{shard}")
     except OSError as error:
         if not is_gone(error) or not _is_overtaken(store, layout):
             raise
@@ -422,12 +423,6 @@ def _shards(layout: Layout, record: Record) -> list[str]:
             for index in range(min(part.files, 2 * layout.shards))  # then all are, wherever the numbers begin anew
         }
     )
-
-
-def _sync(store: Store, directory: str) -> None:
-    # It is missing if nothing was published into it, from a part with few files, or if the queue was purged.
-    with suppress(FileNotFoundError):
-        store.fs.sync_directory(directory)
 
 
 @contextmanager

@@ -210,7 +210,7 @@ def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
 
 
 def _latest(store: Store, fd: int, bytes_max: int) -> tuple[Iterable[DeadLetter], int]:
-    """Return the letters at the end of one file, of which about so many bytes are read; and its size."""
+    """Return the letters at the end of one file, of which about `bytes_max` bytes are read; and its size."""
     dead: dict[str, DeadLetter] = {}
     settled: set[str] = set()
     for _, line in jsonl.lines_from_end(store.fs, fd, bytes_max):

@@ -63,7 +63,7 @@ def stage(
 ) -> Staged:
     """Write a new batch of `tasks` tasks, available `at`, into a generation's staging, as `stage_as` does.
 
-    `rank`: of the most urgent of them. `ordering.mark` comes before.
+    `rank`: of the most urgent of them. `queue_changes.mark_ordered` comes before.
     """
     name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks).ranked(rank)
     return stage_as(store, layout, pieces, name)

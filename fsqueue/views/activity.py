@@ -178,7 +178,7 @@ class Activity:
 
         None: not known, or no worker is at work.
 
-        What is to come varies as what has been: over a time of so many windows, by the error over the root of those.
+        What is to come varies as what has been: over a time of n windows, by the error over the root of n.
         """
         if self.finished is None or not self.finished.per_s or not self.is_worked:
             return None
@@ -207,7 +207,7 @@ def alike(reason: str) -> str:
 
 
 def activity(store: Store, window_ms: int | None = None) -> Activity:
-    """Return how the queue is doing, over a window of so many milliseconds, or one that suits it."""
+    """Return how the queue is doing, over a window of `window_ms` milliseconds, or one that suits it."""
     store.refresh(now=True)
     while True:
         found = _activity(store, window_ms)
@@ -361,7 +361,7 @@ class DrawnBatches(FileSample):
 
 
 Groups = Counter[tuple[int, int, Lease | None, int | None]]
-"""How many tasks have this state, since when (ms), this last lease, and took so long to work on (ms; None: unknown)."""
+"""Number of tasks with this state since that time (ms), this last lease, and this time of work (ms; None: unknown)."""
 
 
 class _Survey:

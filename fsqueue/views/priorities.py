@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from fsqueue.format import priority
 from fsqueue.format.models import AsDict
@@ -89,7 +90,7 @@ class Ranges:
             self._of_one.clear()
 
     def _find(self, rank: Rank, given: Priority) -> _Range:
-        place = bisect_right(self._ranges, rank, key=_least)
+        place = bisect_right(self._ranges, rank, key=attrgetter("least"))
         if place and rank <= self._ranges[place - 1].most:
             return self._ranges[place - 1]
         new = _Range(rank, given)
@@ -115,10 +116,6 @@ class Ranges:
         """Return at most `ranges` of them, the most urgent one first, and then the tasks without a priority."""
         found = [PriorityRange(one.first, one.last, one.waiting) for one in joined(self._ranges, ranges)]
         return found + ([PriorityRange(None, None, self.without)] if self.without else [])
-
-
-def _least(one: _Range) -> Rank:
-    return one.least
 
 
 def joined(ranges: Iterable[_Range], most: int) -> list[_Range]:

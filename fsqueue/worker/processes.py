@@ -250,15 +250,10 @@ class Children(ProcessExecutor):
         self.setup = {"argv": sys.argv, "handler": self.how.handler}
         self._add()
         most = shortages.processes_max()
-        if most is not None:
-            self._keep_to(most, "of open files (ulimit -n)")
-
-    def _keep_to(self, most: int, of_what: str) -> None:
-        """Start no more than so many children."""
-        if most < self.most:
+        if most is not None and most < self.most:
             self.output_writer.say(
                 f"starting no more than {counted(most, 'process', 'processes')} instead of {self.most:,}: "
-                f"the system's limit {of_what} allows no more."
+                "the system's limit of open files (ulimit -n) allows no more."
             )
             self.most = most
 

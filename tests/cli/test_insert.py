@@ -455,8 +455,9 @@ def test_a_field_of_each_payload_is_its_priority(queue: Queue) -> None:
     assert (result.exit_code, result.stdout) == (0, "6\n"), result.output
     lines = [
         json.loads(line)
-        for path in Path(queue.path).glob("1-*/queue/*/*.jsonl")
+        for path in Path(queue.path).glob("1-*/movements/*/*.jsonl")
         for line in path.read_text().splitlines()
+        if '"insert"' in line
     ]
     kept = {json.dumps(line["payload"], separators=(",", ":")): line.get("priority") for line in lines}
     assert kept == dict(zip(given, ["b", None, None, "a", None, 7], strict=True))

@@ -96,7 +96,7 @@ def test_two_processes_that_complete_at_once_both_succeed(
     fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch, result: list[str]
 ) -> None:
     """Between the look at the leases and the completion, somebody else completes one task and another is taken over."""
-    queue.insert_many(range(3))
+    queue.insert_many(range(3), batch_tasks=1)
     tasks = queue.lease(3)
     attach = Queue.attach
 
@@ -198,7 +198,7 @@ def test_show_of_a_retried_letter_names_the_new_id(
     fsqueue_cli: Run, queue_factory: QueueFactory, keep_history: bool
 ) -> None:
     queue = queue_factory(keep_history=keep_history)
-    queue.insert_many(range(4))
+    queue.insert_many(range(4), batch_tasks=1)
     old = {task.payload: task.id for task in queue.tasks()}
     for task in queue.lease(4):
         task.bury("no")

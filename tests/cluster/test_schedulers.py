@@ -237,6 +237,17 @@ def test_the_first_process_with_the_variable_gives_the_age() -> None:
     assert job >= own + 0.45
 
 
+def test_variables_that_the_locale_has_no_characters_for_do_not_matter() -> None:
+    """In a locale of ASCII alone; in one of Latin-1 the euro sign would be such a character."""
+    variables = {**os.environb, b"J": b"7", b"PRICE": "5 €".encode(), b"PLACE": b"/data/m\xfcller"}
+    locale = {b"LC_ALL": b"C", b"PYTHONUTF8": b"0", b"PYTHONCOERCECLOCALE": b"0"}
+    program = ["sh", "-c", f'{sys.executable} -c "$1"; exit', "sh", AGE]  # the variables of its parent are read
+    done = subprocess.run(program, env=variables | locale, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stderr == ""
+    job, own = map(float, done.stdout.split())
+    assert job >= own > 0
+
+
 # -- how it ends -----------------------------------------------------------------------------------------
 
 

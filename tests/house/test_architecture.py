@@ -13,10 +13,9 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "async_thread", "cluster",
-    "storage", "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "repeating", "arguments",
-    "fsck", "maintenance", "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker",
-    "webpages", "spark",
+    "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "cluster", "storage",
+    "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
+    "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker", "webpages", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 

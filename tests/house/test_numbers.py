@@ -10,7 +10,7 @@ from fsqueue_cli import main as cli_main
 from fsqueue_cli import result_table, running
 from fsqueue_cli import watching as cli_watching
 
-from fsqueue import errors, poll, repeating
+from fsqueue import errors, maintenance, poll
 from fsqueue.clock import MS_MAX
 from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.format import keys, layout, models, movements, names, nesting, replay
@@ -86,7 +86,7 @@ NUMBERS = [
     (
         "docs/design.md",
         "up to 16,384 tasks or 8 MiB of one shard",
-        (repeating.GROUP_TASKS_MAX, repeating.GROUP_BYTES_MAX) == (16_384, 8 << 20),
+        (maintenance.GROUP_TASKS_MAX, maintenance.GROUP_BYTES_MAX) == (16_384, 8 << 20),
     ),
     ("docs/results.md", "more than 2,000 fields", result_table.COLUMNS_MAX == 2000),
     (

@@ -66,12 +66,20 @@ def test_what_is_wrong_with_a_task_is_said_with_its_place(task: Task) -> None:
     assert caught.value.index == 7
 
 
-def test_the_only_task_of_a_batch_is_the_one_that_was_put_in() -> None:
-    for given in (None, 5, "text"):
+def test_the_tasks_of_a_batch_are_those_that_were_put_in() -> None:
+    for given in (None, [5, 6, 7], ["a", "b", "text"]):
         batch = Encoded((True, 9), given)
-        batch.take(memoryview(b'{"payload":1}\n'), 1)
-        assert batch.only_task() == (b'{"payload":1}\n', (True, 9), given, rank_of(given), None, None)
-        assert type(batch.only_task().line) is bytes
+        batch.take(memoryview(b'{"payload":"\\r"}\n{"payload":2}\n'), 2)
+        batch.take(b'{"payload":"\xe2\x80\xa8"}\n', 1)
+        found = batch.each()
+        assert [task.line for task in found] == [
+            b'{"payload":"\\r"}\n',
+            b'{"payload":2}\n',
+            b'{"payload":"\xe2\x80\xa8"}\n',
+        ]
+        for task, each in zip(found, given or [None] * 3, strict=True):
+            assert task[1:] == ((True, 9), each, rank_of(each), None, None)
+            assert type(task.line) is bytes
 
 
 @pytest.mark.batched

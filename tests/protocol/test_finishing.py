@@ -144,7 +144,7 @@ def one_leased(queue: Queue, books: Books) -> str:
 
 
 def three_dead(queue: Queue, books: Books) -> None:
-    queue.insert_many("abc"[index] for index in range(3))
+    queue.insert_many(("abc"[index] for index in range(3)), batch_tasks=1)
     books.inserted.update("abc")
     for task in queue.lease(3):
         task.bury("no")

@@ -58,38 +58,84 @@ def test_payloads_of_all_kinds_come_back(q: Queue) -> None:
 
 @pytest.mark.batched
 @pytest.mark.parametrize(
-    ("tasks", "least", "most"), [(20, 20, 20), (64, 32, 32), (1_000, 32, 34), (5_000, 12, 14), (20_000, 20, 21)]
+    ("tasks", "files", "appended"),
+    [
+        (2, 0, 2),
+        (256, 0, 256),
+        (257, 8, 1),
+        (300, 9, 12),
+        (1_000, 31, 8),
+        (1_024, 32, 0),
+        (5_000, 13, 0),
+        (20_000, 20, 0),
+    ],
 )
-def test_a_small_job_is_spread_over_more_batches_than_it_needs(q: Queue, tasks: int, least: int, most: int) -> None:
-    """Decision 0008: also when nobody said beforehand how large the job is."""
-    q.insert_many(iter(range(tasks)))
-    assert least <= len(task_file_names(q)) <= most
+@pytest.mark.parametrize("priority", [None, 3])
+def test_a_job_is_spread_over_files_of_32_tasks_and_more_and_what_is_too_little_for_one_is_appended(
+    q: Queue, tasks: int, files: int, appended: int, priority: int | None
+) -> None:
+    """Decisions 0008 and 0045: also when nobody said beforehand how large the job is."""
+    if priority is not None and tasks > 1_024:
+        return  # priorities are sorted within windows: other sizes
+    assert q.insert_many(Task(number, priority=priority) for number in range(tasks)) == tasks
+    made = task_file_names(q)
+    assert [name.count >= 32 for name in made if not name.is_open] == [True] * files
+    assert len(made) == files + bool(appended)
+    assert sum(name.count for name in made if not name.is_open) == tasks - appended
     assert q.status().waiting == tasks
 
 
 @pytest.mark.batched
 def test_batches_grow_with_a_stream_whose_end_is_not_known(q: Queue) -> None:
     """Large payloads: what may be held back in memory is too little to see how large the job is."""
-    q.insert_many("x" * 99_000 for _ in range(340))
-    sizes = sorted(name.count for name in task_file_names(q))
-    assert sizes[0] == 2
-    assert sizes[-1] == 10  # a mebibyte
-    assert sum(sizes) == 340
+    q.insert_many("x" * 3_000 for _ in range(6_000))
+    sizes = [name.count for name in task_file_names(q)]
+    assert 100 < sizes[0] < 150
+    assert max(sizes) > 300
+    assert sum(sizes) == 6_000
 
 
 def test_what_comes_slowly_is_not_held_back(q: Queue, clock: ManualClock) -> None:
-    """Workers have something to do before the last of a slow stream has come."""
+    """Workers have something to do before the last of a slow stream has come: a second later, at the next task."""
     seen = []
 
-    def stream() -> Iterator[int]:
-        for number in range(1_000):
-            clock.advance(0.1)
-            seen.append(len(task_file_names(q)))
+    def stream(pause_s: float) -> Iterator[int]:
+        for number in range(100):
+            clock.advance(pause_s)
+            seen.append(number - q.status().inserted)
             yield number
 
+    q.insert_many(stream(0.1))
+    assert max(seen) <= 2 / 0.1
+    assert q.status().inserted == 100
+    q.purge()
+    seen.clear()
+    q.insert_many(stream(5))
+    assert max(seen) <= 1
+    q.purge()
+    seen.clear()
+    q.insert_many(stream(0.001))
+    assert max(seen) == 99, "what comes fast is inserted at once"
+
+
+@pytest.mark.batched
+def test_a_slow_stream_makes_few_files(q: Queue, clock: ManualClock) -> None:
+    def stream() -> Iterator[Task]:
+        for number in range(200):
+            clock.advance(0.5)
+            yield Task(number, priority=None if number % 3 else number)
+
     q.insert_many(stream())
-    assert encoding.GROUP_BATCHES_MAX in seen[:100]
-    assert q.status().waiting == 1_000
+    assert len(task_file_names(q)) == 1
+    assert q.status().waiting == 200
+
+
+@pytest.mark.batched
+def test_a_wrong_total_of_a_small_stream_does_no_harm(q: Queue) -> None:
+    q.insert_many(range(10), total=100_000)
+    q.insert_many(range(300), total=1)
+    assert [name.count for name in task_file_names(q) if not name.is_open] == [32] * 9
+    assert q.status().waiting == 310
 
 
 @pytest.mark.batched
@@ -556,14 +602,24 @@ def test_insert_many_of_one_task_appends_it_to_an_open_batch(queue: Queue, clock
     for n in range(3):
         assert queue.insert_many([n]) == 1
         assert queue.insert_many(iter([Task(n, delay_s=60)]), total=1) == 1
+    assert queue.insert_many([5, 6]) == 2
     assert [str(name)[47:-6] for name in task_file_names(queue)] == ["0+"]
-    assert (queue.status().waiting, queue.status().delayed) == (3, 3)
+    assert (queue.status().waiting, queue.status().delayed) == (5, 3)
     assert queue.insert_many([3], batch_tasks=1) == 1
     assert queue.insert_many([4], commit="c") == 1
-    assert queue.insert_many([5, 6]) == 2
     assert queue.insert_many(["x" * single_inserts.TASK_BYTES_MAX]) == 1
-    assert len(task_file_names(queue)) == 6
+    assert len(task_file_names(queue)) == 4
     assert queue.status().waiting == 8
+
+
+@pytest.mark.once
+def test_a_small_stream_whose_tasks_do_not_fit_into_one_append_becomes_a_file(queue: Queue) -> None:
+    """A task of more than 64 KiB takes those that come with it along; so do more than 256 KiB."""
+    assert queue.insert_many(["x" * single_inserts.TASK_BYTES_MAX, "y", "z"]) == 3
+    assert queue.insert_many(["x" * 60_000] * 5) == 5
+    assert sorted(name.count for name in task_file_names(queue)) == [3, 5]
+    assert queue.insert_many(["x" * 60_000] * 4) == 4
+    assert [str(name)[47:-6] for name in task_file_names(queue)][2:] == ["0+"]
 
 
 @pytest.mark.once
@@ -576,17 +632,18 @@ def test_one_task_of_a_stream_that_breaks_off_is_inserted_and_counted(queue: Que
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize(
     ("step", "code", "says"),
     [
         ("write", errno.ENOSPC, "None of the tasks is in the queue: repeat the call"),
-        ("fsync", errno.ENOSPC, "It is unknown whether the task is in the queue"),
-        ("fsync", errno.EIO, "It is unknown whether the task is in the queue"),
+        ("fsync", errno.ENOSPC, "Some of the tasks may be in the queue; repeating the call would insert those again"),
+        ("fsync", errno.EIO, "Some of the tasks may be in the queue; repeating the call would insert those again"),
     ],
 )
-def test_what_an_error_says_of_a_stream_of_one_task(queue: Queue, step: str, code: int, says: str) -> None:
+def test_what_an_error_says_of_a_small_stream(queue: Queue, step: str, code: int, says: str, tasks: int) -> None:
     fs = Filesystem(str(queue.path), shared=False)
     q = Queue(queue.path, filesystem=fs)
     q.insert_many([0])
     with failing(fs, step, code), pytest.raises((StorageFull, StorageError), match=says):
-        q.insert_many([1])
+        q.insert_many(range(tasks))

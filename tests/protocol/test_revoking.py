@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsqueue import LeaseLost, LockTimeout, Queue
-from fsqueue.clock import ManualClock
+from fsqueue.clock import MARGIN_MS, ManualClock
 from fsqueue.protocol import revoking
 from fsqueue.storage import jsonl
 from tests.support import QueueFactory, crashes, drain, hand_on, leftovers
@@ -43,6 +43,16 @@ def test_only_the_leases_of_the_run_end(q: Queue, clock: ManualClock) -> None:
     with pytest.raises(LeaseLost):
         q.renew(held[RUN])
     assert revoking.expire_run(q.store, RUN) == (0, []), "a repeat finds nothing"
+
+
+def test_a_worker_whose_clock_is_vague_may_take_the_tasks_at_once(q: Queue, clock: ManualClock) -> None:
+    """It waits for longer than others behind a lease's end. The end is so far in the past that this makes no odds."""
+    q.insert("x")
+    [task] = of_run(q, RUN, clock).lease()
+    assert revoking.expire_run(q.store, RUN) == (1, [])
+    vague = ManualClock(clock.now_s)
+    vague.margin_ms = MARGIN_MS[1]
+    assert [again.id for again in Queue(q.path, clock=vague).lease()] == [task.id]
 
 
 def test_attempts_are_charged_as_when_a_lease_runs_out(q: Queue, clock: ManualClock) -> None:

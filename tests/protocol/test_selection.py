@@ -11,7 +11,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.format.names import TaskFileName
 from fsqueue.protocol import selection
-from fsqueue.protocol.selection import HEADS_MAX, LISTING_S, NEVER, SHARDS_LISTED, Selection
+from fsqueue.protocol.selection import BUSY_AGAIN_S, BUSY_S, HEADS_MAX, LISTING_S, NEVER, SHARDS_LISTED, Selection
 from tests.support import QueueFactory, base_of
 
 pytestmark = pytest.mark.once
@@ -144,6 +144,29 @@ def test_a_sweep_of_some_shards_looks_only_there(q: Queue) -> None:
     selection = Selection(q.store)
     selection.sweep(["02"])
     assert taken(selection, strict=True) == [wanted]
+
+
+def test_a_batch_that_stays_busy_rests_for_longer_each_time_up_to_a_second(q: Queue, clock: ManualClock) -> None:
+    """Without the bound, one that was busy for a minute would be passed over for another one."""
+    put(q, 1)
+    selection = Selection(q.store)
+    selection.sweep()
+
+    def rested_s() -> float:
+        name = selection.next(NOW)
+        assert name is not None
+        selection.rest(name)
+        begin = clock.monotonic()
+        while selection.glance(NOW) is None:
+            clock.advance(0.01)
+            selection.keep_up(NOW)
+        return clock.monotonic() - begin
+
+    shortest, longest = BUSY_S
+    doubled = [min(shortest * 2**times, longest) for times in range(8)]
+    assert [rested_s() for _ in doubled] == pytest.approx(doubled, abs=0.011)
+    clock.advance(BUSY_AGAIN_S + 0.1)
+    assert rested_s() == pytest.approx(shortest, abs=0.011), "it was not busy for a while"
 
 
 def test_stray_files_are_passed_over(q: Queue) -> None:

@@ -32,7 +32,7 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import Trapped, trapped
-from tests.support import base_of, files_below, in_time, log_files, raised, task_file_names
+from tests.support import base_of, crashes, drain, files_below, in_time, log_files, raised, task_file_names
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once  # of open batches, and one queue without them
@@ -526,7 +526,222 @@ def test_a_stream_of_one_task_is_told_the_same(queue: Queue, step: str, instead:
         assert inserter.insert_many(["task"]) == 1
         assert all_payloads(queue) == ["before", "task"]
     else:
-        assert "unknown whether the task is in the queue" in str(error)
+        assert "Some of the tasks may be in the queue" in str(error)
+
+
+# -- several at once (decision 45) ------------------------------------------------------------------------
+
+SEVERAL = list(range(20))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_several_tasks_are_one_append_and_one_sync(make: Make, shared: bool) -> None:
+    queue, calls = make(), Counter[str]()
+
+    def count(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        calls[step] += step in ("write", "fsync") and is_log(args[0])
+        return call(*args)
+
+    inserter = trapped(queue, count, shared=shared)
+    inserter.insert("before")
+    calls.clear()
+    assert inserter.insert_many(SEVERAL) == 20
+    assert (calls["write"], calls["fsync"]) == (1, 1)
+    assert batches(queue) == ["0+.jsonl"]
+    assert records(queue) == ["open"] + ["insert"] * 21
+    assert len({info.id for info in queue.tasks()}) == 21
+    assert work(queue) == ["before", *SEVERAL]
+
+
+def test_several_tasks_keep_their_times_priorities_and_order(make: Make) -> None:
+    clock = ManualClock()
+    queue = Queue(make().path, clock=clock)
+    tasks = [Task("late", delay_s=60), Task("c", priority=3), Task("a", priority=1), Task("b", priority="1")]
+    assert queue.insert_many([*tasks, "x", b"y", Task("then", available_at=clock.now_s + 90)]) == 7
+    assert len(batches(queue)) == 1
+    assert work(Queue(queue.path, clock=clock)) == ["b", "a", "c", "x", b"y"]
+    clock.advance(60)
+    assert work(queue) == ["late"]
+    clock.advance(30)
+    assert work(queue) == ["then"]
+
+
+def test_a_batch_without_room_for_all_of_several_tasks_is_sealed(make: Make) -> None:
+    queue = make(batch_tasks_max=30)
+    for _ in range(3):
+        queue.insert_many(SEVERAL)
+    assert sorted(batches(queue)) == ["0+.jsonl", "0+20.jsonl", "0+20.jsonl"]
+    queue.insert_many(range(10))
+    assert sorted(batches(queue)) == ["0+.jsonl", "0+20.jsonl", "0+20.jsonl"], "to the last place"
+    assert Counter(work(queue)) == Counter(SEVERAL * 3 + list(range(10)))
+
+
+def test_a_batch_whose_log_has_no_room_for_several_tasks_is_sealed(queue: Queue) -> None:
+    for number in range(5):
+        queue.insert_many(f"{number}" + "x" * 60_000 for _ in range(4))
+    assert sorted(batches(queue)) == ["0+.jsonl", "0+16.jsonl"]
+    assert max(os.path.getsize(path) for path in log_files(queue)) < single_inserts.LOG_BYTES_MAX
+    assert len(work(queue)) == 20
+
+
+def test_several_tasks_go_into_a_batch_that_a_neighbour_has_begun(make: Make) -> None:
+    """A queue whose batches hold few tasks: no more than one batch takes."""
+    queue = make(batch_tasks_max=4)
+    for count in (4, 3, 10):
+        assert queue.insert_many(range(count)) == count
+    assert sorted(name.count for name in task_file_names(queue) if name.inserted is None) == [4, 4]
+    assert Counter(work(queue)) == Counter([*range(4), *range(3), *range(10)])
+
+
+def prefix(call: Callable[..., Any], fd: int, data: bytes) -> int:
+    """Write half of it, at least one record and a part of the next, and report an error."""
+    call(fd, data[: len(data) // 2])
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def hole(call: Callable[..., Any], fd: int, data: bytes) -> int:
+    """Lose the beginning of what is written, as a client may that writes page by page."""
+    cut = data.index(b"\n", len(data) // 2) + 1
+    call(fd, b"\0" * cut + data[cut:])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(
+    ("step", "instead", "times", "inserted"),
+    [
+        ("write", fail(errno.EIO), 1, 20),
+        ("write", fail(errno.EIO, after=True), 1, 20),
+        ("write", prefix, 1, 20),
+        ("write", overwritten, 1, 20),
+        ("pread", fail(errno.EIO), 2, 20),
+        ("try_lock", fail(errno.EIO), 1, None),
+        ("unlock", fail(errno.EIO), 1, 20),
+        ("write", fail(errno.ESTALE), 1, 20),
+        ("write", half, 1, None),
+        ("write", fail(errno.ENOSPC), 1, 0),
+        ("write", fail(errno.EDQUOT, after=True), 1, 20),
+        ("write", hole, 1, None),
+        ("fsync", fail(errno.EIO), 1, None),
+        ("fsync", fail(errno.EIO, after=True), 1, None),
+        ("write", fail(errno.EIO), 9, None),
+        ("write", half, 9, None),
+        ("write", prefix, 9, None),
+        ("write", overwritten, 9, None),
+    ],
+)
+def test_what_is_raised_says_how_many_of_several_tasks_are_in_the_queue(
+    make: Make, step: str, instead: Callable[..., Any], times: int, inserted: int | None, is_first: bool, shared: bool
+) -> None:
+    queue, trap = make(), FailOnLogs(step, instead, times)
+    inserter = trapped(queue, trap, shared=shared)
+    if not is_first:
+        inserter.insert("before")
+    trap.armed = True
+    error = raised(FsqueueError, lambda: inserter.insert_many(SEVERAL))
+    trap.armed = False
+    there = [payload for payload in all_payloads(queue) if payload != "before"]
+    assert len(set(there)) == len(there), "no task is there twice"
+    if error is None:
+        assert sorted(there) == SEVERAL
+        assert inserted in (20, None)
+        return
+    assert trap.met
+    assert error.new == error.inserted
+    assert error.new is not None
+    assert inserted in (None, error.new), str(error)
+    assert there[: error.new] == SEVERAL[: error.new]
+    if error.is_exact:
+        assert len(there) == error.new
+        queue.insert_many(SEVERAL[error.new :])
+        assert sorted(there + all_payloads(queue)) == SEVERAL
+    else:
+        assert "may be" in str(error)
+    assert str(error).endswith(error.advice)
+
+
+def test_a_full_disk_tells_how_many_of_several_tasks_have_found_room(queue: Queue) -> None:
+    trap = FailOnLogs("write", half)
+    inserter = trapped(queue, trap)
+    inserter.insert("before")
+    trap.armed = True
+    error = raised(StorageFull, lambda: inserter.insert_many(SEVERAL))
+    assert error is not None
+    assert error.new is not None
+    assert 5 < error.new < 15
+    assert f"The first {error.new} tasks of this call are in the queue. Repeating the whole call would" in str(error)
+    assert "may still take" not in str(error), "they were synced"
+    assert inserter.insert_many(SEVERAL[error.new :]) == 20 - error.new
+    assert all_payloads(queue) == ["before", *SEVERAL]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_process_that_dies_within_an_insert_of_several_leaves_the_first_of_them(
+    tmp_path: Path, is_first: bool, shared: bool
+) -> None:
+    clock, left = ManualClock(), set[int]()
+
+    def build(number: int) -> Queue:
+        queue = Queue.create(tmp_path / f"{number}", shards=2)
+        if not is_first:
+            Queue(queue.path, clock=clock).insert("before")
+        return queue
+
+    for where, made in crashes(build, lambda q: q.insert_many(SEVERAL), clock):
+        queue = Queue(made.path, clock=clock)
+        there = [info.payload for info in queue.tasks() if info.payload != "before"]
+        assert there == SEVERAL[: len(there)], where
+        left.add(len(there))
+        assert queue.insert_many(["x", "y"]) == 2, where
+        assert set(drain(queue, clock).values()) == {1}, where
+        status = queue.status()
+        assert status.completed == len(there) + 2 + (not is_first), where
+        clock.advance(LINGER_S)
+        queue.gc()
+        assert queue.lease() == []
+        assert list(queue.fsck()) == [], where
+    assert {0, 20} < left, "one of them dies within the write"
+
+
+def test_a_purge_in_the_middle_takes_all_of_several_tasks_along_and_they_are_inserted_again(queue: Queue) -> None:
+    for step in ("write", "fsync"):
+        purged: list[int] = []
+
+        def purge_then(at: str, call: Callable[..., Any], *args: Any, step: str = step, purged: Any = purged) -> Any:
+            done = call(*args)
+            if at == step and is_log(args[0]) and not purged:
+                purged.append(1)
+                Queue(queue.path).purge()
+            return done
+
+        assert trapped(queue, purge_then).insert_many(SEVERAL) == 20
+        assert purged
+        assert sorted(all_payloads(queue)) == SEVERAL
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_purge_behind_a_full_disk_takes_along_what_had_found_room(make: Make, shared: bool) -> None:
+    queue, done = make(), list[str]()
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "write" and done == ["armed"] and is_log(args[0]):
+            done.append(step)
+            return half(call, *args)
+        if step == "fsync" and done == ["armed", "write"] and is_log(args[0]):
+            done.append(step)
+            Queue(queue.path).purge()
+        return call(*args)
+
+    inserter = trapped(queue, trap, shared=shared)
+    inserter.insert("before")
+    done.append("armed")
+    error = raised(StorageFull, lambda: inserter.insert_many(SEVERAL))
+    assert error is not None
+    assert done == ["armed", "write", "fsync"]
+    assert "None of the tasks is in the queue: repeat the call" in str(error)
+    assert (error.new, error.is_exact, all_payloads(queue)) == (0, True, [])
 
 
 @pytest.mark.parametrize("shared", [False, True])

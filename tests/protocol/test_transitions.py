@@ -114,7 +114,7 @@ def test_completing_late_is_forgiven(q: Queue, clock: ManualClock) -> None:
 
 
 def test_tasks_of_many_batches_are_completed_together(q: Queue) -> None:
-    q.insert_many(range(30))
+    q.insert_many(range(30), batch_tasks=3)
     tasks = q.lease(30)
     q.complete(iter(tasks))
     assert q.status().completed == 30

@@ -116,6 +116,9 @@ VERBS = {
     "insert, key": Verb([1], lambda q: q.insert(1, key="k")),
     "insert, priority": Verb([1], lambda q: q.insert(1, priority=3)),
     "insert_many, one": Verb([1], lambda q: q.insert_many([1])),
+    "insert_many, few": Verb(list(range(20)), lambda q: q.insert_many(range(20))),
+    "insert_many, few urgent": Verb(list(range(9)), lambda q: q.insert_many(map(urgent, range(9)))),
+    "insert_many, then few": Verb(list(range(260)), lambda q: q.insert_many(range(260))),
     "insert_many": Verb(list(range(20)), lambda q: q.insert_many(range(20), batch_tasks=5)),
     "insert_many, groups": Verb(list(range(150)), lambda q: q.insert_many(range(150), batch_tasks=1)),
     "insert_many, priorities": Verb(list(range(20)), lambda q: q.insert_many(map(urgent, range(20)), batch_tasks=5)),
@@ -271,10 +274,16 @@ ROWS = [
     Row("insert_many, keys", "fsync", "/movements/", 2, errno.EIO,
         "The first task of this call is in the queue, and some of those that came next may be. The call may be"),
     Row("insert_many, some keys", "fsync", "/movements/", 1, errno.EIO,
+        "Some of the tasks may be in the queue; repeating the call would insert those again."),
+    Row("insert_many, some keys", "fsync", "/movements/", 2, errno.EIO,
         "The first 2 tasks of this call are in the queue, and some of those that came next may be. "),
     Row("insert_many, some keys", "fsync", "/keys/", 1, errno.EIO, "The first 2 tasks of this call are in the queue. "),
     Row("insert_many, one", "write", "/movements/", 1, errno.ENOSPC, "None of the tasks is in the queue: repeat"),
-    Row("insert_many, one", "fsync", "/movements/", 1, errno.EIO, "It is unknown whether the task is in the queue."),
+    Row("insert_many, one", "fsync", "/movements/", 1, errno.EIO, "Some of the tasks may be in the queue; repeating"),
+    Row("insert_many, few", "write", "/movements/", 1, errno.ENOSPC, "None of the tasks is in the queue: repeat"),
+    Row("insert_many, few", "fsync", "/movements/", 1, errno.EIO, "Some of the tasks may be in the queue; repeating"),
+    Row("insert_many, then few", "fsync", "/movements/", 1, errno.EIO,
+        "The first 256 tasks of this call are in the queue, and some of those that came next may be. "),
     Row("insert_many, commit", "create", "/staging/", 2, errno.ENOSPC, "Nothing of it is visible; the call may be"),
     Row("insert_many, commit", "link", "", 1, errno.EIO, "Nothing of it is visible; the call may be repeated."),
     Row("commit", "fsync", "/staging/", 2, errno.EIO, "Nothing of it is visible; the call may be repeated."),
@@ -365,7 +374,7 @@ def sweep(queue_factory: QueueFactory, verb: Verb, code: int, late: bool, lastin
 
 
 SWEPT = [name for name in VERBS if name != "insert_many, groups"]
-QUICK = ("insert, key", "insert, large", "insert_many", "insert_many, some keys")
+QUICK = ("insert, key", "insert, large", "insert_many", "insert_many, few urgent", "insert_many, some keys")
 
 
 @pytest.mark.parametrize("lasting", [False, True])

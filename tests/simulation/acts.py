@@ -36,6 +36,16 @@ def insert_many(story: Story, actor: Actor) -> None:
     actor.insert_many(story.fresh(rng.randint(1, 6)), rng.choice((1, 2, 4)))
 
 
+def insert_few(story: Story, actor: Actor) -> None:
+    """Insert some by one append to an open batch."""
+    actor.insert_many(story.fresh(story.rng.randint(2, 4)), None)
+
+
+def insert_few_ranked(story: Story, actor: Actor) -> None:
+    payloads = story.fresh(story.rng.randint(2, 4))
+    actor.insert_many(payloads, None, [story.rng.choice(PRIORITIES) for _ in payloads], story.rng.choice((0, 0, 3)))
+
+
 BOUNDS = tuple(given for given in PRIORITIES if given is not None)
 
 
@@ -252,7 +262,8 @@ ACTS: dict[str, Act] = {
     for act in (
         insert, insert_many, consume, poll, status, is_drained, release_all, cancel, retry_dead, retry_completed,
         purge_dead, gc, purge, delete, create, attach, look, wait, close, idle, trickle, insert_ranked,
-        insert_many_ranked, consume_ranked, keyed_acts.insert_keyed, keyed_acts.insert_many_keyed, fsck,
+        insert_few, insert_few_ranked, insert_many_ranked, consume_ranked, keyed_acts.insert_keyed,
+        keyed_acts.insert_many_keyed, fsck,
     )
 } | commit_acts.ACTS | relays.ACTS | fork_acts.ACTS  # fmt: skip
 

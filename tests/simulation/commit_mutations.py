@@ -119,7 +119,7 @@ MUTATIONS = [
         "the shards are not synced before the proposal goes",
         "a power loss puts the files back into staging, and nothing leads to them",
         "commits-power",
-        (("apply", '_sync(store, f"{layout.tasks}/{shard}")', ""),),
+        (("apply", 'store.fs.sync_directory(f"{layout.tasks}/{shard}")', ""),),
     ),
     Mutation(
         "what is staged is not synced",

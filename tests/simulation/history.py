@@ -165,7 +165,7 @@ class Actor:
             self.history.saw(payload, ref.id)
 
     def insert_many(
-        self, payloads: list[Any], batch_tasks: int, priorities: list[Any] | None = None, delay_s: float = 0
+        self, payloads: list[Any], batch_tasks: int | None, priorities: list[Any] | None = None, delay_s: float = 0
     ) -> None:
         tasks: list[Any] = list(payloads)
         if priorities is not None:

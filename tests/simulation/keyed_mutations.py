@@ -11,20 +11,20 @@ MUTATIONS = [
         "keyed",
         (
             (
-                "SingleInserter.insert",
+                "SingleInserter._insert",
                 """
                 if announce is not None:
-                    announce(layout, batch, identity)
+                    announce(layout, batch, pending[0][0])
                 """,
                 "",
             ),
             (
-                "SingleInserter.insert",
-                "index = self._into(batch, identity, task)",
+                "SingleInserter._insert",
+                "index = self._into(batch, pending, rank)",
                 """
-                index = self._into(batch, identity, task)
+                index = self._into(batch, pending, rank)
                 if announce is not None and index is not None:
-                    announce(layout, batch, identity)
+                    announce(layout, batch, pending[0][0])
                 """,
             ),
         ),

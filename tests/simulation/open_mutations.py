@@ -69,10 +69,28 @@ MUTATIONS = [
         (
             (
                 "SingleInserter._appended",
-                "found = self._found(layout, batch, identity, error, closing=is_last and not is_full)",
-                "found = None",
+                "found, end = self._found(layout, batch, pending, error, closing=is_last and not is_full)",
+                "found, end = {}, 0",
             ),
         ),
+    ),
+    Mutation(
+        "one of several tasks in the log counts as all of them",
+        "tasks are reported inserted for which the disk had no room",
+        "few-full",
+        (
+            (
+                "SingleInserter._appended",
+                "missing = [(identity, task) for identity, task in pending if identity not in found]",
+                "missing = [(identity, task) for identity, task in pending if not found]",
+            ),
+        ),
+    ),
+    Mutation(
+        "an error forgets which of several tasks have found room",
+        "it says that none is in the queue, and a repeat inserts those again",
+        "few-full",
+        (("SingleInserter._appended", "if found: ...", "if False: ..."),),
     ),
     Mutation(
         "an inserter does not prove that the task file is there",

@@ -13,8 +13,8 @@ MUTATIONS = [
             (
                 "SingleInserter._appended",
                 """
-                if task.rank != LAST:
-                    opening = self._promised_in(locked, opening, task.rank)
+                if rank != LAST:
+                    opening = self._promised_in(locked, opening, rank)
                 """,
                 "",
             ),
@@ -22,7 +22,7 @@ MUTATIONS = [
                 "SingleInserter._appended",
                 "self._synced.wrote(locked)",
                 """
-                task.rank == LAST or self._promised_in(locked, b"", task.rank)
+                rank == LAST or self._promised_in(locked, b"", rank)
                 self._synced.wrote(locked)
                 """,
             ),
@@ -72,12 +72,12 @@ MUTATIONS = [
         "a worker with a bound believes that there are none",
         "order",
         (
-            ("SingleInserter.insert", "queue_changes.mark_ordered(store, task.rank)", ""),
+            ("SingleInserter._insert", "queue_changes.mark_ordered(store, rank)", ""),
             (
-                "SingleInserter.insert",
+                "SingleInserter._insert",
                 "store.doorbell.ring_now_and_then(...)",
                 """
-                queue_changes.mark_ordered(store, task.rank)
+                queue_changes.mark_ordered(store, rank)
                 store.doorbell.ring_now_and_then(...)
                 """,
             ),
@@ -233,11 +233,11 @@ MUTATIONS = [
             (
                 "SortWindow.drain",
                 """
-                batch = Encoded(when, priorities[places[first]])
+                batch = Encoded(when, [priorities[place] for place in places[first : first + len(chosen)]])
                 batch.take(content, len(chosen))
                 """,
                 """
-                batch = Encoded(when, priorities[places[first + len(chosen) - 1]])
+                batch = Encoded(when, [priorities[places[first + len(chosen) - 1]]])
                 batch.take(content, len(chosen))
                 """,
             ),

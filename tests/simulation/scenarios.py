@@ -43,6 +43,8 @@ RARELY = (("storage.listening:QUIET_S", 1), ("protocol.waiting:SETTLE_S", 2))
 INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
 """Single inserts and work, side by side."""
 MANY = {"batch_tasks_max": 4, "shards": 1}
+FEW = WORK | {"insert": 2.0, "insert_few": 6.0, "insert_many": 0.5}
+"""Small streams, each of which is one append, beside single inserts and work."""
 
 RANKED = {
     "insert_ranked": 6.0, "insert_many_ranked": 2.0, "consume_ranked": 9.0, "poll": 2.0, "status": 0.3, "is_drained": 0.3,
@@ -173,6 +175,14 @@ SCENARIOS = {
         Scenario("open-steps", actions=INSERTS, faults=("clock", "clock", "delay", "kill"), limits=OPEN_SHORTLY, singly=True, settings=MANY),
         Scenario("open-interrupt", shared=False, hosts=1, actions=INSERTS, faults=("interrupt", "interrupt", "delay"), singly=True, settings=MANY),
         Scenario("open-small", shared=False, hosts=1, actions=INSERTS, faults=("kill", "error"), limits=SMALL, singly=True, settings=MANY),
+        Scenario("few", shared=False, hosts=1, actions=FEW, faults=("kill", "delay", "error", "after"), singly=True, settings=MANY),
+        Scenario("few-nfs", actions=FEW, faults=("kill", "delay", "cut", "reply", "stop", "after"), stale=0.4, stale_listings=0.3, singly=True, settings=MANY),
+        Scenario("few-full", shared=False, hosts=1, actions=FEW, faults=("full", "full", "kill"), singly=True, settings=MANY),
+        Scenario("few-full-nfs", actions=FEW, faults=("full", "full", "cut"), singly=True, settings=MANY),
+        Scenario("few-power", shared=False, hosts=1, actions=FEW, faults=("power", "kill"), lossy=True, singly=True, settings=MANY),
+        Scenario("few-purge", actions=PURGES | {"insert_few": 8.0, "consume": 3.0}, faults=("delay", "kill", "full"), stale=0.4, singly=True, settings=MANY),
+        Scenario("few-order", shared=False, hosts=1, actions=RANKED | {"insert_few_ranked": 8.0}, faults=("kill", "error", "after"), limits=RESTATED, singly=True, settings=MANY),
+        Scenario("few-unclean", shared=False, hosts=1, actions=UNCLEAN | {"insert_few": 6.0}, faults=BROKEN, singly=True, settings=MANY),
         Scenario("order", shared=False, hosts=1, actions=RANKED, faults=("kill", "delay", "error", "after"), singly=True, settings=SMALL_BATCHES),
         Scenario("order-calm", actions=RANKED, singly=True, settings=MANY, torn_listings=0.2, workers=4),
         Scenario("order-nfs", actions=RANKED, faults=("kill", "delay", "cut", "reply", "stop"), stale=0.4, stale_listings=0.3, singly=True, settings=SMALL_BATCHES),

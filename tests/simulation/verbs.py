@@ -54,6 +54,11 @@ def insert_many(story: Story, actor: Actor) -> None:
     actor.insert_many(story.fresh(3), 2)
 
 
+def insert_few(story: Story, actor: Actor) -> None:
+    """Several tasks, by one append."""
+    actor.insert_many(story.fresh(3), None)
+
+
 def insert_groups(story: Story, actor: Actor) -> None:
     """Two groups, one after the other."""
     with mock.patch.object(encoding, "GROUP_BATCHES_MAX", 1):
@@ -188,7 +193,9 @@ def _verbs() -> list[Verb]:
         return Verb(act.__name__.replace("_", "-"), act, frozenset(needs))
 
     return [
-        *map(verb, (insert, insert_many, insert_groups, insert_twice, lease, lease_many, lease_again, poll)),
+        *map(
+            verb, (insert, insert_many, insert_few, insert_groups, insert_twice, lease, lease_many, lease_again, poll)
+        ),
         *map(verb, (cancel, tasks, insert_urgent, insert_keyed, lease_up_to)),
         verb(idle_looks),
         *(verb(act, LEASE) for act in (complete, complete_each, fail, bury, release, renew)),
@@ -209,7 +216,19 @@ def _verbs() -> list[Verb]:
 VERBS = {verb.name: verb for verb in _verbs()}
 """By name."""
 FIRST_CLASS = [
-    *("insert", "insert-many", "insert-groups", "lease", "poll", "complete", "fail", "bury", "release", "renew"),
+    *(
+        "insert",
+        "insert-many",
+        "insert-few",
+        "insert-groups",
+        "lease",
+        "poll",
+        "complete",
+        "fail",
+        "bury",
+        "release",
+        "renew",
+    ),
     *("cancel", "retry-dead", "purge-dead", "release-all", "status", "purge", "delete", "gc", "fsck"),
     *("publish-staged", "overwrite-staged", "replace"),
 ]

@@ -222,6 +222,7 @@ def test_a_new_task_leads_to_the_letter_that_it_repeats_after_that_was_given_bac
     [new] = q.tasks("waiting")
     assert deadletters.repeats(q.store, new.id) == first
     assert deadletters.repeats(q.store, first) is None
+    assert deadletters.repeats(q.store, f"{new.id.partition('.')[0]}.1") is None
 
 
 def test_a_torn_end_is_closed_off_first(q: Queue) -> None:

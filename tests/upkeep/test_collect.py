@@ -184,6 +184,7 @@ def test_old_staged_files_of_dead_writers_are_reaped(q: Queue, clock: ManualCloc
     staged[0].close(writer.store)
     assert found(q) == {"staged_reaped": 1}
     assert found(q) == {}, "the writer of the other one lives: its lock says so"
+    staging.sync(writer.store, staged[1:])
     assert list(staging.publish(writer.store, writer.store.layout, staged[1:])) == staged[1:]
     staged[1].close(writer.store)
     assert q.status().waiting == 1
@@ -430,7 +431,7 @@ def test_what_was_given_back_is_said_in_inodes_and_bytes(q: Queue, monkeypatch: 
     assert report.bytes_given_back == sum(before.values()) - sum(inodes(q.path).values()) > 32_000
     assert (q.gc().inodes_given_back, q.gc().bytes_given_back) == (0, 0)
 
-    q.insert_many(["x" * 3000] * 4)
+    q.insert_many(["x" * 3000] * 4, batch_tasks=2)
     for task in q.lease(4):
         task.bury("no")
     with monkeypatch.context() as patch:

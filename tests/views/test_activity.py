@@ -52,7 +52,7 @@ def test_rates_are_those_at_which_things_happened(q: Queue, clock: ManualClock) 
     q.insert_many(range(300))
     for number in range(400):
         if number % 10 == 0:
-            q.insert_many(range(10))
+            q.insert_many(range(10), batch_tasks=5)
         work(q, clock, 1, lease_s=0.4, pause_s=0.1)
     found = q.activity(window_s=60)
     for rate, per_s in ((found.inserted, 2.0), (found.leased, 2.0), (found.completed, 2.0), (found.finished, 2.0)):
@@ -450,7 +450,7 @@ def test_of_a_history_with_many_tasks_batches_are_drawn_and_the_error_says_how_f
     q = Queue(queue_factory(durability="none").path, clock=clock)
     clock.advance(1000)
     for number in range(300):  # batches of 10 and 30 tasks in turn, worked off for a second or three
-        q.insert_many(range(10 + number % 2 * 20))
+        q.insert_many(range(10 + number % 2 * 20), batch_tasks=1)
         tasks = q.lease(30)
         clock.advance(len(tasks) / 10)
         q.complete(tasks)

@@ -111,7 +111,7 @@ def test_the_numbers_follow_every_step(q: Queue, clock: ManualClock) -> None:
 
 
 def test_names_alone_give_an_estimate(q: Queue) -> None:
-    q.insert_many(range(10))
+    q.insert_many(range(10), batch_tasks=5)
     q.insert("later", delay_s=100)
     assert q.status(exact=False).as_dict() == q.status().as_dict()
     [task] = q.lease()
@@ -127,7 +127,7 @@ def test_names_alone_give_an_estimate(q: Queue) -> None:
 def test_an_estimate_reads_no_logs(queue: Queue, clock: ManualClock) -> None:
     fs = Filesystem(str(queue.path), shared=False)
     q = Queue(queue.path, filesystem=fs, clock=clock)
-    q.insert_many(range(10))
+    q.insert_many(range(10), batch_tasks=5)
     q.lease(5)
     read: list[str] = []
     look = fs.look

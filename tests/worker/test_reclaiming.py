@@ -692,6 +692,19 @@ def test_the_program_looks_at_nothing_that_the_worker_does_not_look_at(
     assert (trap / "entered").exists() == is_entered
 
 
+@pytest.mark.parametrize("option", ["-I", "-E", "-s", "-P", "-S", "-B"])
+def test_a_worker_s_programs_have_its_options(option: str) -> None:
+    code = f"import sys; sys.path[:] = {sys.path!r}; from fsqueue.worker import spawning\n"
+    code += f"print({option!r} in spawning.python('child'))"
+    # An editable install is found by what `site` does at the start.
+    root = str(Path(spawning.__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, option, "-c", code.replace("sys.path[:] = [", f"sys.path[:] = [{root!r}, ", 1)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (run.stdout, run.stderr) == ("True\n", "")
+
+
 AWAY = """
 import os, sys
 from fsqueue import Queue, Worker

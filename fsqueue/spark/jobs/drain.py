@@ -212,18 +212,14 @@ class Lessee:
                 release_leases(queue, worker)
             while left > 0 and (tasks := queue.lease(min(left, ROWS_MAX), lease_s=self.lease_s)):
                 left -= len(tasks)
-                yield self._leased(tasks) if self.function is None else self._computed(tasks, self.function)
-
-    def _leased(self, tasks: list[LeasedTask]) -> pa.RecordBatch:
-        rows = [(*_identity(task), *payload(task.payload)) for task in tasks]
-        return _batch(LEASED, rows)
-
-    def _computed(self, tasks: list[LeasedTask], function: Function) -> pa.RecordBatch:
-        return _batch(COMPUTED, [(*_identity(task), *_apply(function, task.payload)) for task in tasks])
-
-
-def _identity(task: LeasedTask) -> tuple[str, str, int, int]:
-    return task.id, task.token, task.generation, task.attempt
+                rows = [
+                    (
+                        *(task.id, task.token, task.generation, task.attempt),
+                        *(payload(task.payload) if self.function is None else _apply(self.function, task.payload)),
+                    )
+                    for task in tasks
+                ]
+                yield _batch(LEASED if self.function is None else COMPUTED, rows)
 
 
 def _apply(function: Function, value: Any) -> tuple[str | None, str | None, float]:
