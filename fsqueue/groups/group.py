@@ -24,7 +24,7 @@ from fsqueue.groups.leasing import GroupLeaser, GroupPoll
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import Errors, Poll, Until, put_back
+from fsqueue.poll import Errors, Poll, Until, put_back_dropped
 from fsqueue.queue import Queue
 from fsqueue.storage import group_directory
 from fsqueue.storage.discovery import queue_path
@@ -140,7 +140,7 @@ class GroupQueues(Selected):
         whole("n", n)
         lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
         bound = None if up_to is None else bound_of(up_to)
-        put_back()
+        put_back_dropped()
         how = lease_ms, bound
         if getattr(self._local, "how", None) != how:
             self._local.how, self._local.leaser = how, GroupLeaser([self], lease_ms, bound)

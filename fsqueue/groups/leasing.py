@@ -14,7 +14,7 @@ from fsqueue.groups.drained import GroupDrainCheck, Source
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import Errors, Poll, Prefetched, Until, put_back
+from fsqueue.poll import Errors, Poll, Prefetched, Until, put_back_dropped
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import BELL_S, tell_of_end, tell_pauses
 from fsqueue.queue import Queue
@@ -77,7 +77,7 @@ class _Lessor:
         self._leaser = leaser
 
     def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
-        put_back()
+        put_back_dropped()
         with resources.Scope():
             return self._leaser.lease(n, math.inf, stop)
 
