@@ -85,7 +85,7 @@ def counted(group: fsqueue.Group, looks: int) -> dict[str, Any]:
         per_s = opens / (time.perf_counter() - begin)
     finally:
         Filesystem.look = look  # type: ignore[method-assign]
-    return {"tasks": taken, "full_look_s": full_s, "idle_opens_per_s": per_s, "opens_max": members.BELLS_PER_S}
+    return {"tasks": taken, "full_look_s": full_s, "idle_opens_per_s": per_s, "bells_per_s_max": members.BELLS_PER_S}
 
 
 def main(arguments: list[str]) -> None:

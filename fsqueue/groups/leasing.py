@@ -40,15 +40,16 @@ class GroupLeaser:
         """
         clock, members = self._clock, self._members
         deadline, backoff = clock.monotonic() + wait_s, Backoff(BELL_S, self._random)
+        rounds = 0
         while True:
-            is_changed = members.refresh()
-            if is_changed:
+            rounds += 1
+            if members.refresh():
                 self._several.change(members.watches)
             got = self._several.look(n)
             left_s = deadline - clock.monotonic()
             if got:
                 return got
-            if is_changed and not members.is_complete:
+            if not members.is_complete and members.due_s() == 0 and rounds <= members.rounds_max:
                 continue  # others are opened in place of those in which nothing was found
             if left_s <= 0:
                 return got
@@ -56,6 +57,7 @@ class GroupLeaser:
             tell_pauses(stores)
             if stop():
                 return []
+            rounds = 0
             pause_s = max(0.001, min(backoff.next_s(), self._several.due_s(), members.due_s(), left_s))
             if not stores:
                 clock.sleep(pause_s)

@@ -42,7 +42,8 @@ BELLS_S = 0.1
 BELLS_MAX = 1000
 """... and in a row."""
 UNBORN_S = (0.1, 60.0)
-"""Shortest and longest time after which a directory is looked into again that holds no queue."""
+"""Shortest and longest time after which a directory is looked into again that holds no queue, or a queue in which
+nothing was found although a name promised a task."""
 
 
 HELD_UP_S = 30.0
@@ -144,11 +145,18 @@ class Members:
         self._groups = [_OfOne(source, clock) for source in sources if isinstance(source, Selected)]
         self._open: dict[tuple[int, QueueDirectory], tuple[Queue, Watch]] = {}
         """The open queues of groups, by the place of the group: the one that was opened first comes first."""
+        self._before: dict[tuple[int, QueueDirectory], _Closed] = {}
+        """What was known of open queues before they were opened."""
 
     @property
     def is_complete(self) -> bool:
         """Return whether each queue that is known was looked into, or is open."""
         return not any(group.wanted for group in self._groups)
+
+    @property
+    def rounds_max(self) -> int:
+        """Return how often to call `refresh`, at most, until each queue that is known now was looked into."""
+        return 2 + sum(len(group.listed) for group in self._groups) // OPEN_MAX
 
     def due_s(self) -> float:
         """Return in how many seconds to call `refresh` again at the latest."""
@@ -186,6 +194,8 @@ class Members:
         if (place, directory) in self._open:
             return
         queue = group.selected.queue_in(directory)
+        if known is not None:
+            self._before[place, directory] = known
         try:
             with resources.Scope():
                 self._open[place, directory] = queue, self._make_watch(queue)
@@ -199,16 +209,22 @@ class Members:
     def _close(self, key: tuple[int, QueueDirectory]) -> None:
         """Close a queue in which nothing was found. Tasks of it that are held keep it alive."""
         (_, watch), (place, directory) = self._open.pop(key), key
-        group, bell = self._groups[place], watch.idle_since
-        due_s = min(watch.due_s(), SWEEP_S if bell is not None else HELD_UP_S)
+        group, bell, before = self._groups[place], watch.idle_since, self._before.pop(key, None)
+        # After a notification it is looked into once more, as `IdlePoller` does; else many would be opened for ever.
+        due_s = watch.due_s(bell != b"" and (before is None or bell != before.bell))
+        due_s = min(due_s, SWEEP_S if bell is not None else HELD_UP_S)
+        pause_s = 0.0
+        if due_s < UNBORN_S[0]:  # a name promised a task, and there was none: it may go on to promise one
+            due_s = pause_s = min(2 * (before.pause_s if before is not None else 0.0) or UNBORN_S[0], UNBORN_S[1])
         known = group.bell(directory) if bell is None else bell
-        group.closed[directory] = _Closed(known, self._clock.monotonic() + max(due_s, 0.0))
+        group.closed[directory] = _Closed(known, self._clock.monotonic() + due_s, pause_s)
 
     def _drop_gone(self) -> bool:
         """Forget open queues that were deleted. Return whether there were any."""
         gone = [key for key, (_, watch) in self._open.items() if watch.is_gone]
         for place, directory in gone:
             del self._open[place, directory]
+            self._before.pop((place, directory), None)
             self._groups[place].forget(directory)
         return bool(gone)
 

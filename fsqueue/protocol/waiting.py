@@ -118,11 +118,14 @@ class IdlePoller:
         """Return the doorbell's value before the last look, if that found nothing and nothing held it up; else None."""
         return self._acted_on[1] if self._idle else None
 
-    def due_s(self) -> float:
-        """Return in how many seconds a task will be available that was seen and is not available yet."""
+    def due_s(self, looks_again: bool = True) -> float:
+        """Return in how many seconds a task will be available that was seen and is not available yet.
+
+        `looks_again`: or in how many seconds to look once more after a notification, if that is less.
+        """
         clock = self._leaser.store.clock
         due_s = (self._leaser.selection.earliest() - clock.now_ms()) / 1000 + 0.002
-        return min(due_s, self._again_at - clock.monotonic())
+        return min(due_s, self._again_at - clock.monotonic()) if looks_again else due_s
 
 
 def pause_news(stores: Iterable[Store]) -> list[str]:

@@ -76,6 +76,38 @@ def test_of_more_queues_than_are_open_each_is_looked_into(group: Group, monkeypa
     assert done(group) == {f"q{number}": 1 + (number in (2, 3, 7)) for number in range(10)}
 
 
+def test_nothing_is_said_before_each_queue_was_looked_into(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the lease before has looked into some of those that are open, and found a task in one."""
+    monkeypatch.setattr(members, "OPEN_MAX", 3)
+    for number in range(20):
+        group[f"q{number:02}"].insert(number)
+        if number not in (1, 19):
+            group[f"q{number:02}"].lease()[0].complete()
+    found = [task.payload for _ in range(2) for task in group.lease(1)]
+    assert sorted(found) == [1, 19]
+    assert group.lease() == []
+
+
+def test_a_look_at_many_queues_comes_to_an_end(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a notification each is looked into once more, and then not again until something tells of it."""
+    monkeypatch.setattr(members, "OPEN_MAX", 2)
+    for number in range(40):
+        group[f"q{number}"].insert(number)
+    while taken := group.lease(9):
+        for task in taken:
+            task.complete()
+    opened: list[object] = []
+    real = members.Members._open_one
+    monkeypatch.setattr(members.Members, "_open_one", lambda *args: opened.append(args) or real(*args))
+
+    def is_quiet() -> bool:
+        del opened[:]
+        group.lease()
+        return not opened
+
+    until(is_quiet, "looks that open no queue")
+
+
 def test_a_paused_queue_does_not_keep_others_from_being_looked_into(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,7 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
             group["second"].insert(task.payload)
     found: fsqueue.GroupStatus = group.status(".*", exact=False)
     print(found.status.waiting, found.queues, [queue.name for queue in group.queues("s.*", tasks_min=0)])
-    print(fsqueue.wait([group, first]), group.wait(5), group.lease(2, wait_s=1), group.delete("first"))
+    print(fsqueue.wait([group, first]), group.wait(60), group.lease(2, wait_s=1), group.delete("first"))
     return fsqueue.Worker([group, chosen, first], handle).run()
 
 
