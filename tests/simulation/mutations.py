@@ -501,8 +501,12 @@ MUTATIONS = [
         "a crash leaves a `queue.jsonl` with nothing in it, or half of it",
         ("local", "create-anew", "", "killed"),
         (
-            ("_create", 'fresh = f"{path}/{names.fresh(entropy.hex16())}"', "fresh = layout.settings_file(path)"),
-            ("_create", "fs.link(fresh, layout.settings_file(path))", ""),
+            (
+                "_create",
+                'fresh, target = f"{path}/{names.fresh(entropy.hex16())}", f"{path}/{kind.file}"',
+                'fresh = target = f"{path}/{kind.file}"',
+            ),
+            ("_create", "fs.link(fresh, target)", ""),
             ("_create", "fs.unlink(fresh)", ""),
         ),
     ),

@@ -13,12 +13,13 @@ MUTATIONS = [
             (
                 "DrainCheck.__call__",
                 """
-                if self._remains[0].is_where_it_was(): ...
+                if self._has_left(): ...
                 before = None
                 for _ in range(COLLECTS_MAX): ...
                 return False
                 """,
                 """
+                self._has_left()
                 before = None
                 return all([one.collect() == one.collect() is not None for one in self._remains])
                 """,

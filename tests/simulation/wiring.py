@@ -25,7 +25,7 @@ from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, operations,
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
-from fsqueue.storage import nested, open_logs, queue_file, store
+from fsqueue.storage import group_directory, nested, open_logs, queue_file, store
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -308,6 +308,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),
+    (group_directory, "Filesystem", _filesystem),
     (open_logs, "beside", lambda logs: []),
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),

@@ -68,8 +68,8 @@ def test_many_small_parts_become_few_files(queue: Queue) -> None:
     assert not Path(queue.store.layout.staging).exists()  # no Spark task has written a file
     driver.commit(messages)
     assert numbers(queue) == list(range(300))
-    # 9 tasks a file: as those of any bulk insert of 300 tasks
-    assert sizes(queue) == ([3] + [9] * 33 if queue.settings.batch_tasks_max > 1 else [1] * 300)
+    # 32 tasks a file: as those of any bulk insert of 300 tasks
+    assert sizes(queue) == ([12] + [32] * 9 if queue.settings.batch_tasks_max > 1 else [1] * 300)
     assert os.listdir(queue.store.layout.staging) == []
     assert list(queue.fsck()) == []
 
@@ -176,7 +176,7 @@ def test_tasks_with_priorities_are_sorted_over_all_parts() -> None:
 def test_a_part_is_not_cut_unless_that_was_asked_for(queue_factory: QueueFactory) -> None:
     settings = queue_factory().settings
     most = settings.batch_tasks_max
-    assert writing.tasks_per_file([batch(20), batch(3)], 0, settings, None) == min(most, 20)
+    assert writing.tasks_per_file([batch(20), batch(3)], 0, settings, None) == min(most, 32)
     assert writing.tasks_per_file([batch(1)] * 3000, 0, settings, None) == min(most, 140)
     assert writing.tasks_per_file([batch(1)] * 3000, 0, settings, 5) == min(most, 5)
 

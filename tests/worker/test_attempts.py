@@ -34,10 +34,10 @@ class Handler:
         raise ValueError(payload)
 
 
-def charged(queue: Queue) -> Counter[str]:
-    """How many failures each lease of the dead tasks has been charged with."""
-    moves = [move for letter in queue.dead() for move in queue.history(letter.id)]
-    return Counter(str(move.lease) for move in moves if move.op in ("fail", "bury"))
+def charged(queue: Queue) -> Counter[tuple[str, str]]:
+    """How many failures each dead task has been charged with for each of its leases."""
+    moves = [(letter.id, move) for letter in queue.dead() for move in queue.history(letter.id)]
+    return Counter((task, str(move.lease)) for task, move in moves if move.op in ("fail", "bury"))
 
 
 @pytest.mark.parametrize("backoff_s", [(0, 0), (0.001, 0.001)])
@@ -115,7 +115,7 @@ def test_work_that_fails_under_a_lease_that_ran_out_charges_no_other(
     thread.join(60)
     assert handler.executed["x"] == 2
     assert (reports[0].failed, reports[0].lost, queue.status().dead) == (1, 1, 1)
-    [lease] = charged(queue)
+        [(_, lease)] = charged(queue)
     assert lease not in first
     assert lease not in job.task.token  # but that of the second execution
 
