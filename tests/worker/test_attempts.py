@@ -115,7 +115,7 @@ def test_work_that_fails_under_a_lease_that_ran_out_charges_no_other(
     thread.join(60)
     assert handler.executed["x"] == 2
     assert (reports[0].failed, reports[0].lost, queue.status().dead) == (1, 1, 1)
-        [(_, lease)] = charged(queue)
+    [(_, lease)] = charged(queue)
     assert lease not in first
     assert lease not in job.task.token  # but that of the second execution
 
