@@ -376,6 +376,11 @@ def parse_queue_directory(text: str) -> str | None:
         return None
 
 
+def listed_queue_directory(text: str) -> QueueDirectory | None:
+    """Return the name of a directory in a group as that of a queue's directory; None if it cannot be one."""
+    return None if parse_queue_directory(text) is None else QueueDirectory(text)
+
+
 def parse_queue_id(text: object) -> QueueId | None:
     """Return a text that is fit to tell a queue from others, 16 hexadecimal digits; None for anything else."""
     return QueueId(text) if isinstance(text, str) and _QUEUE_ID.fullmatch(text) else None

@@ -77,11 +77,8 @@ class GroupDirectory:
 
     def directories(self) -> list[QueueDirectory]:
         """Return the directories that can hold queues, unordered, by one listing. A hint: nothing in them is read."""
-        return [
-            QueueDirectory(name)
-            for name, kind in self.fs.entries(self.path)
-            if kind == "directory" and names.parse_queue_directory(name) is not None
-        ]
+        named = (names.listed_queue_directory(name) for name, kind in self.fs.entries(self.path) if kind == "directory")
+        return [directory for directory in named if directory is not None]
 
     def is_there(self, directory: QueueDirectory) -> bool:
         """Return whether there is something at a queue's path: a queue, or one that was just being made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -48,6 +49,7 @@ class Terminal:
         self.before = termios.tcgetattr(side)
         self.side = os.dup(side)
         self.raw = b""
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
         self.clear()
         self.process = subprocess.Popen(
             [sys.executable, *program, *map(str, arguments)],
@@ -146,7 +148,7 @@ class Terminal:
 
     def _show(self, data: bytes) -> None:
         self.raw += data
-        for match in _TOKEN.finditer(data.decode(self.encoding, "replace")):
+        for match in _TOKEN.finditer(self._decoder.decode(data)):
             number, letter, motion, character, control = match.groups()
             if character is not None:
                 self._put(character)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fsqueue_cli import insert_input, insert_parquet, insert_progress
+from fsqueue_cli import insert_input, insert_parquet, insert_source, printing
 from pyarrow import parquet
 
 from fsqueue import Queue
@@ -208,9 +208,9 @@ def test_the_bar_is_as_long_as_all_parts_of_a_directory(
         def close(self) -> None:
             done.append(self.n)
 
-    monkeypatch.setattr(insert_progress, "is_screen", lambda stream: True)
-    monkeypatch.setattr(insert_progress, "PROGRESS_AFTER_S", 0.0)
-    monkeypatch.setattr(insert_progress, "bar", Bar)
+    monkeypatch.setattr(printing, "is_screen", lambda stream: True)
+    monkeypatch.setattr(insert_source, "PROGRESS_AFTER_S", 0.0)
+    monkeypatch.setattr("tqdm.tqdm", Bar)
     fsqueue_cli("insert", queue.path, table, alone)
     parts = [path.stat().st_size for path in table.glob("part-*")]
     assert [options["total"] for options in given] == [sum(parts) + alone.stat().st_size]

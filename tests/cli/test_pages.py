@@ -106,6 +106,7 @@ PLANS = {
             "sweep.csv": "alpha,steps\n0.5,100\n",
             "data/a b.tif": "",
             "tiles/work.py": "def render(payload):\n    assert payload['zoom'] == 2\n",
+            "fetch": '#!/bin/sh\n[ "$1" = 1 ]\n',
         },
         names={"render": lambda tile: None, "tasks": TILES},
         before_each={"Workers": "fsqueue insert /scratch/me/tiles tasks.jsonl"},
@@ -148,7 +149,13 @@ PLANS = {
         instead={"range(300)": "range(40)", "prints 300": "prints 40", "prints 12": "prints 2"}
     ),
     "docs/tutorials/sweep.md": Plan(instead={"range(2000)": "range(200)", "prints 2000": "prints 200"}),
-    "docs/format.md": Plan(elsewhere={"QUEUE/": "below"}),
+    "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
+    "docs/groups.md": Plan(
+        files={"fetch": '#!/bin/sh\n[ "$1" = 1 ]\n'},
+        instead={'"crawler:parse"': '"json:dumps"'},
+        names={"fsqueue": fsqueue, "fetch": lambda payload: "a page"},
+        elsewhere={"fsqueue insert /scratch/me/crawl/fetch": "tests/cli/test_groups.py"},
+    ),
 }
 NOT_TYPED = {"docs/hpc.md": "tests/lab/test_hpc_guide.py", "docs/spark.md": "examples are those of tests/spark"}
 
@@ -315,7 +322,7 @@ def test_the_directory_is_as_the_format_draws_it(used: Queue) -> None:
             drawn.add(above[depth])
     digits = "[0-9a-f]{32}"
     words = {"N-ID": "1-[0-9a-f]{16}", "SHARD": "[0-9a-f]{2}", "NN": "0[0-9a-f]", "YYYY-MM-DD": r"\d{4}-\d\d-\d\d"}
-    words |= {"TASKFILE": rf"\d{{13}}-{digits}-\d+\.jsonl", "NAME": r"\w+"}
+    words |= {"TASKFILE": rf"\d{{13}}-{digits}-\d+\+?\.jsonl", "NAME": r"\w+"}
     words |= dict.fromkeys(("UUID", "DIGEST", "ID", "ATTEMPT"), digits)
     patterns = []
     for name in drawn:

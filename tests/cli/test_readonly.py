@@ -102,7 +102,7 @@ def test_gc_of_letters_that_one_may_not_write_passes_them_over(shared: Path, mon
 
     def create() -> None:
         queue = Queue.create(path, shards=1)
-        queue.insert_many(["x" * 2000] * 4)
+        queue.insert_many(["x" * 2000] * 4, batch_tasks=4)
         for task in queue.lease(4):
             task.bury("no")
         monkeypatch.setattr(letter_files, "give_back", lambda *_: 0)
@@ -155,7 +155,7 @@ def test_a_directory_for_outputs_that_one_may_not_write_is_refused_before_anythi
         assert code == 2
         [line] = lines
         assert line.startswith(f"fsqueue: No output can be kept in {where}: Permission denied. No task was begun.")
-    assert [(task.state, task.version) for task in Queue(path).tasks()] == [("waiting", 0)] * 3
+    assert [(task.state, task.attempt) for task in Queue(path).tasks()] == [("waiting", 0)] * 3
 
 
 @needs_root

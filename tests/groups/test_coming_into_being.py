@@ -297,10 +297,16 @@ def test_neither_groups_nor_queues_are_made_in_a_group_or_a_queue(group: Group, 
     assert names_in(group) == ["q"]
 
 
+def _lower(path: str) -> str:
+    """As a filesystem that ignores case takes a path: here by its last component alone."""
+    directory, slash, name = path.rpartition("/")
+    return f"{directory}{slash}{name.lower()}"
+
+
 def test_a_filesystem_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queues A and a would be one."""
     real = Filesystem.exists
-    monkeypatch.setattr(Filesystem, "exists", lambda self, path: real(self, path.replace("/.NEW-", "/.new-").lower()))
+    monkeypatch.setattr(Filesystem, "exists", lambda self, path: real(self, _lower(path)))
     place = tmp_path / "group"
     with pytest.raises(fsqueue.UnsafeFilesystem, match="ignores case"):
         Group.create(place)

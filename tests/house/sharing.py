@@ -6,6 +6,7 @@ This is the one place that decides how many processes run. No test starts more b
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import pytest
 from xdist.remote import Producer
@@ -93,6 +94,7 @@ class UnitScheduling(LoadScopeScheduling):
             return  # it has taken another's place, and does not know the tests yet
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= AHEAD:
             if self.workqueue:
-                self._assign_work_unit(node)
+                with suppress(OSError):  # it has just died: `remove_node` will give the unit back
+                    self._assign_work_unit(node)
             else:
                 node.shutdown()

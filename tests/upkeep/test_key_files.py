@@ -143,7 +143,7 @@ def test_the_server_s_own_process_seals_what_a_client_left(mounted: Mounted, has
 
     with mock.patch.object(client._inserter, "_append", side_effect=CutOff) as cut_off, pytest.raises(CutOff):
         client.insert("x", key="k")
-    locked, opening, identity, task = cut_off.call_args.args
+    locked, opening, [(identity, task)] = cut_off.call_args.args
     late = opening + movements.insert(client.store.clock.now_ms(), identity, int(has_log), task.line, 0)
     path = Path(locked.log.path)
     assert server.insert("y", key="k").inserted
