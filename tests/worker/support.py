@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fsqueue import Queue, Worker, WorkerReport
+from fsqueue.worker.jobs import Job
 from tests.waiting import until
 
 
@@ -33,11 +35,14 @@ def until_there(path: object) -> str:
     return shell_until(f"[ -e {path} ]")
 
 
-def time_out(worker: Worker) -> None:
-    """As if all that a worker with `timeout_s=1000` has at work had been at work for longer."""
+def time_out(worker: Worker, which: Callable[[Job], bool] = lambda job: True) -> None:
+    """As if all that a worker with `timeout_s=1000` has at work, or some of it, had been at work for longer.
+
+    A task that a child has not taken in yet comes back, and is given out anew.
+    """
 
     def age() -> None:
-        for job in worker._loop._executor.at_work():
+        for job in filter(which, worker._loop._executor.at_work()):
             job.began -= 2000
 
     worker._loop.mailbox.post(age)

@@ -257,9 +257,12 @@ def test_a_timeout_ends_the_child_also_in_c(once: Queue, fifo: str) -> None:
     once.insert_many([{"do": "hold", "fifo": fifo}, {"do": "return"}, {"do": "return"}])
     worker = Worker(once, tasks.obey, timeout_s=1000, prefetch=3)
     thread, reports = in_background(worker)
-    until(lambda: any(job.task.payload["do"] == "hold" for job in worker._loop._executor.at_work()), "the first task")
-    time_out(worker)
-    thread.join(60)
+
+    def is_over() -> bool:
+        time_out(worker, lambda job: job.task.payload["do"] == "hold")
+        return not thread.is_alive()
+
+    until(is_over, "the end of the task that holds the lock")
     assert reports == [drained(completed=2, failed=1)]
     assert reasons(once) == ["timed out after 1000 s"]
 
