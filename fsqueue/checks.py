@@ -27,16 +27,20 @@ INVARIANTS = {
 
 
 class InvariantBroken(AssertionError):
-    """An invariant does not hold: fsqueue itself is wrong, or its memory is. The critical section is left as if it had
-    died, so what was appended counts, and the next process goes on from that."""
+    """An invariant does not hold: fsqueue itself is wrong, or another program has changed its files.
+
+    The critical section is left as if the process had died there. So what was appended counts, and the next process
+    goes on from that.
+    """
 
 
 def hold(number: int, is_so: bool, what: str) -> None:
     """Raise InvariantBroken unless an invariant is seen to hold. `what`: what contradicts it."""
     if not is_so:
         raise InvariantBroken(
-            f"Invariant {number} ({INVARIANTS[number]}) does not hold: {what}. This is an error in fsqueue. Stop its "
-            "processes, keep a copy of the queue's directory, and report this with it; then run 'fsqueue fsck'."
+            f"Invariant {number} ({INVARIANTS[number]}) does not hold: {what}. Another program has changed files of "
+            "the queue, or this is an error in fsqueue. Stop its processes, keep a copy of the queue's directory, and "
+            "report this with it; then run 'fsqueue fsck'."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -32,6 +33,15 @@ os.environ.setdefault("FSQUEUE_SIMULATION_FIRST", f"{datetime.now(UTC):%Y%m%d}00
 
 
 QueueFactory = Callable[..., Queue]
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert no invariants: others damage the queue's files, and that breaks them."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fsqueue.") and getattr(module, "CHECK", False):
+            monkeypatch.setattr(module, "CHECK", False)
+
 
 LEFT_OPEN_MOST = 100
 """Descriptors that a module may leave open: what pytest keeps of the last test, and what caches keep."""

@@ -643,6 +643,7 @@ would all be lost by damage to that file. Short enough to wait for: an error lea
 """
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("seed", range(12))
 def test_random_damage_while_others_work(queue_factory: QueueFactory, seed: int) -> None:
     """Vandals truncate, overwrite and append to task files and logs. Every task is completed, or dead with a

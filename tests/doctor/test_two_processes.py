@@ -264,7 +264,7 @@ def check_reaping(directory: Path, step: Step) -> None:
 def test_a_party_that_is_killed_at_its_tests_is_cleared_away_by_the_other(tmp_path: Path, start: Start) -> None:
     for digit in OTHER:
         killed = start(tmp_path, digit, ending_after(("link", "", 3), signal.SIGKILL))
-        survivor = start(tmp_path, OTHER[digit], Filesystem, 60, 3)
+        survivor = start(tmp_path, OTHER[digit], Filesystem, 60, 10)
         assert killed.wait() == -signal.SIGKILL
         assert "said nothing more" in survivor.result()["findings"][-1]["seen"]
         assert os.listdir(tmp_path) == []
@@ -276,7 +276,7 @@ def test_a_party_that_is_stopped_is_given_up_and_notices_when_it_goes_on(
     tmp_path: Path, start: Start, digit: str, step: Step
 ) -> None:
     stopped = start(tmp_path, digit, ending_after(step, signal.SIGSTOP))
-    survivor = start(tmp_path, OTHER[digit], Filesystem, 60, 3)
+    survivor = start(tmp_path, OTHER[digit], Filesystem, 60, 10)
     stopped.wait_stopped()
     report = survivor.result()
     assert os.listdir(tmp_path) == []
