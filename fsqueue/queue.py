@@ -35,7 +35,7 @@ from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.poll import Errors, Poll, Prefetched, Until, dropped, put_back_dropped, wait
+from fsqueue.poll import Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
 from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
@@ -388,11 +388,7 @@ class Queue(Maintenance):
         stop_after_failures: int | None,
         exchange: bool = True,
     ) -> Poll:
-        whole("prefetch", prefetch)
-        one_of("until", until, ("drained", "forever"))
-        one_of("errors", errors, ("record", "raise"))
-        if stop_after_failures is not None:
-            whole("stop_after_failures", stop_after_failures, 0)
+        check_loop(prefetch, until, errors, stop_after_failures)
         ahead = Prefetched(self, self._lease_ms(lease_s), exchange and prefetch == 1, errors, stop_after_failures)
         return Poll(self, ahead, prefetch, until)
 
