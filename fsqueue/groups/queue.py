@@ -26,6 +26,7 @@ from fsqueue.queue import Queue
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
 from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.views.activity import together
+from fsqueue.views.timeline import Timeline
 
 _OPENED = ("store", "_inserter", "_keyed")
 """What a queue has while it is open."""
@@ -312,6 +313,8 @@ def _nothing_known(*args: Any, **named: Any) -> Any:
 _EMPTY: dict[str, Callable[[], Any]] = {
     "status": Status,
     "activity": lambda: together([]),
+    "timeline": lambda: Timeline(0.0, 1.0, [], [], [], []),
+    "workers": list,
     "usage": dict,
     "waiting_by_priority": list,
     "stuck": list,
