@@ -15,8 +15,8 @@ from tests.house.source import PACKAGE, TOP, imported, parse
 LAYERS = (
     "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "cluster", "storage",
     "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
-    "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker", "webpages", "spark",
-    "service",
+    "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker", "metrics",
+    "webpages", "spark", "service",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
@@ -158,6 +158,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.errors",
         "fsqueue.cluster.identity",
         "fsqueue.worker",
+        "fsqueue.metrics",
         "fsqueue.upkeep.collect",
         "fsqueue.upkeep.trash",
         "fsqueue.storage.nested",
