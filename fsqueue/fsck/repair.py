@@ -169,7 +169,7 @@ class Repair:
             if locked.replay_state.inserts is not None:
                 return  # its tasks are in the log: what cannot be read there is no task
             replay_state, log.lines = locked.replay_state, None  # what was read before the damage is of no use here
-            lines = published.read(locked)
+            lines = locked.read_lines()
             assert not isinstance(lines, LinesInLog)
             at = record_times.present(locked)
             bad = unreadable(lines or [], replay_state.count, replay_state.payloads)
@@ -201,7 +201,7 @@ class Repair:
                 if record_times.is_of_the_future(store, name):
                     ahead = names.birth_ms(batch) - store.clock.now_ms()
                     log.name = name
-                    published.rename(locked, name.at(max(0, name.available_at - ahead)))
+                    locked.rename_task_file(name.at(max(0, name.available_at - ahead)))
 
     def restate(self, batch: Batch) -> None:
         """Append a checkpoint that restates all records of a batch's log."""
@@ -221,14 +221,14 @@ class Repair:
                         at = record_times.present(locked)
                         locked.append_move(at, name, target)
                     log.name = name
-                    published.rename(locked, target)
+                    locked.rename_task_file(target)
 
     def promise_more(self, batch: Batch) -> None:
         """Give the file a name that promises its most urgent task."""
         store = self.store
         with self._batch(batch) as locked:
             log = locked.log
-            name = published.find(locked)
+            name = locked.find_task_file()
             if name is None:
                 return
             path = log.layout.task_file(name)
@@ -238,7 +238,7 @@ class Repair:
                 target = name.ranked(rank)
                 if locked.replay_state.opened:
                     locked.append_move(record_times.present(locked), name, target)
-                published.rename(locked, target)
+                locked.rename_task_file(target)
 
     def one_name(self, batch: Batch) -> None:
         """Keep that of several files of a batch in which most tasks can be read.

@@ -23,7 +23,7 @@ from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import finishing, sealing, spending, transitions
 from fsqueue.protocol.selection import RandomSelection, Selection
-from fsqueue.storage import commits, published, record_times, retrying
+from fsqueue.storage import commits, record_times, retrying
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
 from fsqueue.storage.logs import TaskLines
 from fsqueue.storage.queue_file import FRESH_S
@@ -474,7 +474,7 @@ class Leaser:
         store, replay_state = self.store, locked.replay_state
         opening = b""
         if not replay_state.opened:
-            if published.read(locked) is None or locked.log.name is None:
+            if locked.read_lines() is None or locked.log.name is None:
                 finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
                 return NOTHING
             opening = transitions.opening(locked, locked.log.name)
@@ -506,7 +506,7 @@ class Leaser:
                 # it may be one that was asked for
                 self.selection.expect(locked.batch, max(change, at) + store.clock.margin_ms)
             return LATER if is_later else NOTHING
-        if locked.log.lines is None and published.read(locked) is None:
+        if locked.log.lines is None and locked.read_lines() is None:
             finishing.settle_loss(locked)
             locked.drop()  # what was chosen is not taken after all: replay anew next time
             return NOTHING
@@ -569,7 +569,7 @@ class Leaser:
         if replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts:
             self._next_head = None
             due = replay_state.next_time()
-            target = published.named(locked, log.name, due if due is not None else until)
+            target = locked.task_file_name_at(log.name, due if due is not None else until)
             if target != log.name:
                 move = movements.moving(log.name, target)
                 replay_state.mention(str(log.name))
@@ -580,7 +580,7 @@ class Leaser:
         if target is not None:
             log.lines = None
             if move:
-                published.rename(locked, target)
+                locked.rename_task_file(target)
         locked.unlock()
         return self._hand_out(locked, given, lease, until, offset, lines or [], solo)
 
@@ -644,7 +644,7 @@ class Leaser:
                 tasks, spent, alone = self._choose(locked, at, 1, True) or ([], [], False)
                 if is_ordered or not tasks or spent:
                     self._tell_rest(locked, tasks, spent)
-                if tasks and not spent and published.read(locked) is not None:
+                if tasks and not spent and locked.read_lines() is not None:
                     return self._take(locked, tasks, at, lease_ms, False, record, alone)
                 locked.log.append(record)
                 if tasks or spent:
@@ -702,12 +702,12 @@ class Leaser:
             return
         if due > at:
             self.selection.expect(log.batch, due)
-            target = published.named(locked, log.name, due)
+            target = locked.task_file_name_at(log.name, due)
             if target != log.name:
                 # Else the name was recorded, and the process that recorded it died before renaming.
                 if str(target) != replay_state.last_name():
                     locked.append_move(at, log.name, target)
-                published.rename(locked, target)
+                locked.rename_task_file(target)
             elif name is not None and name != target:
                 store.fs.rename(log.layout.task_file(name), log.layout.task_file(target))
         elif due + store.clock.margin_ms > at:  # a lease that has just run out: its holder's clock may differ
@@ -756,7 +756,7 @@ def _learn_ranks(locked: LockedBatch) -> bool:
     """
     replay_state = locked.replay_state
     if replay_state.inserts is None:
-        lines = published.read(locked)
+        lines = locked.read_lines()
         if not isinstance(lines, list):
             return False
         unfinished = [index for index, state in enumerate(replay_state.state) if state <= LEASED]

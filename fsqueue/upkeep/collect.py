@@ -33,7 +33,6 @@ from fsqueue.storage import (
     listing,
     nodes,
     payloads,
-    published,
     record_times,
     retrying,
     staging,
@@ -294,7 +293,7 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
                 report.finished += 1
             elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
                 report.letters_added += finishing.missing_letters(locked)
-        elif published.read(locked) is None and not publish_again(locked):
+        elif locked.read_lines() is None and not publish_again(locked):
             if not replay_state.opened:
                 finishing.retire(locked)
                 report.finished += 1
@@ -309,7 +308,8 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
             if name is not None and is_late(replay_state, name):
                 target = name.at(replay_state.next_time() or 0)
                 log.name = name
-                report.renamed += published.move(locked, record_times.present(locked), name, target)
+                locked.append_move(record_times.present(locked), name, target)
+                report.renamed += locked.rename_task_file(target)
                 store.doorbell.ring()
 
 

@@ -55,11 +55,11 @@ HARMLESS = {
 
 OF_FILESYSTEM = {
     DELETES: {"unlink", "remove_tree", "remove_directory", "remove_file"},
-    MOVES: {"rename"},
+    MOVES: {"rename", "rename_task_file"},
     MAKES: {"make_directory", "make_root", "mkdir"},
     WRITES: {"open_append", "overwrite", "cut_to", "write_all", "pwrite", "touch"},
 }
-"""Methods of filesystems, whatever they are called on."""
+"""Methods of filesystems, and of a locked batch, whatever they are called on."""
 OF_A_FILESYSTEM = {
     DELETES: {"remove", "clear"},
     MOVES: {"link"},

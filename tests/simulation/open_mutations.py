@@ -97,8 +97,8 @@ MUTATIONS = [
         "it has made the log of a batch anew that has finished: nothing leads to what it inserts",
         "open-ending",
         (
-            ("SingleInserter._prepare", "if published.read(locked) is None or log.name is None: ...", "if False: ..."),
-            ("SingleInserter._prepare", "if not is_known and published.read(locked) is None: ...", "if False: ..."),
+            ("SingleInserter._prepare", "if locked.read_lines() is None or log.name is None: ...", "if False: ..."),
+            ("SingleInserter._prepare", "if not is_known and locked.read_lines() is None: ...", "if False: ..."),
             (
                 "SingleInserter._prepare",
                 "transitions.opening(locked, log.name)",
