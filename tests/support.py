@@ -386,7 +386,7 @@ def full_state(replay_state: ReplayState) -> dict[str, Any]:
         "gone": replay_state.gone,
         "damaged": replay_state.damaged,
         "count": replay_state.count,
-        "left": replay_state.left,
+        "left": replay_state.remaining,
         "available_at": replay_state.available_at,
         "finished": replay_state.finished,
         "state": list(replay_state.state),

@@ -80,7 +80,7 @@ def a_completion_that_is_counted_twice(state: ReplayState) -> None:
 
 def a_task_too_many(state: ReplayState) -> None:
     state.state.append(AVAILABLE)
-    state.left += 1
+    state.remaining += 1
 
 
 def a_lease_whose_end_nobody_waits_for(state: ReplayState) -> None:

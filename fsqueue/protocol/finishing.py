@@ -40,7 +40,7 @@ def finish(locked: LockedBatch) -> bool:
     Return False if nothing was done: a task has no outcome, or one was inserted a moment ago.
     """
     store, log, replay_state = locked.store, locked.log, locked.replay_state
-    if not replay_state.opened or replay_state.left:
+    if not replay_state.opened or replay_state.remaining:
         return False
     at = record_times.present(locked)
     if replay_state.takes_inserts and at < replay_state.inserted_at + LINGER_MS:
@@ -135,7 +135,7 @@ def bury(locked: LockedBatch, tasks: list[int]) -> None:
             )
 
 
-def settle_loss(locked: LockedBatch) -> bool:
+def bury_lost(locked: LockedBatch) -> bool:
     """Bury the tasks without an outcome whose task file is proven absent: no reader should wait for them for ever.
 
     A batch that took inserts takes no more.
@@ -162,6 +162,6 @@ def settle_loss(locked: LockedBatch) -> bool:
             reason="task file gone: it was removed by something else than fsqueue",
         )
         bury(locked, lost)
-    if not replay_state.left:
+    if not replay_state.remaining:
         try_finish(locked)
     return True

@@ -1,4 +1,4 @@
-"""Lease: pick a batch, claim tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5)."""
+"""Lease: pick a batch, lease tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5)."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ class Leaser:
                 with LockedBatch(store, batch, 0, create=create) as locked:
                     if locked.log.name is None:
                         locked.log.name = name
-                    got = self._claim(locked, name, most, asked, lease_ms, solo)
+                    got = self._from_locked(locked, name, most, asked, lease_ms, solo)
             except BatchBusy:
                 return BUSY
             except BatchGone:
@@ -463,7 +463,7 @@ class Leaser:
                 self._warned[code] = now
                 logger.warning("batches of %s are passed over, the first because of: %s", self.store.path, error)
 
-    def _claim(
+    def _from_locked(
         self, locked: LockedBatch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool
     ) -> Got:
         """Decide which tasks of a locked batch to lease, and record the lease.
@@ -479,21 +479,21 @@ class Leaser:
                 return NOTHING
             opening = transitions.opening(locked, locked.log.name)
             replay_state.replay_own(opening, locked.log.next_offset())
-            if not replay_state.left:  # it takes inserts, and has got none yet
+            if not replay_state.remaining:  # it takes inserts, and has got none yet
                 self._end_if_empty(locked, opening)
                 return NOTHING
-        elif not replay_state.left:
+        elif not replay_state.remaining:
             self._try_finish(locked)
             return NOTHING
         at = record_times.present(locked)
         choice = self._choose(locked, at, most, solo)
         if choice is None:
-            finishing.settle_loss(locked)
+            finishing.bury_lost(locked)
             return NOTHING
         tasks, spent, alone = choice
         if spent:
             self._bury_spent(locked, spent, at)
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
                 return NOTHING
         if not tasks:
@@ -507,7 +507,7 @@ class Leaser:
                 self.selection.expect(locked.batch, max(change, at) + store.clock.margin_ms)
             return LATER if is_later else NOTHING
         if locked.log.lines is None and locked.read_lines() is None:
-            finishing.settle_loss(locked)
+            finishing.bury_lost(locked)
             locked.drop()  # what was chosen is not taken after all: replay anew next time
             return NOTHING
         return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, opening, alone)
@@ -649,7 +649,7 @@ class Leaser:
                 locked.log.append(record)
                 if tasks or spent:
                     locked.drop()  # what was chosen is not taken after all: replay anew next time
-                elif not replay_state.left:
+                elif not replay_state.remaining:
                     finishing.try_finish(locked)
                 return []
         except (BatchBusy, FileNotFoundError):
@@ -667,7 +667,7 @@ class Leaser:
         With tasks that are out of attempts nothing is taken, and so all stays.
         """
         left, self._next_head = self._next_head, None
-        if not locked.replay_state.left:
+        if not locked.replay_state.remaining:
             left = None
         elif spent and locked.log.name is not None:
             left = locked.log.name, min(locked.replay_state.rank(index) for index in (*tasks, *spent))

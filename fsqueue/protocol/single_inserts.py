@@ -155,7 +155,7 @@ class SingleInserter:
             except (FileNotFoundError, _Overtaken):
                 store.refresh(now=True)
             except AppendFailed as failed:
-                if failed.new and not self._is_in_present(layout, failed.new):
+                if failed.new and not self._is_in_queue(layout, failed.new):
                     raise AppendFailed(failed.error) from failed.__cause__  # a purge has taken what was appended
                 raise
             except OSError as error:
@@ -170,7 +170,7 @@ class SingleInserter:
                     self._batch = None
                 continue
             self._batch = batch
-            if not self._is_in_present(layout, len(tasks)):  # a purge took them along
+            if not self._is_in_queue(layout, len(tasks)):  # a purge took them along
                 pending = [(store.entropy.hex16(), task) for task in tasks]
                 continue
             store.doorbell.ring_now_and_then(store.clock.monotonic())
@@ -182,18 +182,18 @@ class SingleInserter:
             f"The queue {store.path} was purged, or its batches were locked by others, again and again while {what}"
         )
 
-    def is_in_present(self, layout: Layout) -> bool:
+    def is_in_queue(self, layout: Layout) -> bool:
         """Return whether a task that was inserted into a generation before this call is in the queue, durably. False if
         that was purged.
 
         An error says that the task is in the queue, or that this is unknown.
         """
         try:
-            return self._is_in_present(layout, 0)
+            return self._is_in_queue(layout, 0)
         except AppendFailed as failed:
             raise failed.of_one(self.store) from failed.__cause__
 
-    def _is_in_present(self, layout: Layout, new: int) -> bool:
+    def _is_in_queue(self, layout: Layout, new: int) -> bool:
         """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
 
         AppendFailed says that it is in the queue, or that this is unknown: it was appended. `new`: how many tasks it
@@ -386,7 +386,7 @@ class SingleInserter:
             log.append(opening)
         if takes:
             sealing.seal(locked, record_times.present(locked))
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
         return None
 

@@ -136,7 +136,7 @@ def _in_batch(
                     if CHECK:
                         _check_fenced(locked, lease, held)
                     act(locked, lease, held, at)
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
     except FileNotFoundError:
         records = _history_of(store, batch, done, uncertain)
@@ -200,7 +200,7 @@ def complete_one(store: Store, task: LeasedTask) -> None:
                 if locked.replay_state.holds(task.index, task.lease):
                     at = record_times.present(locked)
                     locked.log.append(completion(locked, task, at))
-                    if not locked.replay_state.left:
+                    if not locked.replay_state.remaining:
                         finishing.try_finish(locked)
                     return
         except (BatchBusy, FileNotFoundError):
@@ -377,7 +377,7 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
                 locked.append_record(
                     "cancel", at, tasks=to_ranges(free), versions=[replay_state.version[index] for index in free]
                 )
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
             return len(free)
     except FileNotFoundError:

@@ -80,7 +80,7 @@ class LockedBatch:
             log = get(batch)
             if log is None or log.fd < 0:
                 log = store.logs.open(batch, self._create)
-            held = resources.this_thread.owned.held  # on the hot path: `Log.enter`, without a frame of its own
+            held = resources.this_thread.owned.sections  # on the hot path: `Log.enter`, without a frame of its own
             if log in held:
                 self._raise_entered()
             held.append(log)
@@ -316,8 +316,8 @@ class LockedBatch:
     def _check_over(self) -> None:
         """Check invariant 1 before the file goes: the log says that the batch is over, and has each task's outcome."""
         state = self.replay_state
-        what = f"the task file of batch {self.batch} is about to go, and {state.left} of its tasks have no outcome"
-        checks.hold(1, state.finished and not state.left, what)
+        what = f"the task file of batch {self.batch} is about to go, and {state.remaining} of its tasks have no outcome"
+        checks.hold(1, state.finished and not state.remaining, what)
 
     # -- out of it -------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ MUTATIONS = [
         (
             (
                 "KeyCollector._reap",
-                "with keys.held(self.store, self.layout, path, finishing.WAIT_S) as held: ...",
+                "with keys.locked_existing(self.store, self.layout, path, finishing.WAIT_S) as key_file: ...",
                 """
                 with __import__("contextlib").nullcontext(
                     keys.KeyFile(self.store, self.layout, self.epochs, self.store.fs.look(path), path)
@@ -116,7 +116,7 @@ MUTATIONS = [
         "keyed-purge",
         (
             (
-                "KeyFile.is_in_present",
+                "KeyFile.is_current",
                 "state.generation == self.layout.generation and state.key_epochs == self.epochs",
                 "state.key_epochs == self.epochs",
             ),
@@ -130,7 +130,7 @@ MUTATIONS = [
         "keyed-epochs",
         (
             (
-                "KeyFile.is_in_present",
+                "KeyFile.is_current",
                 "state.generation == self.layout.generation and state.key_epochs == self.epochs",
                 "state.generation == self.layout.generation",
             ),

@@ -63,7 +63,7 @@ MUTATIONS = [
         ("local", "lease", "poll", "on"),
         (
             (
-                "Leaser._claim",
+                "Leaser._from_locked",
                 "finishing.retire(locked)",
                 """
                 locked.store.fs.unlink(locked.log.path)

@@ -414,7 +414,7 @@ MUTATIONS = [
         ("local", "lease", "poll", "on"),
         (
             (
-                "Leaser._claim",
+                "Leaser._from_locked",
                 "if locked.read_lines() is None or locked.log.name is None: ...",
                 "if locked.log.name is None: ...",
             ),

@@ -11,7 +11,7 @@ MUTATIONS = [
         "open-purge",
         (
             (
-                "SingleInserter._is_in_present",
+                "SingleInserter._is_in_queue",
                 "if not store.queue_file.is_unchanged(layout.generation): ...",
                 "if False: ...",
             ),
@@ -116,7 +116,7 @@ MUTATIONS = [
                 """
                 if replay_state is None:
                     return not name.is_open, 0
-                return replay_state.left > 0, replay_state.count
+                return replay_state.remaining > 0, replay_state.count
                 """,
                 """
                 if replay_state is None:

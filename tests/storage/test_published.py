@@ -205,7 +205,7 @@ def test_a_task_file_that_is_published_while_staging_is_looked_at_is_not_called_
     monkeypatch.setattr(staging, "has", overtaken)
     with LockedBatch(q.store, name.batch) as locked:
         assert locked.read_lines() is None
-        assert not finishing.settle_loss(locked)
+        assert not finishing.bury_lost(locked)
     assert sum(drain(q, clock).values()) == 2
     assert q.status().dead == 0
 
