@@ -140,7 +140,7 @@ MUTATIONS = [
         "an inserter does not look into the epoch before the present one",
         "the task with its key is named there only: two tasks live",
         "keyed-epochs",
-        (("KeyedInserter._insert", "held.last(key) or keys.earlier(store, held, key)", "held.last(key)"),),
+        (("KeyedInserter._insert", "key_file.last(key) or keys.earlier(store, key_file, key)", "key_file.last(key)"),),
     ),
     Mutation(
         "an epoch ends without its claims being carried over",
