@@ -20,7 +20,7 @@ _AS_THEY_CAME: Sequence[int] = tuple(range(BATCH_TASKS_MAX))
 
 
 class Lease:
-    """A claim on tasks of one batch. `tasks` are those it was given."""
+    """The right to execute tasks of one batch. `tasks` are those it was given."""
 
     __slots__ = ("at", "id", "is_alone", "span", "tasks", "worker")
 
@@ -67,13 +67,13 @@ class States:
         "inserts",
         "is_ranked",
         "leases",
-        "left",
         "names",
         "opened",
         "payloads",
         "places",
         "priorities",
         "ranks",
+        "remaining",
         "results",
         "sealed",
         "since",
@@ -90,7 +90,7 @@ class States:
 
     def begin(self, count: int, available_at: int, version: int) -> None:
         """Begin with `count` untouched tasks, available from `available_at` on, of their first record's version."""
-        self.count = self.left = count
+        self.count = self.remaining = count
         self.available_at = available_at
         self.base_version = version
         self.opened = False
@@ -165,10 +165,10 @@ class States:
 
     def held(self, tasks: list[int], lease: str) -> list[int]:
         """Return those of some tasks of which this lease is still the latest."""
-        claim, state, holder = self.leases.get(lease), self.state, self.holder
-        if claim is None:
+        latest, state, holder = self.leases.get(lease), self.state, self.holder
+        if latest is None:
             return []
-        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is claim]
+        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is latest]
 
     def is_free(self, index: int, at: int) -> bool:
         """Return whether the task has no outcome and no lease holds it at `at`."""
@@ -451,7 +451,7 @@ class States:
             self.ranks[index] = rank_of(priority)
         self.insert_ids.add(identity)
         self.count = index + 1
-        self.left += 1
+        self.remaining += 1
         self.inserted_at = at
         if available_at:
             self.touched.add(index)
@@ -497,8 +497,8 @@ class States:
         """Give the free ones of `tasks` to a new lease; returns those."""
         if lease in self.ids:
             return []
-        claim = Lease(lease, at, until - at if until > at else 0, worker)
-        given = claim.tasks
+        made = Lease(lease, at, until - at if until > at else 0, worker)
+        given = made.tasks
         state, since, holder, version = self.state, self.since, self.holder, self.version
         for index in tasks:
             if state[index] == AVAILABLE:
@@ -510,16 +510,16 @@ class States:
                 continue
             state[index] = LEASED
             since[index] = until
-            holder[index] = claim
+            holder[index] = made
             version[index] = offset
             given.append(index)
         if given:
-            claim.is_alone = len(given) == 1 and not several
-            self.leases[lease] = claim
+            made.is_alone = len(given) == 1 and not several
+            self.leases[lease] = made
             self.ids.add(lease)
             self.touched.update(given)
             self._serial += 1  # `_expects`, without a frame of its own
-            heappush(self._expiries, (until, self._serial, claim))
+            heappush(self._expiries, (until, self._serial, made))
         return given
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
@@ -539,7 +539,7 @@ class States:
             version[index] = offset
         if self.places:
             self._forget_places(tasks)
-        self.left -= len(tasks)
+        self.remaining -= len(tasks)
         self.done[COMPLETED] += len(tasks)
         self.touched.difference_update(tasks)
 
@@ -676,7 +676,7 @@ class States:
         self.state[index] = outcome
         self.since[index] = at
         self.version[index] = offset
-        self.left -= 1
+        self.remaining -= 1
         self.done[outcome] += 1
         if outcome == DEAD:
             self.touched.add(index)
