@@ -95,6 +95,12 @@ def a_table(typed: Typed, block: Block) -> None:
     parquet.write_table(pa.table({"tile": [1, 2]}), typed.home / "tiles.parquet/part-00000.parquet")
 
 
+def a_queue_and_a_group(typed: Typed, block: Block) -> None:
+    """docs/metrics.md writes figures of both."""
+    Queue.create(typed.home / "scratch/tiles", exist_ok=True).insert(1)
+    fsqueue.Group(typed.home / "scratch/crawl")["fetch"].insert(1)
+
+
 PLANS = {
     "README.md": Plan(
         instead={"seq 1 1000": "seq 1 20", "1_000_000": "1_000", "completed=1000000": "completed=1000"},
@@ -132,6 +138,7 @@ PLANS = {
     "docs/status.md": Plan(
         files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
     ),
+    "docs/metrics.md": Plan(instead={"/var/lib/node_exporter": "."}, before=a_queue_and_a_group),
     "docs/tables.md": Plan(before=a_table),
     "docs/sharing.md": Plan(
         instead={"-g geo": "-g 54321", "-R geo": "-R 54321", "/scratch/geo": "/scratch/me/geo"},

@@ -15,7 +15,8 @@ from tests.house.source import PACKAGE, TOP, imported, parse
 LAYERS = (
     "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "cluster", "storage",
     "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
-    "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker", "webpages", "spark",
+    "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker", "metrics",
+    "webpages", "spark",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
@@ -125,6 +126,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.errors",
         "fsqueue.cluster.identity",
         "fsqueue.worker",
+        "fsqueue.metrics",
         "fsqueue.upkeep.collect",
         "fsqueue.upkeep.trash",
         "fsqueue.storage.nested",
