@@ -238,7 +238,7 @@ def restore(states: States, found: Found) -> None:
         if index not in seen:  # as it was inserted
             states.state[index], states.since[index], states.version[index] = AVAILABLE, 0, places[index]
     _restore_priorities(states, record)
-    states.left = count - sum(states.done) - states.state.count(SKIPPED)
+    states.remaining = count - sum(states.done) - states.state.count(SKIPPED)
     for text in record["names"]:
         if names.parse_task_file(_text(text)) is None:
             raise ValueError

@@ -125,7 +125,7 @@ class ReplayState(States):
         would hide that: the append of the last outcome writes it. Unless `anyway`, none is due if the line would be too
         long for the bytes written since the last checkpoint. It then is due at a later offset.
         """
-        if not self.left or self.prepared:
+        if not self.remaining or self.prepared:
             return b""
         line, stretch = checkpoints.record(self, self.at, self.damaged, self.stretch, here), self.stretch
         if anyway or checkpoints.SHARE * len(line) <= here - stretch.since:
@@ -269,7 +269,7 @@ class ReplayState(States):
     def _have_completed(self, tasks: int, at: int) -> None:
         """Count tasks that were completed, the last one at `at`; the log's time, if none was."""
         self.at = at
-        self.left -= tasks
+        self.remaining -= tasks
         self.done[COMPLETED] += tasks
 
     def _tasks(self, record: dict[str, Any]) -> list[int]:
@@ -463,7 +463,7 @@ def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: i
 
 
 def _finish(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    if replay_state.left or not replay_state.opened or replay_state.prepared:
+    if replay_state.remaining or not replay_state.opened or replay_state.prepared:
         return False
     replay_state.finished = True
     return True

@@ -19,8 +19,9 @@ def broken(states: States) -> Iterator[tuple[int, str]]:
     """Yield the number of each invariant that a state breaks, and a clause that says how."""
     counted = [states.state.count(code) for code in range(SKIPPED + 1)]
     # Invariant 6: each task is in one state, and the sums that a status adds up are those of the states.
-    if states.left != counted[AVAILABLE] + counted[LEASED] or states.done[2:] != counted[2:SKIPPED]:
-        yield 6, f"{states.left} tasks without an outcome and outcomes {states.done[2:]} are noted, of states {counted}"
+    if states.remaining != counted[AVAILABLE] + counted[LEASED] or states.done[2:] != counted[2:SKIPPED]:
+        sums = f"{states.remaining} tasks without an outcome and outcomes {states.done[2:]}"
+        yield 6, f"{sums} are noted, of states {counted}"
     lengths = {len(states.state), len(states.since), len(states.holder), len(states.attempts), len(states.version)}
     if lengths != {states.count} or sum(counted) != states.count:
         yield 6, f"{states.count} tasks have {lengths} entries"
@@ -58,7 +59,7 @@ def _broken_tasks(states: States) -> Iterator[tuple[int, str]]:
         elif state == AVAILABLE:
             if holder is not None:
                 yield 2, f"task {index} is available, and a lease has it"
-            # Invariant 7: whoever chooses tasks from this state finds each that has no outcome.
+            # Invariant 7: a process that chooses tasks from this state finds each that has no outcome.
             is_found = (since, index) in returns if index in states.touched else index in fresh
             if not is_found and index not in ready and not is_frozen:
                 yield 7, f"no choice of tasks would find task {index}, which is available"

@@ -23,7 +23,7 @@ _AS_THEY_CAME: Sequence[int] = tuple(range(BATCH_TASKS_MAX))
 
 
 class Lease:
-    """A claim on tasks of one batch. `tasks` are those it was given."""
+    """The right to execute tasks of one batch. `tasks` are those it was given."""
 
     __slots__ = ("at", "id", "is_alone", "span", "tasks", "worker")
 
@@ -92,7 +92,6 @@ class States:
         "inserts",
         "is_ranked",
         "leases",
-        "left",
         "names",
         "opened",
         "payloads",
@@ -100,6 +99,7 @@ class States:
         "prepared",
         "priorities",
         "ranks",
+        "remaining",
         "results",
         "sealed",
         "since",
@@ -116,7 +116,7 @@ class States:
 
     def begin(self, count: int, available_at: int, version: int) -> None:
         """Begin with `count` untouched tasks, available from `available_at` on, of their first record's version."""
-        self.count = self.left = count
+        self.count = self.remaining = count
         self.available_at = available_at
         self.base_version = version
         self.opened = False
@@ -200,10 +200,10 @@ class States:
 
     def named_by(self, tasks: list[int], lease: str) -> list[int]:
         """Return those of some tasks of which this lease is still the latest, frozen ones too."""
-        claim, state, holder = self.leases.get(lease), self.state, self.holder
-        if claim is None:
+        latest, state, holder = self.leases.get(lease), self.state, self.holder
+        if latest is None:
             return []
-        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is claim]
+        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is latest]
 
     def is_free(self, index: int, at: int) -> bool:
         """Return whether the task has no outcome, no lease holds it at `at`, and it is not frozen."""
@@ -500,7 +500,7 @@ class States:
             self.ranks[index] = rank_of(priority)
         self.insert_ids.add(identity)
         self.count = index + 1
-        self.left += 1
+        self.remaining += 1
         self.inserted_at = at
         if available_at:
             self.touched.add(index)
@@ -561,7 +561,7 @@ class States:
             self.ranks[index] = rank_of(priority)
         self.state[index], self.since[index], self.version[index] = AVAILABLE, available_at, offset
         self.places[index] = offset
-        self.left += 1
+        self.remaining += 1
         self.inserted_at = max(self.inserted_at, at)
         self.touched.add(index)
         heappush(self._returns, (available_at, index))
@@ -600,8 +600,8 @@ class States:
             return []
         if self.frozen:
             tasks = [index for index in tasks if index not in self.frozen]
-        claim = Lease(lease, at, until - at if until > at else 0, worker)
-        given = claim.tasks
+        made = Lease(lease, at, until - at if until > at else 0, worker)
+        given = made.tasks
         state, since, holder, version = self.state, self.since, self.holder, self.version
         for index in tasks:
             if state[index] == AVAILABLE:
@@ -613,16 +613,16 @@ class States:
                 continue
             state[index] = LEASED
             since[index] = until
-            holder[index] = claim
+            holder[index] = made
             version[index] = offset
             given.append(index)
         if given:
-            claim.is_alone = len(given) == 1 and not several
-            self.leases[lease] = claim
+            made.is_alone = len(given) == 1 and not several
+            self.leases[lease] = made
             self.ids.add(lease)
             self.touched.update(given)
             self._serial += 1  # `_expects`, without a frame of its own
-            heappush(self._expiries, (until, self._serial, claim))
+            heappush(self._expiries, (until, self._serial, made))
         return given
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
@@ -642,7 +642,7 @@ class States:
             version[index] = offset
         if self.places:
             self._forget_places(tasks)
-        self.left -= len(tasks)
+        self.remaining -= len(tasks)
         self.done[COMPLETED] += len(tasks)
         self.touched.difference_update(tasks)
 
@@ -783,7 +783,7 @@ class States:
         self.state[index] = outcome
         self.since[index] = at
         self.version[index] = offset
-        self.left -= 1
+        self.remaining -= 1
         self.done[outcome] += 1
         if outcome == DEAD:
             self.touched.add(index)

@@ -58,10 +58,10 @@ def tape() -> Tape:
 def test_a_prepared_record_changes_nothing_until_its_commit(tape: Tape) -> None:
     before = tape.state.version[0]
     offset = tape.prepare("complete", 0, lease="l", result=7)
-    assert (tape.states[0], tape.state.version[0], tape.state.left) == (LEASED, before, 4)
+    assert (tape.states[0], tape.state.version[0], tape.state.remaining) == (LEASED, before, 4)
     assert tape.state.frozen == {0: U}
     tape.commit(1)
-    assert (tape.states[0], tape.state.version[0], tape.state.left) == (COMPLETED, offset, 3)
+    assert (tape.states[0], tape.state.version[0], tape.state.remaining) == (COMPLETED, offset, 3)
     assert (tape.state.since[0], tape.state.results, tape.state.at) == (210, {0: 7}, 220), "each at its own time"
     assert (tape.state.frozen, tape.state.prepared) == ({}, {})
 
@@ -246,7 +246,7 @@ def test_a_batch_does_not_finish_beside_a_prepared_insert(tape: Tape) -> None:
     tape.put("complete", 205, lease="l", tasks=[[0, 2]])
     tape.put("cancel", 205, tasks=[[2, 4]], versions=tape.state.version[2:])
     tape.prepare_insert(4)
-    assert tape.state.left == 0
+    assert tape.state.remaining == 0
     tape.put("finish", 215)
     assert not tape.state.finished
     tape.abort()
@@ -259,7 +259,7 @@ def test_a_batch_does_not_finish_beside_a_prepared_insert(tape: Tape) -> None:
 
 def test_a_prepared_insert_uses_its_index_up(tape: Tape) -> None:
     tape.prepare_insert(4)
-    assert (tape.states[4], tape.state.count, tape.state.left) == (SKIPPED, 5, 4)
+    assert (tape.states[4], tape.state.count, tape.state.remaining) == (SKIPPED, 5, 4)
     tape.insert("late", 4)
     tape.insert("u4", 5)  # its id has acted
     assert tape.state.count == 5
@@ -277,7 +277,7 @@ def test_a_committed_insert_is_a_task_though_later_ones_were_leased_already(tape
     tape.lease(212, "m", 2, 3, 5, until=900)
     assert tape.state.choose(213, 9, 0, None)[0] == []
     tape.commit(1)
-    assert (tape.states[4], tape.state.places[4], tape.state.left) == (AVAILABLE, offset, 6)
+    assert (tape.states[4], tape.state.places[4], tape.state.remaining) == (AVAILABLE, offset, 6)
     assert (tape.state.version[4], tape.state.since[4], tape.state.inserted_at) == (offset, later, 211)
     assert tape.state.next_time() == later
     assert tape.state.choose(max(221, later), 9, 0, None)[0] == [4]
