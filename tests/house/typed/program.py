@@ -84,6 +84,8 @@ async def work_async(queue: Queue) -> None:
 def verbs(queue: Queue) -> None:
     task, *others = queue.lease(5, lease_s=30, wait_s=1, strict=False)
     held = queue.attach(task.token)
+    assert queue.attach(task.token, verify=False).id == held.id
+    others += queue.lease(holder={"host": "node7", "name": "me", "pid": 5})
     until: float = held.lease_until
     assert until
     assert held.id
