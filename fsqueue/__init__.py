@@ -66,9 +66,11 @@ _LAZY = {
     "GroupQueue": "fsqueue.groups",
     "GroupQueues": "fsqueue.groups",
     "GroupStatus": "fsqueue.groups",
+    "LeaseHolder": "fsqueue.views.lease_holders",
     "PriorityRange": "fsqueue.views.priorities",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
+    "Timeline": "fsqueue.views.timeline",
     "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
@@ -79,8 +81,10 @@ if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
     from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus
+    from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
+    from fsqueue.views.timeline import Timeline
     from fsqueue.views.usage import Usage
     from fsqueue.worker import Event, Worker, WorkerReport
 else:  # hidden from type checkers, which would take every misspelt name for one that is imported late
@@ -127,6 +131,7 @@ __all__ = [
     "InvalidResult",
     "InvalidTask",
     "LeaseExpired",
+    "LeaseHolder",
     "LeaseLost",
     "LeasedTask",
     "LockTimeout",
@@ -157,6 +162,7 @@ __all__ = [
     "TaskRef",
     "TaskTooLarge",
     "TimeLeft",
+    "Timeline",
     "UnsafeFilesystem",
     "Usage",
     "Worker",

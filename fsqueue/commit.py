@@ -11,7 +11,7 @@ from typing import Any
 
 from fsqueue import forks
 from fsqueue.arguments import payloads_of, unchanged, verb, whole
-from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask
+from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, InvalidTask, QueueNotFound
 from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
@@ -169,7 +169,8 @@ class Commit:
     ) -> CommitReport:
         """Do what is left to do of a decided commit, and report. An error says that it is decided.
 
-        `overwrote`: the generation of `layout` was overwritten, by this commit unless `repeated`.
+        `overwrote`: the generation of `layout` was overwritten, by this commit unless `repeated`. CommitLost if the
+        generation of the commit has ended meanwhile: what was decided in it is purged.
         """
         try:
             if overwrote:
@@ -178,9 +179,33 @@ class Commit:
         except CommitLost:
             raise
         except (OSError, FsqueueError) as error:
+            if not isinstance(error, QueueNotFound) and self._has_ended(layout, record):
+                raise self._purged() from error
             failure = self.store.explain(error, commits.DOING, commits.DECIDED)
             failure.inserted = failure.new = 0 if repeated else record.total("tasks")
             raise failure from error if isinstance(error, OSError) else error.__cause__
+
+    def _has_ended(self, layout: Layout, record: Record) -> bool:
+        """Return whether the generation in which a record was decided has ended, as far as that can be found out.
+
+        After an error: what it says would otherwise be as old as the last look at `queue.jsonl`. QueueNotFound.
+        """
+        store = self.store
+        try:
+            store.refresh(now=True)
+            if store.layout is layout:
+                return False
+            found = commits.find(store, store.layout, self.name)  # an overwriting is decided in the next generation
+        except QueueNotFound:
+            raise
+        except (OSError, FsqueueError):
+            return False
+        return found is None or found.id != record.id
+
+    def _purged(self) -> CommitLost:
+        return CommitLost(
+            f"The queue {self.store.path} was purged while {self.name} was being published. Stage it again."
+        )
 
     def _begun(self, layout: Layout, repeated: bool) -> Layout:
         """Return the layout of the generation that an overwriting has begun, and trash the one before it.
@@ -200,9 +225,7 @@ class Commit:
         store = self.store
         store.refresh(now=True)  # if the tree was purged before the record was linked, this tells
         if store.layout is not layout:
-            raise CommitLost(
-                f"The queue {store.path} was purged while {self.name} was being published. Stage it again."
-            )
+            raise self._purged()
         commits.apply(store, layout, record)
         for attempt in attempts - record.attempts().keys():
             commits.drop(store, layout.attempt(attempt, self.name))

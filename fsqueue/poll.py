@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Literal, Protocol, runtime_checkable
 
 from fsqueue import forks
-from fsqueue.arguments import HasStore
+from fsqueue.arguments import HasStore, one_of, whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import (
     ForkedChild,
@@ -146,6 +146,15 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
         shortest, longest = WAIT_S
         pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + entropy.random() / 2)
         clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
+
+
+def check_loop(prefetch: object, until: object, errors: object, stop_after_failures: object) -> None:
+    """Raise InvalidArgument if a loop cannot be asked for so: see `Queue.poll`."""
+    whole("prefetch", prefetch)
+    one_of("until", until, ("drained", "forever"))
+    one_of("errors", errors, ("record", "raise"))
+    if stop_after_failures is not None:
+        whole("stop_after_failures", stop_after_failures, 0)
 
 
 class Lessor(Verbs, Protocol):

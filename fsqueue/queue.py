@@ -35,7 +35,7 @@ from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.poll import Errors, Poll, Prefetched, Until, dropped, put_back_dropped, wait
+from fsqueue.poll import Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
 from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
@@ -48,8 +48,10 @@ from fsqueue.views.activity import LEAST_S, Activity, activity
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
+    from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
+    from fsqueue.views.timeline import Timeline
     from fsqueue.views.usage import Usage
 
 Order = Literal["priority", "random"]
@@ -388,11 +390,7 @@ class Queue(Maintenance):
         stop_after_failures: int | None,
         exchange: bool = True,
     ) -> Poll:
-        whole("prefetch", prefetch)
-        one_of("until", until, ("drained", "forever"))
-        one_of("errors", errors, ("record", "raise"))
-        if stop_after_failures is not None:
-            whole("stop_after_failures", stop_after_failures, 0)
+        check_loop(prefetch, until, errors, stop_after_failures)
         ahead = Prefetched(self, self._lease_ms(lease_s), exchange and prefetch == 1, errors, stop_after_failures)
         return Poll(self, ahead, prefetch, until)
 
@@ -524,6 +522,29 @@ class Queue(Maintenance):
         Without `window_s` over a minute, or an hour if tasks take long. Cheap, and bounded: see `Activity`.
         """
         return activity(self.store, None if window_s is None else duration_ms(window_s, "window_s", LEAST_S))
+
+    @verb("reading what went on")
+    def timeline(self, window_s: float = 3600, pieces: int = 60) -> Timeline:
+        """Return how many tasks were inserted, leased, completed and given up in each piece of the last `window_s`.
+
+        At most 1,000 pieces. Durations of the work are in it, too. Cheap, and bounded, as `activity`: see `Timeline`.
+        """
+        with forks.held_off():
+            from fsqueue.views import timeline
+        if whole("pieces", pieces) > timeline.PIECES_MAX:
+            raise InvalidArgument(f"pieces must be at most {timeline.PIECES_MAX:,}, not {pieces:,}. Nothing was done.")
+        return timeline.timeline(self.store, duration_ms(window_s, "window_s", LEAST_S), pieces)
+
+    @verb("reading who holds tasks")
+    def workers(self, *, asks_slurm: bool = True) -> list[LeaseHolder]:
+        """Return the workers that hold tasks, with what they hold and whether they live; the oldest lease first.
+
+        It reads the logs of the batches at work, and asks Slurm once, unless told otherwise. Only what this host's
+        processes or Slurm prove is called dead (docs/guarantees.md, 18). A hint while others work.
+        """
+        with forks.held_off():
+            from fsqueue.views import lease_holders
+        return lease_holders.workers(self.store, asks_slurm)
 
     @verb("counting the files")
     def usage(self) -> dict[str, Usage]:

@@ -17,7 +17,7 @@ from fsqueue.poll import LATE, LOOK_SHARE, WAIT_S
 from fsqueue.protocol.waiting import tell_pauses
 from fsqueue.queue import Queue
 from fsqueue.user_code import user_function
-from fsqueue.views.inspection import COLLECTS_MAX, DrainCheck
+from fsqueue.views.inspection import DrainCheck, two_agree
 from fsqueue.views.rates import total
 
 Source = Queue | Selected
@@ -56,15 +56,7 @@ class GroupDrainCheck:
             except QueueNotFound:
                 pass  # it was deleted: then nothing is left in it
             self._left = None
-        before = None
-        for _ in range(COLLECTS_MAX):
-            found = self._collect()
-            if found is None:
-                return False
-            if found == before:
-                return True
-            before = found
-        return False
+        return two_agree(self._collect)
 
     def _collect(self) -> bytes | None:
         """Look at all queues, one after the other. None if something is left in one."""

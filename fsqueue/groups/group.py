@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fsqueue import administration
-from fsqueue.arguments import bound_of, one_of, whole
+from fsqueue.arguments import bound_of, whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, NotAQueue, from_os_error
 from fsqueue.filesystem import resources
@@ -24,7 +24,7 @@ from fsqueue.groups.leasing import GroupLeaser, GroupPoll
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import Errors, Poll, Until, put_back_dropped
+from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
 from fsqueue.queue import Queue
 from fsqueue.storage import group_directory
 from fsqueue.storage.discovery import queue_path
@@ -158,11 +158,7 @@ class GroupQueues(Selected):
         stop_after_failures: int | None = None,
     ) -> Poll:
         """Return an iterator over leased tasks of all of them, until all are drained or for ever: see `Queue.poll`."""
-        whole("prefetch", prefetch)
-        one_of("until", until, ("drained", "forever"))
-        one_of("errors", errors, ("record", "raise"))
-        if stop_after_failures is not None:
-            whole("stop_after_failures", stop_after_failures, 0)
+        check_loop(prefetch, until, errors, stop_after_failures)
         lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
         return GroupPoll([self], lease_ms, prefetch, until, errors, stop_after_failures)
 
@@ -281,11 +277,6 @@ class Group(GroupQueues):
                 f"The group {self._path} has other settings for its queues: {said}. Nothing was done. Leave them out "
                 "to use the group as it is, or choose another path."
             )
-
-    def _wait_for(
-        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
-    ) -> list[Status]:
-        return drained.wait(given, timeout_s, poll)
 
     # -- paths --------------------------------------------------------------------------------------------------
 

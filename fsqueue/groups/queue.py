@@ -26,6 +26,7 @@ from fsqueue.queue import Queue
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
 from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.views.activity import together
+from fsqueue.views.timeline import Timeline
 
 _OPENED = ("store", "_inserter", "_keyed")
 """What a queue has while it is open."""
@@ -47,7 +48,7 @@ class HasQueues(Protocol):
     def directory(self, begins: bool = False) -> GroupDirectory:
         """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
 
-    def _wait_for(
+    def _wait_together(
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
     ) -> list[Status]:
         """Wait for what was given to `fsqueue.wait`, if one of those is a queue of a group, or queues of one."""
@@ -269,9 +270,9 @@ class GroupQueue(Queue):
     def lease(self, n: int = 1, *, wait_s: float = 0, **how: Any) -> list[LeasedTask]:
         """Lease up to `n` tasks: see `Queue.lease`. With `wait_s`, wait so long also for the queue itself."""
         clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)
-        left_s = duration_ms(wait_s, "wait_s") / 1000
-        deadline = clock.monotonic() + left_s
+        deadline = clock.monotonic() + duration_ms(wait_s, "wait_s") / 1000
         while True:
+            left_s = max(0.0, deadline - clock.monotonic())
             if self._opens():
                 try:
                     return super().lease(n, wait_s=left_s, **how)
@@ -280,22 +281,20 @@ class GroupQueue(Queue):
                     continue
             inspect.signature(Queue.lease).bind(self, n, wait_s=wait_s, **how)
             whole("n", n)
-            left_s = deadline - clock.monotonic()
-            if left_s <= 0:
+            if not left_s:
                 return []
             clock.sleep(min(backoff.next_s(), left_s))
-            left_s = max(0.0, deadline - clock.monotonic())
 
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
         """Wait until nothing is waiting, delayed or leased: see `Queue.wait`. One that never was is drained."""
         told = None if poll is None else (lambda found: poll(found[0]))
-        return self.group._wait_for([self], timeout_s, told)[0]
+        return self.group._wait_together([self], timeout_s, told)[0]
 
     def _wait_together(
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
     ) -> list[Status]:
         """Wait for what was given to `fsqueue.wait`, this queue among it."""
-        return self.group._wait_for(given, timeout_s, poll)
+        return self.group._wait_together(given, timeout_s, poll)
 
     def delete(self, *, wait: bool = False) -> None:
         """Delete the queue at once, whatever its size: see `Queue.delete`. Nothing happens if there is none."""
@@ -314,6 +313,8 @@ def _nothing_known(*args: Any, **named: Any) -> Any:
 _EMPTY: dict[str, Callable[[], Any]] = {
     "status": Status,
     "activity": lambda: together([]),
+    "timeline": lambda: Timeline(0.0, 1.0, [], [], [], []),
+    "workers": list,
     "usage": dict,
     "waiting_by_priority": list,
     "stuck": list,

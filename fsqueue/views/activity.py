@@ -149,6 +149,8 @@ class Activity:
     `holders`: who holds tasks, each as JSON, in what was read; None: not known.
     `most_used`: of tasks that were finished within the window, and of those in batches at work that have none yet, in
     what was read; None: no worker measured any.
+    `oldest_inserted`: when the oldest batch was begun that has a task without an outcome, in Unix seconds; None: there
+    is none. That task may have been inserted into it later. A hint.
     """
 
     at: float
@@ -167,6 +169,7 @@ class Activity:
     holders: frozenset[bytes] | None = None
     work_s: float | None = None
     most_used: MostUsed | None = None
+    oldest_inserted: float | None = None
 
     @property
     def workers(self) -> int | None:
@@ -237,6 +240,7 @@ def together(found: Sequence[Activity]) -> Activity:
         holders=frozenset().union(*holders) if holders and len(holders) == len(found) else None,
         work_s=sum(weight * (one.work_s or 0) for weight, one in weighed) if weighed else None,
         most_used=_most_of([one.most_used for one in found if one.most_used is not None]),
+        oldest_inserted=min((one.oldest_inserted for one in found if one.oldest_inserted is not None), default=None),
     )
 
 
@@ -264,9 +268,9 @@ def _sum(rates: Sequence[Rate | None]) -> Rate | None:
 
 
 def _activity(store: Store, window_ms: int | None) -> Activity:
-    survey = _Survey(store, round(WINDOWS_S[0] * 1000) if window_ms is None else window_ms)
+    survey = Survey(store, round(WINDOWS_S[0] * 1000) if window_ms is None else window_ms)
     if window_ms is None and survey.is_at_work() and survey.finished() < FEW:
-        survey = _Survey(store, round(WINDOWS_S[1] * 1000))
+        survey = Survey(store, round(WINDOWS_S[1] * 1000))
     letters, whole = deadletters.latest(store, LETTERS_BYTES_MAX)
     lease_s, lease_error, work_s, measured = survey.lease()
     return Activity(
@@ -286,6 +290,7 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
         holders=frozenset(survey.holders),
         work_s=work_s,
         most_used=_most_of(survey.most_used),
+        oldest_inserted=None if survey.oldest_birth is None else survey.oldest_birth / 1000,
     )
 
 
@@ -364,7 +369,7 @@ Groups = Counter[tuple[int, int, Lease | None, int | None]]
 """Number of tasks with this state since that time (ms), this last lease, and this time of work (ms; None: unknown)."""
 
 
-class _Survey:
+class Survey:
     """All that was read. `since`: from when on nothing is missing (ms), in the files that were read.
 
     First names, then logs, then the history: what finishes meanwhile is seen again, and not missed.
@@ -382,6 +387,8 @@ class _Survey:
         """Of each batch that tells of any, the most."""
         self.was_at_work = False
         """Whether a lease is older than the window, and reaches into it."""
+        self.oldest_birth: int | None = None
+        """When the oldest batch that has a task file was begun."""
         self.first_lease: int | None = None
         """When the first of the leases in the window was given."""
         self.young: set[str] = set()
@@ -393,6 +400,8 @@ class _Survey:
         part = FileSample(1)
         part.units.append(Unit())
         for batch, name in listing.published(self.store):
+            birth = names.birth_ms(batch)
+            self.oldest_birth = birth if self.oldest_birth is None else min(self.oldest_birth, birth)
             if name.inserted is None:  # else its log tells
                 self._insert(part.units[0], batch, name.count)
         return part

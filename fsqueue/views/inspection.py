@@ -9,7 +9,7 @@ counted both from a log and from a counter.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
@@ -241,6 +241,24 @@ COLLECTS_MAX = 4
 """Maximum number of looks at everything in a row, until two have found the same."""
 
 
+def two_agree(collect: Callable[[], object]) -> bool:
+    """Return whether two looks in a row found the same besides tasks without an outcome, and no such task.
+
+    `collect` looks at all that is concerned, and returns what is there; None if a task has no outcome. Then there was
+    an instant between the two at which none was left (docs/design.md, section 6.1). False: something is left, or others
+    work so fast that no two looks agreed.
+    """
+    before = None
+    for _ in range(COLLECTS_MAX):
+        found = collect()
+        if found is None:
+            return False
+        if found == before:
+            return True
+        before = found
+    return False
+
+
 class _Nothing(NamedTuple):
     """What a look at a queue with nothing left has found. None of it ever comes back to what it was once."""
 
@@ -272,17 +290,7 @@ class DrainCheck:
 
     def __call__(self) -> bool:
         """Look. False: something is left, or others work so fast that no two looks agreed. QueueNotFound."""
-        if self._has_left():
-            return False
-        before = None
-        for _ in range(COLLECTS_MAX):
-            found = self._collect()
-            if found is None:
-                return False
-            if found == before:
-                return True
-            before = found
-        return False
+        return not self._has_left() and two_agree(self._collect)
 
     def look(self) -> bytes | None:
         """Look once; None if something is left. Otherwise a digest of what is there besides: two that are equal, with

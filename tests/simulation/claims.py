@@ -59,7 +59,8 @@ def judge_commits(story: Story, base: str) -> Iterator[str]:
     """Compare each error of a named commit with what was decided by then for its name.
 
     Where another process was at the same name meanwhile, it may have decided after the last look: then "nothing" was
-    true when it was found out. What was decided in a generation that has ended is not known any more.
+    true when it was found out. So was "decided", if the generation ended after the last look. What was decided in a
+    generation that has ended is not known any more.
     """
     if story.power_lost:
         return

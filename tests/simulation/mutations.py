@@ -151,7 +151,7 @@ MUTATIONS = [
         "one listing before drained",
         "the same, and everybody goes home",
         "home",
-        (("DrainCheck.__call__", "if found == before: ...", "if True: ..."),),
+        (("inspection.two_agree", "if found == before: ...", "if True: ..."),),
     ),
     Mutation(
         "counting without the lock",

@@ -12,15 +12,9 @@ MUTATIONS = [
         (
             (
                 "DrainCheck.__call__",
-                """
-                if self._has_left(): ...
-                before = None
-                for _ in range(COLLECTS_MAX): ...
-                return False
-                """,
+                "return not self._has_left() and two_agree(self._collect)",
                 """
                 self._has_left()
-                before = None
                 return all([one.collect() == one.collect() is not None for one in self._remains])
                 """,
             ),

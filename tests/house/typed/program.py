@@ -115,6 +115,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     held: list[fsqueue.Held] = activity.oldest
     failures: list[fsqueue.Failure] = activity.failures
     most_used: fsqueue.MostUsed | None = activity.most_used
+    timeline: fsqueue.Timeline = queue.timeline(3600, 60)
+    holders: list[fsqueue.LeaseHolder] = queue.workers(asks_slurm=False)
     assert most_used is None or most_used.cpu_s >= 0
     locks: list[fsqueue.StuckLock] = queue.stuck()
     taken: dict[str, fsqueue.Usage] = queue.usage()
@@ -122,6 +124,7 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     assert taken["all"].files >= 2
     assert not urgencies
     print(rate, left, held, failures, locks, queue.is_drained(), queue.wait(timeout_s=5, poll=print))
+    print(timeline.completed, [holder.node for holder in holders])
     infos: list[fsqueue.TaskInfo] = [*queue.peek(3), queue.task("id"), *queue.tasks("waiting"), *queue.tasks(state)]
     results: list[fsqueue.Result] = [*queue.results(), *queue.results(lambda result: result.attempts > 1, failed=True)]
     ids: list[str] = [id for columns in queue.result_columns(failed=False) for id in columns[0]]
