@@ -13,7 +13,7 @@ from typing import Any
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import LockTimeout, NotAQueue, QueueNotFound, StorageError
-from fsqueue.filesystem import Filesystem, resources
+from fsqueue.filesystem import Filesystem, directories_above, resources
 from fsqueue.format import decisions, layout, movements, names
 from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
 from fsqueue.format.names import DecisionFileName, UpdateId
@@ -61,7 +61,7 @@ def group_of(store: Store) -> GroupDirectory:
 
 def _holders(path: str) -> dict[str, None]:
     """Return the directories that may be the group of a queue: a user may have opened it through a link."""
-    return dict.fromkeys((layout.parent_of(path), layout.parent_of(os.path.realpath(path))))
+    return dict.fromkeys((layout.parent_of(path), *directories_above(path)[:1]))
 
 
 def _group_at(path: str) -> GroupDirectory | None:
