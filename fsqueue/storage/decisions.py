@@ -135,7 +135,7 @@ def vote_against(
     """
     fs = group.fs
     path = decisions.path_of(group.path, name)
-    with jsonl.held(fs, clock, entropy, path, wait_s, os.O_APPEND) as fd:
+    with jsonl.locked_existing(fs, clock, entropy, path, wait_s, os.O_APPEND) as fd:
         jsonl.must_have_one_name(fs, fd, path)
         state = DecisionState()
         torn = state.replay(fs.all_pieces(fd))
@@ -215,7 +215,7 @@ class OwnDecisionFile:
         `sync`: make it durable. DecisionBusy, or another error while `vote.is_begun` is False: nothing was written.
         After any other error only the file tells.
         """
-        held = resources.this_thread.owned.held
+        held = resources.this_thread.owned.sections
         if self in held:
             raise DecisionBusy(f"A signal handler needs {self.path}, which its thread is in. Repeat the call.")
         held.append(self)
