@@ -7,8 +7,8 @@ its log. A process stays with one open batch. Its first one it adopts, if an ear
 that is not full.
 
 One insert goes this way, from `SingleInserter._insert`: which batch (`_batches`); under the log's lock (`_appended`),
-whether it takes the task (`_prepare`), what the file's name promises (`_promised_in`), and the record (`_append`); after
-an error, whether the record is there (`_found`); the sync (`_make_durable`); whether a purge has begun meanwhile
+whether it takes the task (`_prepare`), what the file's name promises (`_promised_in`), and the record (`_append`);
+after an error, whether the record is there (`_found`); the sync (`_make_durable`); whether a purge has begun meanwhile
 (`_is_in_queue`).
 """
 
