@@ -28,7 +28,7 @@ from fsqueue.views.inspection import DrainCheck
 from tests.format.test_replay_properties import folded
 from tests.format.test_updates import records_of, soups
 from tests.levels import how_many
-from tests.prepared import DAY_MS, ByHand, U, add
+from tests.prepared import DAY_MS, FILE, ByHand, U, add
 from tests.support import full_state
 
 pytestmark = pytest.mark.once
@@ -174,6 +174,16 @@ def test_the_lease_of_a_frozen_task_can_be_attached_to(update: ByHand) -> None:
     update.says("nothing")
     assert update.first.attach(update.task.token).payload == "old"
     assert update.first.task(update.task.id).update == U
+
+
+def test_a_decision_file_that_stays_locked_is_named(update: ByHand) -> None:
+    update.says("nothing")
+    group = update.group.directory()
+    update.first.store.clock = ManualClock(update.now() / 1000 + 60)
+    with group.fs.closing(group.fs.look(str(update.file), os.O_RDWR)) as fd:
+        assert group.fs.try_lock(fd)
+        assert [lock.what for lock in update.first.stuck()] == [f"decision file {FILE}"]
+    assert update.first.stuck() == []
 
 
 # -- whoever waits for the end -----------------------------------------------------------------------------------------
