@@ -80,6 +80,11 @@ class Watched:
         self.last: Look | None = None
 
     @property
+    def root(self) -> str:
+        """Return the directory of its group, or the one that it is in."""
+        return str(self.queue.group.path if isinstance(self.queue, fsqueue.GroupQueue) else self.queue.path.parent)
+
+    @property
     def paused(self) -> fsqueue.Pause | None:
         """Return why no task of it is leased, if it is paused."""
         return self.queue.paused
@@ -193,7 +198,8 @@ def as_json(look: Look) -> dict[str, object]:
         """fsqueue status /scratch/me/tiles
 fsqueue status /scratch/me/tiles --watch
 fsqueue status /scratch/me --watch                  # all queues in a directory
-fsqueue status /scratch/me/crawl --match '.*#fetch' # queues of a group"""
+fsqueue status /scratch/me/crawl --match '.*#fetch' # queues of a group
+fsqueue status /scratch/me/crawl --prometheus /var/lib/node_exporter/crawl.prom    # from cron"""
     )
 )
 @queues_argument
@@ -208,6 +214,7 @@ fsqueue status /scratch/me/crawl --match '.*#fetch' # queues of a group"""
 )
 @match_option
 @click.option("--priorities", is_flag=True, help="Show waiting tasks by ranges of priorities. Reads all that have one.")
+@click.option("--prometheus", "prometheus", type=click.Path(), metavar="FILE", help="Write figures for Prometheus.")
 @json_option
 def status(
     queues: tuple[str, ...],
@@ -218,6 +225,7 @@ def status(
     usage: bool,
     match: str | None,
     priorities: bool,
+    prometheus: str | None,
     as_json: bool,
 ) -> None:
     """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
@@ -225,7 +233,14 @@ def status(
     Q is a queue, a group, or a directory of queues. Locks whose holders were stopped are named, too. The time left is
     an interval that is right 19 of 20 times, if work goes on as before. docs/status.md tells what the numbers come
     from, docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
+
+    --prometheus prints nothing. It writes FILE, whole or not at all, for the text files of a node exporter, whose names
+    end in .prom (docs/metrics.md).
     """
+    if prometheus is not None and (watch or usage or priorities or as_json):
+        raise click.UsageError(
+            "--prometheus writes a file of its own: use it without --watch, --usage, --priorities, --json."
+        )
     if usage and watch:
         raise click.UsageError("--usage looks at every file: use it without --watch.")
     if watch and len(queues) > 1 and (wanted := seconds_in(queues[-1])) is not None and not os.path.exists(queues[-1]):
@@ -234,7 +249,9 @@ def status(
         raise click.UsageError("--priorities reads every waiting task: use it without --watch.")
     watching = Watching(queues, fast, window_s, match)
     try:
-        if watch:
+        if prometheus is not None:
+            _write_figures(watching, prometheus)
+        elif watch:
             _watch(watching, interval_s, as_json)
         else:
             _once(watching, fast, usage, priorities, as_json)
@@ -263,6 +280,15 @@ def end_with(errors: Iterable[fsqueue.FsqueueError]) -> None:
         complain(str(error))
     if said:
         raise said[0]
+
+
+def _write_figures(watching: Watching, file: str) -> None:
+    from .metrics_file import write
+
+    at, begin = time.time(), time.monotonic()
+    looks = watching.looks()
+    roots = {path: one.root for path, one in watching.watched.items()}
+    write(file, looks, roots, at, time.monotonic() - begin)
 
 
 def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: bool) -> None:

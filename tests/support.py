@@ -28,7 +28,7 @@ from fsqueue.format.task_file import encode_open_batch, encode_task
 from fsqueue.format.task_states import Lease
 from fsqueue.protocol import insertion, transitions
 from fsqueue.protocol.encoding import Encoded, available_from
-from fsqueue.storage import listening, logs, published
+from fsqueue.storage import listening, logs
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.upkeep import collect
 from tests.waiting import PATIENCE_S, until
@@ -386,7 +386,7 @@ def full_state(replay_state: ReplayState) -> dict[str, Any]:
         "gone": replay_state.gone,
         "damaged": replay_state.damaged,
         "count": replay_state.count,
-        "left": replay_state.left,
+        "left": replay_state.remaining,
         "available_at": replay_state.available_at,
         "finished": replay_state.finished,
         "state": list(replay_state.state),
@@ -452,7 +452,7 @@ def put_open(queue: Queue, tasks: list[tuple[Any, Priority | None]]) -> names.Ba
     path.write_bytes(encode_open_batch(store.domain))
     with LockedBatch(store, batch, create=True) as locked:
         locked.log.name = name
-        assert published.read(locked) is not None
+        assert locked.read_lines() is not None
         locked.write(transitions.opening(locked, name))
         for index, (payload, given) in enumerate(tasks):
             insert_into(locked, index, payload, given)

@@ -26,7 +26,7 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
-from fsqueue.storage import history, jsonl, published, queue_changes, record_times, staging
+from fsqueue.storage import history, jsonl, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
 
@@ -155,7 +155,7 @@ class SingleInserter:
             except (FileNotFoundError, _Overtaken):
                 store.refresh(now=True)
             except AppendFailed as failed:
-                if failed.new and not self._is_in_present(layout, failed.new):
+                if failed.new and not self._is_in_queue(layout, failed.new):
                     raise AppendFailed(failed.error) from failed.__cause__  # a purge has taken what was appended
                 raise
             except OSError as error:
@@ -170,7 +170,7 @@ class SingleInserter:
                     self._batch = None
                 continue
             self._batch = batch
-            if not self._is_in_present(layout, len(tasks)):  # a purge took them along
+            if not self._is_in_queue(layout, len(tasks)):  # a purge took them along
                 pending = [(store.entropy.hex16(), task) for task in tasks]
                 continue
             store.doorbell.ring_now_and_then(store.clock.monotonic())
@@ -182,18 +182,18 @@ class SingleInserter:
             f"The queue {store.path} was purged, or its batches were locked by others, again and again while {what}"
         )
 
-    def is_in_present(self, layout: Layout) -> bool:
+    def is_in_queue(self, layout: Layout) -> bool:
         """Return whether a task that was inserted into a generation before this call is in the queue, durably. False if
         that was purged.
 
         An error says that the task is in the queue, or that this is unknown.
         """
         try:
-            return self._is_in_present(layout, 0)
+            return self._is_in_queue(layout, 0)
         except AppendFailed as failed:
             raise failed.of_one(self.store) from failed.__cause__
 
-    def _is_in_present(self, layout: Layout, new: int) -> bool:
+    def _is_in_queue(self, layout: Layout, new: int) -> bool:
         """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
 
         AppendFailed says that it is in the queue, or that this is unknown: it was appended. `new`: how many tasks it
@@ -366,12 +366,12 @@ class SingleInserter:
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         opening = b""
-        if not is_known and published.read(locked) is None:
+        if not is_known and locked.read_lines() is None:
             if not replay_state.opened:
                 finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
             return None
         if not replay_state.opened:
-            if published.read(locked) is None or log.name is None:
+            if locked.read_lines() is None or log.name is None:
                 finishing.retire(locked)
                 return None
             opening = transitions.opening(locked, log.name)
@@ -386,7 +386,7 @@ class SingleInserter:
             log.append(opening)
         if takes:
             sealing.seal(locked, record_times.present(locked))
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
         return None
 
@@ -396,14 +396,14 @@ class SingleInserter:
         The renaming is recorded, done and proven, in this order, before the task is inserted: a name that promises too
         much costs a look, one that promises too little hides the task. None if there is no such file any more.
         """
-        name = published.find(locked)
+        name = locked.find_task_file()
         if name is not None and rank < name.rank:
             if opening:
                 locked.log.append(opening)
                 opening = b""
             target = name.ranked(rank)
             locked.append_move(record_times.present(locked), name, target)
-            name = target if published.rename_surely(locked, target) else None
+            name = target if locked.rename_task_file_surely(target) else None
         if name is None:
             if opening:
                 finishing.retire(locked)  # what it says is not written
@@ -485,7 +485,7 @@ class SingleInserter:
         try:
             with LockedBatch(store, batch, jsonl.LOCK_TIMEOUT_S, create=True) as locked:
                 log = locked.log
-                if not locked.replay_state.opened and published.read(locked) is None:
+                if not locked.replay_state.opened and locked.read_lines() is None:
                     finishing.retire(locked)
                     raise FileNotFoundError(batch)
                 lines = sparse.lines(store.fs.all_pieces(log.fd), 0)

@@ -95,6 +95,12 @@ def a_table(typed: Typed, block: Block) -> None:
     parquet.write_table(pa.table({"tile": [1, 2]}), typed.home / "tiles.parquet/part-00000.parquet")
 
 
+def a_queue_and_a_group(typed: Typed, block: Block) -> None:
+    """docs/metrics.md writes figures of both."""
+    Queue.create(typed.home / "scratch/tiles", exist_ok=True).insert(1)
+    fsqueue.Group(typed.home / "scratch/crawl")["fetch"].insert(1)
+
+
 PLANS = {
     "README.md": Plan(
         instead={"seq 1 1000": "seq 1 20", "1_000_000": "1_000", "completed=1000000": "completed=1000"},
@@ -132,6 +138,7 @@ PLANS = {
     "docs/status.md": Plan(
         files={"assemble": "#!/bin/sh\n", "assemble.sh": "", "bin/sbatch": SBATCH}, before=some_done
     ),
+    "docs/metrics.md": Plan(instead={"/var/lib/node_exporter": "."}, before=a_queue_and_a_group),
     "docs/tables.md": Plan(before=a_table),
     "docs/sharing.md": Plan(
         instead={"-g geo": "-g 54321", "-R geo": "-R 54321", "/scratch/geo": "/scratch/me/geo"},
@@ -149,6 +156,9 @@ PLANS = {
         instead={"range(300)": "range(40)", "prints 300": "prints 40", "prints 12": "prints 2"}
     ),
     "docs/tutorials/sweep.md": Plan(instead={"range(2000)": "range(200)", "prints 2000": "prints 200"}),
+    "docs/serve.md": Plan(
+        files={"bin/ssh": "#!/bin/sh\n"}, elsewhere={"fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py"}
+    ),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(
         files={"fetch": '#!/bin/sh\n[ "$1" = 1 ]\n'},

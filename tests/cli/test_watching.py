@@ -51,6 +51,33 @@ def terminal() -> Iterator[Terminals]:
         one.close()
 
 
+# -- figures for Prometheus --------------------------------------------------------------------
+
+
+def test_a_file_for_prometheus_is_replaced_whole(fsqueue_cli: Run, mixed: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "q.prom"
+    file.write_text("before")
+    file.chmod(0o640)
+    assert fsqueue_cli("status", mixed.path, "--prometheus", file).stdout == ""
+    labels = f'queue="{mixed.path.name}",root="{mixed.path.parent}"'
+    assert f'fsqueue_tasks{{{labels},state="waiting"}} 5.0\n' in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.glob("*.prom*")] == ["q.prom"]
+    fsqueue_cli("status", mixed.path, "--prometheus", mixed.path / "q.prom", code=2)
+    fsqueue_cli("status", mixed.path, "--prometheus", tmp_path / "no/q.prom", code=1)
+    fsqueue_cli("status", mixed.path, "--prometheus", file, "--json", code=2)
+
+
+def test_a_queue_that_cannot_be_read_is_counted_and_the_others_are_there(
+    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    good, bad, file = queue_factory(), queue_factory("bad"), tmp_path / "q.prom"
+    (bad.path / "queue.jsonl").write_text("{}\n")
+    fsqueue_cli("status", good.path, bad.path, "--prometheus", file, code=5)
+    assert "fsqueue_unreadable_queues 1.0\n" in file.read_text()
+    assert f'queue="{good.path.name}"' in file.read_text()
+
+
 # -- status -----------------------------------------------------------------------------------
 
 
