@@ -177,6 +177,11 @@ class GroupQueue(Queue):
             for one in _OPENED:
                 self.__dict__.pop(one, None)
 
+    def _may_come_again(self) -> bool:
+        """Forget the queue, which was deleted: another one may come into being, and is waited for."""
+        self._let_go()
+        return True
+
     def _begin(self, verifies: bool) -> None:
         """Make the queue if it is not there, and open it. `verifies`: ask whether one that is open was deleted.
 
