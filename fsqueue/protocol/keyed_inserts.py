@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 
 from fsqueue.errors import FsqueueError, InvalidTask, StorageError, TaskTooLarge
-from fsqueue.filesystem import LOST, is_gone
+from fsqueue.filesystem import LOST
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
@@ -23,14 +23,13 @@ from fsqueue.format.names import Batch
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
+from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
 from fsqueue.storage import insert_ids, jsonl, keys, logs, published, record_times
 from fsqueue.storage.keys import KeyFile
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
-TRIES = 20
-"""Maximum number of times that an insert begins anew: after a purge, a new key epoch, or the loss of the key's file."""
 KNOWN_MAX = 64
 """Maximum number of batches of which it is remembered up to which offset their logs are durable."""
 REPEAT = "Repeat the insert: the key keeps it from being inserted twice while it waits or is leased."
@@ -67,12 +66,7 @@ class KeyedInserter:
             except _Moved:
                 continue
             except OSError as error:  # the task is not in the queue
-                if not is_gone(error):
-                    raise
-                store.refresh(now=True)
-                if store.layout is layout and store.queue_state.key_epochs == epochs:
-                    if not isinstance(error, FileNotFoundError):
-                        raise
+                if not is_overtaken(store, error, layout, epochs):
                     unexplained = error
                 store.make_generation()
                 continue
