@@ -442,7 +442,7 @@ def test_whoever_leases_next_goes_on_with_a_finish_it_meets(
             raise Crash
 
         module, name = {
-            "finish": (finishing.published, "remove"),
+            "finish": (LockedBatch, "remove_task_file"),
             "count": (finishing.counters, "add"),
             "history": (finishing.history, "keep"),
             "gone": (finishing, "retire"),
