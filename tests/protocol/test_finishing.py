@@ -22,6 +22,7 @@ from fsqueue.errors import QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol import finishing
 from fsqueue.storage import counters
+from fsqueue.storage.locked_batch import LockedBatch
 from tests.support import (
     Crash,
     CrashingFilesystem,
