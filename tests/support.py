@@ -36,6 +36,8 @@ from tests.waiting import PATIENCE_S, until
 E = TypeVar("E", bound=BaseException)
 QueueFactory = Callable[..., Queue]
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users, and give files away")
+
 
 class Crash(BaseException):
     """The process ends here."""

@@ -5,6 +5,11 @@ docs/design.md, section 4.16; decisions 27 and 45.
 A batch is *open* while it takes inserts: its task file is empty but for a header, and its tasks are `insert` records in
 its log. A process stays with one open batch. Its first one it adopts, if an earlier process of its host has left one
 that is not full.
+
+One insert goes this way, from `SingleInserter._insert`: which batch (`_batches`); under the log's lock (`_appended`),
+whether it takes the task (`_prepare`), what the file's name promises (`_promised_in`), and the record (`_append`);
+after an error, whether the record is there (`_found`); the sync (`_make_durable`); whether a purge has begun meanwhile
+(`_is_in_queue`).
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from typing import NamedTuple
 
 from fsqueue import forks
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
-from fsqueue.filesystem import LOST, is_gone, resources
+from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName
@@ -26,6 +31,7 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
+from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.storage import history, jsonl, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
@@ -33,7 +39,7 @@ from fsqueue.storage.store import Store, hash_of
 TASK_BYTES_MAX = 64 << 10
 """A longer task gets a file of its own, and takes no key: a log is read again and again, and a task file once."""
 APPEND_TASKS_MAX, APPEND_BYTES_MAX = 256, 1 << 18
-"""One append takes so many tasks, whose lines have so many bytes. More are cheaper as task files."""
+"""Maximum number of tasks of one append, and of bytes of their lines. More are cheaper as task files."""
 LOG_BYTES_MAX = 1 << 20
 """A batch whose log is longer, or would be by several tasks at once, takes no more inserts."""
 BUSY_WAIT_S = 0.02
@@ -42,8 +48,6 @@ ADOPT_MAX = 8
 """Maximum number of open batches left by other processes of this host that are tried, the newest first."""
 SPREAD = 16
 """Number of shards over which a process spreads its open batches: workers share the work, few directories are made."""
-TRIES = 20
-"""Maximum number of attempts at an insert: the batch was full, sealed, finished or locked, or the queue was purged."""
 
 Announce = Callable[[Layout, Batch, str], None]
 """Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""
@@ -262,12 +266,7 @@ class SingleInserter:
             try:
                 return self._publish(layout, rank)
             except OSError as error:
-                if not is_gone(error):
-                    raise
-                store.refresh(now=True)
-                if store.layout is layout:
-                    if not isinstance(error, FileNotFoundError):
-                        raise
+                if not is_overtaken(store, error, layout):
                     unexplained = error
                 store.make_generation()
         if unexplained is not None:  # no purge was the cause

@@ -39,6 +39,7 @@ from tests.support import (
     files_below,
     insert_in_file,
     log_files,
+    needs_root,
 )
 from tests.waiting import until
 
@@ -617,9 +618,12 @@ EACH = [
 
 
 def test_every_kind_has_its_damage() -> None:
-    """And those that no repair mends have tests of their own: `no-access`, `queue-inside`, `linked-file`; and keys."""
+    """And those that no repair mends have tests of their own: `no-access`, `queue-inside`, `linked-file`; and keys,
+    and updates.
+    """
     of_keys = {"shared-key", "unnamed-key"}  # tests/fsck/test_keys.py
-    assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} | of_keys == KINDS.keys()
+    of_updates = {"undecided-update", "lost-decision", "half-update", "moved-queue"}  # tests/fsck/test_updates.py
+    assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} | of_keys | of_updates == KINDS.keys()
 
 
 @pytest.mark.parametrize(("kind", "action"), EACH)
@@ -703,7 +707,7 @@ BARRED: dict[str, Callable[[Queue], Path]] = {
 }
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 @pytest.mark.parametrize("repair", [False, True], ids=["look", "repair"])
 @pytest.mark.parametrize("what", BARRED)
 def test_what_may_not_be_read_is_a_finding_and_the_rest_is_checked_all_the_same(

@@ -6,11 +6,12 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import fsqueue
-from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound
+from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import groups, layout, names
 from fsqueue.storage.group_directory import GroupDirectory
@@ -18,6 +19,7 @@ from fsqueue.upkeep.trash import reap
 from tests.concurrency.books import drain
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import Count, DieAt, Trapped
+from tests.support import needs_root
 
 pytestmark = pytest.mark.once
 
@@ -133,6 +135,32 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
         group["q"].insert("theirs")
         assert sorted(drain(group["q"])) == (["mine"] if status == 0 else []) + ["theirs"], f"step {step}"
         assert names_in(group) == ["q"]
+        if status == 0:
+            break
+    assert step > 8
+
+
+def test_killed_at_every_step_of_making_the_group(tmp_path: Path) -> None:
+    """The next process that inserts makes the group, or uses it, whatever the killed one has left of it."""
+    step = 0
+    while True:
+        step += 1
+        path = tmp_path / f"group{step}"
+
+        def live(path: Path = path, step: int = step) -> None:
+            trap = DieAt(step)
+            trap.armed = True
+            with mock.patch.object(administration, "Filesystem", lambda root, **how: Trapped(root, trap)):
+                Group(path, shards=2)["q"].insert("mine")
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        assert status in (0, -signal.SIGKILL), child.report()
+        group = Group(path, shards=2)
+        group["q"].insert("theirs")
+        assert sorted(drain(group["q"])) == (["mine"] if status == 0 else []) + ["theirs"], f"step {step}"
+        left = [name for name in os.listdir(path) if not name.startswith(".new-")]
+        assert sorted(left) == [groups.GROUP_FILE, "q"]
         if status == 0:
             break
     assert step > 8
@@ -254,7 +282,7 @@ def test_a_queue_that_was_moved_in_is_told_apart(group: Group, tmp_path: Path) -
     assert [*drain(other["q"])] == [1]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@needs_root
 def test_a_group_that_a_stranger_has_planted_is_none(tmp_path: Path) -> None:
     """Otherwise a stranger's file would make queues of mistyped paths in /tmp."""
     group = Group.create(tmp_path / "public")
@@ -267,7 +295,7 @@ def test_a_group_that_a_stranger_has_planted_is_none(tmp_path: Path) -> None:
     assert Group.at(group.path) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@needs_root
 def test_an_empty_directory_of_a_stranger_is_not_used(group: Group) -> None:
     (group.path / "q").mkdir()
     os.chown(group.path / "q", 12345, 12345)
