@@ -10,6 +10,7 @@ import pytest
 
 import fsqueue
 from fsqueue import Group, LeaseLost, Queue, RemoteGroup, RemoteQueue, Task
+from fsqueue.service.gate import Tokens
 from fsqueue.service.wire import address_of
 from tests.service.conftest import Serve
 from tests.waiting import until
@@ -221,6 +222,21 @@ def test_it_pickles_and_each_thread_has_a_connection(remote: RemoteQueue) -> Non
         thread.join()
     assert len(set(ids)) == 8
     assert remote.status().waiting == 8
+
+
+def test_the_token_is_that_of_the_environment(group: Group, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = serve(group.path, Tokens({"write": "w" * 20}))
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    with pytest.raises(fsqueue.FsqueueError, match="token is needed"):
+        fsqueue.connect(address)
+    monkeypatch.setenv("FSQUEUE_TOKEN", "w" * 20)
+    remote = fsqueue.connect(f"{address}/q")
+    assert isinstance(remote, RemoteQueue)
+    remote.insert(1)
+    [task] = remote.lease()
+    worker = group["q"].history(task.id)[-1].worker
+    assert worker is not None
+    assert worker["slurm_job"] == "4711"
 
 
 def test_a_gateway_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:

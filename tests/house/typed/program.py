@@ -108,6 +108,15 @@ def verbs(queue: Queue) -> None:
     print(queue.release_all() + queue.release_all(worker="me", offline=True) + queue.release_all(slurm_job="5"))
 
 
+def over_http(url: str) -> int:
+    gateway = fsqueue.connect(url, token="secret", worker="me")
+    queue: fsqueue.RemoteQueue = gateway["q"] if isinstance(gateway, fsqueue.RemoteGroup) else gateway
+    for task in queue.poll(lease_s=60):
+        with task:
+            render(task.payload["tile"])
+    return queue.wait(timeout_s=5).completed
+
+
 def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     status: fsqueue.Status = queue.status(exact=False)
     remaining: int = status.remaining + status.as_dict()["waiting"]
