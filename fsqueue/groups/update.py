@@ -147,13 +147,12 @@ class Update:
         """
         duration_ms(timeout_s, "timeout_s")
         self._refuse_second()
-        if not self._calls:
-            return self.results
+        plans = [plan for plan in self._plans.values() if plan.inserts or plan.endings]
         process = forks.depth
         try:
             with resources.Scope():
-                directory = self.group.directory(begins=any(plan.inserts for plan in self._plans.values()))
-                applied = self.group.coordinator.apply(directory, list(self._plans.values()), timeout_s)
+                directory = self.group.directory(begins=any(plan.inserts for plan in plans))
+                applied = self.group.coordinator.apply(directory, plans, timeout_s) if plans else Applied()
         except OSError as error:
             raise from_os_error(error, f"applying an update in {self.group.path}", NOTHING) from error
         if forks.depth != process:
@@ -170,12 +169,12 @@ class Update:
             raise InvalidArgument("This update has been applied. Nothing was done now: make another one.")
 
     def _end(self, task: LeasedTask, ending: Ending) -> None:
-        plan = self._plan(_held(task).queue)
-        if task.id in self._tasks:
+        if _held(task).id in self._tasks:
             raise InvalidArgument(
                 f"The task {task.id} is in this update already. An update changes a task once. Nothing was done."
             )
         self._add(1)
+        plan = self._plan(task.queue)
         self._tasks[task.id] = task
         plan.endings.setdefault(task.batch, []).append(ending)
         if ending.kind != "renew":
@@ -190,8 +189,8 @@ class Update:
         self._calls.append(renewed)
 
     def _insert(self, queue: object, tasks: list[EncodedTask], form: Callable[[list[TaskRef]], Any]) -> None:
-        plan = self._plan(queue)
         self._add(len(tasks))
+        plan = self._plan(queue)
         plan.inserts += tasks
 
         def inserted(applied: Applied, taken: dict[QueueDirectory, int]) -> Any:

@@ -20,7 +20,7 @@ from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, Queu
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout
-from fsqueue.format.movements import Part
+from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
@@ -418,7 +418,9 @@ class SingleInserter:
 
     # -- of an update ------------------------------------------------------------------------------
 
-    def prepare(self, tasks: Sequence[EncodedTask], part: Part, note: Callable[[LockedBatch], object]) -> Prepared:
+    def prepare(
+        self, tasks: Sequence[EncodedTask], part: UpdatePart, note: Callable[[LockedBatch], object]
+    ) -> Prepared:
         """Append prepared inserts of an update to one batch, by one append. Return where they are.
 
         `note` is called under the log's lock, before anything of the update may be in it. No append is repeated: after
@@ -467,7 +469,7 @@ class SingleInserter:
         rank = min(task.rank for task in tasks)
         return rank == LAST or self._promised_in(locked, b"", rank) is not None
 
-    def records(self, pending: Pending, first: int, at: int, part: Part) -> list[bytes]:
+    def records(self, pending: Pending, first: int, at: int, part: UpdatePart) -> list[bytes]:
         """Return the `insert` records of tasks that get the indices from `first` on, as parts of an update."""
         when, available_at, found = None, 0, []
         for index, (identity, task) in enumerate(pending, first):

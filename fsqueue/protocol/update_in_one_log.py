@@ -10,7 +10,7 @@ from typing import Any
 
 from fsqueue.errors import FULL, FsqueueError, StorageError
 from fsqueue.format import movements, names
-from fsqueue.format.movements import Part
+from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import UpdateId
 from fsqueue.format.priority import LAST
 from fsqueue.protocol import deciding, finishing, update_traces
@@ -53,7 +53,7 @@ class UpdateInOneLog:
                     if not wanted and not self._apply_in(locked):
                         return False
             except (OSError, StorageError) as error:
-                if self._log is None:  # nothing was written this time
+                if not self._is_written:
                     if failure is None:
                         raise
                     raise update_traces.unknown(failure) from error
@@ -70,6 +70,11 @@ class UpdateInOneLog:
                 return True
             patience.out(wanted)
 
+    @property
+    def _is_written(self) -> bool:
+        """Return whether the last try may have written anything."""
+        return self._log is not None
+
     def _apply_in(self, locked: LockedBatch) -> bool:
         inserter, tasks = self._inserter, self._queue.inserts
         at = record_times.present(locked)
@@ -77,7 +82,7 @@ class UpdateInOneLog:
             return False
         if tasks and not inserter.takes_into(locked, tasks):
             return False
-        part = Part(self._update)
+        part = UpdatePart(self._update)
         records = Records(locked, self._endings, part, at)
         records.name_earlier()
         lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)

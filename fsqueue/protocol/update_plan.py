@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from fsqueue.errors import Conflict
 from fsqueue.format import movements, names
-from fsqueue.format.movements import Part, to_ranges
+from fsqueue.format.movements import UpdatePart, to_ranges
 from fsqueue.format.names import Batch, QueueDirectory
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
@@ -132,7 +132,7 @@ def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[Ending], at: 
 class Records:
     """The records of an update in one log that end or extend leases."""
 
-    def __init__(self, locked: LockedBatch, endings: Sequence[Ending], part: Part, at: int) -> None:
+    def __init__(self, locked: LockedBatch, endings: Sequence[Ending], part: UpdatePart, at: int) -> None:
         self.lines: list[bytes] = []
         self.until: dict[int, int] = {}
         """The new ends of leases (ms), by the tasks' indices."""

@@ -24,7 +24,7 @@ from fsqueue.errors import (
 from fsqueue.filesystem import LOST
 from fsqueue.format import names
 from fsqueue.format.decisions import ABORTED, Decision, LogName, Outcome
-from fsqueue.format.movements import Part
+from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, DecisionFileName
 from fsqueue.format.priority import LAST
 from fsqueue.protocol import deciding, update_traces
@@ -108,7 +108,7 @@ class Coordinator:
             try:
                 return _Try(self, group, queues, tries, max(0.0, until - clock.monotonic())).apply()
             except (_Anew, LockTimeout) as busy:
-                why = busy
+                why: Exception = busy
             except OSError as error:
                 failures += 1
                 if error.errno not in LOST or failures >= FAILURES_MAX:
@@ -182,7 +182,7 @@ class _Try:
         logs = sum(len(each.plan.endings) + bool(each.plan.inserts) for each in self._queues)
         vote = Vote(self._update, [])
         try:
-            self._prepare(Part(self._update, file.name, self._coordinator.patience_ms(logs, self._tries)))
+            self._prepare(UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries)))
             self._look()
             self._sync()
             vote.logs += [each.name for each in self._touched]
@@ -206,8 +206,8 @@ class _Try:
         self._coordinator.log_s = (self._clock.monotonic() - began) / logs
         if not vote.is_durable:
             raise StorageError(
-                f"The update has happened. Its decision in {file.path} could not be synced: a power loss may still take "
-                "a part of it. Do not apply it again, and check the disk."
+                f"The update has happened. Its decision in {file.path} could not be synced: a power loss may still "
+                "take a part of it. Do not apply it again, and check the disk."
             )
         return self._applied
 
@@ -230,7 +230,7 @@ class _Try:
 
     # -- 2. prepare --------------------------------------------------------------------------------
 
-    def _prepare(self, part: Part) -> None:
+    def _prepare(self, part: UpdatePart) -> None:
         for opened in self._queues:
             for batch, endings in sorted(opened.plan.endings.items()):
                 self._in_log(opened, batch, endings, part)
@@ -249,7 +249,7 @@ class _Try:
                 if all(each.task.generation == opened.store.queue_state.generation for each in endings):
                     self._in_log(opened, batch, endings, None)
 
-    def _in_log(self, opened: _Opened, batch: Batch, endings: Sequence[Ending], part: Part | None) -> None:
+    def _in_log(self, opened: _Opened, batch: Batch, endings: Sequence[Ending], part: UpdatePart | None) -> None:
         """Prepare what ends leases in one batch, or note why that cannot be. `part` None: only note it."""
         store = opened.store
         indices = [each.task.index for each in endings]
@@ -267,7 +267,7 @@ class _Try:
         except FileNotFoundError:
             self._judge_finished(opened, batch, endings)
 
-    def _end(self, opened: _Opened, locked: LockedBatch, endings: Sequence[Ending], part: Part, at: int) -> None:
+    def _end(self, opened: _Opened, locked: LockedBatch, endings: Sequence[Ending], part: UpdatePart, at: int) -> None:
         records = Records(locked, endings, part, at)
         records.name_earlier()
         touched = self._touch(opened, locked)
@@ -293,7 +293,7 @@ class _Try:
             else:
                 self._conflicts.miss(plan, [ending], "the batch has finished")
 
-    def _insert(self, opened: _Opened, tasks: Sequence[EncodedTask], part: Part) -> None:
+    def _insert(self, opened: _Opened, tasks: Sequence[EncodedTask], part: UpdatePart) -> None:
         def note(locked: LockedBatch) -> None:
             touched = self._touch(opened, locked)
             touched.records += len(tasks)
