@@ -1,4 +1,8 @@
-"""Lease: pick a batch, lease tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5)."""
+"""Lease: pick a batch, lease tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5).
+
+One lease goes this way: `Leaser.lease`; which batch (`_lease_from_heads`); up to which rank (`_from_head`); the lock,
+and what errors mean (`_from_batch`); which tasks (`_from_locked`); the record (`_take`); the payloads (`_hand_out`).
+"""
 
 from __future__ import annotations
 
@@ -176,7 +180,8 @@ class Leaser:
             self._limit = limit
             got = self._from_batch(batch, None, n, n, lease_ms)
             if got not in (BUSY, UNDECIDED) and (self._next_head is None or not got or queue_file.state.is_ordered):
-                self._tell(batch, got)  # a busy one is among the heads, and is tried again or rests
+                # A busy one is among the heads, and is tried again or rests. One that goes on stays in hand.
+                self._tell(batch, got)
             if isinstance(got, list):
                 if len(got) == n or (got and got[0].solo):
                     return got
@@ -345,7 +350,7 @@ class Leaser:
     # -- one batch --------------------------------------------------------------------------------
 
     def _from_head(self, name: TaskFileName, most: int, asked: int, lease_ms: int | None, solo: bool = True) -> Got:
-        """Claim up to `most` tasks of a batch that the selection has returned.
+        """Lease up to `most` tasks of a batch that the selection has returned.
 
         By rank: no task that is less urgent than the next best head (the paper's policy, section 4.3). If that leaves
         nothing, the head goes back with the rank that it really has.
@@ -379,7 +384,7 @@ class Leaser:
     def _from_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool = True
     ) -> Got:
-        """Claim up to `most` tasks of a batch. `name`: the task file's name, if it was just listed.
+        """Lease up to `most` tasks of a batch. `name`: the task file's name, if it was just listed.
 
         Return BUSY if another process has the lock, NOTHING if the batch has ended or has no task to lease now. If it
         has none but an update is not decided, get that decided first; UNDECIDED if it cannot be yet.
@@ -498,8 +503,9 @@ class Leaser:
     ) -> Got:
         """Decide which tasks of a locked batch to lease, and record the lease.
 
-        `most` tasks at most are leased, of `asked` that the caller wants. A task that must go alone is leased only if
-        `solo`. After the lease is recorded the batch is unlocked: other processes may have the lock by the return.
+        `most` tasks at most are leased, of `asked` that the caller wants. A task that was leased with others when its
+        worker died must go alone, so that it is known which one ends its worker: it is leased only if `solo`. After the
+        lease is recorded the batch is unlocked: other processes may have the lock by the return.
         """
         store, replay_state = self.store, locked.replay_state
         opening = b""
@@ -595,7 +601,10 @@ class Leaser:
         opening: bytes,
         solo: bool,
     ) -> list[LeasedTask]:
-        """Record the lease, give the file a later name if no other task is available, unlock, then decode."""
+        """Record the lease, give the file a later name if no other task is available, unlock, then decode.
+
+        The state takes the lease first, which spares a replay. If the append fails, the state is dropped with the log.
+        """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         lease, until = store.entropy.hex16(), at + (store.lease_ms if lease_ms is None else lease_ms)
         offset = (log.next_offset() if log.torn else log.end) + len(opening)

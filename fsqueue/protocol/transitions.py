@@ -1,4 +1,9 @@
-"""End or extend a lease: lock the batch, look whether the lease holds, append (docs/design.md, section 4.7)."""
+"""End or extend a lease: lock the batch, look whether the lease holds, append (docs/design.md, section 4.7).
+
+One completion goes by `complete_one`. If anything is not as usual there, and for several tasks or another verb, it goes
+this way: is the generation still the task's (`fresh`); each batch (`each`); its lock, and which leases hold
+(`_in_batch`); the record (`act`, given by the verb); the end of the batch, if that was its last task (`finishing`).
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
         raise TaskNotFound(
             f"The task {task_id} is not at work in {store.path}: it has finished, was purged, or never leased."
         )
-    if not replay_state.named_by([index], lease):
+    if not replay_state.named_by([index], lease):  # of a task that an update has frozen, the lease goes on
         if losses.completed_by(replay_state, index, lease):
             raise LeaseLost(losses.already(task_id), [token], losses.ALREADY)
         reason = losses.why_lost(replay_state, index)
