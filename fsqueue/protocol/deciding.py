@@ -107,17 +107,17 @@ def may_free_a_task(replay_state: ReplayState, at: int) -> bool:
     return False
 
 
-class Patience:
+class DecisionWait:
     """Wait for decisions about tasks of a batch that a verb needs, as it would wait for the batch's lock.
 
-    patience = Patience(store, batch, wait_s)
+    waiting = DecisionWait(store, batch, wait_s)
     while True:
-        with LockedBatch(store, batch, patience.wait_s) as locked:
+        with LockedBatch(store, batch, waiting.wait_s) as locked:
             wanted = freezing(locked, tasks)
             if not wanted:
                 ...
                 return
-        patience.out(wanted)
+        waiting.out(wanted)
     """
 
     def __init__(self, store: Store, batch: Batch, wait_s: float) -> None:

@@ -162,14 +162,14 @@ class Claims:
         A task lives also while an update that is not decided completes it. One that such an update inserts is neither
         there nor not: the decision is waited for. LockTimeout if there is none in time.
         """
-        patience = deciding.Patience(self.store, claim.batch, jsonl.LOCK_TIMEOUT_S)
+        waiting = deciding.DecisionWait(self.store, claim.batch, jsonl.LOCK_TIMEOUT_S)
         while True:
             try:
                 return self._living(layout, claim)
             except _Prepared:
-                wanted = self._wanted(claim, patience.wait_s)
+                wanted = self._wanted(claim, waiting.wait_s)
             if wanted:
-                patience.out(wanted)
+                waiting.out(wanted)
 
     def _wanted(self, claim: KeyClaim, wait_s: float) -> list[Undecided]:
         """Return the update that inserts the claimed task, unless it is decided by now."""

@@ -24,10 +24,10 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
 
     Return how many of them had not run out. Those that had are taken away, too: their holders could still complete.
     """
-    patience = deciding.Patience(store, batch, wait_s)
+    waiting = deciding.DecisionWait(store, batch, wait_s)
     try:
         while True:
-            with LockedBatch(store, batch, patience.wait_s) as locked:
+            with LockedBatch(store, batch, waiting.wait_s) as locked:
                 replay_state = locked.replay_state
                 at = record_times.present(locked)
                 tasks = [
@@ -42,7 +42,7 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
                         name_earlier(locked, at, 0)
                         locked.append_record("revoke", at, tasks=to_ranges(tasks))
                     return in_time
-            patience.out(wanted)
+            waiting.out(wanted)
     except FileNotFoundError:
         return 0
 
@@ -53,10 +53,10 @@ def expire(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
     Each lease is renewed to an end that is past, by every clock's margin. The worker that takes such a task over
     charges what a lease that ran out costs. Until then its holder may still complete the task.
     """
-    patience = deciding.Patience(store, batch, wait_s)
+    waiting = deciding.DecisionWait(store, batch, wait_s)
     try:
         while True:
-            with LockedBatch(store, batch, patience.wait_s) as locked:
+            with LockedBatch(store, batch, waiting.wait_s) as locked:
                 replay_state = locked.replay_state
                 at = record_times.present(locked)
                 held: dict[str, list[int]] = {}
@@ -76,7 +76,7 @@ def expire(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
                         name_earlier(locked, at, until)
                         locked.append_record("renew", at, lease=lease, tasks=to_ranges(tasks), until=until)
                     return sum(map(len, held.values()))
-            patience.out(wanted)
+            waiting.out(wanted)
     except FileNotFoundError:
         return 0
 

@@ -129,15 +129,15 @@ def _in_batch(
     If the batch has finished, and the record may be what finished it, the history tells; `uncertain` if there is none.
     """
     losses = Losses()
-    patience = deciding.Patience(store, batch, wait_s)
+    waiting = deciding.DecisionWait(store, batch, wait_s)
     try:
         while True:
-            with LockedBatch(store, batch, patience.wait_s) as locked:
+            with LockedBatch(store, batch, waiting.wait_s) as locked:
                 wanted = [] if frozen_too else deciding.freezing(locked, chain.from_iterable(leases.values()))
                 if not wanted:
                     _in_locked(locked, leases, act, done, losses)
                     return losses
-            patience.out(wanted)
+            waiting.out(wanted)
     except FileNotFoundError:
         records = _history_of(store, batch, done, uncertain)
         if records is None and uncertain is not None:
@@ -385,15 +385,15 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
     if not found:
         return 0
     name = parse_task_file(found[0])
-    patience = deciding.Patience(store, batch, jsonl.LOCK_TIMEOUT_S)
+    waiting = deciding.DecisionWait(store, batch, jsonl.LOCK_TIMEOUT_S)
     try:
         while True:
-            with LockedBatch(store, batch, patience.wait_s, create=True) as locked:
+            with LockedBatch(store, batch, waiting.wait_s, create=True) as locked:
                 locked.log.name = locked.log.name or name
                 wanted = deciding.freezing(locked, indices)
                 if not wanted:
                     return _cancel_in(locked, indices)
-            patience.out(wanted)
+            waiting.out(wanted)
     except FileNotFoundError:
         return 0
 
