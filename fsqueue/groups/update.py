@@ -21,7 +21,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import encoding, transitions
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
-from fsqueue.protocol.update_plan import Applied, Ending, QueuePlan
+from fsqueue.protocol.update_plan import Applied, LeaseChange, QueuePlan
 from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage.group_directory import GroupDirectory
@@ -115,27 +115,27 @@ class Update:
             found, refused = results_of({_held(task).id: result})
             refuse(refused)
             encoded = found[task.batch, task.index]
-        self._end(task, Ending("complete", task, encoded))
+        self._end(task, LeaseChange("complete", task, encoded))
 
     def renew(self, task: LeasedTask, lease_s: float | None = None) -> None:
         """Extend a task's lease, as `task.renew` does; by default by the time that its queue gives."""
         lease_ms = _held(task).queue.store.lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
-        self._end(task, Ending("renew", task, ms=lease_ms))
+        self._end(task, LeaseChange("renew", task, ms=lease_ms))
 
     def release(self, task: LeasedTask, delay_s: float = 0) -> None:
         """Put a task back, uncharged, as `task.release` does."""
-        self._end(task, Ending("release", task, ms=duration_ms(delay_s, "delay_s")))
+        self._end(task, LeaseChange("release", task, ms=duration_ms(delay_s, "delay_s")))
 
     def fail(self, task: LeasedTask, error: object, delay_s: float | None = None) -> None:
         """Record a failed attempt, as `task.fail` does."""
         text = transitions.shorten(said(error) if isinstance(error, BaseException) else text_of(error))
         self._end(
-            task, Ending("fail", task, ms=None if delay_s is None else duration_ms(delay_s, "delay_s"), text=text)
+            task, LeaseChange("fail", task, ms=None if delay_s is None else duration_ms(delay_s, "delay_s"), text=text)
         )
 
     def bury(self, task: LeasedTask, reason: object) -> None:
         """Give a task up at once, as `task.bury` does."""
-        self._end(task, Ending("bury", task, text=transitions.shorten(text_of(reason))))
+        self._end(task, LeaseChange("bury", task, text=transitions.shorten(text_of(reason))))
 
     # -- to do it ----------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Update:
         if self._is_applied:
             raise InvalidArgument("This update has been applied. Nothing was done now: make another one.")
 
-    def _end(self, task: LeasedTask, ending: Ending) -> None:
+    def _end(self, task: LeasedTask, ending: LeaseChange) -> None:
         if _held(task).id in self._tasks:
             raise InvalidArgument(
                 f"The task {task.id} is in this update already. An update changes a task once. Nothing was done."

@@ -72,7 +72,7 @@ class _Appended(NamedTuple):
     """Whether no others are."""
 
 
-class Prepared(NamedTuple):
+class PreparedInserts(NamedTuple):
     """Where prepared inserts of an update are."""
 
     batch: Batch
@@ -425,7 +425,7 @@ class SingleInserter:
 
     def prepare(
         self, tasks: Sequence[EncodedTask], part: UpdatePart, note: Callable[[LockedBatch], object]
-    ) -> Prepared:
+    ) -> PreparedInserts:
         """Append prepared inserts of an update to one batch, by one append. Return where they are.
 
         `note` is called under the log's lock, before anything of the update may be in it. No append is repeated: after
@@ -454,7 +454,7 @@ class SingleInserter:
                             raise StorageError(f"Inserts of an update do not apply in {locked.log.path}.")
                         locked.log.append(opening + records)
                         self._batch = batch
-                        return Prepared(batch, first, locked.log.end)
+                        return PreparedInserts(batch, first, locked.log.end)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
             except FileNotFoundError:

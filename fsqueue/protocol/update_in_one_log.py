@@ -43,12 +43,12 @@ class UpdateInOneLog:
         write lands late.
         """
         indices = [each.task.index for each in self._endings]
-        patience = deciding.Patience(self._store, self._batch, wait_s)
+        waiting = deciding.DecisionWait(self._store, self._batch, wait_s)
         failure: OSError | StorageError | None = None
         while True:
             self._log = None
             try:
-                with LockedBatch(self._store, self._batch, patience.wait_s) as locked:
+                with LockedBatch(self._store, self._batch, waiting.wait_s) as locked:
                     wanted = deciding.freezing(locked, indices)
                     if not wanted and not self._apply_in(locked):
                         return False
@@ -68,7 +68,7 @@ class UpdateInOneLog:
             if not wanted:
                 self._make_durable(syncs)
                 return True
-            patience.out(wanted)
+            waiting.out(wanted)
 
     @property
     def _is_written(self) -> bool:

@@ -27,7 +27,7 @@ ALREADY = "completed by this lease"
 """The reason of a conflict if the same lease has completed the task before."""
 
 
-class Ending(NamedTuple):
+class LeaseChange(NamedTuple):
     """An operation of an update on a task that is held."""
 
     kind: Kind
@@ -48,7 +48,7 @@ class QueuePlan:
     directory: QueueDirectory
     open: Callable[[], tuple[Store, SingleInserter]]
     """Open the queue, made if it is not there and the update inserts into it."""
-    endings: dict[Batch, list[Ending]] = field(default_factory=dict)
+    endings: dict[Batch, list[LeaseChange]] = field(default_factory=dict)
     inserts: list[EncodedTask] = field(default_factory=list)
 
     @property
@@ -90,15 +90,15 @@ class Conflicts:
     def __bool__(self) -> bool:
         return bool(self.missing or self.owned)
 
-    def miss(self, queue: QueuePlan, endings: Iterable[Ending], reason: str) -> None:
+    def miss(self, queue: QueuePlan, endings: Iterable[LeaseChange], reason: str) -> None:
         """Note tasks that have ended, or are gone with their queue."""
         self.missing += [_conflict(queue, each, reason) for each in endings]
 
-    def own(self, queue: QueuePlan, ending: Ending, reason: str) -> None:
+    def own(self, queue: QueuePlan, ending: LeaseChange, reason: str) -> None:
         """Note a task whose lease does not hold any more."""
         self.owned.append(_conflict(queue, ending, reason))
 
-    def judge(self, queue: QueuePlan, replay_state: ReplayState, ending: Ending) -> None:
+    def judge(self, queue: QueuePlan, replay_state: ReplayState, ending: LeaseChange) -> None:
         """Note why a lease does not hold, by the state of the whole log."""
         index, lease = ending.task.index, ending.task.lease
         if completed_by(replay_state, index, lease):
@@ -109,11 +109,11 @@ class Conflicts:
             self.miss(queue, [ending], why_lost(replay_state, index))
 
 
-def _conflict(queue: QueuePlan, ending: Ending, reason: str) -> Conflict:
+def _conflict(queue: QueuePlan, ending: LeaseChange, reason: str) -> Conflict:
     return Conflict(ending.kind, queue.name, names.task_id(ending.task.batch, ending.task.index), reason)
 
 
-def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[Ending], at: int, conflicts: Conflicts) -> bool:
+def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[LeaseChange], at: int, conflicts: Conflicts) -> bool:
     """Return whether all leases hold; note those that do not."""
     replay_state = locked.replay_state
     lost = [each for each in endings if not replay_state.holds(each.task.index, each.task.lease)]
@@ -132,7 +132,7 @@ def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[Ending], at: 
 class Records:
     """The records of an update in one log that end or extend leases."""
 
-    def __init__(self, locked: LockedBatch, endings: Sequence[Ending], part: UpdatePart, at: int) -> None:
+    def __init__(self, locked: LockedBatch, endings: Sequence[LeaseChange], part: UpdatePart, at: int) -> None:
         self.lines: list[bytes] = []
         self.until: dict[int, int] = {}
         """The new ends of leases (ms), by the tasks' indices."""
@@ -194,7 +194,7 @@ class Records:
             transitions.name_earlier(self._locked, self._at, self.earliest)
 
 
-def _alike(ending: Ending) -> tuple[str, str, int, int, str]:
+def _alike(ending: LeaseChange) -> tuple[str, str, int, int, str]:
     """Return what endings have in common that share a record. Of those with results each has its own."""
     own = ending.task.index if ending.result is not None else -1
     return ending.kind, ending.task.lease, own, -1 if ending.ms is None else ending.ms, ending.text

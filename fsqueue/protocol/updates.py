@@ -6,7 +6,6 @@ decision has begun, only the decision file tells what the outcome is.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,15 +30,13 @@ from fsqueue.protocol import deciding, update_traces
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
-from fsqueue.protocol.update_plan import ALREADY, Applied, Conflicts, Ending, QueuePlan, Records, check
+from fsqueue.protocol.update_plan import ALREADY, Applied, Conflicts, LeaseChange, QueuePlan, Records, check
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
 from fsqueue.storage import decisions, history, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
-
-logger = logging.getLogger("fsqueue")
 
 PATIENCE_MS = 5_000
 """Shortest patience of a prepared record: how long others wait before they decide against its update."""
@@ -249,25 +246,27 @@ class _Try:
                 if all(each.task.generation == opened.store.queue_state.generation for each in endings):
                     self._in_log(opened, batch, endings, None)
 
-    def _in_log(self, opened: _Opened, batch: Batch, endings: Sequence[Ending], part: UpdatePart | None) -> None:
+    def _in_log(self, opened: _Opened, batch: Batch, endings: Sequence[LeaseChange], part: UpdatePart | None) -> None:
         """Prepare what ends leases in one batch, or note why that cannot be. `part` None: only note it."""
         store = opened.store
         indices = [each.task.index for each in endings]
-        patience = deciding.Patience(store, batch, self._wait_s)
+        waiting = deciding.DecisionWait(store, batch, self._wait_s)
         try:
             while True:
-                with LockedBatch(store, batch, patience.wait_s) as locked:
+                with LockedBatch(store, batch, waiting.wait_s) as locked:
                     wanted = deciding.freezing(locked, indices)
                     if not wanted:
                         at = record_times.present(locked)
                         if check(locked, opened.plan, endings, at, self._conflicts) and part and not self._conflicts:
                             self._end(opened, locked, endings, part, at)
                         return
-                patience.out(wanted)
+                waiting.out(wanted)
         except FileNotFoundError:
             self._judge_finished(opened, batch, endings)
 
-    def _end(self, opened: _Opened, locked: LockedBatch, endings: Sequence[Ending], part: UpdatePart, at: int) -> None:
+    def _end(
+        self, opened: _Opened, locked: LockedBatch, endings: Sequence[LeaseChange], part: UpdatePart, at: int
+    ) -> None:
         records = Records(locked, endings, part, at)
         records.name_earlier()
         touched = self._touch(opened, locked)
@@ -278,7 +277,7 @@ class _Try:
             raise StorageError(f"The records of an update do not apply in {locked.log.path}. {NOTHING}")
         self._applied.until.update({(locked.batch, index): until for index, until in records.until.items()})
 
-    def _judge_finished(self, opened: _Opened, batch: Batch, endings: Sequence[Ending]) -> None:
+    def _judge_finished(self, opened: _Opened, batch: Batch, endings: Sequence[LeaseChange]) -> None:
         """Note the tasks of a batch that has no log any more: the history may tell how they have ended."""
         plan, store = opened.plan, opened.store
         store.refresh(now=True)
@@ -375,10 +374,8 @@ class _Try:
             try:
                 with LockedBatch(store, touched.batch, OUTCOME_WAIT_S) as locked:
                     deciding.give(locked, self._update, outcome)
-            except FileNotFoundError:
-                continue  # it was purged, or another process has given the outcome, and finished the batch
-            except (OSError, FsqueueError) as error:
-                logger.info("batch %s of %s gets the outcome of an update later: %s", touched.batch, store.path, error)
+            except (OSError, FsqueueError):
+                continue  # or it was purged, or another process has given the outcome, and finished the batch
         if outcome == "commit":
             for opened in self._queues:
                 self._notify(opened.plan, opened.store)
