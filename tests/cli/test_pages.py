@@ -156,6 +156,9 @@ PLANS = {
         instead={"range(300)": "range(40)", "prints 300": "prints 40", "prints 12": "prints 2"}
     ),
     "docs/tutorials/sweep.md": Plan(instead={"range(2000)": "range(200)", "prints 2000": "prints 200"}),
+    "docs/serve.md": Plan(
+        elsewhere={"fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py", "ssh -N": "it needs another host"}
+    ),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(
         files={"fetch": '#!/bin/sh\n[ "$1" = 1 ]\n'},

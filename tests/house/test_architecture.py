@@ -16,7 +16,7 @@ LAYERS = (
     "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "cluster", "storage",
     "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
     "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker", "metrics",
-    "webpages", "spark",
+    "webpages", "spark", "service",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
@@ -112,10 +112,44 @@ def test_nobody_below_imports_the_package_as_a_whole() -> None:
     whole_package = [
         f"{path.relative_to(TOP)}:{line} imports {full}"
         for path in files()
+        if unit(path) != "service"
         for line, full in all_imports(path)
         if full == "fsqueue" or (full.startswith("fsqueue.") and full.split(".")[1] not in LAYERS)
     ]
     assert whole_package == []
+
+
+def test_the_service_uses_public_names_only() -> None:
+    """It is a room of its own: `import fsqueue`, and of its modules those for JSON of users and for pages."""
+    open_to_it = (
+        "fsqueue.service.", "fsqueue.webpages", "fsqueue.metrics", "fsqueue.format.user_json", "fsqueue.format.wording",
+    )  # fmt: skip
+    service = [path for path in files() if unit(path) == "service"]
+    reaching_in = [
+        f"{path.relative_to(TOP)}:{line} imports {full}"
+        for path in service
+        for line, full in all_imports(path)
+        if full.split(".")[0] == "fsqueue" and full != "fsqueue" and not full.startswith(open_to_it)
+    ]
+    hidden = [
+        f"{path.relative_to(TOP)}:{node.lineno}: fsqueue.{node.attr}"
+        for path in service
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "fsqueue"
+        and node.attr not in (*fsqueue.__all__, "__all__")
+    ]
+    private = [
+        f"{path.relative_to(TOP)}:{node.lineno}: {ast.unparse(node)}"
+        for path in service
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute)
+        and (node.attr == "store" or (node.attr.startswith("_") and not node.attr.startswith("__")))
+        and ast.unparse(node.value).split(".")[-1] in ("queue", "group", "task")
+    ]
+    assert service
+    assert reaching_in + hidden + private == []
 
 
 def test_the_command_line_uses_public_modules_only() -> None:
@@ -139,6 +173,9 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.doctor",
         "fsqueue.simulation",
         "fsqueue.simulation.figures",
+        "fsqueue.service.application",
+        "fsqueue.service.gate",
+        "fsqueue.service.limits",
         "fsqueue.spark",
         "fsqueue.format.wording",
         "fsqueue.format.uniform",

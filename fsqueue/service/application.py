@@ -1,0 +1,78 @@
+"""The application: the routes, what they share, and who may ask for them.
+
+A module with routes has a function `routes()`, and stands in `_routes` below. In a handler:
+
+- `request.app.state.gateway` is the `Gateway`: what is served, threads for blocking calls, limits;
+- `request.state.caller` is the `Caller`: whether it may write, and the CSRF token for its forms. Whoever may not write
+  gets no further than the gate with anything but GET and HEAD.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+import fsqueue
+from fsqueue.service import faults, login
+from fsqueue.service.gate import Gate, Tokens
+from fsqueue.service.limits import ServiceLimits
+from fsqueue.service.patience import Patience
+from fsqueue.service.served import Served
+from fsqueue.service.threads import ServiceThreads
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What the handlers of one process share: nothing that a restart would lose."""
+
+    served: Served
+    threads: ServiceThreads
+    limits: ServiceLimits
+    tokens: Tokens | None
+
+
+def gateway(path: str | os.PathLike[str], tokens: Tokens | None, limits: ServiceLimits | None = None) -> Gateway:
+    """Open what is served. QueueNotFound, NotAQueue, StorageError."""
+    limits = limits or ServiceLimits()
+    return Gateway(Served(path, limits.open_queues_max), ServiceThreads(limits), limits, tokens)
+
+
+def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = False) -> ASGIApp:
+    """Return the ASGI application. `hosts`: names beside localhost by which clients call it."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        made.threads.close()
+        made.served.close()
+
+    app = Starlette(
+        routes=_routes(),
+        lifespan=lifespan,
+        exception_handlers={
+            fsqueue.FsqueueError: faults.on_error,
+            HTTPException: faults.on_http,
+            Exception: faults.on_bug,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.gateway = made
+    return Patience(Gate(app, made.tokens, hosts, read_only), made.limits)
+
+
+def _routes() -> list[BaseRoute]:
+    return [Route("/healthz", _healthy), *login.routes()]
+
+
+async def _healthy(request: Request) -> Response:
+    """Say that the process answers. It asks no filesystem: that one may be slow is no reason to restart this."""
+    return PlainTextResponse("ok\n")

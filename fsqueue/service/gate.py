@@ -1,0 +1,260 @@
+"""Who may: the token, the host's name, the origin, and what each answer says to a browser (docs/security.md).
+
+Everything passes here before a route is looked for. What is asked for without a token must be listed in `OPEN`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+Role = Literal["read", "write"]
+SAFE: Final = ("GET", "HEAD")
+OPEN: Final = ("/login", "/healthz")
+"""Paths that can be asked for without a token. They tell nothing of the queues."""
+LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+FORM_BYTES_MAX = 64 << 10
+"""The largest form: it is read before its token against forged requests is."""
+CSRF_FIELD, CSRF_HEADER = "csrf", "x-csrf-token"
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
+"""What each answer says to a browser, unless its route says otherwise."""
+_PATH = re.compile(rb"/[\x21-\x7e]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who has sent a request: `request.state.caller`. `csrf`: what its forms have to send in the field CSRF_FIELD."""
+
+    role: Role
+    csrf: str = ""
+    by_cookie: bool = False
+
+    @property
+    def may_write(self) -> bool:
+        """Return whether this caller may change anything."""
+        return self.role == "write"
+
+
+class Tokens:
+    """The tokens that a gateway takes, by what each allows. They are kept and compared as digests alone."""
+
+    def __init__(self, tokens: Mapping[Role, str]) -> None:
+        self._digests: list[tuple[Role, bytes]] = [(role, _digest(token)) for role, token in tokens.items()]
+
+    def role(self, token: str) -> Role | None:
+        """Return what a token allows; None if it is none of these. The time it takes tells nothing of them."""
+        return self._role_of(_digest(token))
+
+    def cookie(self, token: str) -> str:
+        """Return what a browser keeps instead of a token. Each gateway with the same tokens takes it."""
+        return _derived(_digest(token), b"session")
+
+    def caller(self, cookie: str) -> Caller | None:
+        """Return who has sent a cookie; None if it is none of this gateway's."""
+        found: Caller | None = None
+        for role, digest in self._digests:
+            if hmac.compare_digest(_derived(digest, b"session").encode(), cookie.encode("utf-8", "replace")):
+                found = Caller(role, _derived(digest, b"csrf"), by_cookie=True)
+        return found
+
+    def _role_of(self, digest: bytes) -> Role | None:
+        found: Role | None = None
+        for role, known in self._digests:
+            if hmac.compare_digest(known, digest):
+                found = role
+        return found
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _derived(digest: bytes, purpose: bytes) -> str:
+    return hmac.new(digest, purpose, hashlib.sha256).hexdigest()
+
+
+class Gate:
+    """Let requests through to `app` that may pass, with the caller in their state.
+
+    `tokens`: None for a Unix socket, whose file decides who may. `hosts`: the names by which a browser may know this
+    gateway; another name means that a stranger's name was made to lead here. `read_only`: nothing is changed,
+    whatever token comes.
+    """
+
+    def __init__(self, app: ASGIApp, tokens: Tokens | None, hosts: Iterable[str] = (), read_only: bool = False) -> None:
+        self._app, self._tokens, self._read_only = app, tokens, read_only
+        self._hosts = {host.lower().strip("[]") for host in (*LOCAL, *hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what may not pass; hand on everything else."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = Headers(scope=scope)
+        send = _marked(send, scope)
+        refusal = self._refusal(scope, headers)
+        if refusal is None and (caller := self._caller(scope, headers)) is not None:
+            scope.setdefault("state", {})["caller"] = caller
+            if scope["method"] in SAFE or scope["path"] == "/login":
+                await self._app(scope, receive, send)
+                return
+            if not caller.may_write:
+                refusal = _said(403, "ReadOnly", "This token, or this gateway, is for reading alone. Nothing was done.")
+            elif caller.by_cookie:
+                form, receive = await _form(headers, receive)
+                given = form if form is not None else headers.get(CSRF_HEADER, "")
+                if not hmac.compare_digest(given.encode("utf-8", "replace"), caller.csrf.encode()):
+                    refusal = _said(
+                        403, "Forged", "The request does not come from this gateway's own page. Nothing was done."
+                    )
+        elif refusal is None:
+            refusal = self._asked_for_token(scope, headers)
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """Return the answer to a request that no token could make good; None if it may go on."""
+        raw = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
+        if not _PATH.fullmatch(raw):
+            return _said(400, "BadRequest", "The path has characters that stand percent-encoded in a path.")
+        # Routes are found by the path as it was sent: a name that has a "/" in it is one segment then.
+        scope["path"] = raw.decode("ascii")
+        host = headers.getlist("host")
+        if len(host) != 1 or _name_of(host[0]) not in self._hosts:
+            return _said(
+                421,
+                "WrongHost",
+                f"This gateway is not known by the name {', '.join(host)!r:.200}. Use localhost, or start it with "
+                "--allow-host NAME.",
+            )
+        if scope["method"] not in SAFE:
+            origin = headers.get("origin")
+            if origin is not None and urlsplit_netloc(origin) != host[0].lower():
+                return _said(403, "Forged", "The request comes from another site's page. Nothing was done.")
+            if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+                return _said(403, "Forged", "The request comes from another site's page. Nothing was done.")
+        return None
+
+    def _caller(self, scope: Scope, headers: Headers) -> Caller | None:
+        """Return who has sent the request; None if it must show a token, and does not."""
+        found: Caller | None = None
+        if self._tokens is None:
+            found = Caller("write")
+        elif (given := headers.get("authorization")) is not None:
+            kind, _, token = given.partition(" ")
+            role = self._tokens.role(token.strip()) if kind.lower() == "bearer" else None
+            found = None if role is None else Caller(role)
+        else:
+            found = self._tokens.caller(cookie_of(headers, cookie_name(scope)))
+        if found is None and scope["path"] in OPEN:
+            found = Caller("read")
+        if found is not None and self._read_only:
+            return Caller("read", found.csrf, found.by_cookie)
+        return found
+
+    @staticmethod
+    def _asked_for_token(scope: Scope, headers: Headers) -> Response:
+        if scope["method"] in SAFE and "text/html" in headers.get("accept", ""):
+            return RedirectResponse("/login", 303)
+        refusal = _said(
+            401,
+            "Unauthorized",
+            "A token is needed: the header 'Authorization: Bearer TOKEN'. 'fsqueue serve' prints it when it makes it, "
+            "and names the file that has it.",
+        )
+        refusal.headers["www-authenticate"] = "Bearer"
+        return refusal
+
+
+def cookie_name(scope: Scope) -> str:
+    """Return the name of this gateway's cookie. A browser sends it to each port of the host: it has the port in it."""
+    server = scope.get("server") or ("", 0)
+    return f"fsqueue_{server[1] or 0}"
+
+
+def cookie_of(headers: Headers, name: str) -> str:
+    """Return the value of a cookie; "" if there is none."""
+    for one in headers.get("cookie", "").split(";"):
+        key, _, value = one.strip().partition("=")
+        if key == name:
+            return value
+    return ""
+
+
+def urlsplit_netloc(origin: str) -> str:
+    """Return host and port of an origin, in lower case; "" for `null` and for what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _name_of(host: str) -> str:
+    """Return the name in a Host header, without the port."""
+    name = host.lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
+
+
+def _said(status: int, kind: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"type": kind, "message": message}}, status)
+
+
+def _marked(send: Send, scope: Scope) -> Send:
+    """Have each answer carry what it says to a browser."""
+
+    async def marking(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=message.setdefault("headers", []))
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return marking
+
+
+async def _form(headers: Headers, receive: Receive) -> tuple[str | None, Receive]:
+    """Return the token that a form has sent, and its body once more; None if the request is no form.
+
+    A form that is too large has none.
+    """
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
+        return None, receive
+    body, more = b"", True
+    while more and len(body) <= FORM_BYTES_MAX:
+        message = await receive()
+        if message["type"] != "http.request":
+            return "", receive
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    if more or len(body) > FORM_BYTES_MAX:
+        return "", receive
+    try:
+        given = parse_qs(body.decode("ascii"), max_num_fields=100).get(CSRF_FIELD, [""])[0]
+    except ValueError:
+        given = ""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return given, again

@@ -1,0 +1,59 @@
+"""The way in for a browser: a form that takes the token once, and a cookie that stands for it."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from fsqueue.service.gate import FORM_BYTES_MAX, cookie_name
+from fsqueue.webpages import rendering
+
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data:; script-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+"""What a page of this gateway may load and do, as a browser is told."""
+
+
+def routes() -> list[BaseRoute]:
+    """Return the routes."""
+    return [Route("/login", _form), Route("/login", _log_in, methods=["POST"])]
+
+
+def html(template: str, status: int = 200, **values: object) -> Response:
+    """Return a page as an answer: see `rendering.page`."""
+    return HTMLResponse(rendering.page(template, **values), status, {"content-security-policy": PAGE_POLICY})
+
+
+async def _form(request: Request) -> Response:
+    return html("login.html", is_wrong=False)
+
+
+async def _log_in(request: Request) -> Response:
+    """Take the token of the form, and have the browser keep what stands for it."""
+    tokens = request.app.state.gateway.tokens
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES_MAX:
+            return html("login.html", 413, is_wrong=True)
+    try:
+        given = parse_qs(body.decode("ascii"), max_num_fields=10).get("token", [""])[0].strip()
+    except ValueError:  # it is no form
+        given = ""
+    if tokens is None:
+        return RedirectResponse("/", 303)
+    if tokens.role(given) is None:
+        return html("login.html", 403, is_wrong=True)
+    answer = RedirectResponse("/", 303)
+    answer.set_cookie(
+        cookie_name(request.scope),
+        tokens.cookie(given),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return answer

@@ -1,0 +1,162 @@
+"""serve: where it listens, its tokens, how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Group, Queue
+from tests.cli.conftest import Run, Spawn
+from tests.waiting import until
+
+pytestmark = pytest.mark.once
+
+
+def tokens_of(path: Path) -> dict[str, str]:
+    return dict(line.split() for line in path.read_text().splitlines())  # type: ignore[misc]
+
+
+def address_of(process: object) -> str:
+    """Return the address that a gateway tells when it is ready."""
+    for line in process.stdout:  # type: ignore[attr-defined]
+        if line.startswith("fsqueue serves "):
+            return str(line.rstrip().rpartition(" on ")[2])
+    raise AssertionError("it has ended: " + process.stderr.read())  # type: ignore[attr-defined]
+
+
+class ToSocket(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost")
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+def status(connection: http.client.HTTPConnection, path: str, **headers: str) -> int:
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_it_tells_its_address_and_ends_at_a_signal(tmp_path: Path, spawn: Spawn) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    served = spawn("serve", tmp_path / "q", "--listen", "localhost:0", "--token-file", tmp_path / "tokens")
+    address = address_of(served).removeprefix("http://")
+    token = tokens_of(tmp_path / "tokens")["write"]
+    connection = http.client.HTTPConnection(address, timeout=60)
+    assert status(connection, "/healthz") == 200
+    assert status(connection, "/v1/nothing") == 401
+    assert status(connection, "/v1/nothing", Authorization=f"Bearer {token}") == 404
+    served.send_signal(signal.SIGTERM)
+    assert served.wait(60) == 143
+    assert "Traceback" not in served.stderr.read()  # type: ignore[union-attr]
+
+
+def test_a_socket_takes_no_other_files_place(tmp_path: Path, spawn: Spawn) -> None:
+    Group.create(tmp_path / "g")
+    at = tmp_path / "s.sock"
+
+    def serve() -> object:
+        return spawn("serve", tmp_path / "g", "--listen", f"unix:{at}")
+
+    first = serve()
+    assert address_of(first) == f"http+unix:{at}"
+    assert stat.S_IMODE(at.stat().st_mode) == 0o600
+    assert status(ToSocket(at), "/v1/nothing") == 404, "whoever may open the socket may ask"
+    second = serve()
+    assert second.wait(60) == 1  # type: ignore[attr-defined]
+    assert "Another process listens" in second.stderr.read()  # type: ignore[attr-defined]
+    first.kill()  # type: ignore[attr-defined]
+    first.wait()  # type: ignore[attr-defined]
+    assert at.exists(), "a gateway that was killed leaves its socket"
+    third = serve()
+    assert address_of(third)
+    assert status(ToSocket(at), "/healthz") == 200
+    third.send_signal(signal.SIGTERM)  # type: ignore[attr-defined]
+    assert third.wait(60) == 143  # type: ignore[attr-defined]
+    assert not at.exists()
+    at.write_text("precious")
+    fourth = serve()
+    assert fourth.wait(60) == 1  # type: ignore[attr-defined]
+    assert at.read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_tokens_are_made_once_and_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsqueue_cli import serving
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = serving.default_token_file()
+    made = serving.tokens_in(path)
+    assert set(made) == {"write", "read"}
+    assert made["write"] != made["read"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert serving.tokens_in(path) == made
+    assert os.listdir(path.parent) == ["serve.tokens"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "why"),
+    [
+        (0o644, f"write {'x' * 20}\n", "nobody else may read"),
+        (0o600, "write short\n", "16 characters"),
+        (0o600, f"admin {'x' * 20}\n", "16 characters"),
+        (0o600, "", "has no token"),
+    ],
+)
+def test_a_file_of_tokens_that_is_not_private_or_not_whole_is_refused(
+    tmp_path: Path, fsqueue_cli: Run, mode: int, text: str, why: str
+) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    path.chmod(mode)
+    assert why in fsqueue_cli("serve", tmp_path / "q", "--token-file", path, code=1).output
+
+
+def test_bad_use_is_a_sentence(tmp_path: Path, fsqueue_cli: Run) -> None:
+    assert "HOST:PORT" in fsqueue_cli("serve", tmp_path / "q", "--listen", "here", code=2).output
+    assert "belong together" in fsqueue_cli("serve", tmp_path / "q", "--tls-cert", __file__, code=2).output
+    fsqueue_cli("serve", tmp_path / "q", "--listen", f"unix:{tmp_path}/s", code=5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_that_sends_half_a_head_is_left(tmp_path: Path) -> None:
+    """The bound is tested on the protocol: a gateway's own is 20 s."""
+    import asyncio
+
+    import uvicorn
+    from fsqueue_cli.serving_protocol import SlowHeadProtocol
+
+    class Impatient(SlowHeadProtocol):
+        head_s = 0.05
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise AssertionError("no request has come")
+
+    async def story() -> bytes:
+        config = uvicorn.Config(app, http=Impatient, log_level="critical", lifespan="off")  # type: ignore[arg-type]
+        server = uvicorn.Server(config)
+        listener = socket.create_server(("localhost", 0))
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: loc")
+        rest = await reader.read()  # until the server has ended the connection
+        writer.close()
+        server.should_exit = True
+        await running
+        return rest
+
+    assert until(lambda: asyncio.run(story()) == b"", "the end of the connection")

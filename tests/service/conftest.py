@@ -1,0 +1,63 @@
+"""A gateway in this process, and clients that ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import fsqueue
+from fsqueue.service import application
+from fsqueue.service.gate import Tokens
+from fsqueue.service.limits import ServiceLimits
+
+WRITE, READ = "w" * 20, "r" * 20
+
+Open = Callable[..., TestClient]
+
+
+@pytest.fixture
+def open_gateway() -> Iterator[Open]:
+    """`open_gateway(path, read_only=True, ...)`: a client of a gateway; limits are given by their names."""
+    with ExitStack() as opened:
+
+        def make(
+            path: Path | str,
+            token: str | None = WRITE,
+            tokens: bool = True,
+            hosts: tuple[str, ...] = (),
+            read_only: bool = False,
+            **limits: Any,
+        ) -> TestClient:
+            taken = Tokens({"write": WRITE, "read": READ}) if tokens else None
+            made = application.gateway(path, taken, replace(ServiceLimits(), **limits))
+            headers = {} if token is None else {"authorization": f"Bearer {token}"}
+            app = application.application(made, hosts, read_only)
+            return opened.enter_context(
+                TestClient(
+                    app,
+                    "http://localhost:8750",
+                    headers=headers,
+                    raise_server_exceptions=False,
+                    follow_redirects=False,
+                )
+            )
+
+        yield make
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> fsqueue.Group:
+    """An empty group."""
+    return fsqueue.Group.create(tmp_path / "group", shards=2)
+
+
+@pytest.fixture
+def client(group: fsqueue.Group, open_gateway: Open) -> TestClient:
+    """A client that may do everything, of a gateway that serves the group."""
+    return open_gateway(group.path)
