@@ -73,13 +73,14 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def show(self, page: Path, width: int, dark: bool = False) -> None:
-        """Load a page in a window of this width."""
+    def show(self, page: Path | str, width: int, dark: bool = False) -> None:
+        """Load a page, a file or what has this address, in a window of this width."""
+        address = page if isinstance(page, str) else page.as_uri()
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
-        self.ask("Page.navigate", url=page.as_uri())
-        loaded = ["complete", page.as_uri()]
+        self.ask("Page.navigate", url=address)
+        loaded = ["complete", address]
         until(lambda: self.run("[document.readyState, location.href]") == loaded, f"{page} to load")
 
     def run(self, expression: str) -> Any:
