@@ -134,7 +134,7 @@ def _task_of(token: str) -> str:
     return token.partition("@")[0]
 
 
-class Settling:
+class Ending:
     """Do one verb to the tasks of many tokens: to all that still hold. Name the others.
 
     Exit code 4 if leases were lost, 3 if all the others are tasks that the queue does not know. `completes`: the verb
@@ -231,15 +231,15 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
     Exit code 4: a lease was lost, discard that result. The others are completed all the same. To complete a task
     again with the same TOKEN is no error: the command says so, and keeps the first result.
     """
-    settling = Settling(queue, tokens, "completed", as_json, completes=True)
+    ending = Ending(queue, tokens, "completed", as_json, completes=True)
     if result is None:
-        settling.together(lambda q, tasks: q.complete(tasks))
+        ending.together(lambda q, tasks: q.complete(tasks))
     else:
         try:
             value = user_json.decode_with_constants(result)
         except user_json.NotExact as error:
             raise click.UsageError(f"--result {error}.") from None
-        settling.singly(lambda task: task.complete(value))
+        ending.singly(lambda task: task.complete(value))
 
 
 @click.command(epilog=example('fsqueue renew Q "$token" --lease 1h'))
@@ -249,7 +249,7 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
 @json_option
 def renew(queue: str, tokens: tuple[str, ...], lease_s: float | None, as_json: bool) -> None:
     """Extend the leases of the TOKENs ('-': read them from standard input). Exit code 4: a lease was lost."""
-    Settling(queue, tokens, "renewed", as_json).together(lambda q, tasks: q.renew(tasks, lease_s=lease_s))
+    Ending(queue, tokens, "renewed", as_json).together(lambda q, tasks: q.renew(tasks, lease_s=lease_s))
 
 
 @click.command(epilog=example('fsqueue release Q "$token" --delay 1m'))
@@ -259,7 +259,7 @@ def renew(queue: str, tokens: tuple[str, ...], lease_s: float | None, as_json: b
 @json_option
 def release(queue: str, tokens: tuple[str, ...], delay_s: float, as_json: bool) -> None:
     """Put the tasks of the TOKENs back ('-': read them from standard input). It does not count as an attempt."""
-    Settling(queue, tokens, "released", as_json).together(lambda q, tasks: q.release(tasks, delay_s))
+    Ending(queue, tokens, "released", as_json).together(lambda q, tasks: q.release(tasks, delay_s))
 
 
 @click.command(epilog=example('fsqueue fail Q "$token" --reason "no such image"'))
@@ -274,7 +274,7 @@ def fail(queue: str, tokens: tuple[str, ...], error: str, delay_s: float | None,
 
     They are tried again while attempts are left, then they become dead letters.
     """
-    Settling(queue, tokens, "failed", as_json).singly(lambda task: task.fail(error, delay_s))
+    Ending(queue, tokens, "failed", as_json).singly(lambda task: task.fail(error, delay_s))
 
 
 @click.command(epilog=example('fsqueue bury Q "$token" --reason "the input is corrupt"'))
@@ -287,7 +287,7 @@ def bury(queue: str, tokens: tuple[str, ...], reason: str, as_json: bool) -> Non
 
     'fsqueue dead retry' brings them back.
     """
-    Settling(queue, tokens, "buried", as_json).singly(lambda task: task.bury(reason))
+    Ending(queue, tokens, "buried", as_json).singly(lambda task: task.bury(reason))
 
 
 @click.command(

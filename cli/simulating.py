@@ -130,7 +130,7 @@ def _figure_as_json(figure: Figure) -> dict[str, Any]:
 
 @contextmanager
 def _progress(pops: int) -> Iterator[Callable[[int], object]]:
-    """Draw a bar of so many pops. Give what tells it how many more were done."""
+    """Draw a bar for a number of pops. Give a function that takes how many more were done."""
     done = 0
 
     def tell(more: int) -> None:

@@ -133,11 +133,11 @@ class TaskNotFound(FsqueueError):
 
 
 class LeaseLost(FsqueueError):
-    """The lease cannot settle its task any more. Discard the result: another worker has done the work, or will.
+    """The lease does not hold its task any more. Discard the result: another worker has done the work, or will.
 
     `tokens` are the leases concerned, `tasks` the ids of their tasks, in the same order; `reason` says why ("taken
-    over", "completed", "purged", ...). Of leases handed in together, those not named here were settled. Two of them may
-    be of one task, from different calls: then only `tokens` tell which was lost.
+    over", "completed", "purged", ...). Of leases handed in together, those not named here were accepted. Two of them
+    may be of one task, from different calls: then only `tokens` tell which was lost.
 
     If `reason` is "you have completed it already", this very lease has completed the task before. That completion
     counts, and nothing is left to do. (`fsqueue complete` exits with 0 then.)

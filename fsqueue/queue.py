@@ -329,7 +329,7 @@ class Queue(Maintenance):
         if dropped:
             put_back_dropped(self)
         mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
-        before = resources.mark() if mine.held or mine.fds or mine.fresh else resources.NOTHING
+        before = resources.mark() if mine.sections or mine.fds or mine.fresh else resources.NOTHING
         process = forks.depth
         try:
             if wait_s != 0:
@@ -423,7 +423,7 @@ class Queue(Maintenance):
 
     def _complete_one(self, task: LeasedTask, result: Any) -> None:
         mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
-        before = resources.mark() if mine.held or mine.fds or mine.fresh else resources.NOTHING
+        before = resources.mark() if mine.sections or mine.fds or mine.fresh else resources.NOTHING
         process = forks.depth
         try:
             if result is None:

@@ -27,8 +27,8 @@ from fsqueue.storage.group_directory import GroupDirectory
 QUEUES, ROUNDS, PATTERN = 100_000, 3, ".*7#fetch"
 
 
-def make(path: str, queues: int, with_task: int) -> fsqueue.Group:
-    """A group of so many queues, synced at the end of all; every so many-th has a task."""
+def make(path: str, queues: int, every: int) -> fsqueue.Group:
+    """Make a group with a number of queues, synced once at the end; one in `every` has a task."""
     group = fsqueue.Group.create(path, shards=1, durability="none")
     directory = GroupDirectory(path)
     fs = directory.fs
@@ -36,7 +36,7 @@ def make(path: str, queues: int, with_task: int) -> fsqueue.Group:
     for number in range(queues):
         directory.begin(names.queue_directory(f"site{number}.example#fetch"))
     os.sync()
-    for number in range(0, queues, with_task):
+    for number in range(0, queues, every):
         group[f"site{number}.example#fetch"].insert(number)
     return group
 

@@ -28,13 +28,15 @@ from fsqueue.format.task_file import encode_open_batch, encode_task
 from fsqueue.format.task_states import Lease
 from fsqueue.protocol import insertion, transitions
 from fsqueue.protocol.encoding import Encoded, available_from
-from fsqueue.storage import listening, logs, published
+from fsqueue.storage import listening, logs
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.upkeep import collect
 from tests.waiting import PATIENCE_S, until
 
 E = TypeVar("E", bound=BaseException)
 QueueFactory = Callable[..., Queue]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users, and give files away")
 
 
 class Crash(BaseException):
@@ -386,7 +388,7 @@ def full_state(replay_state: ReplayState) -> dict[str, Any]:
         "gone": replay_state.gone,
         "damaged": replay_state.damaged,
         "count": replay_state.count,
-        "left": replay_state.left,
+        "left": replay_state.remaining,
         "available_at": replay_state.available_at,
         "finished": replay_state.finished,
         "state": list(replay_state.state),
@@ -452,7 +454,7 @@ def put_open(queue: Queue, tasks: list[tuple[Any, Priority | None]]) -> names.Ba
     path.write_bytes(encode_open_batch(store.domain))
     with LockedBatch(store, batch, create=True) as locked:
         locked.log.name = name
-        assert published.read(locked) is not None
+        assert locked.read_lines() is not None
         locked.write(transitions.opening(locked, name))
         for index, (payload, given) in enumerate(tasks):
             insert_into(locked, index, payload, given)

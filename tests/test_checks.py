@@ -19,7 +19,7 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.format.task_states import AVAILABLE, COMPLETED
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import insertion, transitions
-from fsqueue.storage import published, staging
+from fsqueue.storage import staging
 from fsqueue.storage.locked_batch import LockedBatch
 
 pytestmark = pytest.mark.once
@@ -80,7 +80,7 @@ def a_completion_that_is_counted_twice(state: ReplayState) -> None:
 
 def a_task_too_many(state: ReplayState) -> None:
     state.state.append(AVAILABLE)
-    state.left += 1
+    state.remaining += 1
 
 
 def a_lease_whose_end_nobody_waits_for(state: ReplayState) -> None:
@@ -177,7 +177,7 @@ def test_a_name_that_promises_too_late_a_time_is_noticed(queue: Queue, leased: L
 @pytest.mark.batched
 def test_a_task_file_that_is_removed_too_early_is_noticed(queue: Queue, leased: LeasedTask) -> None:
     with fires(1), LockedBatch(queue.store, leased.batch) as locked:
-        published.remove(locked)
+        locked.remove_task_file()
     assert queue.status().remaining == 4
 
 
@@ -185,7 +185,7 @@ def test_a_task_file_that_is_removed_too_early_is_noticed(queue: Queue, leased: 
 def test_a_task_file_that_is_renamed_away_too_early_is_noticed(queue: Queue, leased: LeasedTask) -> None:
     with fires(1), LockedBatch(queue.store, leased.batch) as locked:
         assert locked.log.name is not None
-        published.move_away(locked, locked.log.name, "a", "b")
+        locked.move_task_file_away(locked.log.name, "a", "b")
     assert queue.status().remaining == 4
 
 
@@ -219,14 +219,14 @@ import sys
 from fsqueue import Queue, checks
 from fsqueue.format import state_checks
 from fsqueue.protocol import transitions
-from fsqueue.storage import locked_batch, published
+from fsqueue.storage import locked_batch
 
 def asked(*args):
     raise SystemExit("an invariant was checked")
 
 assert not checks.CHECK
 checks.hold = checks.refuse = state_checks.broken = asked
-transitions._check_fenced = published._check_over = locked_batch.LockedBatch._check_invariants = asked
+transitions._check_fenced = locked_batch.LockedBatch._check_over = locked_batch.LockedBatch._check_invariants = asked
 queue = Queue.create(sys.argv[1], keep_payloads=None)
 queue.insert("one")
 queue.insert_many([*range(5), "x" * 20_000])

@@ -16,11 +16,9 @@ import pytest
 from fsqueue import LeaseLost, Queue, StorageError
 from tests.concurrency.processes import Child
 from tests.pages import blocks, text_of
-from tests.support import leftovers
+from tests.support import leftovers, needs_root
 
 GROUP, OWNER, MEMBER = 64_001, 64_002, 64_003
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
 
 
 def become(uid: int, umask: int) -> None:

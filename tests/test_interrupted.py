@@ -114,7 +114,7 @@ def check(queue: Queue, before: dict[int, str]) -> None:
     """Nothing is taken, and what is open belongs to open logs, or tells whether the queue was purged."""
     poll.put_back_dropped()
     store = queue.store
-    assert resources.this_thread.owned.held == []
+    assert resources.this_thread.owned.sections == []
     assert not resources.this_thread.owned.fds
     assert not store.mutex.locked()
     assert not any(log.mutex.locked() for log in store.logs)
@@ -282,7 +282,7 @@ def interrupted_anywhere(
                 assert len(queue.lease(1)) == 1
             except (AssertionError, FsqueueError, OSError) as error:
                 failed.append(f"{verb} at {interrupter.where}: {str(error)[:300]}")
-                resources.this_thread.owned.held.clear()
+                resources.this_thread.owned.sections.clear()
                 resources.this_thread.owned.fds.clear()
                 rounds = 0
                 if len(failed) > 5:

@@ -17,12 +17,11 @@ from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, UnsafeFile
 from fsqueue.errors import NotAQueue
 from fsqueue.filesystem import Filesystem, ResultFiles, operations
 from fsqueue.upkeep import trash
-from tests.support import QueueFactory, base_of, files_below, log_files
+from tests.support import QueueFactory, base_of, files_below, log_files, needs_root
 
 pytestmark = pytest.mark.once
 
 STRANGER = 64_010
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
 
 
 @pytest.fixture

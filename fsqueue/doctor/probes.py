@@ -21,7 +21,7 @@ from fsqueue.filesystem import Filesystem, Mount, mountadvice
 NOT_OURS = (*FULL, errno.EROFS, errno.EACCES)
 """Errors that say nothing about what the filesystem can do: they are raised."""
 
-SETTLE_S = 5.0
+SHOWN_S = 5.0
 """Seconds to wait for this host to see its own changes."""
 STAMPS, STAMPS_S, STAMP_PAUSE_S = 4, 3.0, 0.002
 """Number of different stamps to see, seconds to try for, and the pause between two tries."""
@@ -271,7 +271,7 @@ def listing(bench: Bench) -> ProbeResult:
     def until(seen: Callable[[], bool]) -> float | None:
         begin = clock.monotonic()
         while not seen():
-            if clock.monotonic() - begin > SETTLE_S:
+            if clock.monotonic() - begin > SHOWN_S:
                 return None
             clock.sleep(0.01)
         return clock.monotonic() - begin
@@ -285,7 +285,7 @@ def listing(bench: Bench) -> ProbeResult:
         waits += [until(lambda: not fs.exists(path)), until(lambda: name not in fs.names(bench.directory))]
     if None in waits:
         return ProbeResult(
-            "listing", UNFIT, f"this host does not see its own changes for more than {SETTLE_S:g} s.", ASK_ANOTHER
+            "listing", UNFIT, f"this host does not see its own changes for more than {SHOWN_S:g} s.", ASK_ANOTHER
         )
     slowest = max(wait for wait in waits if wait is not None)
     if slowest > 1:

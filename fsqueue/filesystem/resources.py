@@ -93,14 +93,14 @@ def in_child(error: BaseException | None) -> BaseException:
 class ThreadResources:
     """List the resources that one thread owns."""
 
-    __slots__ = ("fds", "fresh", "held", "is_opening")
+    __slots__ = ("fds", "fresh", "is_opening", "sections")
 
     def __init__(self) -> None:
         self.fds: dict[int, Closer] = {}
         """Open descriptors, and what closes each. A descriptor that an object keeps open is not among them."""
         self.fresh = Fresh()
         """Descriptors that were just opened, and are not among `fds` yet."""
-        self.held: list[Abandonable] = []
+        self.sections: list[Abandonable] = []
         """Sections that this thread has entered, the innermost last."""
         self.is_opening = False
         """Whether it is just opening a file. A fork may come between the system's part of that and the record."""
@@ -344,12 +344,12 @@ class Mutex:
             self._lock = OwnedLock()
 
     def __enter__(self) -> None:
-        this_thread.owned.held.append(self)
+        this_thread.owned.sections.append(self)
         self._lock.acquire()
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
         self._lock.release()
-        this_thread.owned.held.remove(self)
+        this_thread.owned.sections.remove(self)
 
     def locked(self) -> bool:
         """Return whether any thread has it."""
@@ -364,9 +364,9 @@ class Mutex:
 def mark() -> Mark:
     """Return what this thread owns by now, for a later `give_back`."""
     owned = this_thread.owned
-    if not owned.held and not owned.fds and not owned.fresh:
+    if not owned.sections and not owned.fds and not owned.fresh:
         return NOTHING
-    return len(owned.held), frozenset(owned.fds), len(owned.fresh)
+    return len(owned.sections), frozenset(owned.fds), len(owned.fresh)
 
 
 def give_back(before: Mark, error: BaseException) -> None:
@@ -374,7 +374,7 @@ def give_back(before: Mark, error: BaseException) -> None:
     for last in (False, False, True):
         try:
             owned = this_thread.owned
-            if len(owned.held) > before[0] or owned.fds.keys() - before[1] or len(owned.fresh) > before[2]:
+            if len(owned.sections) > before[0] or owned.fds.keys() - before[1] or len(owned.fresh) > before[2]:
                 _give_back(before, error)
             return
         except BaseException as another:
@@ -395,7 +395,7 @@ def _give_back(before: Mark, error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             chain += [one.__cause__, one.__context__]
-    held, fds, fresh = this_thread.owned.held, this_thread.owned.fds, this_thread.owned.fresh
+    held, fds, fresh = this_thread.owned.sections, this_thread.owned.fds, this_thread.owned.fresh
     while len(fresh) > before[2]:
         if fresh[-1] >= 0 and fresh[-1] not in fds:  # just opened: it has no lock
             fds[fresh[-1]] = _Plain()

@@ -139,14 +139,19 @@ def _inserted(states: States) -> dict[str, Any]:
     """
     if states.inserts is None:
         return {}
-    offsets = list(states.places.values())
+    tasks = sorted(states.places)  # an insert that was prepared comes later than its index says
+    offsets = [states.places[index] for index in tasks]
     return {
         "inserts": states.inserts,
         "sealed": states.sealed,
         "inserted_at": states.inserted_at,
-        "inserted": movements.to_ranges(list(states.places)) if offsets else [],
+        "inserted": movements.to_ranges(tasks) if tasks else [],
         "steps": [offset - before for before, offset in zip([0, *offsets], offsets, strict=False)],
-        **({"priorities": [[index, given] for index, given in states.priorities.items()]} if states.priorities else {}),
+        **(
+            {"priorities": [[index, states.priorities[index]] for index in sorted(states.priorities)]}
+            if states.priorities
+            else {}
+        ),
     }
 
 
@@ -233,7 +238,7 @@ def restore(states: States, found: Found) -> None:
         if index not in seen:  # as it was inserted
             states.state[index], states.since[index], states.version[index] = AVAILABLE, 0, places[index]
     _restore_priorities(states, record)
-    states.left = count - sum(states.done) - states.state.count(SKIPPED)
+    states.remaining = count - sum(states.done) - states.state.count(SKIPPED)
     for text in record["names"]:
         if names.parse_task_file(_text(text)) is None:
             raise ValueError

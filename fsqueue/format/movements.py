@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from fsqueue.format import nesting
+from fsqueue.format.names import DecisionFileName, UpdateId
 
 Range = tuple[int, int]
 
@@ -50,6 +51,29 @@ def _ranges(tasks: Sequence[int]) -> str:
     return ",".join([f"[{start},{end}]" for start, end in to_ranges(tasks)])
 
 
+class UpdatePart(NamedTuple):
+    """Say that a record is a part of an update: what `insert`, `complete` and `record` add to it."""
+
+    update: UpdateId
+    file: DecisionFileName | None = None
+    """The decision file that decides. Without one all records of the update are written at once, with their `commit`
+    behind them."""
+    patience_ms: int = 0
+    """With a file: how long other processes wait for the decision before they ask for an `abort`."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the fields, for `record`."""
+        if self.file is None:
+            return {"update": self.update}
+        return {"update": self.update, "file": self.file, "patience": self.patience_ms}
+
+    @property
+    def text(self) -> str:
+        """Return the fields as JSON, with a comma before each."""
+        return "".join(f',"{name}":{orjson.dumps(value).decode()}' for name, value in self.fields.items())
+
+
 def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, several: bool, move: str = "") -> bytes:
     """Return a `lease` record. `worker` is JSON; `several`: the call may hold more tasks; `move` is from `moving`."""
     ranges = f"[{tasks[0]},{tasks[0] + 1}]" if len(tasks) == 1 else _ranges(tasks)
@@ -66,28 +90,50 @@ def complete(
     result: bytes | None = None,
     took: int | list[int] | None = None,
     used: Sequence[Sequence[int] | None] | None = None,
+    part: UpdatePart | None = None,
 ) -> bytes:
-    """Return a `complete` record. `result` is JSON; `took` and `used` come from `worktimes`."""
+    """Return a `complete` record. `result` is JSON; `took` and `used` come from `worktimes`; `part`: of an update."""
     ranges = f"[{tasks[0]},{tasks[0] + 1}]" if len(tasks) == 1 else _ranges(tasks)
     more = "" if result is None else f',"result":{result.decode()}'
     if took is not None:
         more += f',"took":{str(took).replace(" ", "")}'
     if used is not None:
         more += f',"used":{orjson.dumps(used).decode()}'
+    if part is not None:
+        more += part.text
     return f'{{"op":"complete","at":{at},"lease":"{lease}","tasks":[{ranges}]{more}}}\n'.encode()
 
 
-def insert(at: int, identity: str, first: int, task: bytes, available_at: int = 0) -> bytes:
-    """Return an `insert` record. `task` is the task's line as it would stand in a task file: an object, a newline."""
+def insert(
+    at: int, identity: str, first: int, task: bytes, available_at: int = 0, part: UpdatePart | None = None
+) -> bytes:
+    """Return an `insert` record. `task` is the task's line as it would stand in a task file: an object, a newline.
+
+    `part`: of an update.
+    """
     later = f'"available_at":{available_at},' if available_at else ""
-    return f'{{"op":"insert","at":{at},"id":"{identity}","first":{first},{later}'.encode() + task[1:]
+    of = "" if part is None else part.text
+    return f'{{"op":"insert","at":{at},"id":"{identity}","first":{first}{of},{later}'.encode() + task[1:]
+
+
+def commit(at: int, update: UpdateId, of: int) -> bytes:
+    """Return the record at which the records of an update in this log act; `of` is their number."""
+    return record("commit", at, update=update, of=of)
+
+
+def abort(at: int, update: UpdateId) -> bytes:
+    """Return the record that makes the prepared records of an update in this log void."""
+    return record("abort", at, update=update)
 
 
 SEAL = b'{"op":"seal",'
 """What the line of a `seal` begins with."""
 INSERT = b'{"op":"insert",'
 """What the line of every `insert` begins with that this package writes."""
-_HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+(?:,"available_at":\d+)?(?=,)')
+_HEAD = re.compile(
+    rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+'
+    rb'(?:,"update":"\w+"(?:,"file":"\w+","patience":\d+)?)?(?:,"available_at":\d+)?(?=,)'
+)
 
 
 LINE_BYTES = 16

@@ -39,6 +39,10 @@ KeyEpoch = NewType("KeyEpoch", str)
 """The name of a key epoch's directory: `keys` for the first epoch, `keys-N` for a later one."""
 QueueDirectory = NewType("QueueDirectory", str)
 """The name of a queue's directory in its group: the queue's own name, percent-encoded."""
+UpdateId = NewType("UpdateId", str)
+"""16 random hexadecimal digits that tell an update from every other."""
+DecisionFileName = NewType("DecisionFileName", str)
+"""The name of a decision file without its ending: a UUID of version 7, never used again."""
 CounterName = NewType("CounterName", str)
 """The name of one of the completion counters: two hexadecimal digits."""
 
@@ -384,6 +388,37 @@ def listed_queue_directory(text: str) -> QueueDirectory | None:
 def parse_queue_id(text: object) -> QueueId | None:
     """Return a text that is fit to tell a queue from others, 16 hexadecimal digits; None for anything else."""
     return QueueId(text) if isinstance(text, str) and _QUEUE_ID.fullmatch(text) else None
+
+
+def new_update(entropy: Entropy) -> UpdateId:
+    """Return what tells a new update from every other."""
+    return UpdateId(entropy.hex16())
+
+
+def parse_update(text: object) -> UpdateId | None:
+    """Return a text that is fit to tell an update from others, 16 hexadecimal digits; None for anything else."""
+    return UpdateId(text) if isinstance(text, str) and _QUEUE_ID.fullmatch(text) else None
+
+
+def new_decisions(entropy: Entropy, now_ms: int) -> DecisionFileName:
+    """Return the name of a decision file that is new."""
+    return DecisionFileName(entropy.uuid7(now_ms))
+
+
+def parse_decisions(text: object) -> DecisionFileName | None:
+    """Return the name of a decision file as records say it, 32 hexadecimal digits; None for anything else."""
+    return DecisionFileName(text) if isinstance(text, str) and _UUID.fullmatch(text) else None
+
+
+def decision_file(name: DecisionFileName) -> str:
+    """Return the file name of a decision file."""
+    return f"{name}.jsonl"
+
+
+def parse_decision_file(name: str) -> DecisionFileName | None:
+    """Return the decision file that has this file name; None for anything else."""
+    text = name.removesuffix(".jsonl")
+    return parse_decisions(text) if text != name else None
 
 
 def day_of(at_ms: int) -> Day:

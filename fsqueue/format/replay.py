@@ -2,17 +2,23 @@
 
 Pure: no clock, no input or output. Any bytes replay to a valid state, and any prefix of them. Two readers of the same
 bytes get the same state. A record may apply to some of its tasks only, or to none. It changes nothing for the others.
+
+A record of an update applies to all of its tasks or to none. It is judged where it stands, and acts at the `commit` of
+its update, where nothing is judged again: between the two its tasks are frozen, and the log's time cannot be corrected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from fsqueue.clock import MS_MAX
 from fsqueue.format import checkpoints, movements, names, priority, sparse
 from fsqueue.format.checkpoints import Stretch
-from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, States
+from fsqueue.format.names import UpdateId
+from fsqueue.format.priority import Priority
+from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Prepared, States
 
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "ReplayState"]
 
@@ -24,10 +30,16 @@ SUMMED_AT_ONCE = 64
 """The checksum of a stretch takes in this many lines at a time: one at a time would be slower."""
 
 
+PATIENCE_MS = (5_000, 3_600_000)
+"""A prepared record asks for no shorter and no longer patience than these, whatever it says."""
+Records = Iterable[tuple[int, dict[str, Any]]]
+"""Parsed records, each with its offset."""
+
+
 class ReplayState(States):
     """Hold the state of a batch's tasks after the records replayed so far."""
 
-    __slots__ = ("at", "damaged", "disputed", "gone", "is_whole", "stretch")
+    __slots__ = ("acted", "at", "damaged", "disputed", "gone", "is_whole", "run", "stretch")
 
     def __init__(self) -> None:
         self.at = 0
@@ -43,6 +55,11 @@ class ReplayState(States):
         self.stretch = Stretch()
         self.disputed: list[int] = []
         """The offsets of checkpoints that contradict the records before them."""
+        self.run: list[tuple[int, dict[str, Any]]] = []
+        """Records of an update that has no decision file, with their offsets: the last records so far. They are judged
+        at their `commit`, and void if another record comes first."""
+        self.acted: list[tuple[int, dict[str, Any]]] = []
+        """What acted at the last record of an update, with its offsets: nothing, unless it was a `commit`."""
         super().__init__()
 
     def replay(self, data: bytes, offset: int) -> int:
@@ -92,10 +109,10 @@ class ReplayState(States):
         over records, or records were written over the bytes that it restates. Add one that contradicts the records to
         `disputed`.
         """
-        stretch = self.stretch
+        stretch, self.run = self.stretch, []  # a checkpoint is a record, too
         if (record.get("here"), record.get("since"), record.get("sum")) != (here, stretch.since, stretch.sum):
             return False
-        if not checkpoints.agrees(self, self.at, self.damaged, record):
+        if self.prepared or not checkpoints.agrees(self, self.at, self.damaged, record):
             self.disputed.append(here)
             return False
         self.begin_stretch(end, end - here)
@@ -104,10 +121,11 @@ class ReplayState(States):
     def checkpoint(self, here: int, anyway: bool = False) -> bytes:
         """Return the line of the checkpoint for the offset `here`; b"" if none is due.
 
-        None is due if all tasks have outcomes, since the log ends soon. Unless `anyway`, none is due if the line would
-        be too long for the bytes written since the last checkpoint. It then is due at a later offset.
+        None is due if all tasks have outcomes, since the log ends soon. None is while anything is prepared, since it
+        would hide that: the append of the last outcome writes it. Unless `anyway`, none is due if the line would be too
+        long for the bytes written since the last checkpoint. It then is due at a later offset.
         """
-        if not self.left:
+        if not self.remaining or self.prepared:
             return b""
         line, stretch = checkpoints.record(self, self.at, self.damaged, self.stretch, here), self.stretch
         if anyway or checkpoints.SHARE * len(line) <= here - stretch.since:
@@ -122,7 +140,7 @@ class ReplayState(States):
 
     def begin_stretch(self, since: int, size: int) -> None:
         """Begin a stretch at `since`, where a checkpoint of `size` bytes ends. Forget the ids that it leaves out."""
-        self.stretch = Stretch(since, size)
+        self.stretch, self.run = Stretch(since, size), []
         self.ids = {holder.id for index in self.touched if (holder := self.holder[index]) is not None}
         self.insert_ids.clear()
 
@@ -143,7 +161,7 @@ class ReplayState(States):
     def apply(self, record: dict[str, Any], offset: int) -> None:
         """Apply one parsed record that stands at `offset`."""
         op, at = record["op"], record["at"]
-        handler = _HANDLERS.get(op)
+        handler = _HANDLERS.get(op) if not self.run and "update" not in record else self._in_update(record, offset)
         if handler is None or self.gone or at > AT_MAX:
             return
         if at < self.at:
@@ -168,6 +186,7 @@ class ReplayState(States):
         apply, places = self.apply, self.places
         state, since, holder, version, leases = self.state, self.since, self.holder, self.version, self.leases
         results, discard, now, completed = self.results, self.touched.discard, self.at, 0
+        frozen = self.frozen
         for offset, record in records:
             if record["op"] == "complete" and now <= (at := record["at"]) <= AT_MAX:
                 result, more = record.get("result"), len(record) - 4
@@ -181,6 +200,8 @@ class ReplayState(States):
                         and state[start] == LEASED
                         and holder[start] is leases[record["lease"]]
                         and not self.gone
+                        and not self.run
+                        and start not in frozen
                         and (more == (result is not None) or record.keys() <= _OF_ONE)
                     ):
                         now = since[start] = at
@@ -201,17 +222,54 @@ class ReplayState(States):
             self._have_completed(completed, now)
             apply(record, offset)
             now, completed = self.at, 0
-            if record["op"] == "insert" and self.count and self.version[-1] == offset:
+            if "update" in record:
+                inserts.update({each["first"]: each for _, each in self.acted if each["op"] == "insert"})
+            elif record["op"] == "insert" and self.count and self.version[-1] == offset:
                 inserts[self.count - 1] = record
             if state is not self.state:  # `open` begins with new lists
-                places, results, discard = self.places, self.results, self.touched.discard
+                frozen, places, results, discard = self.frozen, self.places, self.results, self.touched.discard
                 state, since, holder, version, leases = self.state, self.since, self.holder, self.version, self.leases
         self._have_completed(completed, now)
+
+    def effective(self, records: Records) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Apply records, and yield each one with its offset behind that, in the order in which they act.
+
+        A record of an update is held back until the `commit` at which it acts. Those that do not act are left out, and
+        so are `commit` and `abort`. Any other record is yielded, also if it is void.
+        """
+        for offset, record in records:
+            self.apply(record, offset)
+            if "update" not in record:
+                yield offset, record
+            else:
+                yield from self.acted
+
+    def _in_update(self, record: dict[str, Any], offset: int) -> Handler | None:
+        """Return what applies a record of an update, or one that ends a run of such records; None if it is void."""
+        run, self.run, self.acted = self.run, [], []
+        if "update" not in record:
+            return _HANDLERS.get(record["op"])
+        op, update = record["op"], names.parse_update(record["update"])
+        if update is None:
+            return None
+        if op == "abort":
+            return _abort
+        goes_on = bool(run) and run[0][1]["update"] == update
+        if op == "commit":
+            return partial(_commit_run, run) if goes_on else _commit
+        if op not in _IN_UPDATES:
+            return None
+        if "file" in record:
+            return _prepare
+        if update not in self.prepared:
+            self.run = run if goes_on else []
+            self.run.append((offset, record))
+        return _held_back
 
     def _have_completed(self, tasks: int, at: int) -> None:
         """Count tasks that were completed, the last one at `at`; the log's time, if none was."""
         self.at = at
-        self.left -= tasks
+        self.remaining -= tasks
         self.done[COMPLETED] += tasks
 
     def _tasks(self, record: dict[str, Any]) -> list[int]:
@@ -275,12 +333,17 @@ def _open(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
 
 
 def _insert(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+    identity, index, available_at, wanted = _inserted(record)
+    return replay_state.insert(at, identity, index, available_at, offset, wanted)
+
+
+def _inserted(record: dict[str, Any]) -> tuple[str, int, int, Priority | None]:
+    """Return the id of an `insert`, the task's index, from when it is available (ms), and its priority."""
     identity, first, available_at = _text(record["id"]), record["first"], _time(record.get("available_at", 0))
     if type(first) is not int or record.keys().isdisjoint(PAYLOAD):
         raise ValueError
     given = record.get("priority")
-    wanted = None if given is None or priority.fault(given) is not None else given
-    return replay_state.insert(at, identity, first, available_at, offset, wanted)
+    return identity, first, available_at, None if given is None or priority.fault(given) is not None else given
 
 
 def _seal(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
@@ -390,6 +453,8 @@ def _move(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
 def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
     """Correct the time of the log: the record's own `at` counts, although it is smaller than the one before."""
     tasks, since = replay_state._tasks(record), record["since"]
+    if replay_state.prepared:
+        return False  # what was in time when it was judged must not be late when it acts
     if type(since) is not list or len(since) != len(tasks) or record["at"] >= replay_state.at:
         raise ValueError
     replay_state.reschedule(record["at"], dict(zip(tasks, map(_time, since), strict=True)))
@@ -398,7 +463,7 @@ def _clock(replay_state: ReplayState, record: dict[str, Any], at: int, offset: i
 
 
 def _finish(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
-    if replay_state.left or not replay_state.opened:
+    if replay_state.remaining or not replay_state.opened or replay_state.prepared:
         return False
     replay_state.finished = True
     return True
@@ -422,7 +487,8 @@ def _gone(replay_state: ReplayState, record: dict[str, Any], at: int, offset: in
     return True
 
 
-_HANDLERS: dict[str, Callable[[ReplayState, dict[str, Any], int, int], bool]] = {
+Handler = Callable[[ReplayState, dict[str, Any], int, int], bool]
+_HANDLERS: dict[str, Handler] = {
     "open": _open,
     "insert": _insert,
     "seal": _seal,
@@ -444,6 +510,167 @@ _HANDLERS: dict[str, Callable[[ReplayState, dict[str, Any], int, int], bool]] = 
 """The function that applies each kind of record. It returns whether the record applies. If a field is missing or wrong,
 it raises KeyError, TypeError or ValueError before it changes anything.
 """
+
+
+# -- updates --------------------------------------------------------------------------------------
+
+
+def _held_back(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+    """Change nothing: the record is in `run`, and its `commit` judges it."""
+    return False
+
+
+def _prepare(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+    """Judge a record of an update that a decision file decides. Keep it if it applies to all of its tasks."""
+    update, file = names.parse_update(record["update"]), names.parse_decisions(record["file"])
+    patience_ms = _time(record.get("patience", 0))
+    if update is None or file is None:
+        return False
+    prepared = replay_state.prepared.get(update) or Prepared(file, PATIENCE_MS[0])
+    if prepared.file != file or not _judge(replay_state, update, prepared, record, at, offset):
+        return False
+    prepared.patience_ms = max(prepared.patience_ms, min(patience_ms, PATIENCE_MS[1]))
+    replay_state.prepared[update] = prepared
+    return True
+
+
+def _judge(
+    replay_state: ReplayState, update: UpdateId, prepared: Prepared, record: dict[str, Any], at: int, offset: int
+) -> bool:
+    """Note a record of an update, if it applies to all of its tasks where it stands. Return whether it does."""
+    op = record["op"]
+    if op == "insert":
+        identity, index, _, _ = _inserted(record)
+        if not replay_state.may_insert(identity, index):
+            return False
+        replay_state.reserve(identity, index, at, offset)
+    else:
+        tasks = replay_state._tasks(record)
+        if not tasks or not _IN_UPDATES[op](replay_state, record, at, tasks):
+            return False
+        replay_state.freeze(update, prepared, tasks)
+    prepared.records.append((offset, at, record))
+    return True
+
+
+def _is_held(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+    return replay_state.held(tasks, _text(record["lease"])) == tasks
+
+
+def _may_renew(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+    _time(record["until"])
+    return _is_held(replay_state, record, at, tasks) and all(at < replay_state.since[index] for index in tasks)
+
+
+def _may_return(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+    _time(record["available_at"])
+    if record["op"] == "fail":
+        _text(record["error"])
+    return _is_held(replay_state, record, at, tasks)
+
+
+def _is_held_or_free(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+    lease = _lease_id(record)
+    if lease is not None:
+        return replay_state.held(tasks, lease) == tasks
+    return all(replay_state.is_free(index, at) for index in tasks)
+
+
+def _may_bury(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+    _text(record["reason"])
+    return _is_held_or_free(replay_state, record, at, tasks)
+
+
+def _may_cancel(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+    seen = [replay_state.version[index] for index in tasks]
+    named = record.get("versions")
+    if named is not None and (type(named) is not list or len(named) != len(tasks)):
+        return False
+    return _is_held_or_free(replay_state, record, at, tasks) and (_lease_id(record) is not None or named == seen)
+
+
+def _may_replace(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+    if len(tasks) != 1 or "payload" not in record or not _is_held_or_free(replay_state, record, at, tasks):
+        return False
+    return _lease_id(record) is not None or record.get("version") == replay_state.version[tasks[0]]
+
+
+_IN_UPDATES: dict[str, Callable[[ReplayState, dict[str, Any], int, list[int]], bool]] = {
+    "insert": lambda replay_state, record, at, tasks: True,
+    "renew": _may_renew,
+    "complete": _is_held,
+    "release": _may_return,
+    "fail": _may_return,
+    "bury": _may_bury,
+    "cancel": _may_cancel,
+    "replace": _may_replace,
+}
+"""The kinds of records that an update may have. The function returns whether the record applies to all of these tasks.
+If a field is missing or wrong, it returns False, or raises KeyError, TypeError or ValueError. It changes nothing.
+"""
+
+
+def _commit(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+    """Let the prepared records of an update act, if they are as many as the `commit` says."""
+    prepared = replay_state.prepared.get(record["update"])
+    if prepared is None or type(record["of"]) is not int or record["of"] != len(prepared.records):
+        return False
+    del replay_state.prepared[record["update"]]
+    _act(replay_state, prepared)
+    return True
+
+
+def _commit_run(
+    run: list[tuple[int, dict[str, Any]]], replay_state: ReplayState, record: dict[str, Any], at: int, offset: int
+) -> bool:
+    """Let the records of an update act that stand directly before its `commit`: all, or none if one does not apply."""
+    update, of = names.parse_update(record["update"]), record["of"]
+    if update is None or type(of) is not int or of != len(run):
+        return False
+    prepared, time = Prepared(None, 0), replay_state.at
+    for offset_of_part, part in run:
+        time = max(time, part["at"])
+        try:
+            applies = time <= AT_MAX and _judge(replay_state, update, prepared, part, time, offset_of_part)
+        except (KeyError, TypeError, ValueError):
+            applies = False
+        if not applies:
+            replay_state.thaw(prepared)
+            replay_state.expect_again(prepared)
+            return False
+    _act(replay_state, prepared)
+    return True
+
+
+def _act(replay_state: ReplayState, prepared: Prepared) -> None:
+    """Let records act that were judged, in their order, each as at its own time. Nothing is judged again.
+
+    What a record needs to apply cannot have changed since, while its tasks were frozen.
+    """
+    replay_state.thaw(prepared)
+    for offset, at, record in prepared.records:
+        if record["op"] == "insert":
+            _, index, available_at, wanted = _inserted(record)
+            replay_state.bring(at, index, available_at, offset, wanted)
+        elif record["op"] == "renew":
+            replay_state.extend(replay_state._tasks(record), record["until"], offset)
+        else:
+            _HANDLERS[record["op"]](replay_state, record, at, offset)
+        replay_state.acted.append((offset, record))
+    replay_state.expect_again(prepared)
+
+
+def _abort(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
+    """Make the prepared records of an update void. The indices of its inserts have no task."""
+    prepared = replay_state.prepared.pop(record["update"], None)
+    if prepared is None:
+        return False
+    replay_state.thaw(prepared)
+    replay_state.expect_again(prepared)
+    return True
+
+
+# -- the form of records --------------------------------------------------------------------------
 
 
 def _whole(value: Any) -> None:

@@ -19,14 +19,22 @@ def broken(states: States) -> Iterator[tuple[int, str]]:
     """Yield the number of each invariant that a state breaks, and a clause that says how."""
     counted = [states.state.count(code) for code in range(SKIPPED + 1)]
     # Invariant 6: each task is in one state, and the sums that a status adds up are those of the states.
-    if states.left != counted[AVAILABLE] + counted[LEASED] or states.done[2:] != counted[2:SKIPPED]:
-        yield 6, f"{states.left} tasks without an outcome and outcomes {states.done[2:]} are noted, of states {counted}"
+    if states.remaining != counted[AVAILABLE] + counted[LEASED] or states.done[2:] != counted[2:SKIPPED]:
+        sums = f"{states.remaining} tasks without an outcome and outcomes {states.done[2:]}"
+        yield 6, f"{sums} are noted, of states {counted}"
     lengths = {len(states.state), len(states.since), len(states.holder), len(states.attempts), len(states.version)}
     if lengths != {states.count} or sum(counted) != states.count:
         yield 6, f"{states.count} tasks have {lengths} entries"
     # Invariant 8: what a process keeps of a batch is bounded by the length of a batch.
     if states.count > BATCH_TASKS_MAX:
         yield 8, f"the batch has {states.count} tasks, and {BATCH_TASKS_MAX} are the most"
+    # Invariant 2: a frozen task is that of one update, which is prepared here; it has no outcome.
+    frozen = {index: update for update, prepared in states.prepared.items() for index in prepared.tasks}
+    if frozen != states.frozen:
+        yield 2, f"the tasks {sorted(states.frozen)} are frozen, and prepared records name {sorted(frozen)}"
+    for index in states.frozen:
+        if states.state[index] not in (AVAILABLE, LEASED):
+            yield 2, f"task {index} is frozen, and has an outcome"
     if len(states.touched) <= TOUCHED_MOST:
         yield from _broken_tasks(states)
 
@@ -40,17 +48,18 @@ def _broken_tasks(states: States) -> Iterator[tuple[int, str]]:
         ends[lease] = max(until, ends.get(lease, until))
     for index, state in enumerate(states.state):
         holder, since = states.holder[index], states.since[index]
+        is_frozen = index in states.frozen  # it is expected anew at the outcome
         if state == LEASED:
             # Invariant 2: a leased task has one lease, which is known by its id, and knows the task.
             if holder is None or states.leases.get(holder.id) is not holder or index not in holder.tasks:
                 yield 2, f"task {index} is leased, and no one lease has it"
             # Invariant 7: the end of the lease is waited for, so the task comes back by itself.
-            elif ends.get(holder, -1) < since and index not in ready:
+            elif ends.get(holder, -1) < since and index not in ready and not is_frozen:
                 yield 7, f"nothing waits for the end of the lease that holds task {index}"
         elif state == AVAILABLE:
             if holder is not None:
                 yield 2, f"task {index} is available, and a lease has it"
-            # Invariant 7: whoever chooses tasks from this state finds each that has no outcome.
+            # Invariant 7: a process that chooses tasks from this state finds each that has no outcome.
             is_found = (since, index) in returns if index in states.touched else index in fresh
-            if not is_found and index not in ready:
+            if not is_found and index not in ready and not is_frozen:
                 yield 7, f"no choice of tasks would find task {index}, which is available"

@@ -1,6 +1,9 @@
 """The states of a batch's tasks, and what a valid record does to them (docs/format.md, "Movement logs").
 
 Pure: no clock, no input or output. `replay_state` decides which records are valid.
+
+A task that a prepared record of an update names is frozen: until the outcome no other record changes it, but for a
+`renew` by the lease that holds it.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from fsqueue.format.names import BATCH_TASKS_MAX
+from fsqueue.format.names import BATCH_TASKS_MAX, DecisionFileName, UpdateId
 from fsqueue.format.priority import LAST, Priority, Rank, rank_of
 
 AVAILABLE, LEASED, COMPLETED, CANCELLED, DEAD = range(5)
@@ -20,7 +23,7 @@ _AS_THEY_CAME: Sequence[int] = tuple(range(BATCH_TASKS_MAX))
 
 
 class Lease:
-    """A claim on tasks of one batch. `tasks` are those it was given."""
+    """The right to execute tasks of one batch. `tasks` are those it was given."""
 
     __slots__ = ("at", "id", "is_alone", "span", "tasks", "worker")
 
@@ -32,6 +35,27 @@ class Lease:
         self.is_alone = False
         """Whether one task is all that the call that made it has leased."""
         self.tasks: list[int] = []
+
+
+class Prepared:
+    """The prepared records of one update in a log: judged, and without an outcome so far."""
+
+    __slots__ = ("file", "patience_ms", "records", "tasks")
+
+    def __init__(self, file: DecisionFileName | None, patience_ms: int) -> None:
+        self.file = file
+        """The decision file that decides; None only while a replay judges an update that is all in one write."""
+        self.patience_ms = patience_ms
+        """How long a process waits that meets them, before it asks for an `abort`. The largest one of the records."""
+        self.records: list[tuple[int, int, dict[str, Any]]] = []
+        """Each with its offset, and the time at which it was judged."""
+        self.tasks: list[int] = []
+        """The tasks that they freeze."""
+
+    @property
+    def at(self) -> int:
+        """Return when the last one was written, as the log has it (ms)."""
+        return self.records[-1][1]
 
 
 Choice = tuple[list[int], list[int], bool]
@@ -60,6 +84,7 @@ class States:
         "ended",
         "errors",
         "finished",
+        "frozen",
         "holder",
         "ids",
         "insert_ids",
@@ -67,13 +92,14 @@ class States:
         "inserts",
         "is_ranked",
         "leases",
-        "left",
         "names",
         "opened",
         "payloads",
         "places",
+        "prepared",
         "priorities",
         "ranks",
+        "remaining",
         "results",
         "sealed",
         "since",
@@ -90,7 +116,7 @@ class States:
 
     def begin(self, count: int, available_at: int, version: int) -> None:
         """Begin with `count` untouched tasks, available from `available_at` on, of their first record's version."""
-        self.count = self.left = count
+        self.count = self.remaining = count
         self.available_at = available_at
         self.base_version = version
         self.opened = False
@@ -144,6 +170,10 @@ class States:
         """(counter file, offset, bytes) of each `count`."""
         self.done = [0] * 5
         """How many tasks have each outcome."""
+        self.prepared: dict[UpdateId, Prepared] = {}
+        """The updates that have prepared records here without an outcome."""
+        self.frozen: dict[int, UpdateId] = {}
+        """The tasks that these name, each with its update."""
         self._order = _AS_THEY_CAME
         """Tasks that are as they began are chosen in this order: by their ranks, equals by their indices."""
         self._frontier, self._end = 0, count
@@ -157,22 +187,29 @@ class States:
     # -- reading ------------------------------------------------------------------------------
 
     def holds(self, index: int, lease: str) -> bool:
-        """Return whether this lease is still the task's latest, be it in time or not."""
+        """Return whether this lease is still the task's latest, be it in time or not. A frozen task is nobody's."""
         if index < self.count and self.state[index] == LEASED:
             holder = self.holder[index]
-            return holder is not None and holder.id == lease
+            return holder is not None and holder.id == lease and not (self.frozen and index in self.frozen)
         return False
 
     def held(self, tasks: list[int], lease: str) -> list[int]:
-        """Return those of some tasks of which this lease is still the latest."""
-        claim, state, holder = self.leases.get(lease), self.state, self.holder
-        if claim is None:
+        """Return those of some tasks of which this lease is still the latest. Frozen ones are left out."""
+        found = self.named_by(tasks, lease)
+        return [index for index in found if index not in self.frozen] if self.frozen else found
+
+    def named_by(self, tasks: list[int], lease: str) -> list[int]:
+        """Return those of some tasks of which this lease is still the latest, frozen ones too."""
+        latest, state, holder = self.leases.get(lease), self.state, self.holder
+        if latest is None:
             return []
-        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is claim]
+        return [index for index in tasks if index < self.count and state[index] == LEASED and holder[index] is latest]
 
     def is_free(self, index: int, at: int) -> bool:
-        """Return whether the task has no outcome and no lease holds it at `at`."""
+        """Return whether the task has no outcome, no lease holds it at `at`, and it is not frozen."""
         state = self.state[index]
+        if self.frozen and index in self.frozen:
+            return False
         return state == AVAILABLE or (state == LEASED and self.since[index] <= at)
 
     def charged(self, index: int) -> int:
@@ -181,7 +218,12 @@ class States:
         return self.attempts[index] + (1 if holder is not None and holder.is_alone else 0)
 
     def exhausted(self, at: int) -> bool:
-        """Return whether nothing that is known to be available is left (what is leased may run out)."""
+        """Return whether nothing that is known to be available is left (what is leased may run out).
+
+        False while anything is prepared: its outcome may make a task available at any moment.
+        """
+        if self.prepared:
+            return False
         place, end = self._frontier, self._end
         if place < end and (self.version[self._order[place]] == self.base_version or self._untouched() < end):
             return False  # mostly the next task is as it began
@@ -201,11 +243,16 @@ class States:
         return place
 
     def _is_due(self, since: int, index: int) -> bool:
-        """Return whether a task that was to be available from then on still is."""
-        return self.state[index] == AVAILABLE and self.since[index] == since
+        """Return whether a task that was to be available from then on still is. A frozen one is expected anew later."""
+        return self.state[index] == AVAILABLE and self.since[index] == since and index not in self.frozen
 
     def next_time(self) -> int | None:
-        """Return the earliest time (ms, maybe past) at which a task is or becomes available; None if there is none."""
+        """Return the earliest time (ms, maybe past) at which a task is or becomes available; None if there is none.
+
+        While anything is prepared: 0, since its outcome may make a task available at any moment.
+        """
+        if self.prepared:
+            return 0
         best: list[int] = []
         if self._untouched() < self._end:
             best.append(self.available_at)
@@ -386,7 +433,9 @@ class States:
         return chosen, spent, aside, False
 
     def _may_be_taken(self, index: int, at: int, margin: int) -> bool:
-        """Return whether a task that was gathered is still free: another lease may have taken it since."""
+        """Return whether a task that was gathered is still free: a lease or an update may have taken it since."""
+        if self.frozen and index in self.frozen:
+            return False
         if self.state[index] == AVAILABLE:
             return self.since[index] <= at
         holder = self.holder[index]
@@ -435,7 +484,7 @@ class States:
         self, at: int, identity: str, index: int, available_at: int, offset: int, priority: Priority | None = None
     ) -> bool:
         """Add a task whose `insert` record stands at `offset`. Return whether it was added."""
-        if not self.takes_inserts or identity in self.insert_ids or not self.count <= index < BATCH_TASKS_MAX:
+        if not self.may_insert(identity, index):
             return False
         if priority is not None:
             self.rank_tasks({})
@@ -451,7 +500,7 @@ class States:
             self.ranks[index] = rank_of(priority)
         self.insert_ids.add(identity)
         self.count = index + 1
-        self.left += 1
+        self.remaining += 1
         self.inserted_at = at
         if available_at:
             self.touched.add(index)
@@ -472,6 +521,58 @@ class States:
             self.attempts += [0] * missing
             self.version += [offset] * missing
             self.count = index
+
+    # -- updates ------------------------------------------------------------------------------
+
+    def freeze(self, update: UpdateId, prepared: Prepared, tasks: list[int]) -> None:
+        """Keep tasks that a prepared record names as they are until the outcome of its update."""
+        prepared.tasks += tasks
+        self.frozen.update(dict.fromkeys(tasks, update))
+        self.touched.update(tasks)  # a run of tasks that are as they began leaves them out
+
+    def thaw(self, prepared: Prepared) -> None:
+        """Let other records change these tasks again."""
+        for index in prepared.tasks:
+            self.frozen.pop(index, None)
+
+    def expect_again(self, prepared: Prepared) -> None:
+        """Let `choose` find tasks that were frozen. It has passed them by meanwhile, and will not look there again."""
+        for index in prepared.tasks:
+            holder = self.holder[index]
+            if self.state[index] == AVAILABLE:
+                heappush(self._returns, (self.since[index], index))
+            elif self.state[index] == LEASED and holder is not None:
+                self._expects(self.since[index], holder)
+
+    def may_insert(self, identity: str, index: int) -> bool:
+        """Return whether an `insert` of this id may give the batch the task of this index."""
+        return self.takes_inserts and identity not in self.insert_ids and self.count <= index < BATCH_TASKS_MAX
+
+    def reserve(self, identity: str, index: int, at: int, offset: int) -> None:
+        """Use up the index and the id of an `insert` that does not act yet, and perhaps never will."""
+        self.skip_to(index + 1, at, offset)
+        self.insert_ids.add(identity)
+
+    def bring(self, at: int, index: int, available_at: int, offset: int, priority: Priority | None) -> None:
+        """Give a reserved index its task. It is found as one that has come back: `choose` may have passed its place."""
+        if priority is not None:
+            self.rank_tasks({})
+            self.priorities[index] = priority
+            self.ranks[index] = rank_of(priority)
+        self.state[index], self.since[index], self.version[index] = AVAILABLE, available_at, offset
+        self.places[index] = offset
+        self.remaining += 1
+        self.inserted_at = max(self.inserted_at, at)
+        self.touched.add(index)
+        heappush(self._returns, (available_at, index))
+
+    def extend(self, tasks: list[int], until: int, offset: int) -> None:
+        """Renew what a prepared `renew` names. A later renewal counts more: its worker relies on that."""
+        for index in tasks:
+            holder = self.holder[index]
+            if self.version[index] < offset and holder is not None:
+                self.since[index], self.version[index] = until, offset
+                self._expects(until, holder)
 
     def mention(self, name: str) -> None:
         """Take in that a record says that this is, or was, the task file's name."""
@@ -497,8 +598,10 @@ class States:
         """Give the free ones of `tasks` to a new lease; returns those."""
         if lease in self.ids:
             return []
-        claim = Lease(lease, at, until - at if until > at else 0, worker)
-        given = claim.tasks
+        if self.frozen:
+            tasks = [index for index in tasks if index not in self.frozen]
+        made = Lease(lease, at, until - at if until > at else 0, worker)
+        given = made.tasks
         state, since, holder, version = self.state, self.since, self.holder, self.version
         for index in tasks:
             if state[index] == AVAILABLE:
@@ -510,16 +613,16 @@ class States:
                 continue
             state[index] = LEASED
             since[index] = until
-            holder[index] = claim
+            holder[index] = made
             version[index] = offset
             given.append(index)
         if given:
-            claim.is_alone = len(given) == 1 and not several
-            self.leases[lease] = claim
+            made.is_alone = len(given) == 1 and not several
+            self.leases[lease] = made
             self.ids.add(lease)
             self.touched.update(given)
             self._serial += 1  # `_expects`, without a frame of its own
-            heappush(self._expiries, (until, self._serial, claim))
+            heappush(self._expiries, (until, self._serial, made))
         return given
 
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
@@ -539,15 +642,15 @@ class States:
             version[index] = offset
         if self.places:
             self._forget_places(tasks)
-        self.left -= len(tasks)
+        self.remaining -= len(tasks)
         self.done[COMPLETED] += len(tasks)
         self.touched.difference_update(tasks)
 
     def renew(self, at: int, lease: str, tasks: list[int], until: int, offset: int) -> list[int]:
-        """Extend what this lease holds and has not run out; returns those."""
+        """Extend what this lease holds and has not run out, frozen tasks too; returns those."""
         renewed = []
-        for index in tasks:
-            if self.holds(index, lease) and at < self.since[index]:
+        for index in self.named_by(tasks, lease):
+            if at < self.since[index]:
                 self.since[index] = until
                 self.version[index] = offset
                 renewed.append(index)
@@ -616,7 +719,11 @@ class States:
 
     def revoke(self, at: int, lease: str | None, tasks: list[int], offset: int) -> list[int]:
         """End leases from outside, uncharged; returns the tasks concerned."""
-        revoked = [i for i in tasks if (self.state[i] == LEASED if lease is None else self.holds(i, lease))]
+        revoked = [
+            index
+            for index in tasks
+            if (self.state[index] == LEASED if lease is None else self.holds(index, lease)) and index not in self.frozen
+        ]
         for index in revoked:
             self._return(index, at, offset)
         return revoked
@@ -676,7 +783,7 @@ class States:
         self.state[index] = outcome
         self.since[index] = at
         self.version[index] = offset
-        self.left -= 1
+        self.remaining -= 1
         self.done[outcome] += 1
         if outcome == DEAD:
             self.touched.add(index)

@@ -14,14 +14,14 @@ from fsqueue.format.replay import DEAD, ReplayState, is_well_formed
 from fsqueue.format.wording import counted
 from fsqueue.fsck import keyed, recount
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
-from fsqueue.fsck.repair import OPEN, Repair, held, unreadable, urgency_of
+from fsqueue.fsck.repair import OPEN, WAIT_S, Repair, unreadable, urgency_of
 from fsqueue.storage import deadletters, history, jsonl, keys, published, record_times
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
 
 LOOK_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of the system for a user who may look, but not lock."""
-SETTLE_S = 1.0
+GRACE_S = 1.0
 """Seconds to wait before a second look at what one may not lock, or at what its maker has not locked yet."""
 
 
@@ -69,29 +69,29 @@ class BatchLook:
     def has_returned(self) -> bool:
         """Return whether the batch has finished, and its file or its log is there as if it had not."""
         replay_state = self.replay_state
-        return self.is_finished and (bool(replay_state.left) if replay_state.opened else bool(self.names))
+        return self.is_finished and (bool(replay_state.remaining) if replay_state.opened else bool(self.names))
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong, judged together: what has returned must not be executed, so nothing else is mended."""
         store, replay_state = self.store, self.replay_state
         if self.has_returned:
             path = store.layout.task_file(self.names[0]) if self.names else self.log
-            yield found(store, "returned-file", path, replay_state.left or self.names[0].tasks)
+            yield found(store, "returned-file", path, replay_state.remaining or self.names[0].tasks)
             return
         if self.content is not None:
             yield from self._lines(self.content)
         if replay_state.gone or (self.content is not None and not replay_state.opened and not self.names):
             yield found(store, "orphaned-log", self.log)
-        elif replay_state.opened and not replay_state.left and not replay_state.takes_inserts:
+        elif replay_state.opened and not replay_state.remaining and not replay_state.takes_inserts:
             yield found(store, "unfinished", self.log, replay_state.count)
         elif replay_state.opened and not self.names:
-            yield found(store, "task-file-gone", self.log, replay_state.left)
+            yield found(store, "task-file-gone", self.log, replay_state.remaining)
         elif self.names:
             yield from self._file()
             yield from self._letters()
             yield from self._time()
             if replay_state.is_misled:
-                yield found(store, "wrong-checkpoint", self.log, replay_state.left)
+                yield found(store, "wrong-checkpoint", self.log, replay_state.remaining)
 
     def _lines(self, content: list[sparse.Piece]) -> Iterator[Finding]:
         bad = end = 0
@@ -138,14 +138,14 @@ class BatchLook:
         if not name.is_open and replay_state.count != name.inserted:
             yield found(store, "wrong-count", path, replay_state.count)
         if urgency_of([], replay_state) < name.rank:
-            yield found(store, "modest-name", path, replay_state.left)
+            yield found(store, "modest-name", path, replay_state.remaining)
         if replay_state.opened and collect.is_late(replay_state, name):
             yield found(store, "late-name", path)
 
     def _time(self) -> Iterator[Finding]:
         store, name = self.store, self.names[0]
         if self.replay_state.opened and record_times.is_ahead(store, self.replay_state):
-            yield found(store, "future-time", self.log, self.replay_state.left)
+            yield found(store, "future-time", self.log, self.replay_state.remaining)
         elif self.is_untouched and record_times.is_of_the_future(store, name):
             yield found(store, "future-time", store.layout.task_file(name), name.count)
 
@@ -246,9 +246,9 @@ class ShardCheck:
         path = store.layout.log(batch)
         for _ in range(10):
             try:
-                if kind == "orphaned-log" and store.clock.now_ms() / 1000 - store.fs.stat(path).st_mtime < SETTLE_S:
-                    store.clock.sleep(SETTLE_S)  # its maker may be about to lock it
-                with held(store, path):
+                if kind == "orphaned-log" and store.clock.now_ms() / 1000 - store.fs.stat(path).st_mtime < GRACE_S:
+                    store.clock.sleep(GRACE_S)  # its maker may be about to lock it
+                with store.locked_existing(path, WAIT_S):
                     return self._finds(batch, kind, store.fs.read_pieces(path))
             except FileNotFoundError:
                 same = self._finds(batch, kind, None)
@@ -257,7 +257,7 @@ class ShardCheck:
             except OSError as error:
                 if error.errno not in LOOK_ONLY:
                     raise
-                store.clock.sleep(SETTLE_S)
+                store.clock.sleep(GRACE_S)
                 return self._finds(batch, kind, store.fs.read_pieces(path))
         return False
 
@@ -387,14 +387,14 @@ def lines(
 
     def again(kind: str) -> bool:
         try:
-            with held(store, path) as fd:
+            with store.locked_existing(path, WAIT_S) as fd:
                 return kind in look(fd)
         except FileNotFoundError:
             return False
         except OSError as error:
             if error.errno not in LOOK_ONLY:
                 raise
-            store.clock.sleep(SETTLE_S)
+            store.clock.sleep(GRACE_S)
             return kind in unlocked()
 
     try:

@@ -94,7 +94,7 @@ def _again(store: Store, task: Keyed) -> bool:
     store.refresh(now=True)  # a key epoch may have begun
     with ExitStack() as stack:
         with suppress(FileNotFoundError, PermissionError):  # there is no file, or this user may only look
-            stack.enter_context(keys.held(store, store.layout, _path(store, task.key), WAIT_S))
+            stack.enter_context(keys.locked_existing(store, store.layout, _path(store, task.key), WAIT_S))
         return not task.is_named_by(_claim(store, task.key)) and _is_there(store, task)
 
 
@@ -120,7 +120,7 @@ def _is_there(store: Store, task: Keyed) -> bool:
 def _name(store: Store, task: Keyed) -> None:
     """Name a task in its key's file, unless another task lives that the file names."""
     layout = store.layout
-    with keys.locked(store, layout, task.key, WAIT_S) as held:
-        claim = held.last(task.key) or keys.earlier(store, held, task.key, WAIT_S)
+    with keys.locked(store, layout, task.key, WAIT_S) as key_file:
+        claim = key_file.last(task.key) or keys.earlier(store, key_file, task.key, WAIT_S)
         if not task.is_named_by(claim) and _is_there(store, task) and not _lives(store, claim):
-            held.append(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert))
+            key_file.append(KeyClaim(task.key, store.clock.now_ms(), task.batch, task.insert))

@@ -8,13 +8,13 @@ from functools import partial
 from fsqueue.format import names
 from fsqueue.format.names import Uuid
 from fsqueue.fsck.findings import Suspect, found
-from fsqueue.fsck.repair import Repair, held
+from fsqueue.fsck.repair import WAIT_S, Repair
 from fsqueue.storage import commits
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
 
-SETTLE_S = 2.0
-"""Seconds that a file which no process has locked gets to settle before it counts as left behind."""
+GRACE_S = 2.0
+"""Seconds that a file which no process has locked may take before it counts as left behind."""
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -46,7 +46,7 @@ def is_attempt(name: str) -> bool:
 
 def _proposal(store: Store, identity: Uuid) -> Iterator[Suspect]:
     layout = store.layout
-    path, mend = layout.proposal(identity), partial(commits.settle, store, layout, identity)
+    path, mend = layout.proposal(identity), partial(commits.end_proposal, store, layout, identity)
     record = commits.proposed(store, layout, identity)
     if record is not None and commits.is_decided(store, layout, record):
         yield Suspect(
@@ -60,9 +60,9 @@ def _proposal(store: Store, identity: Uuid) -> Iterator[Suspect]:
 
 def _stays_pending(store: Store, record: commits.Record) -> bool:
     """Return whether no process is publishing a decided commit. One that does has the proposal locked."""
-    store.clock.sleep(SETTLE_S)
+    store.clock.sleep(GRACE_S)
     try:
-        with held(store, store.layout.proposal(record.id)):
+        with store.locked_existing(store.layout.proposal(record.id), WAIT_S):
             return commits.is_decided(store, store.layout, record)
     except FileNotFoundError:
         return False
@@ -76,11 +76,11 @@ def _has_no_proposal(store: Store, identity: Uuid) -> bool:
 
 def _attempt(store: Store, name: str) -> Iterator[Suspect]:
     path = f"{store.layout.staging}/{name}"
-    age_s = SETTLE_S if names.is_gone(name) else collect.ATTEMPT_AGE_S  # it changes while it is removed
+    age_s = GRACE_S if names.is_gone(name) else collect.ATTEMPT_AGE_S  # it changes while it is removed
 
     def is_left() -> bool:
-        if age_s == SETTLE_S:
-            store.clock.sleep(SETTLE_S)
+        if age_s == GRACE_S:
+            store.clock.sleep(GRACE_S)
         return collect.is_abandoned(store, path, age_s)
 
     if collect.is_abandoned(store, path, age_s):

@@ -13,13 +13,13 @@ from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctor_directory, r
 from fsqueue.format.models import GcReport
 from fsqueue.fsck import named_commits
 from fsqueue.fsck.findings import Suspect, found, guarded
-from fsqueue.fsck.repair import Repair, held
+from fsqueue.fsck.repair import WAIT_S, Repair
 from fsqueue.storage import counters, nested, payloads, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
-SETTLE_S = 2.0
-"""Seconds that a file which no process has locked gets to settle before it counts as left behind."""
+GRACE_S = 2.0
+"""Seconds that a file which no process has locked may take before it counts as left behind."""
 TREE_LEVELS = 3
 """A generation, its parts, their shards."""
 PARTS = ("queue", "movements", "completions", "dead", "history", "payloads", "commits", "staging", "nodes")
@@ -174,7 +174,7 @@ class _Places:
     def _never_began(self, path: str, kind: str) -> bool:
         """Return whether it is no generation, and no process is beginning it: overwriting makes the directory first."""
         try:
-            with held(self.store, self.layout.settings_file) as fd:
+            with self.store.locked_existing(self.layout.settings_file, WAIT_S) as fd:
                 current = read_queue_state(sparse.joined(self.store.fs.all_pieces(fd)), self.store.path).directory
         except LockTimeout:
             return False
@@ -189,7 +189,7 @@ class _Places:
     def _abandoned_trash(self) -> bool:
         """Return whether there is trash that no process is reaping: nothing of it goes for a moment."""
         before = self._traces()
-        self.store.clock.sleep(SETTLE_S)
+        self.store.clock.sleep(GRACE_S)
         return bool(before) and self._traces() == before
 
     def _traces(self) -> dict[str, int]:
@@ -334,7 +334,7 @@ class _Places:
         return kind == _KINDS.get(stat.S_IFMT(mode), "other")
 
     def _stays(self, path: str) -> bool:
-        self.store.clock.sleep(SETTLE_S)
+        self.store.clock.sleep(GRACE_S)
         return self._is(path, "directory")
 
 

@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from fsqueue.cluster.identity import describe
 from fsqueue.filesystem import Filesystem
@@ -105,7 +105,7 @@ class Repair:
 
     def generation(self, path: str) -> None:
         """Move the directory of a generation that does not exist aside, while no process can begin that one."""
-        with held(self.store, self.store.layout.settings_file) as fd:
+        with self.store.locked_existing(self.store.layout.settings_file, WAIT_S) as fd:
             if path.rpartition("/")[2] != state_in(self.store.fs, fd, self.store.path).directory:
                 self.quarantine.move(path)
 
@@ -114,7 +114,7 @@ class Repair:
     def close_off(self, path: str) -> None:
         """Void a torn last line, as the next append would."""
         fs = self.store.fs
-        with held_to_write(self.store, path) as fd:
+        with locked_to_write(self.store, path) as fd:
             size = fs.fstat(fd).st_size
             if size and fs.pread(fd, 1, size - 1) != b"\n":
                 fs.pwrite(fd, movements.VOID, size)
@@ -123,7 +123,7 @@ class Repair:
     def cut_zeros(self, path: str) -> None:
         """Cut off the NUL bytes that a file ends in (decision 24)."""
         fs = self.store.fs
-        with held_to_write(self.store, path) as fd:
+        with locked_to_write(self.store, path) as fd:
             zeros = jsonl.zeros_at_end(fs, fd)
             if zeros:
                 fs.cut_to(fd, fs.fstat(fd).st_size - zeros)
@@ -138,7 +138,7 @@ class Repair:
         Nothing else moves: readers that have read the file go on, and versions (offsets) stay.
         """
         fs = self.store.fs
-        with held_to_write(self.store, path) as fd:
+        with locked_to_write(self.store, path) as fd:
             bad, _ = jsonl.unsound(fs, fd, is_sound)
             while bad:
                 copy = b"".join(b"%s\n" % _line_at(fs, fd, offset, length) for offset, length in bad)
@@ -151,7 +151,7 @@ class Repair:
     def void_line(self, path: str, offset: int, length: int) -> None:
         """Mark one line as void, if one ends there."""
         fs = self.store.fs
-        with held_to_write(self.store, path) as fd:
+        with locked_to_write(self.store, path) as fd:
             if fs.pread(fd, 2, offset + length - 1) == b"}\n":
                 fs.pwrite(fd, b"~", offset + length - 1)
                 fs.fsync(fd)
@@ -169,7 +169,7 @@ class Repair:
             if locked.replay_state.inserts is not None:
                 return  # its tasks are in the log: what cannot be read there is no task
             replay_state, log.lines = locked.replay_state, None  # what was read before the damage is of no use here
-            lines = published.read(locked)
+            lines = locked.read_lines()
             assert not isinstance(lines, LinesInLog)
             at = record_times.present(locked)
             bad = unreadable(lines or [], replay_state.count, replay_state.payloads)
@@ -180,7 +180,7 @@ class Repair:
                 locked.append_record("bury", at, tasks=movements.to_ranges(lost), reason=UNREADABLE)
                 finishing.bury(locked, lost)
             _check_held(replay_state, bad, at)
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
 
     def check_held(self, batch: Batch) -> None:
@@ -201,7 +201,7 @@ class Repair:
                 if record_times.is_of_the_future(store, name):
                     ahead = names.birth_ms(batch) - store.clock.now_ms()
                     log.name = name
-                    published.rename(locked, name.at(max(0, name.available_at - ahead)))
+                    locked.rename_task_file(name.at(max(0, name.available_at - ahead)))
 
     def restate(self, batch: Batch) -> None:
         """Append a checkpoint that restates all records of a batch's log."""
@@ -221,14 +221,14 @@ class Repair:
                         at = record_times.present(locked)
                         locked.append_move(at, name, target)
                     log.name = name
-                    published.rename(locked, target)
+                    locked.rename_task_file(target)
 
     def promise_more(self, batch: Batch) -> None:
         """Give the file a name that promises its most urgent task."""
         store = self.store
         with self._batch(batch) as locked:
             log = locked.log
-            name = published.find(locked)
+            name = locked.find_task_file()
             if name is None:
                 return
             path = log.layout.task_file(name)
@@ -238,7 +238,7 @@ class Repair:
                 target = name.ranked(rank)
                 if locked.replay_state.opened:
                     locked.append_move(record_times.present(locked), name, target)
-                published.rename(locked, target)
+                locked.rename_task_file(target)
 
     def one_name(self, batch: Batch) -> None:
         """Keep that of several files of a batch in which most tasks can be read.
@@ -282,7 +282,7 @@ class Repair:
             log = locked.log
             replay_state = locked.replay_state
             if not history.finished(store, log.layout.shard(batch), {batch}) or (
-                replay_state.opened and not replay_state.left
+                replay_state.opened and not replay_state.remaining
             ):
                 return
             if replay_state.opened:
@@ -315,7 +315,7 @@ class Repair:
             log = locked.log
             replay_state, target = locked.replay_state, log.layout.task_file(name)
             others = published.names_of(store, log.layout, name.batch)
-            is_done = replay_state.opened and not replay_state.left
+            is_done = replay_state.opened and not replay_state.remaining
             if is_done or history.finished(store, shard, {name.batch}):
                 self.quarantine.move(path)
                 if not replay_state.opened and not others:
@@ -338,7 +338,7 @@ class Repair:
     def log_to_its_shard(self, path: str, uuid: Batch) -> None:
         """Move a movement log to its shard."""
         store, target = self.store, self.store.layout.log(uuid)
-        with held(store, path) as fd:
+        with store.locked_existing(path, WAIT_S) as fd:
             store.fs.make_directory(os.path.dirname(target))
             try:
                 if history.finished(store, store.layout.shard(uuid), {uuid}):
@@ -364,15 +364,10 @@ class Repair:
         return LockedBatch(self.store, batch, WAIT_S, create=True)
 
 
-def held(store: Store, path: str) -> AbstractContextManager[int]:
-    """Return an existing file, open for writing in place, and locked; FileNotFoundError if it is gone."""
-    return store.held(path, WAIT_S)
-
-
 @contextmanager
-def held_to_write(store: Store, path: str) -> Iterator[int]:
+def locked_to_write(store: Store, path: str) -> Iterator[int]:
     """Hold a file of lines to change its bytes; OSError if it has a second name (`jsonl.must_have_one_name`)."""
-    with held(store, path) as fd:
+    with store.locked_existing(path, WAIT_S) as fd:
         if path != store.layout.settings_file:  # a creator that died has left it with two
             jsonl.must_have_one_name(store.fs, fd, path)
         yield fd

@@ -22,14 +22,14 @@ from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
 COUNT_BITS = names.BATCH_TASKS_MAX.bit_length()
-"""Bits of a claim's length, at most the tasks of a batch. A claim is kept as one number, offset before length."""
+"""Bits of a record's length, at most the tasks of a batch. A record is kept as one number, offset before length."""
 OFFSET_MAX = 1 << 51
 DRIFT_MS = 3_600_000
-"""By how much the claims of a counter may be out of order: they are dated before their authors wait for its lock."""
+"""By how much the records of a counter may be out of order: they are dated before their authors wait for its lock."""
 READ_BYTES = 1 << 20
 
 Gap = tuple[int, int, int]
-"""Begin and end of bytes that no record claims, and how many of them are not NUL."""
+"""Begin and end of bytes that no record counts, and how many of them are not NUL."""
 
 
 def check(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -68,15 +68,15 @@ def _void(store: Store, repair: Repair, number: CounterName) -> None:
 
 
 def _surplus(store: Store) -> dict[CounterName, list[Gap]]:
-    """Return for each counter the bytes that count and that no record claims; none for what cannot be judged."""
+    """Return for each counter the bytes that count and of which no record tells; none for what cannot be judged."""
     sizes = counters.sizes(store) if store.settings.keep_history else {}
-    claims = _Claims()
-    if not sizes or not claims.read(store):
+    records = _CountRecords()
+    if not sizes or not records.read(store):
         return {}
     found = {}
     for number, size in sizes.items():
-        gaps = list(_marked(store, number, claims.unclaimed(number, size)))
-        if gaps and claims.reach_back(number, gaps[0][0]):
+        gaps = list(_marked(store, number, records.uncounted(number, size)))
+        if gaps and records.reach_back(number, gaps[0][0]):
             found[number] = gaps
     return found
 
@@ -97,15 +97,15 @@ def _marked(store: Store, number: CounterName, pieces: Iterator[tuple[int, int]]
                 yield begin, end, marked
 
 
-class _Claims:
+class _CountRecords:
     """Which bytes of the counters belong to batches."""
 
     def __init__(self) -> None:
         self._of: dict[str, array[int]] = {}
         self._first: dict[str, tuple[int, int]] = {}
-        """The lowest offset that was claimed of each counter, and when, as far as the history tells that reliably."""
+        """The lowest offset that was counted of each counter, and when, as far as the history tells that reliably."""
         self._earliest: dict[str, int] = {}
-        """When the earliest claim of each counter was made."""
+        """When the earliest record of each counter was made."""
 
     def read(self, store: Store) -> bool:
         """Read them all; False if some may be missing, because a line is damaged that may have held them.
@@ -137,7 +137,7 @@ class _Claims:
         return torn <= known
 
     def _read_line(self, line: bytes, day: Day) -> str | None:
-        """Return the batch whose claims a line of the history tells; None if it makes no sense."""
+        """Return the batch whose records a line of the history tells; None if it makes no sense."""
         try:
             record = orjson.loads(line)
             batch, records = names.parse_batch(record["batch"]), record["records"]
@@ -162,22 +162,22 @@ class _Claims:
             self._of.setdefault(number, array("q")).append(offset << COUNT_BITS | count)
 
     def reach_back(self, number: str, surplus: int) -> bool:
-        """Return whether no claim below the offset `surplus` can be missing, because `gc` has removed older history.
+        """Return whether no record below the offset `surplus` can be missing, because `gc` has removed older history.
 
-        `gc` removes the earliest days, and claims were made in the order of their offsets. So no claim that is earlier
-        than the lowest one was removed, on three conditions: nothing below the lowest counts; it is dated on the day of
-        its line; it is not later than the claims behind it.
+        `gc` removes the earliest days, and records were made in the order of their offsets. So no record that is
+        earlier than the lowest one was removed, on three conditions: nothing below the lowest counts; it is dated on
+        the day of its line; it is not later than the records behind it.
         """
         offset, at = self._first.get(number, (surplus, 0))
         return offset < surplus and at <= self._earliest[number] + DRIFT_MS
 
-    def unclaimed(self, number: CounterName, size: int) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of what no record claims of the first `size` bytes, in order, at most READ_BYTES each."""
+    def uncounted(self, number: CounterName, size: int) -> Iterator[tuple[int, int]]:
+        """Yield begin and end of what no record counts of the first `size` bytes, in order, at most READ_BYTES each."""
         at = 0
-        for claim in (*sorted(self._of.get(number, ())), size << COUNT_BITS):
-            offset = min(claim >> COUNT_BITS, size)
+        for record in (*sorted(self._of.get(number, ())), size << COUNT_BITS):
+            offset = min(record >> COUNT_BITS, size)
             while at < offset:
                 end = min(offset, at + READ_BYTES)
                 yield at, end
                 at = end
-            at = max(at, offset + (claim & (1 << COUNT_BITS) - 1))
+            at = max(at, offset + (record & (1 << COUNT_BITS) - 1))

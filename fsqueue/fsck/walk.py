@@ -39,7 +39,7 @@ def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterat
             store.refresh(now=True)
             if store.layout is not layout:
                 break
-            finding = _settle(store, suspect, repair)
+            finding = _judge(store, suspect, repair)
             if finding is not None and finding.path not in barred:
                 if finding.kind == "no-access":
                     barred.add(finding.path)  # other parts may meet it again
@@ -65,7 +65,7 @@ def fsck_part(store: Store, shards: Sequence[names.Shard], first: bool) -> Itera
 
 
 def _confirmed(store: Store, suspects: Iterator[Suspect]) -> Iterator[Finding]:
-    return (finding for suspect in suspects if (finding := _settle(store, suspect, False)) is not None)
+    return (finding for suspect in suspects if (finding := _judge(store, suspect, False)) is not None)
 
 
 def _outside_shards(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -90,7 +90,7 @@ def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterat
         progress(len(shards), len(shards))
 
 
-def _settle(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
+def _judge(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
     """Return the finding, if a second look confirms it; mended, if that is wanted and possible."""
     finding = suspect.finding
     try:

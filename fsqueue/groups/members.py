@@ -28,7 +28,7 @@ OPEN_MAX = 64
 """How many queues of a group a lessee has open at most."""
 LIST_S = 1.0
 """Shortest time between two looks at the time of the group's directory, ..."""
-SETTLE_S = 3.0
+CHANGED_S = 3.0
 """... after which it is listed once more: two changes within one tick of a clock leave the time as it is."""
 LIST_SHARE = 0.05
 """At most this part of the time goes into listing a group in which queues come and go all the time."""
@@ -94,7 +94,7 @@ class _OfOne:
         found = dict.fromkeys(self.selected.directories())
         took_s = self._clock.monotonic() - now
         self._look_at = max(self._look_at, now + took_s / LIST_SHARE)
-        self._list_at = now + (SETTLE_S if is_changed else SWEEP_S)
+        self._list_at = now + (CHANGED_S if is_changed else SWEEP_S)
         self._stamp = stamp
         for directory in found.keys() - self.listed.keys() - opened:
             self.wanted[directory] = None

@@ -268,7 +268,7 @@ class GroupQueue(Queue):
             self.store.lease_for_others()
 
     def lease(self, n: int = 1, *, wait_s: float = 0, **how: Any) -> list[LeasedTask]:
-        """Lease up to `n` tasks: see `Queue.lease`. With `wait_s`, wait so long also for the queue itself."""
+        """Lease up to `n` tasks: see `Queue.lease`. With `wait_s`, wait up to that for the queue itself, too."""
         clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)
         deadline = clock.monotonic() + duration_ms(wait_s, "wait_s") / 1000
         while True:

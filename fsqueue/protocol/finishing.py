@@ -21,7 +21,7 @@ from fsqueue.errors import FsqueueError
 from fsqueue.format import movements
 from fsqueue.format.replay import COMPLETED, DEAD
 from fsqueue.protocol import sealing
-from fsqueue.storage import commits, counters, deadletters, history, payloads, published, record_times, staging
+from fsqueue.storage import commits, counters, deadletters, history, payloads, record_times, staging
 from fsqueue.storage.locked_batch import LockedBatch
 
 logger = logging.getLogger("fsqueue")
@@ -40,7 +40,7 @@ def finish(locked: LockedBatch) -> bool:
     Return False if nothing was done: a task has no outcome, or one was inserted a moment ago.
     """
     store, log, replay_state = locked.store, locked.log, locked.replay_state
-    if not replay_state.opened or replay_state.left:
+    if not replay_state.opened or replay_state.remaining:
         return False
     at = record_times.present(locked)
     if replay_state.takes_inserts and at < replay_state.inserted_at + LINGER_MS:
@@ -53,7 +53,7 @@ def finish(locked: LockedBatch) -> bool:
         missing_letters(locked)
     lines = payloads.keep(locked, at)
     if lines is not None:
-        published.remove(locked)
+        locked.remove_task_file()
     if log.sync and not store.fs.shared:
         with suppress(FileNotFoundError):  # the directory went, too
             store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
@@ -113,7 +113,7 @@ def missing_letters(locked: LockedBatch) -> int:
 
 def _write(locked: LockedBatch, tasks: list[int], *, certain: bool) -> int:
     def payload(index: int) -> object:
-        return published.payload(locked, index)
+        return locked.payload(index)
 
     return deadletters.write(locked, tasks, payload, certain=certain, timeout_s=WAIT_S)
 
@@ -135,7 +135,7 @@ def bury(locked: LockedBatch, tasks: list[int]) -> None:
             )
 
 
-def settle_loss(locked: LockedBatch) -> bool:
+def bury_lost(locked: LockedBatch) -> bool:
     """Bury the tasks without an outcome whose task file is proven absent: no reader should wait for them for ever.
 
     A batch that took inserts takes no more.
@@ -147,7 +147,7 @@ def settle_loss(locked: LockedBatch) -> bool:
     store, log = locked.store, locked.log
     if staging.has(store, log.layout, log.batch) or log.batch in commits.waiting(store):
         return False
-    if published.read(locked) is not None:
+    if locked.read_lines() is not None:
         return False
     replay_state = locked.replay_state
     at = record_times.present(locked)
@@ -162,6 +162,6 @@ def settle_loss(locked: LockedBatch) -> bool:
             reason="task file gone: it was removed by something else than fsqueue",
         )
         bury(locked, lost)
-    if not replay_state.left:
+    if not replay_state.remaining:
         try_finish(locked)
     return True

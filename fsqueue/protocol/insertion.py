@@ -14,7 +14,6 @@ from itertools import groupby
 from typing import Any
 
 from fsqueue.errors import FsqueueError, InvalidTask, QueueNotFound, StorageError, from_os_error
-from fsqueue.filesystem import is_gone
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
@@ -32,6 +31,7 @@ from fsqueue.protocol.encoding import (
     moment,
 )
 from fsqueue.protocol.insert_errors import AppendFailed
+from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, SingleInserter
 from fsqueue.storage import queue_changes, staging
 from fsqueue.storage.store import Store
@@ -39,8 +39,6 @@ from fsqueue.user_code import UserCodeError
 
 logger = logging.getLogger("fsqueue")
 
-TRIES = 20
-"""Publish a group at most this often: each purge that overtakes it takes a try."""
 KEYS_ADVISED = 100_000
 """Warn of a call that inserts more tasks with keys than this: each of them makes a file for its key."""
 SOME_MAY_BE = "Some of the tasks may be in the queue"
@@ -337,13 +335,10 @@ def publish(store: Store, group: list[Encoded], published: Published | None = No
         try:
             _publish(store, layout, group, published)
         except OSError as error:
-            if not is_gone(error):
-                raise
-            store.refresh(now=True)
-            if store.layout is not layout:
+            if is_overtaken(store, error, layout):
                 published.forget()
-            elif not isinstance(error, FileNotFoundError) or (layout is missed and len(published.names) == before):
-                raise  # of ESTALE it is not known what was done, unless all of it has gone
+            elif layout is missed and len(published.names) == before:
+                raise
             store.make_generation()
             missed = layout
             continue

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 
 from fsqueue.errors import FsqueueError, InvalidTask, StorageError, TaskTooLarge
-from fsqueue.filesystem import LOST, is_gone
+from fsqueue.filesystem import LOST
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
@@ -23,14 +23,13 @@ from fsqueue.format.names import Batch
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
+from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
 from fsqueue.storage import insert_ids, jsonl, keys, logs, published, record_times
 from fsqueue.storage.keys import KeyFile
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
-TRIES = 20
-"""Maximum number of times that an insert begins anew: after a purge, a new key epoch, or the loss of the key's file."""
 KNOWN_MAX = 64
 """Maximum number of batches of which it is remembered up to which offset their logs are durable."""
 REPEAT = "Repeat the insert: the key keeps it from being inserted twice while it waits or is leased."
@@ -67,12 +66,7 @@ class KeyedInserter:
             except _Moved:
                 continue
             except OSError as error:  # the task is not in the queue
-                if not is_gone(error):
-                    raise
-                store.refresh(now=True)
-                if store.layout is layout and store.queue_state.key_epochs == epochs:
-                    if not isinstance(error, FileNotFoundError):
-                        raise
+                if not is_overtaken(store, error, layout, epochs):
                     unexplained = error
                 store.make_generation()
                 continue
@@ -94,16 +88,16 @@ class KeyedInserter:
         """Insert into a generation. None: begin anew."""
         store, key = self.store, task.key
         assert key is not None
-        with keys.locked(store, layout, key) as held:
-            claim = held.last(key) or keys.earlier(store, held, key)
+        with keys.locked(store, layout, key) as key_file:
+            claim = key_file.last(key) or keys.earlier(store, key_file, key)
             if claim is not None:
                 living = self._claims.living(layout, claim)
                 if living is not None:
-                    return TaskRef(living, inserted=False) if self._single.is_in_present(layout) else None
-                if held.size > keys.BYTES_MAX and not store.fs.shared:
-                    held.remove()
+                    return TaskRef(living, inserted=False) if self._single.is_in_queue(layout) else None
+                if key_file.size > keys.BYTES_MAX and not store.fs.shared:
+                    key_file.remove()
                     return None
-            return TaskRef(self._single.insert(task, self._announcing(held, key)))
+            return TaskRef(self._single.insert(task, self._announcing(key_file, key)))
 
     def _refusal(self, given: EncodedTask) -> InvalidTask:
         """Return the error for a task that does not go into an open batch. It says why, and what to do."""
@@ -127,14 +121,14 @@ class KeyedInserter:
             index,
         )
 
-    def _announcing(self, held: KeyFile, key: str) -> Callable[[Layout, Batch, str], None]:
+    def _announcing(self, key_file: KeyFile, key: str) -> Callable[[Layout, Batch, str], None]:
         """Return a function that appends a claim to the key's file. Call it before the `insert` record is appended."""
 
         def announce(layout: Layout, batch: Batch, identity: str) -> None:
-            if layout.generation != held.layout.generation:
+            if layout.generation != key_file.layout.generation:
                 raise _Moved
-            held.append(self._claim(key, batch, identity))
-            if not held.is_in_present():
+            key_file.append(self._claim(key, batch, identity))
+            if not key_file.is_current():
                 raise _Moved
 
         return announce
@@ -237,7 +231,7 @@ class Claims:
                     return names.task_id(batch, index)
                 if not is_known and locked.replay_state.takes_inserts:
                     sealing.seal(locked, record_times.present(locked))
-                    if not locked.replay_state.left:
+                    if not locked.replay_state.remaining:
                         finishing.try_finish(locked)
                 return None
         except FileNotFoundError:

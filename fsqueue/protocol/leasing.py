@@ -1,4 +1,4 @@
-"""Lease: pick a batch, claim tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5)."""
+"""Lease: pick a batch, lease tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import finishing, sealing, spending, transitions
 from fsqueue.protocol.selection import RandomSelection, Selection
-from fsqueue.storage import commits, published, record_times, retrying
+from fsqueue.storage import commits, record_times, retrying
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
 from fsqueue.storage.logs import TaskLines
 from fsqueue.storage.queue_file import FRESH_S
@@ -385,7 +385,7 @@ class Leaser:
                 with LockedBatch(store, batch, 0, create=create) as locked:
                     if locked.log.name is None:
                         locked.log.name = name
-                    got = self._claim(locked, name, most, asked, lease_ms, solo)
+                    got = self._from_locked(locked, name, most, asked, lease_ms, solo)
             except BatchBusy:
                 return BUSY
             except BatchGone:
@@ -463,7 +463,7 @@ class Leaser:
                 self._warned[code] = now
                 logger.warning("batches of %s are passed over, the first because of: %s", self.store.path, error)
 
-    def _claim(
+    def _from_locked(
         self, locked: LockedBatch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool
     ) -> Got:
         """Decide which tasks of a locked batch to lease, and record the lease.
@@ -474,26 +474,26 @@ class Leaser:
         store, replay_state = self.store, locked.replay_state
         opening = b""
         if not replay_state.opened:
-            if published.read(locked) is None or locked.log.name is None:
+            if locked.read_lines() is None or locked.log.name is None:
                 finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
                 return NOTHING
             opening = transitions.opening(locked, locked.log.name)
             replay_state.replay_own(opening, locked.log.next_offset())
-            if not replay_state.left:  # it takes inserts, and has got none yet
+            if not replay_state.remaining:  # it takes inserts, and has got none yet
                 self._end_if_empty(locked, opening)
                 return NOTHING
-        elif not replay_state.left:
+        elif not replay_state.remaining:
             self._try_finish(locked)
             return NOTHING
         at = record_times.present(locked)
         choice = self._choose(locked, at, most, solo)
         if choice is None:
-            finishing.settle_loss(locked)
+            finishing.bury_lost(locked)
             return NOTHING
         tasks, spent, alone = choice
         if spent:
             self._bury_spent(locked, spent, at)
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
                 return NOTHING
         if not tasks:
@@ -506,8 +506,8 @@ class Leaser:
                 # it may be one that was asked for
                 self.selection.expect(locked.batch, max(change, at) + store.clock.margin_ms)
             return LATER if is_later else NOTHING
-        if locked.log.lines is None and published.read(locked) is None:
-            finishing.settle_loss(locked)
+        if locked.log.lines is None and locked.read_lines() is None:
+            finishing.bury_lost(locked)
             locked.drop()  # what was chosen is not taken after all: replay anew next time
             return NOTHING
         return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, opening, alone)
@@ -569,7 +569,7 @@ class Leaser:
         if replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts:
             self._next_head = None
             due = replay_state.next_time()
-            target = published.named(locked, log.name, due if due is not None else until)
+            target = locked.task_file_name_at(log.name, due if due is not None else until)
             if target != log.name:
                 move = movements.moving(log.name, target)
                 replay_state.mention(str(log.name))
@@ -580,7 +580,7 @@ class Leaser:
         if target is not None:
             log.lines = None
             if move:
-                published.rename(locked, target)
+                locked.rename_task_file(target)
         locked.unlock()
         return self._hand_out(locked, given, lease, until, offset, lines or [], solo)
 
@@ -644,12 +644,12 @@ class Leaser:
                 tasks, spent, alone = self._choose(locked, at, 1, True) or ([], [], False)
                 if is_ordered or not tasks or spent:
                     self._tell_rest(locked, tasks, spent)
-                if tasks and not spent and published.read(locked) is not None:
+                if tasks and not spent and locked.read_lines() is not None:
                     return self._take(locked, tasks, at, lease_ms, False, record, alone)
                 locked.log.append(record)
                 if tasks or spent:
                     locked.drop()  # what was chosen is not taken after all: replay anew next time
-                elif not replay_state.left:
+                elif not replay_state.remaining:
                     finishing.try_finish(locked)
                 return []
         except (BatchBusy, FileNotFoundError):
@@ -667,7 +667,7 @@ class Leaser:
         With tasks that are out of attempts nothing is taken, and so all stays.
         """
         left, self._next_head = self._next_head, None
-        if not locked.replay_state.left:
+        if not locked.replay_state.remaining:
             left = None
         elif spent and locked.log.name is not None:
             left = locked.log.name, min(locked.replay_state.rank(index) for index in (*tasks, *spent))
@@ -702,12 +702,12 @@ class Leaser:
             return
         if due > at:
             self.selection.expect(log.batch, due)
-            target = published.named(locked, log.name, due)
+            target = locked.task_file_name_at(log.name, due)
             if target != log.name:
                 # Else the name was recorded, and the process that recorded it died before renaming.
                 if str(target) != replay_state.last_name():
                     locked.append_move(at, log.name, target)
-                published.rename(locked, target)
+                locked.rename_task_file(target)
             elif name is not None and name != target:
                 store.fs.rename(log.layout.task_file(name), log.layout.task_file(target))
         elif due + store.clock.margin_ms > at:  # a lease that has just run out: its holder's clock may differ
@@ -756,7 +756,7 @@ def _learn_ranks(locked: LockedBatch) -> bool:
     """
     replay_state = locked.replay_state
     if replay_state.inserts is None:
-        lines = published.read(locked)
+        lines = locked.read_lines()
         if not isinstance(lines, list):
             return False
         unfinished = [index for index, state in enumerate(replay_state.state) if state <= LEASED]

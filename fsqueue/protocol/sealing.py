@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fsqueue.format.replay import AVAILABLE
-from fsqueue.storage import published
 from fsqueue.storage.locked_batch import LockedBatch
 
 
@@ -16,7 +15,7 @@ def seal(locked: LockedBatch, at: int) -> None:
     store, log, replay_state = locked.store, locked.log, locked.replay_state
     if store.sync_inserts and not log.sync:
         store.fs.fsync(log.fd)  # what a reader counts by the record alone must not be lost before it
-    name = published.find(locked)
+    name = locked.find_task_file()
     # No name says that there are no tasks: such a batch is over, and whoever meets its log finishes it.
     target = name.sealed(replay_state.count) if name is not None and replay_state.count else None
     locked.append_record(
@@ -28,7 +27,7 @@ def seal(locked: LockedBatch, at: int) -> None:
         **({"from": str(name), "name": str(target)} if target is not None else {}),
     )
     if target is not None:
-        published.rename(locked, target)
+        locked.rename_task_file(target)
 
 
 def _is_untouched(locked: LockedBatch) -> bool:

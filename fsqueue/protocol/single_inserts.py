@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fsqueue import forks
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
-from fsqueue.filesystem import LOST, is_gone, resources
+from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName
@@ -26,14 +26,15 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
-from fsqueue.storage import history, jsonl, published, queue_changes, record_times, staging
+from fsqueue.protocol.overtaken import TRIES, is_overtaken
+from fsqueue.storage import history, jsonl, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store, hash_of
 
 TASK_BYTES_MAX = 64 << 10
 """A longer task gets a file of its own, and takes no key: a log is read again and again, and a task file once."""
 APPEND_TASKS_MAX, APPEND_BYTES_MAX = 256, 1 << 18
-"""One append takes so many tasks, whose lines have so many bytes. More are cheaper as task files."""
+"""Maximum number of tasks of one append, and of bytes of their lines. More are cheaper as task files."""
 LOG_BYTES_MAX = 1 << 20
 """A batch whose log is longer, or would be by several tasks at once, takes no more inserts."""
 BUSY_WAIT_S = 0.02
@@ -42,8 +43,6 @@ ADOPT_MAX = 8
 """Maximum number of open batches left by other processes of this host that are tried, the newest first."""
 SPREAD = 16
 """Number of shards over which a process spreads its open batches: workers share the work, few directories are made."""
-TRIES = 20
-"""Maximum number of attempts at an insert: the batch was full, sealed, finished or locked, or the queue was purged."""
 
 Announce = Callable[[Layout, Batch, str], None]
 """Called before a record is appended to a batch: with the generation, the batch, and the id of the record."""
@@ -155,7 +154,7 @@ class SingleInserter:
             except (FileNotFoundError, _Overtaken):
                 store.refresh(now=True)
             except AppendFailed as failed:
-                if failed.new and not self._is_in_present(layout, failed.new):
+                if failed.new and not self._is_in_queue(layout, failed.new):
                     raise AppendFailed(failed.error) from failed.__cause__  # a purge has taken what was appended
                 raise
             except OSError as error:
@@ -170,7 +169,7 @@ class SingleInserter:
                     self._batch = None
                 continue
             self._batch = batch
-            if not self._is_in_present(layout, len(tasks)):  # a purge took them along
+            if not self._is_in_queue(layout, len(tasks)):  # a purge took them along
                 pending = [(store.entropy.hex16(), task) for task in tasks]
                 continue
             store.doorbell.ring_now_and_then(store.clock.monotonic())
@@ -182,18 +181,18 @@ class SingleInserter:
             f"The queue {store.path} was purged, or its batches were locked by others, again and again while {what}"
         )
 
-    def is_in_present(self, layout: Layout) -> bool:
+    def is_in_queue(self, layout: Layout) -> bool:
         """Return whether a task that was inserted into a generation before this call is in the queue, durably. False if
         that was purged.
 
         An error says that the task is in the queue, or that this is unknown.
         """
         try:
-            return self._is_in_present(layout, 0)
+            return self._is_in_queue(layout, 0)
         except AppendFailed as failed:
             raise failed.of_one(self.store) from failed.__cause__
 
-    def _is_in_present(self, layout: Layout, new: int) -> bool:
+    def _is_in_queue(self, layout: Layout, new: int) -> bool:
         """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
 
         AppendFailed says that it is in the queue, or that this is unknown: it was appended. `new`: how many tasks it
@@ -262,12 +261,7 @@ class SingleInserter:
             try:
                 return self._publish(layout, rank)
             except OSError as error:
-                if not is_gone(error):
-                    raise
-                store.refresh(now=True)
-                if store.layout is layout:
-                    if not isinstance(error, FileNotFoundError):
-                        raise
+                if not is_overtaken(store, error, layout):
                     unexplained = error
                 store.make_generation()
         if unexplained is not None:  # no purge was the cause
@@ -366,12 +360,12 @@ class SingleInserter:
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         opening = b""
-        if not is_known and published.read(locked) is None:
+        if not is_known and locked.read_lines() is None:
             if not replay_state.opened:
                 finishing.retire(locked)  # it finished after it was listed, and opening the log revived its name
             return None
         if not replay_state.opened:
-            if published.read(locked) is None or log.name is None:
+            if locked.read_lines() is None or log.name is None:
                 finishing.retire(locked)
                 return None
             opening = transitions.opening(locked, log.name)
@@ -386,7 +380,7 @@ class SingleInserter:
             log.append(opening)
         if takes:
             sealing.seal(locked, record_times.present(locked))
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
         return None
 
@@ -396,14 +390,14 @@ class SingleInserter:
         The renaming is recorded, done and proven, in this order, before the task is inserted: a name that promises too
         much costs a look, one that promises too little hides the task. None if there is no such file any more.
         """
-        name = published.find(locked)
+        name = locked.find_task_file()
         if name is not None and rank < name.rank:
             if opening:
                 locked.log.append(opening)
                 opening = b""
             target = name.ranked(rank)
             locked.append_move(record_times.present(locked), name, target)
-            name = target if published.rename_surely(locked, target) else None
+            name = target if locked.rename_task_file_surely(target) else None
         if name is None:
             if opening:
                 finishing.retire(locked)  # what it says is not written
@@ -485,7 +479,7 @@ class SingleInserter:
         try:
             with LockedBatch(store, batch, jsonl.LOCK_TIMEOUT_S, create=True) as locked:
                 log = locked.log
-                if not locked.replay_state.opened and published.read(locked) is None:
+                if not locked.replay_state.opened and locked.read_lines() is None:
                     finishing.retire(locked)
                     raise FileNotFoundError(batch)
                 lines = sparse.lines(store.fs.all_pieces(log.fd), 0)

@@ -136,7 +136,7 @@ def _in_batch(
                     if CHECK:
                         _check_fenced(locked, lease, held)
                     act(locked, lease, held, at)
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
     except FileNotFoundError:
         records = _history_of(store, batch, done, uncertain)
@@ -200,7 +200,7 @@ def complete_one(store: Store, task: LeasedTask) -> None:
                 if locked.replay_state.holds(task.index, task.lease):
                     at = record_times.present(locked)
                     locked.log.append(completion(locked, task, at))
-                    if not locked.replay_state.left:
+                    if not locked.replay_state.remaining:
                         finishing.try_finish(locked)
                     return
         except (BatchBusy, FileNotFoundError):
@@ -345,11 +345,11 @@ def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:
     the name promises, and `lease` would answer "empty" although they wait. A name that is too early costs a look.
     """
     try:
-        name = published.find(locked)
+        name = locked.find_task_file()
         if name is not None and name.available_at > available_at:
             target = name.at(available_at)
             locked.append_move(at, name, target)
-            published.rename_surely(locked, target)
+            locked.rename_task_file_surely(target)
     except OSError as error:
         if error.errno not in LOST:
             raise
@@ -377,7 +377,7 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
                 locked.append_record(
                     "cancel", at, tasks=to_ranges(free), versions=[replay_state.version[index] for index in free]
                 )
-            if not replay_state.left:
+            if not replay_state.remaining:
                 finishing.try_finish(locked)
             return len(free)
     except FileNotFoundError:
@@ -388,7 +388,7 @@ def open_untouched(locked: LockedBatch) -> bool:
     """Write the `open` of an untouched batch, once its file is proven there; False if it is not."""
     log = locked.log
     if not locked.replay_state.opened:
-        if published.read(locked) is None or log.name is None:
+        if locked.read_lines() is None or log.name is None:
             return False
         locked.write(opening(locked, log.name))
     return True

@@ -22,7 +22,7 @@ logger = logging.getLogger("fsqueue")
 
 BELL_S = (0.1, 6.0)
 """Shortest and longest pause between two readings of the doorbell."""
-SETTLE_S = 1.2 * QUIET_S
+AGAIN_S = 1.2 * QUIET_S
 """Pause after a notification before another look, for what was inserted without one of its own."""
 SWEEP_S = 600.0
 """An idle worker lists everything after this time, although the doorbell is unchanged (it is a hint)."""
@@ -69,7 +69,7 @@ class IdlePoller:
         told = (leaser.generation, notification)
         is_notified = idle and told != self._acted_on
         if told != self._acted_on:
-            self._again_at = now + SETTLE_S
+            self._again_at = now + AGAIN_S
         elif now >= self._again_at:
             idle, self._again_at = False, math.inf
         if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):

@@ -124,8 +124,8 @@ def _of_silent(kind: Kind, queue: str, host: str, workers: list[fsqueue.LeaseHol
     return Notice(
         kind,
         queue,
-        f"{subject} {fate}. {'It holds' if is_one else 'They hold'} {tasks}. Other workers get them when the leases run "
-        f"out, in {duration(max(0.0, left))}, or at once if you release them.",
+        f"{subject} {fate}. {'It holds' if is_one else 'They hold'} {tasks}. Other workers get them when the leases "
+        f"run out, in {duration(max(0.0, left))}, or at once if you release them.",
         Action(f"Release what {cut(host, 60)} holds", "release", {"host": host}),
     )
 

@@ -310,7 +310,7 @@ def prove(store: Store, layout: Layout, commit: CommitName, attempt: Uuid, parts
     Under the attempt's lock, which `locks` gives back.
     """
     try:
-        locks.enter_context(store.held(f"{layout.attempt(attempt, commit)}/{LOCK}", LOCK_S))
+        locks.enter_context(store.locked_existing(f"{layout.attempt(attempt, commit)}/{LOCK}", LOCK_S))
         whole = _is_whole(store, layout, attempt, commit, parts)
     except FileNotFoundError:
         whole = False
@@ -441,11 +441,11 @@ def _attending(store: Store, path: str) -> Iterator[None]:
 # -- clearing up -------------------------------------------------------------------------------------
 
 
-def settle(store: Store, layout: Layout, identity: Uuid) -> bool:
+def end_proposal(store: Store, layout: Layout, identity: Uuid) -> bool:
     """Bring a proposal to its end: applied if it was decided, withdrawn if its proposer is dead. False: it lives."""
     path = layout.proposal(identity)
     try:
-        with store.held(path, 0.0):
+        with store.locked_existing(path, 0.0):
             record = proposed(store, layout, identity)
             if record is None or not is_decided(store, layout, record):
                 withdraw(store, layout, identity)
@@ -474,7 +474,7 @@ def reap(store: Store, layout: Layout, attempt: Uuid, commit: CommitName) -> boo
         if record is None:
             for identity in either_of_two(lambda: proposals(store, layout)):
                 other = proposed(store, layout, identity)
-                if other is not None and attempt in other.attempts() and not settle(store, layout, identity):
+                if other is not None and attempt in other.attempts() and not end_proposal(store, layout, identity):
                     return False
             record = find(store, layout, commit)
         if record is None or attempt not in record.attempts():
@@ -499,7 +499,7 @@ def _lock_to_reap(store: Store, directory: str, stack: ExitStack) -> bool:
         except FileNotFoundError:
             return False
         with suppress(FileNotFoundError):  # another process has just reaped it
-            stack.enter_context(store.held(path, REAP_S))
+            stack.enter_context(store.locked_existing(path, REAP_S))
             return True
     return False
 

@@ -23,9 +23,8 @@ from fsqueue.format.models import DeadLetter
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.wording import counted
-from fsqueue.storage import jsonl, letter_files, published, retrying
-from fsqueue.storage.locked_batch import LockedBatch
-from fsqueue.storage.published import LOST
+from fsqueue.storage import jsonl, letter_files, retrying
+from fsqueue.storage.locked_batch import LOST, LockedBatch
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
 
@@ -69,7 +68,7 @@ def write(
                         locked.replay_state,
                         index,
                         payload_of(index),
-                        published.key_and_priority(locked, index),
+                        locked.key_and_priority(index),
                     )
                     for index in wanted
                 ),

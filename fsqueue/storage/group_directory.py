@@ -66,7 +66,7 @@ class GroupDirectory:
     def stamp(self) -> tuple[int, int]:
         """Return what changes when a queue comes into being or is deleted: the directory's time, as a server knows it.
 
-        Two changes in one tick of a clock leave it equal: see `is_settled`.
+        Two changes in one tick of a clock leave it equal.
         """
         fd = self.fs.look(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -46,7 +46,7 @@ def must_have_one_name(fs: Filesystem, fd: int, path: str) -> None:
 
 
 @contextmanager
-def held(
+def locked_existing(
     fs: Filesystem, clock: Clock, entropy: Entropy, path: str, timeout_s: float = LOCK_TIMEOUT_S, flags: int = 0
 ) -> Iterator[int]:
     """Open an existing file for writing in place, and lock it. FileNotFoundError if it is gone; LockTimeout."""

@@ -90,7 +90,7 @@ class KeyFile:
         """
         return self._store.fs.unlink(self.path)
 
-    def is_in_present(self) -> bool:
+    def is_current(self) -> bool:
         """Return whether the file is where claims are written still: no purge, and no key epoch, has begun since."""
         store = self._store
         store.verify()
@@ -140,10 +140,10 @@ def _names_of(store: Store, fd: int, path: str) -> tuple[int, bool]:
 
 
 @contextmanager
-def held(store: Store, layout: Layout, path: str, wait_s: float) -> Iterator[KeyFile]:
+def locked_existing(store: Store, layout: Layout, path: str, wait_s: float) -> Iterator[KeyFile]:
     """Open an existing file of a key, and lock it. FileNotFoundError if it is gone; LockTimeout."""
     epochs = store.queue_state.key_epochs
-    with jsonl.held(store.fs, store.clock, store.entropy, path, wait_s, os.O_APPEND) as fd:
+    with jsonl.locked_existing(store.fs, store.clock, store.entropy, path, wait_s, os.O_APPEND) as fd:
         yield KeyFile(store, layout, epochs, fd, path)
 
 
@@ -159,7 +159,7 @@ def earlier(store: Store, file: KeyFile, key: str, wait_s: float = jsonl.LOCK_TI
     path = layout.key(names.key_digest(key), epochs.earlier)
     make_directory(store, os.path.dirname(path))
     try:
-        with held(store, layout, path, wait_s) as before:
+        with locked_existing(store, layout, path, wait_s) as before:
             return before.last(key)
     except FileNotFoundError:
         return None

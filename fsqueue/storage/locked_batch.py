@@ -2,25 +2,34 @@
 
 Everything that changes a batch goes through `LockedBatch`. A function that must be called under the batch's lock takes
 one, as the proof that the lock is held.
+
+The name of a batch's task file changes with the time at which something inside is available, so a name is a hint: what
+was opened last, then the names in the log, then a listing of the shard (docs/design.md, section 4.5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fsqueue import checks
 from fsqueue.checks import CHECK
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import resources
-from fsqueue.format import movements, state_checks
+from fsqueue.format import movements, names, priority, state_checks, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import ReplayState
-from fsqueue.storage import jsonl
-from fsqueue.storage.logs import Log
+from fsqueue.storage import jsonl, published
+from fsqueue.storage.logs import LinesInLog, Log, TaskLines
 from fsqueue.storage.store import Store
+
+logger = logging.getLogger("fsqueue")
+
+LOST = object()
+"""In place of a payload that cannot be read any more."""
 
 LEAST_WAIT_S = 0.01
 """Shortest wait for a batch whose lock is busy: the error then says who has it."""
@@ -71,7 +80,7 @@ class LockedBatch:
             log = get(batch)
             if log is None or log.fd < 0:
                 log = store.logs.open(batch, self._create)
-            held = resources.this_thread.owned.held  # on the hot path: `Log.enter`, without a frame of its own
+            held = resources.this_thread.owned.sections  # on the hot path: `Log.enter`, without a frame of its own
             if log in held:
                 self._raise_entered()
             held.append(log)
@@ -163,6 +172,152 @@ class LockedBatch:
         self.log.recall()
         self.replay_state = self.log.replay_state
         return self.replay_state
+
+    # -- its task file ----------------------------------------------------------------------------
+
+    def task_file_names(self) -> Iterator[TaskFileName]:
+        """Yield the names the task file may have, likeliest first."""
+        store, log = self.store, self.log
+        seen: set[str] = set()
+        if log.name is not None:
+            seen.add(str(log.name))
+            yield log.name
+        for name in names.task_files_of(log.batch, reversed(self.replay_state.names)):
+            if str(name) not in seen:
+                seen.add(str(name))
+                yield name
+        for _ in range(2):  # one listing may be old: only two of them prove absence
+            # Names that were tried before, too: a process that lost the log's lock may have renamed the file meanwhile.
+            yield from names.task_files_of(log.batch, published.listed(store, log.layout, log.batch))
+
+    def read_lines(self) -> TaskLines | None:
+        """Return the lines of the tasks, kept with the log; None if the task file is proven absent."""
+        store, log = self.store, self.log
+        if log.lines is None:
+            for name in self.task_file_names():
+                try:
+                    content = published.content_of(store, log.layout.task_file(name))
+                except FileNotFoundError:
+                    continue
+                log.name, log.is_named_so = name, True
+                if name.inserted is None:
+                    log.lines = task_file.split_lines(content)
+                else:
+                    log.lines, log.domain = LinesInLog(log), task_file.domain_of(content)
+                self._make_single(name)
+                break
+        return log.lines
+
+    def _make_single(self, name: TaskFileName) -> None:
+        """Remove the other names that a power loss left the file with (btrfs; see `Filesystem.rename`)."""
+        fs, log = self.store.fs, self.log
+        if fs.shared or log.single:
+            return
+        try:
+            links = fs.stat(log.layout.task_file(name)).st_nlink
+        except FileNotFoundError:  # not this name, or the whole generation has just been moved away
+            return
+        if links > 1:
+            for other in names.task_files_of(log.batch, published.listed(self.store, log.layout, log.batch)):
+                if other != name:
+                    fs.unlink(log.layout.task_file(other))
+        log.single = True
+
+    def payload(self, index: int) -> Any:
+        """Return a task's payload as it stands now, replaced or original; LOST if it cannot be read any more."""
+        if index in self.replay_state.payloads:
+            return self.replay_state.payloads[index]
+        is_in_log = index in self.replay_state.places
+        lines = LinesInLog(self.log) if is_in_log else self.read_lines()
+        try:
+            return LOST if lines is None else task_file.decode_task(lines[index])["payload"]
+        except (ValueError, IndexError):
+            return LOST
+
+    def key_and_priority(self, index: int) -> dict[str, Any]:
+        """Return a task's `key` and `priority`, as they stand in its line: those that it has, and that can be read."""
+        lines = LinesInLog(self.log) if index in self.replay_state.places else self.read_lines()
+        try:
+            record = {} if lines is None else task_file.decode_task(lines[index])
+        except (ValueError, IndexError):
+            return {}
+        found = {name: value for name in ("key", "priority") if (value := record.get(name)) is not None}
+        if "priority" in found and priority.fault(found["priority"]) is not None:
+            del found["priority"]
+        return found
+
+    def find_task_file(self) -> TaskFileName | None:
+        """Return the name that the file has; None if it is proven absent.
+
+        What the log says last may not have been done: its author died before renaming, or was told that it failed.
+        """
+        store, log = self.store, self.log
+        if not log.is_named_so:
+            for name in self.task_file_names():
+                if store.fs.exists(log.layout.task_file(name)):
+                    log.name, log.is_named_so = name, True
+                    break
+            else:
+                return None
+        return log.name
+
+    def task_file_name_at(self, name: TaskFileName, available_at: int) -> TaskFileName:
+        """Return the name that the file `name` gets, with another time. Do not give an open batch's file a later one.
+
+        Of a batch that was sealed it says so: the process that sealed it may have died before renaming the file.
+        """
+        if name.is_open and not self.replay_state.takes_inserts:
+            name = name.sealed(self.replay_state.count)
+        return name.at(available_at)
+
+    def rename_task_file(self, target: TaskFileName) -> bool:
+        """Give the file the name `target`, whichever it has. Return whether it has that name now.
+
+        A record that says so stands in the log already, and counts. A failure is only logged, so this is for names that
+        become later: one that is too early costs a look.
+        """
+        try:
+            return self.rename_task_file_surely(target)
+        except OSError as error:
+            logger.warning("%s could not be renamed to %s (%s); 'fsqueue gc' will do it", self.log.name, target, error)
+            return False
+
+    def rename_task_file_surely(self, target: TaskFileName) -> bool:
+        """Give the file the name `target`, as `rename_task_file` does; OSError if that fails. False: there is none."""
+        store, log = self.store, self.log
+        path = log.layout.task_file(target)
+        log.is_named_so = False
+        for name in self.task_file_names():
+            if name != target and store.fs.rename(log.layout.task_file(name), path):
+                break
+        else:
+            if not store.fs.exists(path):
+                return False
+        log.name, log.is_named_so = target, True
+        return True
+
+    def move_task_file_away(self, name: TaskFileName, path: str, target: str) -> bool:
+        """Rename the task file `name` from `path` to `target`; False if it or the directory of `target` is missing."""
+        if CHECK:
+            self._check_over()
+        self._make_single(name)
+        return self.store.fs.rename(path, target)
+
+    def remove_task_file(self) -> None:
+        """Unlink the task file, under all names that it has. If it is not found, the shard is listed."""
+        if CHECK:
+            self._check_over()
+        store, log = self.store, self.log
+        for name in self.task_file_names():
+            self._make_single(name)
+            if store.fs.unlink(log.layout.task_file(name)):
+                return
+
+    def _check_over(self) -> None:
+        """Check invariant 1 before the file goes: the log says that the batch is over, and has each task's outcome."""
+        state = self.replay_state
+        what = f"the task file of batch {self.batch} is about to go, and {state.remaining} of its tasks have no outcome"
+        checks.hold(1, state.finished and not state.remaining, what)
 
     # -- out of it -------------------------------------------------------------------------------
 

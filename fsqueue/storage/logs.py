@@ -239,7 +239,7 @@ class Log:
         It is busy also for a signal handler that interrupts a section of its own thread. If an exception ends a section
         between two instructions, `resources.give_back` calls `abandon`.
         """
-        held = resources.this_thread.owned.held
+        held = resources.this_thread.owned.sections
         if self in held:
             return False
         held.append(self)
@@ -251,7 +251,7 @@ class Log:
     def leave(self) -> None:
         """Give the mutex back."""
         self.mutex.release()
-        resources.this_thread.owned.held.remove(self)
+        resources.this_thread.owned.sections.remove(self)
 
     def abandon(self) -> None:
         """Discard this log after a section that an exception broke off: its state cannot be trusted. Let others in."""

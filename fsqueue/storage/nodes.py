@@ -161,7 +161,7 @@ def admit(store: Store, node: str) -> bool:
     """Forget the failures on a node: it takes tasks again. False if there were none, or it failed (logged)."""
     path = store.layout.node(node)
     try:
-        with store.held(path, WAIT_S):
+        with store.locked_existing(path, WAIT_S):
             return store.fs.unlink(path)
     except FileNotFoundError:
         return False

@@ -46,7 +46,7 @@ def keep(locked: LockedBatch, at: int) -> bytes | None:
 
 def _keep(locked: LockedBatch, day: Day, payload_bytes_max: int | None) -> bytes | None:
     store, layout = locked.store, locked.log.layout
-    for name in published.candidates(locked):
+    for name in locked.task_file_names():
         path = layout.task_file(name)
         try:
             found = store.fs.stat(path)
@@ -72,9 +72,9 @@ def _move(locked: LockedBatch, name: TaskFileName, path: str, directory: str) ->
     """Rename the task file into the directory of a day, which is made if it is missing."""
     fs, target = locked.store.fs, f"{directory}/{name}"
     sync = locked.log.sync and not fs.shared
-    if not published.move_away(locked, name, path, target):
+    if not locked.move_task_file_away(name, path, target):
         fs.make_directory(directory, sync)
-        if not published.move_away(locked, name, path, target):
+        if not locked.move_task_file_away(name, path, target):
             return False
     if sync:
         fs.sync_directory(directory)  # before the name in the queue is known to be gone

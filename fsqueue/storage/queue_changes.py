@@ -44,7 +44,7 @@ def locked(fs: Filesystem, clock: Clock, entropy: Entropy, path: str) -> Iterato
 
     FileNotFoundError if there is no such file, LockTimeout if it stays locked.
     """
-    with jsonl.held(fs, clock, entropy, settings_file(path), flags=os.O_APPEND) as fd:
+    with jsonl.locked_existing(fs, clock, entropy, settings_file(path), flags=os.O_APPEND) as fd:
         yield Locked(fs, path, fd, state_in(fs, fd, path))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import orjson
@@ -87,17 +87,19 @@ class Settlement:
         raises in the end.
         """
         store, wait_s = self.store, LATER_WAIT_S if self._busy else jsonl.LOCK_TIMEOUT_S
-        with ExitStack() as holding:
-            fd = None
-            try:
-                if shard not in self._busy:
-                    locked = letter_files.locked(store, self.layout, shard, wait_s, durable=store.sync_inserts)
-                    fd = holding.enter_context(locked)
-            except LockTimeout as error:
-                self._busy[shard] = error
-            if fd is not None:
-                self.must_be_of_this_generation()
-            yield fd
+        is_locked = False
+        try:
+            if shard not in self._busy:
+                with letter_files.locked(store, self.layout, shard, wait_s, durable=store.sync_inserts) as fd:
+                    is_locked = True
+                    self.must_be_of_this_generation()
+                    yield fd
+        except LockTimeout as error:
+            if is_locked:
+                raise
+            self._busy[shard] = error
+        if not is_locked:
+            yield None
 
     def must_be_of_this_generation(self) -> None:
         """Raise QueuePurged or QueueNotFound, unless the queue is still as this call has found it."""

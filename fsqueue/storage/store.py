@@ -203,9 +203,9 @@ class Store:
             self.fs.fsync(fd)
         self._durable_lines = needed
 
-    def held(self, path: str, wait_s: float) -> AbstractContextManager[int]:
+    def locked_existing(self, path: str, wait_s: float) -> AbstractContextManager[int]:
         """Open an existing file for writing in place, and lock it. FileNotFoundError if it is gone; LockTimeout."""
-        return jsonl.held(self.fs, self.clock, self.entropy, path, wait_s)
+        return jsonl.locked_existing(self.fs, self.clock, self.entropy, path, wait_s)
 
     def make_generation(self) -> None:
         """Make the directory of the generation, when an inserter finds it missing.
@@ -215,7 +215,7 @@ class Store:
         """
         path = self.layout.settings_file
         try:
-            with self.held(path, MAKER_WAIT_S) as fd:
+            with self.locked_existing(path, MAKER_WAIT_S) as fd:
                 self._make_generation(fd)
         except LockTimeout:  # the lock's holder is stopped; as long as it is, no other process ends this generation
             with self.fs.closing(self.fs.look(path)) as fd:

@@ -33,7 +33,6 @@ from fsqueue.storage import (
     listing,
     nodes,
     payloads,
-    published,
     record_times,
     retrying,
     staging,
@@ -242,7 +241,7 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
 def _look_at(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
     """Mend a batch that has a log, if it needs that."""
     replay_state = listing.read_present_state(store, batch)
-    at_work = replay_state is not None and replay_state.left and batch in files and not replay_state.done[DEAD]
+    at_work = replay_state is not None and replay_state.remaining and batch in files and not replay_state.done[DEAD]
     if (
         not at_work
         or is_late(replay_state, files[batch])
@@ -289,17 +288,17 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
         if name is None:
             log.lines, log.is_named_so = None, False  # what this process has read does not prove that it is there
         record_times.set_right(locked)
-        if replay_state.opened and not replay_state.left:
+        if replay_state.opened and not replay_state.remaining:
             if finishing.finish(locked):
                 report.finished += 1
             elif replay_state.done[DEAD]:  # a task was inserted a moment ago, and the letters do not wait for that
                 report.letters_added += finishing.missing_letters(locked)
-        elif published.read(locked) is None and not publish_again(locked):
+        elif locked.read_lines() is None and not publish_again(locked):
             if not replay_state.opened:
                 finishing.retire(locked)
                 report.finished += 1
             else:
-                report.finished += finishing.settle_loss(locked)
+                report.finished += finishing.bury_lost(locked)
         elif not replay_state.opened and log.name is not None and log.name.is_open:
             if not _may_get_inserts(store, batch):
                 _end_empty(locked, report)
@@ -309,7 +308,8 @@ def mend(store: Store, batch: Batch, name: TaskFileName | None, report: GcReport
             if name is not None and is_late(replay_state, name):
                 target = name.at(replay_state.next_time() or 0)
                 log.name = name
-                report.renamed += published.move(locked, record_times.present(locked), name, target)
+                locked.append_move(record_times.present(locked), name, target)
+                report.renamed += locked.rename_task_file(target)
                 store.doorbell.ring()
 
 
@@ -352,7 +352,7 @@ def _staging(store: Store, report: GcReport) -> None:
     layout = store.layout
     for identity in commits.proposals(store, layout):
         if is_abandoned(store, layout.proposal(identity)):
-            commits.settle(store, layout, identity)
+            commits.end_proposal(store, layout, identity)
     for text in store.fs.names(layout.commits):
         reap_ballot(store, text)
     for text in store.fs.names(layout.staging):

@@ -89,8 +89,8 @@ class KeyCollector:
             self.report.keys_removed += self._is_old(path) and self._tried(self._reap, path)
 
     def _reap(self, path: str) -> bool:
-        with keys.held(self.store, self.layout, path, finishing.WAIT_S) as held:
-            return self._is_old(path) and self._is_free(held) and held.remove()
+        with keys.locked_existing(self.store, self.layout, path, finishing.WAIT_S) as key_file:
+            return self._is_old(path) and self._is_free(key_file) and key_file.remove()
 
     # -- on a network mount ----------------------------------------------------------------------------
 
@@ -117,8 +117,8 @@ class KeyCollector:
         return free >= max(total - free, FREE_MIN)
 
     def _is_free_now(self, path: str) -> bool:
-        with keys.held(self.store, self.layout, path, finishing.WAIT_S) as held:
-            return self._is_free(held)
+        with keys.locked_existing(self.store, self.layout, path, finishing.WAIT_S) as key_file:
+            return self._is_free(key_file)
 
     def _begin_next(self) -> bool:
         """Begin the next epoch, with a number that no directory has: `queue.jsonl` may be an old copy."""
@@ -153,13 +153,13 @@ class KeyCollector:
         that file has a claim. Return whether the task lives.
         """
         store = self.store
-        with keys.held(store, self.layout, path, finishing.WAIT_S) as before:
+        with keys.locked_existing(store, self.layout, path, finishing.WAIT_S) as before:
             claim = before.last()
         if claim is None or self._claims.living(self.layout, claim) is None:
             return False
-        with keys.locked(store, self.layout, claim.key, finishing.WAIT_S) as held:
-            if held.last(claim.key) is None and self._claims.living(self.layout, claim) is not None:
-                held.append(claim)
+        with keys.locked(store, self.layout, claim.key, finishing.WAIT_S) as key_file:
+            if key_file.last(claim.key) is None and self._claims.living(self.layout, claim) is not None:
+                key_file.append(claim)
         return True
 
     def _append(self, earlier: int, present: int) -> bool:
@@ -202,11 +202,11 @@ class KeyCollector:
     def _is_before(self, changed_s: float) -> bool:
         return changed_s <= self.store.clock.now_ms() / 1000 - KEY_AGE_S
 
-    def _is_free(self, held: KeyFile) -> bool:
+    def _is_free(self, key_file: KeyFile) -> bool:
         """Return whether no task lives that a locked file names.
 
         A file in which no line can be read is left to fsck, but for one that has no whole line: its writer died before
         it inserted anything.
         """
-        claim = held.last()
-        return held.has_no_line() if claim is None else self._claims.living(self.layout, claim) is None
+        claim = key_file.last()
+        return key_file.has_no_line() if claim is None else self._claims.living(self.layout, claim) is None

@@ -374,7 +374,7 @@ class _Remains:
         for batch in listing.logs(self.store, shard):
             replay_state = listing.read_present_state(self.store, batch) if batch not in files else None
             if replay_state is not None:
-                if replay_state.left and batch in listing.task_files(self.store, shard):
+                if replay_state.remaining and batch in listing.task_files(self.store, shard):
                     return True
                 ended.add((batch, replay_state.count))  # a file that stays away was removed: its tasks are lost
         return False
@@ -393,7 +393,7 @@ class _Remains:
         replay_state = listing.read_present_state(self.store, name.batch)
         if replay_state is None:
             return not name.is_open, 0
-        return replay_state.left > 0, replay_state.count
+        return replay_state.remaining > 0, replay_state.count
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ def of_batch(
             return
         replay_state = ReplayState()
         replay_state.begin(name.count, name.available_at, 0)
-    elif not lines and replay_state.left and replay_state.inserts is None:
+    elif not lines and replay_state.remaining and replay_state.inserts is None:
         lines = lines_anywhere(store, batch, replay_state)
     yield from _of_replay_state(store, batch, replay_state, lines, among)
 

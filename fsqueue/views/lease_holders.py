@@ -157,7 +157,7 @@ def _add(store: Store, batch: names.Batch, found: dict[bytes, LeaseHolder]) -> N
 
 
 def _held(replay_state: ReplayState) -> Iterator[tuple[int, Lease]]:
-    for index in range(replay_state.count if replay_state.left else 0):
+    for index in range(replay_state.count if replay_state.remaining else 0):
         holder = replay_state.holder[index]
         if holder is not None and replay_state.state[index] == LEASED:
             yield index, holder

@@ -177,7 +177,7 @@ def _waiting_in(store: Store, name: TaskFileName) -> Iterator[tuple[Priority | N
             yield from ((given.get(index), 1) for index in range(len(lines)))
         return
     given = state.priorities
-    if state.inserts is None and name.priority is not None and state.left:
+    if state.inserts is None and name.priority is not None and state.remaining:
         given = priority.in_lines(lines or inspection.lines_anywhere(store, name.batch, state))
     for index, code in enumerate(state.state):
         if code in (AVAILABLE, LEASED) and state.since[index] <= now:

@@ -330,7 +330,7 @@ def open_max() -> int:
 
 
 class Leftovers:
-    """Keep the pipes of ended commands open, but not so many that the worker runs out of descriptors.
+    """Keep the pipes of ended commands open, but fewer than would use up the worker's descriptors.
 
     A command's pipes stay open as long as any process holds them: a daemon that each command starts would otherwise
     use up two descriptors a task. When there are too many, those of the oldest command are closed. The worker says

@@ -151,7 +151,7 @@ def processes_max() -> int | None:
 
 @contextmanager
 def room_for(processes: int, say: Callable[[str], object]) -> Iterator[None]:
-    """Raise the soft limit of open files to what so many processes need, until the end of the block.
+    """Raise the soft limit of open files to what `processes` processes need, until the end of the block.
 
     It goes no higher, since processes inherit it: some close all numbers below the limit when they begin. `say` gets a
     sentence if the hard limit does not suffice.

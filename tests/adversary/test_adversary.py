@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.adversary.arena import COMMANDS, Arena, duel, interpreter
+from tests.support import needs_root
 
 SECONDS = float(os.environ.get("FSQUEUE_TEST_ADVERSARY_S", "4"))
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.thorough,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users"),
+    needs_root,
 ]
 
 

@@ -22,7 +22,7 @@ from fsqueue_cli.main import COMMANDS, cli
 
 from fsqueue import Queue
 from tests.cli.terminal import Terminal
-from tests.support import base_of, log_files
+from tests.support import base_of, log_files, needs_root
 
 pytestmark = pytest.mark.once
 
@@ -374,7 +374,7 @@ def test_what_is_escaped_in_json_is_the_same_value(hostile: Hostile, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
+@needs_root
 @pytest.mark.parametrize("name", [("gc",), ("fsck",), ("purge",), ("delete",), ("lease",), ("run",)], ids=" ".join)
 def test_names_of_what_another_planted_do_not_either(tmp_path: Path, name: tuple[str, ...]) -> None:
     """What cannot be removed or touched, because it is another's, is logged by its name."""
@@ -469,7 +469,7 @@ def test_a_payload_is_one_argument_and_no_script(queue: Queue, tmp_path: Path) -
     assert (tmp_path / "planted").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
+@needs_root
 def test_who_sees_a_payload_on_the_host(queue: Queue, tmp_path: Path) -> None:
     """An argument: everybody. The environment: the same user, and root."""
     queue.insert("the-secret")

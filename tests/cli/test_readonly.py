@@ -14,7 +14,8 @@ from fsqueue_cli.main import cli
 import fsqueue.fsck
 from fsqueue import Queue
 from fsqueue.storage import letter_files, nodes
-from tests.test_group import MEMBER, OWNER, as_user, needs_root, shared
+from tests.support import needs_root
+from tests.test_group import MEMBER, OWNER, as_user, shared
 
 __all__ = [
     "dead", "fsck", "fsqueue", "inserting", "leases", "looking", "progress", "queues", "running", "shared", "slurm",

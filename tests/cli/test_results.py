@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from fsqueue import Queue, Result
 from tests.cli.conftest import Run
 from tests.levels import how_many
-from tests.support import QueueFactory
-from tests.test_group import MEMBER, needs_root
+from tests.support import QueueFactory, needs_root
+from tests.test_group import MEMBER
 
 pytestmark = pytest.mark.once  # its tests go by the order of the tasks, which batches of one do not keep
 HEAD, TAIL = ["id", "state", "attempts"], list(result_table.AFTER)

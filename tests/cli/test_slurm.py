@@ -13,6 +13,7 @@ from fsqueue_cli.slurm import _make_logs, outer_variables
 
 from fsqueue import Queue
 from tests.cli.conftest import Run
+from tests.support import needs_root
 
 pytestmark = pytest.mark.once
 
@@ -307,7 +308,7 @@ def test_logs_are_not_written_into_the_queue(
     assert not (Path(busy.path) / "fsqueue-logs").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's part")
+@needs_root
 def test_a_directory_for_logs_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     pid = os.fork()

@@ -112,7 +112,7 @@ def test_a_node_whose_failures_cannot_be_forgotten_is_an_error(
     NodeFailures(queue.store, 1).failed("no device")
     [node] = [found.node for found in nodes.failing(queue.store)]
     command = ("workers", queue.path, "--admit", node, "--admit", "other")
-    with monkeypatch.context() as patch, Queue(queue.path).store.held(queue.store.layout.node(node), 1):
+    with monkeypatch.context() as patch, Queue(queue.path).store.locked_existing(queue.store.layout.node(node), 1):
         patch.setattr(nodes, "WAIT_S", 0.01)
         told = json.loads(fsqueue_cli(*command, "--json", code=1).stdout)
         assert (told["admitted"], [found["node"] for found in told["nodes"]]) == ([], [node])

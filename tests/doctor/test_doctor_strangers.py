@@ -26,9 +26,8 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.upkeep import doctorplaces
 from tests.concurrency.processes import Child
+from tests.support import needs_root
 from tests.waiting import until
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
 
 OWNER, STRANGER = 64_012, 64_013
 MOUNT = {"verdict": "ok", "seen": "", "advice": "", "figures": {"type": "", "point": "", "options": "", "source": ""}}

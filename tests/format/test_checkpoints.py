@@ -81,7 +81,7 @@ def judged(state: ReplayState) -> dict[str, Any]:
         "restated": orjson.loads(orjson.dumps(checkpoints.restated(state))),
         "at": state.at,
         "state": bytes(state.state),
-        "left": (state.left, list(state.done), state.finished, state.gone, list(state.counts), state.damaged),
+        "left": (state.remaining, list(state.done), state.finished, state.gone, list(state.counts), state.damaged),
         "ids": set(state.ids),
         "touched": set(state.touched),
         "alive": [
@@ -126,7 +126,7 @@ def test_who_begins_at_a_checkpoint_agrees_with_who_reads_all(data: bytes, draw:
         if line.startswith(checkpoints.MARK):
             continue
         log.write(line)
-        if log.state.left and draw.draw(st.integers(0, 2)) == 0:
+        if log.state.remaining and draw.draw(st.integers(0, 2)) == 0:
             log.checkpoint()
         prefixes.append((len(log.data), judged(log.state)))
     at = draw.draw(st.integers(0, 200))

@@ -55,7 +55,7 @@ def tape() -> OpenTape:
 
 
 def test_an_open_batch_begins_without_tasks(tape: OpenTape) -> None:
-    assert (tape.state.count, tape.state.left, tape.state.opened, tape.state.takes_inserts) == (0, 0, True, True)
+    assert (tape.state.count, tape.state.remaining, tape.state.opened, tape.state.takes_inserts) == (0, 0, True, True)
     assert tape.state.inserted_at == 100
     assert tape.state.next_time() is None
     assert tape.state.choose(200, 1, 0, None) == ([], [], False)
@@ -66,7 +66,7 @@ def test_an_insert_adds_a_task_whose_version_is_its_offset(tape: OpenTape) -> No
     assert tape.states == [AVAILABLE, AVAILABLE]
     assert tape.state.version == offsets
     assert tape.state.places == dict(enumerate(offsets))
-    assert (tape.state.left, tape.state.inserted_at, tape.state.at) == (2, 150, 150)
+    assert (tape.state.remaining, tape.state.inserted_at, tape.state.at) == (2, 150, 150)
     assert tape.state.choose(150, 5, 0, None) == ([0, 1], [], False)
 
 
@@ -145,7 +145,7 @@ def test_indices_that_an_insert_jumps_over_are_no_tasks(tape: OpenTape) -> None:
     tape.insert("a", 0)
     offset = tape.insert("d", 3)
     assert tape.states == [AVAILABLE, SKIPPED, SKIPPED, AVAILABLE]
-    assert (tape.state.count, tape.state.left) == (4, 2)
+    assert (tape.state.count, tape.state.remaining) == (4, 2)
     assert tape.state.places[3] == offset
     assert tape.state.choose(200, 9, 0, None)[0] == [0, 3]
     tape.insert("b", 1)  # late: it stays without effect
@@ -162,7 +162,7 @@ def test_indices_that_an_insert_jumps_over_are_no_tasks(tape: OpenTape) -> None:
         tape.put(at=201, **record)
         assert tape.states == [LEASED, SKIPPED, SKIPPED, LEASED]
     tape.put("complete", 202, lease="l", tasks=[[0, 4]])
-    assert tape.state.left == 0
+    assert tape.state.remaining == 0
     tape.put("finish", 203)
     assert tape.state.finished
 
@@ -170,7 +170,7 @@ def test_indices_that_an_insert_jumps_over_are_no_tasks(tape: OpenTape) -> None:
 def test_a_batch_takes_no_more_than_a_task_file_may_hold(tape: OpenTape) -> None:
     tape.insert("last", names.BATCH_TASKS_MAX - 1)
     tape.insert("beyond", names.BATCH_TASKS_MAX)
-    assert (tape.state.count, tape.state.left) == (names.BATCH_TASKS_MAX, 1)
+    assert (tape.state.count, tape.state.remaining) == (names.BATCH_TASKS_MAX, 1)
 
 
 def test_after_a_seal_nothing_is_inserted(tape: OpenTape) -> None:
@@ -264,8 +264,8 @@ def check(state: ReplayState) -> None:
     assert state.count <= names.BATCH_TASKS_MAX
     undecided = {index for index in range(state.count) if state.state[index] in (AVAILABLE, LEASED)}
     dead = {index for index in range(state.count) if state.state[index] == DEAD}
-    assert state.left == len(undecided)
-    assert state.left + sum(state.done) + state.state.count(SKIPPED) == state.count
+    assert state.remaining == len(undecided)
+    assert state.remaining + sum(state.done) + state.state.count(SKIPPED) == state.count
     assert state.places.keys() == undecided | dead
     assert list(state.places) == sorted(state.places)
     state.next_time()
@@ -343,7 +343,7 @@ def test_who_begins_at_a_checkpoint_of_an_open_batch_agrees_with_who_reads_all(
     log, prefixes = brief_readers.Log(), []
     for line in lines_of(data):
         log.write(line)
-        if log.state.left and draw.draw(st.integers(0, 2)) == 0:
+        if log.state.remaining and draw.draw(st.integers(0, 2)) == 0:
             log.checkpoint()
         prefixes.append((len(log.data), judged(log.state)))
     at = draw.draw(st.integers(0, 300))

@@ -297,6 +297,8 @@ def test_only_the_grammar_makes_names() -> None:
         "KeyDigest",
         "KeyEpoch",
         "QueueDirectory",
+        "UpdateId",
+        "DecisionFileName",
     }
     examples = ast.parse("names.Batch(a); cast(names.Day, a); f(a)").body
     assert [makes(one.value, kinds) for one in examples] == [True, True, False]

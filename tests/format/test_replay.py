@@ -45,7 +45,7 @@ class Tape:
 
 def test_an_empty_log_holds_nothing() -> None:
     replay_state = ReplayState()
-    assert (replay_state.count, replay_state.left, replay_state.at, replay_state.gone, replay_state.finished) == (
+    assert (replay_state.count, replay_state.remaining, replay_state.at, replay_state.gone, replay_state.finished) == (
         0,
         0,
         0,
@@ -110,7 +110,7 @@ def test_completing_late_is_forgiven_while_nobody_took_the_task() -> None:
     tape.end("complete", 5000, "a", 0, result={"n": 1})
     assert tape.states == [COMPLETED]
     assert tape.replay_state.results == {0: {"n": 1}}
-    assert (tape.replay_state.left, tape.replay_state.done[COMPLETED], tape.replay_state.since[0]) == (0, 1, 5000)
+    assert (tape.replay_state.remaining, tape.replay_state.done[COMPLETED], tape.replay_state.since[0]) == (0, 1, 5000)
 
 
 @pytest.mark.parametrize("op", ["complete", "release", "fail", "bury", "renew"])

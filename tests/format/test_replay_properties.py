@@ -146,16 +146,16 @@ def check(replay_state: ReplayState) -> None:
         )
     )
     undecided = [index for index in range(count) if replay_state.state[index] in (AVAILABLE, LEASED)]
-    assert replay_state.left == len(undecided)
+    assert replay_state.remaining == len(undecided)
     for outcome in OUTCOMES:
         assert replay_state.done[outcome] == list(replay_state.state).count(outcome)
-    assert replay_state.left + sum(replay_state.done) == count
+    assert replay_state.remaining + sum(replay_state.done) == count
     for index in range(count):
         holders = [lease for lease in replay_state.leases if replay_state.holds(index, lease)]
         assert len(holders) == (1 if replay_state.state[index] == LEASED else 0)
         assert replay_state.attempts[index] >= 0
     if replay_state.finished:
-        assert replay_state.left == 0
+        assert replay_state.remaining == 0
     replay_state.next_time()
     replay_state.exhausted(replay_state.at)
 

@@ -39,6 +39,7 @@ from tests.support import (
     files_below,
     insert_in_file,
     log_files,
+    needs_root,
 )
 from tests.waiting import until
 
@@ -703,7 +704,7 @@ BARRED: dict[str, Callable[[Queue], Path]] = {
 }
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 @pytest.mark.parametrize("repair", [False, True], ids=["look", "repair"])
 @pytest.mark.parametrize("what", BARRED)
 def test_what_may_not_be_read_is_a_finding_and_the_rest_is_checked_all_the_same(

@@ -99,14 +99,14 @@ def test_what_is_being_counted_is_no_surplus(q: Queue, monkeypatch: pytest.Monke
 
 def test_what_is_counted_while_fsck_reads_is_no_surplus(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logs and the history were read before, and do not tell whose bytes those are."""
-    other, read = Queue(q.path), surplus._Claims.read
+    other, read = Queue(q.path), surplus._CountRecords.read
 
-    def overtaken(claims: surplus._Claims, store: Store) -> bool:
+    def overtaken(claims: surplus._CountRecords, store: Store) -> bool:
         answer = read(claims, store)
         work(other, 10)
         return answer
 
-    monkeypatch.setattr(surplus._Claims, "read", overtaken)
+    monkeypatch.setattr(surplus._CountRecords, "read", overtaken)
     assert mended(q) == []
     assert q.status().completed == counted(q) == 110
 

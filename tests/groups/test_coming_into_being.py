@@ -18,6 +18,7 @@ from fsqueue.upkeep.trash import reap
 from tests.concurrency.books import drain
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import Count, DieAt, Trapped
+from tests.support import needs_root
 
 pytestmark = pytest.mark.once
 
@@ -254,7 +255,7 @@ def test_a_queue_that_was_moved_in_is_told_apart(group: Group, tmp_path: Path) -
     assert [*drain(other["q"])] == [1]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@needs_root
 def test_a_group_that_a_stranger_has_planted_is_none(tmp_path: Path) -> None:
     """Otherwise a stranger's file would make queues of mistyped paths in /tmp."""
     group = Group.create(tmp_path / "public")
@@ -267,7 +268,7 @@ def test_a_group_that_a_stranger_has_planted_is_none(tmp_path: Path) -> None:
     assert Group.at(group.path) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@needs_root
 def test_an_empty_directory_of_a_stranger_is_not_used(group: Group) -> None:
     (group.path / "q").mkdir()
     os.chown(group.path / "q", 12345, 12345)

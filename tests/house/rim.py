@@ -55,11 +55,11 @@ HARMLESS = {
 
 OF_FILESYSTEM = {
     DELETES: {"unlink", "remove_tree", "remove_directory", "remove_file"},
-    MOVES: {"rename"},
+    MOVES: {"rename", "rename_task_file"},
     MAKES: {"make_directory", "make_root", "mkdir"},
     WRITES: {"open_append", "overwrite", "cut_to", "write_all", "pwrite", "touch"},
 }
-"""Methods of filesystems, whatever they are called on."""
+"""Methods of filesystems, and of a locked batch, whatever they are called on."""
 OF_A_FILESYSTEM = {
     DELETES: {"remove", "clear"},
     MOVES: {"link"},
@@ -74,7 +74,7 @@ WRAPPERS = {
     DELETES: ("commits.drop", "commits.reap", "collect.reap_trash", "collect.reap_doctors", "doctorplaces.remove_place",
               "doctorplaces.clear_away", "doctorplaces.reap", "results.reap", "trees.remove"),
     MOVES: ("store.discard", "self.discard", "trash.discard", "quarantine.move"),
-    WRITES: ("jsonl.held", "store.held", "repair.held", "filesystem.append_to",
+    WRITES: ("jsonl.locked_existing", "store.locked_existing", "repair.locked_existing", "filesystem.append_to",
              "fs.compare_clock", "filesystem.write_all", "named_locks.held_by_name"),
 }  # fmt: skip
 """Functions of fsqueue whose callers choose a path for them, as the end of their full name."""

@@ -788,7 +788,7 @@ def test_completions_with_results_are_replayed_as_any_reader_does(queue: Queue) 
 
     [log] = queue.store.logs
     assert log.replay_state.results == {tasks[1].index: {"n": 7}}
-    assert log.replay_state.left == 1
+    assert log.replay_state.remaining == 1
 
 
 @pytest.mark.parametrize("keep_history", [True, False])

@@ -193,8 +193,8 @@ def test_a_worker_notified_in_vain_sleeps_until_it_looks_at_everything_again(que
     queue.store.doorbell.ring()
     assert poller.look(1) == []
     assert poller.is_deaf
-    assert poller.due_s() <= waiting.SETTLE_S
-    clock.advance(waiting.SETTLE_S)
+    assert poller.due_s() <= waiting.AGAIN_S
+    clock.advance(waiting.AGAIN_S)
     assert poller.look(1) == []
     assert not poller.is_deaf
     queue.insert("x")

@@ -65,7 +65,7 @@ MUTATIONS = [
                 """,
             ),
             ("apply_pending", "met = pending(store, layout)", "met = []"),
-            ("settle", "if record is not None and is_decided(store, layout, record): ...", "if False: ..."),
+            ("end_proposal", "if record is not None and is_decided(store, layout, record): ...", "if False: ..."),
         ),
     ),
     Mutation(

@@ -71,7 +71,7 @@ MUTATIONS = [
         (
             (
                 "KeyCollector._reap",
-                "with keys.held(self.store, self.layout, path, finishing.WAIT_S) as held: ...",
+                "with keys.locked_existing(self.store, self.layout, path, finishing.WAIT_S) as key_file: ...",
                 """
                 with __import__("contextlib").nullcontext(
                     keys.KeyFile(self.store, self.layout, self.epochs, self.store.fs.look(path), path)
@@ -116,7 +116,7 @@ MUTATIONS = [
         "keyed-purge",
         (
             (
-                "KeyFile.is_in_present",
+                "KeyFile.is_current",
                 "state.generation == self.layout.generation and state.key_epochs == self.epochs",
                 "state.key_epochs == self.epochs",
             ),
@@ -130,7 +130,7 @@ MUTATIONS = [
         "keyed-epochs",
         (
             (
-                "KeyFile.is_in_present",
+                "KeyFile.is_current",
                 "state.generation == self.layout.generation and state.key_epochs == self.epochs",
                 "state.generation == self.layout.generation",
             ),
@@ -140,7 +140,7 @@ MUTATIONS = [
         "an inserter does not look into the epoch before the present one",
         "the task with its key is named there only: two tasks live",
         "keyed-epochs",
-        (("KeyedInserter._insert", "held.last(key) or keys.earlier(store, held, key)", "held.last(key)"),),
+        (("KeyedInserter._insert", "key_file.last(key) or keys.earlier(store, key_file, key)", "key_file.last(key)"),),
     ),
     Mutation(
         "an epoch ends without its claims being carried over",

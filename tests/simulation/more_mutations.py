@@ -21,7 +21,7 @@ MUTATIONS = [
         "absence of a task file without a listing",
         "after a power loss the log does not know the file's newest name, and the tasks in it are buried as lost",
         ("lossy", "release", "complete", "then-power-names"),
-        (("candidates", "for _ in range(2): ...", "for _ in range(0): ..."),),
+        (("LockedBatch.task_file_names", "for _ in range(2): ...", "for _ in range(0): ..."),),
     ),
     Mutation(
         "names of logs, counters and letters are not made durable",
@@ -63,7 +63,7 @@ MUTATIONS = [
         ("local", "lease", "poll", "on"),
         (
             (
-                "Leaser._claim",
+                "Leaser._from_locked",
                 "finishing.retire(locked)",
                 """
                 locked.store.fs.unlink(locked.log.path)
@@ -194,7 +194,7 @@ MUTATIONS = [
         "calm",
         (
             (
-                "rename_surely",
+                "LockedBatch.rename_task_file_surely",
                 "if name != target and store.fs.rename(log.layout.task_file(name), path): ...",
                 "if True: ...",
             ),

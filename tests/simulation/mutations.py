@@ -63,7 +63,7 @@ MUTATIONS = [
                 "store.fs.unlink(locked.log.path)",
                 """
                 store.fs.unlink(locked.log.path)
-                published.remove(locked)
+                locked.remove_task_file()
                 """,
             ),
         ),
@@ -306,13 +306,13 @@ MUTATIONS = [
         ("local", "poll", "", "eio-after"),
         (
             (
-                "remove",
+                "LockedBatch.remove_task_file",
                 """
-                store, log = locked.store, locked.log
-                for name in candidates(locked): ...
+                store, log = self.store, self.log
+                for name in self.task_file_names(): ...
                 """,
                 """
-                store, log = locked.store, locked.log
+                store, log = self.store, self.log
                 for name in [log.name] if log.name else []: ...
                 """,
             ),
@@ -414,8 +414,8 @@ MUTATIONS = [
         ("local", "lease", "poll", "on"),
         (
             (
-                "Leaser._claim",
-                "if published.read(locked) is None or locked.log.name is None: ...",
+                "Leaser._from_locked",
+                "if locked.read_lines() is None or locked.log.name is None: ...",
                 "if locked.log.name is None: ...",
             ),
         ),

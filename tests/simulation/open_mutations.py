@@ -11,7 +11,7 @@ MUTATIONS = [
         "open-purge",
         (
             (
-                "SingleInserter._is_in_present",
+                "SingleInserter._is_in_queue",
                 "if not store.queue_file.is_unchanged(layout.generation): ...",
                 "if False: ...",
             ),
@@ -97,8 +97,8 @@ MUTATIONS = [
         "it has made the log of a batch anew that has finished: nothing leads to what it inserts",
         "open-ending",
         (
-            ("SingleInserter._prepare", "if published.read(locked) is None or log.name is None: ...", "if False: ..."),
-            ("SingleInserter._prepare", "if not is_known and published.read(locked) is None: ...", "if False: ..."),
+            ("SingleInserter._prepare", "if locked.read_lines() is None or log.name is None: ...", "if False: ..."),
+            ("SingleInserter._prepare", "if not is_known and locked.read_lines() is None: ...", "if False: ..."),
             (
                 "SingleInserter._prepare",
                 "transitions.opening(locked, log.name)",
@@ -116,7 +116,7 @@ MUTATIONS = [
                 """
                 if replay_state is None:
                     return not name.is_open, 0
-                return replay_state.left > 0, replay_state.count
+                return replay_state.remaining > 0, replay_state.count
                 """,
                 """
                 if replay_state is None:

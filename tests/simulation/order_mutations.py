@@ -35,9 +35,9 @@ MUTATIONS = [
         (
             (
                 "SingleInserter._promised_in",
-                "name = target if published.rename_surely(locked, target) else None",
+                "name = target if locked.rename_task_file_surely(target) else None",
                 """
-                published.rename(locked, target)
+                locked.rename_task_file(target)
                 name = target
                 """,
             ),

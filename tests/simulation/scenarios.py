@@ -38,7 +38,7 @@ MOVED = (("storage.payloads:WHOLE_BYTES", 1),)
 KEPT = {"keep_payloads": None, "keep_history": True}
 OPEN_SHORTLY = (("protocol.finishing:LINGER_MS", 1),)
 """Open batches end soon."""
-RARELY = (("storage.listening:QUIET_S", 1), ("protocol.waiting:SETTLE_S", 2))
+RARELY = (("storage.listening:QUIET_S", 1), ("protocol.waiting:AGAIN_S", 2))
 """Inserters notify once in a second."""
 INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
 """Single inserts and work, side by side."""

@@ -217,7 +217,7 @@ def begin_anew() -> None:
     """Have this thread know nothing of an earlier world: what it has open there, and which queue had its turn."""
     owned = resources.this_thread.owned
     owned.fds.clear()
-    owned.held.clear()
+    owned.sections.clear()
     owned.fresh.clear()
     vars(several._turns).clear()
 

@@ -18,7 +18,7 @@ from fsqueue.format.layout import FORMAT
 from fsqueue.storage import commits, nested
 from fsqueue.upkeep import trash
 from tests.concurrency.processes import Child
-from tests.support import age_staging, base_of, files_below
+from tests.support import age_staging, base_of, files_below, needs_root
 
 pytestmark = pytest.mark.once  # of directories, whatever the queues hold
 
@@ -91,7 +91,7 @@ def test_a_file_of_tasks_called_queue_jsonl_makes_no_queue(tmp_path: Path) -> No
     Queue.create(tmp_path / "r")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 def test_a_stranger_cannot_keep_others_from_creating_queues_below_tmp(outer: Queue, tmp_path: Path) -> None:
     place = tmp_path / "tmp"
     place.mkdir()

@@ -148,7 +148,7 @@ def test_a_failure_waits_for_a_success_and_is_counted_anew(used: Queue) -> None:
     streak = NodeFailures(used.store, 1)
     streak.failed("before")
     path = used.store.layout.node(streak.node)
-    with used.store.held(path, 1):
+    with used.store.locked_existing(path, 1):
         late = threading.Thread(target=NodeFailures(Queue(used.path).store, 1).failed, args=("after",))
         late.start()
         while not any(Path(path).samefile(fd) for fd in Path("/proc/self/fd").iterdir() if fd.exists()) or (

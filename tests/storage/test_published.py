@@ -17,7 +17,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
 from fsqueue.protocol import finishing
-from fsqueue.storage import published, staging
+from fsqueue.storage import staging
 from fsqueue.storage.locked_batch import LockedBatch
 from tests.concurrency.trapped import trapped
 from tests.support import Crash, QueueFactory, base_of, drain, leftovers, task_file_names
@@ -59,7 +59,7 @@ def lease_and_leave(queue: Queue) -> None:
 def leave_the_end_to_others(queue: Queue) -> None:
     """All is done, and the file is there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(published, "remove", dying)
+        patch.setattr(LockedBatch, "remove_task_file", dying)
         with pytest.raises(Crash):
             queue.complete(queue.lease(3))
     queue.close()
@@ -204,8 +204,8 @@ def test_a_task_file_that_is_published_while_staging_is_looked_at_is_not_called_
 
     monkeypatch.setattr(staging, "has", overtaken)
     with LockedBatch(q.store, name.batch) as locked:
-        assert published.read(locked) is None
-        assert not finishing.settle_loss(locked)
+        assert locked.read_lines() is None
+        assert not finishing.bury_lost(locked)
     assert sum(drain(q, clock).values()) == 2
     assert q.status().dead == 0
 

@@ -203,7 +203,7 @@ def test_time_is_not_set_forward_by_it() -> None:
 def test_what_has_an_outcome_keeps_it() -> None:
     done = movements.complete(9_000_001, "a", [0])
     replay_state = log_of(OPEN, LEASE, done, movements.record("clock", 2_000, tasks=[[0, 2]], since=[5, 5]))
-    assert (replay_state.state[0], replay_state.left, replay_state.since[1]) == (2, 2, 5)
+    assert (replay_state.state[0], replay_state.remaining, replay_state.since[1]) == (2, 2, 5)
 
 
 def test_only_what_comes_from_the_future_is_shifted() -> None:

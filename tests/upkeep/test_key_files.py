@@ -282,7 +282,7 @@ def test_a_stray_does_not_keep_an_epoch_and_a_file_of_another_user_does(
     begun(mounted)
     stray = Path(mounted.queue.store.layout.key(names.key_digest("stray"), 0))
     stray.mkdir()
-    with mock.patch.object(keys, "held", side_effect=PermissionError(errno.EACCES, "not yours")):
+    with mock.patch.object(keys, "locked_existing", side_effect=PermissionError(errno.EACCES, "not yours")):
         mounted.gc_a_day_later()
     assert mounted.epochs() == (0, 1)
     assert "could not be looked into" in caplog.text

@@ -20,14 +20,12 @@ from fsqueue.filesystem import Filesystem, beneath
 from fsqueue.format import layout, names
 from fsqueue.upkeep import trash
 from tests.concurrency.processes import Child
-from tests.support import Crash, base_of, files_below
+from tests.support import Crash, base_of, files_below, needs_root
 
 pytestmark = pytest.mark.once
 
 HEX = "0123456789abcdef"
 OWNER, STRANGER = 64_101, 64_102
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users")
 
 
 def settle() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageFull, Worker
 from fsqueue.filesystem import KeptOutput, outputs
-from tests.support import QueueFactory
-from tests.test_group import MEMBER, OWNER, as_user, needs_root, shared
+from tests.support import QueueFactory, needs_root
+from tests.test_group import MEMBER, OWNER, as_user, shared
 from tests.waiting import until
 from tests.worker import tasks
 from tests.worker.support import drained, in_background, until_there

@@ -85,7 +85,7 @@ def drain(
     partitions = partitions or parallelism(spark)
     with spark_errors(), place.held():
         for number in sorted(set(place.whole("results")) - set(place.whole("settled"))):
-            job.settle(number)
+            job.complete_round(number)
         rounds: float = math.inf if rounds_max is None else rounds_max
         while len(job.rounds) < rounds and job.round(max([0, *place.whole("results")]) + 1, partitions):
             pass
@@ -132,7 +132,7 @@ class _Drain:
                 df = self._computed(df)
             df.write.mode("overwrite").parquet(table)
             leased: int = self.spark.read.parquet(table).count()
-            self.settle(number)
+            self.complete_round(number)
         finally:  # what attempts leased that came to nothing
             released = release_leases(Queue(self.path), worker)
         return leased + released > 0
@@ -152,7 +152,7 @@ class _Drain:
             F.lit(None).cast("double").alias("took_s"),
         )
 
-    def settle(self, number: int) -> None:
+    def complete_round(self, number: int) -> None:
         """Complete what a round's table holds, fail what has an error in it, and write down what became of each."""
         df = self.spark.read.schema(COMPUTED.replace("result STRING, ", "")).parquet(
             f"{self.place.path}/results/round={number}"
