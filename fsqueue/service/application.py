@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 import fsqueue
-from fsqueue.service import faults, login, page
+from fsqueue.service import faults, figures, login, page
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.patience import Patience
@@ -71,7 +71,7 @@ def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = Fals
 
 
 def _routes() -> list[BaseRoute]:
-    return [Route("/healthz", _healthy), *login.routes(), *page.routes()]
+    return [Route("/healthz", _healthy), *login.routes(), *page.routes(), *figures.routes()]
 
 
 async def _healthy(request: Request) -> Response:

@@ -22,10 +22,10 @@ IDLE_SHARE = 1 / 2400
 """... and at most this part once nothing has changed for long: 25 calls a minute, where a call takes a millisecond."""
 QUIET_SHARE = 0.5
 """A look is made when nothing has changed for one and a half times as long as at the last look, ..."""
-QUIET_S_MAX = 600.0
-"""... but after this time in any case, ..."""
-QUEUES_A_LOOK = 3
-"""... or, if a page has more queues than this, after that many times the time."""
+CALLS_A_MINUTE = 25
+"""... or when, with the calls that it makes, no more than these are made in a minute."""
+CALLS_A_QUEUE, CALLS_A_SHARD = 150, 18
+"""About how many calls a look at a queue makes (tests/service/test_looks.py counts them)."""
 PAGES_MAX = 256
 """Maximum number of pages that are remembered."""
 
@@ -36,8 +36,8 @@ class Shown(Protocol):
     def signature(self) -> object:
         """Return what is equal as long as nothing has changed: no times of the look itself, no rates."""
 
-    def weight(self) -> int:
-        """Return how many queues were looked at."""
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Seen:
     def pause_s(self) -> float:
         """Return how long to wait for the next look, counted from this one."""
         busy = max(LEAST_S, self.took_s * (1 / LOOK_SHARE - 1))
-        weight: int = self.shown.weight()
-        most = max(QUIET_S_MAX * max(1.0, weight / QUEUES_A_LOOK), self.took_s / IDLE_SHARE)
-        return max(busy, min(most, (self.taken_at - self.changed_at) * QUIET_SHARE))
+        most = max(60 * self.shown.calls() / CALLS_A_MINUTE, self.took_s / IDLE_SHARE)
+        pause: float = max(busy, min(most, (self.taken_at - self.changed_at) * QUIET_SHARE))
+        return pause
 
 
 class Looks:
@@ -131,6 +131,10 @@ class QueueLook:
         held = tuple((worker.key, worker.life, len(worker.tasks), worker.expired) for worker in self.workers)
         return self.name, self.status, self.settings, self.paused, held, self.error
 
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
+        return CALLS_A_QUEUE + CALLS_A_SHARD * (self.settings.shards if self.settings is not None else 0)
+
     @property
     def failures(self) -> Sequence[fsqueue.Failure]:
         """Return the failures by reason; none if they are not known."""
@@ -165,9 +169,9 @@ class QueuePage:
         """Return what is equal as long as nothing has changed."""
         return self.look.signature()
 
-    def weight(self) -> int:
-        """Return how many queues were looked at."""
-        return 1
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
+        return self.look.calls()
 
 
 SAMPLES = 5
@@ -206,9 +210,9 @@ class GroupPage:
         """Return what is equal as long as nothing has changed."""
         return self.total, self.matching, [look.signature() for look in self.looks]
 
-    def weight(self) -> int:
-        """Return how many queues were looked at."""
-        return len(self.looks)
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
+        return sum(look.calls() for look in self.looks)
 
     @property
     def rows(self) -> Sequence[QueueLook]:

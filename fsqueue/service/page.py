@@ -40,8 +40,8 @@ IDLE_S = 600
 PAYLOAD_CHARS_MAX = 4_000
 CELL_CHARS_MAX = 300
 PAGE_MAX = 10_000
-WINDOW_S, PIECES = 3600.0, 60
-"""What the charts of a queue are of."""
+CALLS = 1_500
+"""About how many calls a look at dead letters, or at a task, makes at most."""
 
 
 class Pages:
@@ -77,6 +77,12 @@ class Pages:
         """Look at a queue by its name."""
         with self.gateway.served.queue(name) as queue:
             return looks.look_at(queue, name)
+
+    @property
+    def root(self) -> str:
+        """Return the directory of the group, or the one that the only queue is in."""
+        served = self.gateway.served
+        return served.path if served.only is None else served.path.removesuffix(f"/{served.only}")
 
     def path_of(self, name: str) -> str:
         """Return how a queue is typed in a command."""
@@ -434,9 +440,9 @@ class DeadPage:
         """Return what is equal as long as nothing has changed."""
         return [letter.id for letter in self.letters], self.has_more
 
-    def weight(self) -> int:
-        """Return how many queues were looked at."""
-        return 1
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem, at most."""
+        return CALLS
 
 
 async def _dead(request: Request) -> Response:
@@ -487,9 +493,9 @@ class TaskPage:
         """Return what is equal as long as nothing has changed."""
         return self.task.state, self.task.version, len(self.history)
 
-    def weight(self) -> int:
-        """Return how many queues were looked at."""
-        return 1
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem, at most."""
+        return CALLS
 
 
 async def _task(request: Request) -> Response:

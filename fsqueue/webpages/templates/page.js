@@ -112,9 +112,11 @@
     }, Math.max(1, next_s) * 1000);
   }
 
+  // Somebody who comes back wants to see how things are now.
   function touch() {
+    const away_ms = Date.now() - touched;
     touched = Date.now();
-    if (stopped) { stopped = false; update(true); }
+    if (stopped || away_ms > 60000) { stopped = false; update(true); }
   }
 
   for (const event of ["pointermove", "pointerdown", "keydown", "scroll", "focus"]) {
