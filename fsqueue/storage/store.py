@@ -76,6 +76,8 @@ class Store:
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}
         """What `retrying` has read of files of dead letters, by their paths."""
+        self.group: Any = None
+        """The open group that the queue lies in, once `decisions` has asked for it."""
         self._busy_until: dict[str, float] = {}
         self._durable_lines = (1, False)
         """The generation whose line in `queue.jsonl` is known to be on disk, and whether those of the format and of the

@@ -1,0 +1,150 @@
+"""Decision files: the lines that decide about updates, built and replayed (docs/format.md, "Decision files").
+
+Pure: no clock, no input or output. Of the lines about an update the first one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import orjson
+
+from fsqueue.format import names, sparse
+from fsqueue.format.names import Batch, DecisionFileName, Generation, QueueDirectory, QueueId, UpdateId
+
+DIRECTORY = ".updates"
+FILE_BYTES_MAX = 1 << 20
+"""The owner of a longer decision file begins another."""
+OPERATIONS_MAX = 10_000
+"""Maximum number of operations of one update."""
+
+Outcome = Literal["commit", "abort"]
+
+
+class LogName(NamedTuple):
+    """A log that an update changes."""
+
+    directory: QueueDirectory
+    """The directory of its queue in the group."""
+    generation: Generation
+    """The directory of the queue's generation, which has the queue's id in its name."""
+    batch: Batch
+
+
+class Decision(NamedTuple):
+    """What is decided about an update."""
+
+    outcome: Outcome
+    logs: tuple[LogName, ...] = ()
+    """Of a `commit`: each log that has prepared records of the update."""
+
+
+ABORTED = Decision("abort")
+
+
+def directory(group: str) -> str:
+    """Return the path of the directory of a group's decision files."""
+    return f"{group}/{DIRECTORY}"
+
+
+def path_of(group: str, name: DecisionFileName) -> str:
+    """Return the path of a decision file."""
+    return f"{group}/{DIRECTORY}/{names.decision_file(name)}"
+
+
+def opening(at: int, group: QueueId, worker: dict[str, Any]) -> bytes:
+    """Return the first line: it tells people whose file it is."""
+    return _line({"op": "decisions", "at": at, "group": group, "worker": worker})
+
+
+def commit(at: int, update: UpdateId, logs: Iterable[LogName]) -> bytes:
+    """Return the line that decides for an update."""
+    return _line({"op": "commit", "at": at, "update": update, "logs": [list(log) for log in logs]})
+
+
+def abort(at: int, update: UpdateId) -> bytes:
+    """Return the line that decides against an update."""
+    return _line({"op": "abort", "at": at, "update": update})
+
+
+def gone(at: int) -> bytes:
+    """Return the line that retires the file: nothing behind it counts."""
+    return _line({"op": "gone", "at": at})
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+class DecisionState:
+    """Hold what the lines of a decision file say that were replayed so far."""
+
+    __slots__ = ("at", "end", "first", "is_gone")
+
+    def __init__(self) -> None:
+        self.first: dict[UpdateId, Decision] = {}
+        """The decision about each update: its first line."""
+        self.is_gone = False
+        """Whether the file is retired."""
+        self.at = 0
+        """The latest time that a line says (ms)."""
+        self.end = 0
+        """Up to here the file was replayed: the end of the last whole line."""
+
+    def replay(self, pieces: Sequence[sparse.Piece]) -> int:
+        """Replay the pieces of the file from `end` on. Return how many bytes of a torn line follow the last whole one.
+
+        Lines that are torn or not understood are void.
+        """
+        begin = self.end
+        for offset, line, length in sparse.lines(pieces, begin):
+            self.end = offset + length + 1
+            self._apply(line)
+        return max(0, sparse.end_of(pieces, begin) - self.end)
+
+    def about(self, update: UpdateId) -> Decision | None:
+        """Return what is decided about an update; None if nothing is. Nothing can be any more if the file is gone."""
+        return self.first.get(update, ABORTED if self.is_gone else None)
+
+    @property
+    def commits(self) -> dict[UpdateId, tuple[LogName, ...]]:
+        """Return the logs of each update that this file commits."""
+        return {update: found.logs for update, found in self.first.items() if found.outcome == "commit"}
+
+    def _apply(self, line: bytes) -> None:
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return
+        match record:
+            case {"op": str(op), "at": int(at)} if not self.is_gone and type(at) is int and at >= 0:
+                update = names.parse_update(record.get("update"))
+                if op == "gone":
+                    self.is_gone = True
+                elif op == "abort" and update is not None:
+                    self.first.setdefault(update, ABORTED)
+                elif op == "commit" and update is not None:
+                    logs = _logs(record.get("logs"))
+                    if logs is None:
+                        return
+                    self.first.setdefault(update, Decision("commit", logs))
+                self.at = max(self.at, at)
+
+
+def _logs(found: object) -> tuple[LogName, ...] | None:
+    """Return the logs that a `commit` names; None if it names none, or one that cannot be a log of a group's queue."""
+    if type(found) is not list or not found:
+        return None
+    logs = []
+    for one in found:
+        match one:
+            case [str(text), str(generation), str(batch)]:
+                holder, log = names.listed_queue_directory(text), names.parse_batch(batch)
+                parsed = names.parse_generation(generation)
+                if holder is None or log is None or parsed is None:
+                    return None
+                logs.append(LogName(holder, names.generation(*parsed), log))
+            case _:
+                return None
+    return tuple(logs)

@@ -1,0 +1,348 @@
+"""Decision files: decide about an update, and ask what was decided (docs/design.md, section 4.22; decision 50).
+
+A process that applies updates has a decision file of its own in its group, under a name that is never used again. The
+first line of an update in it decides: `commit`, or `abort`. Any process may append `abort`. A bystander reads the file
+without its lock, since a first line never changes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fsqueue import forks
+from fsqueue.clock import Clock, Entropy
+from fsqueue.errors import LockTimeout, NotAQueue, QueueNotFound, StorageError
+from fsqueue.filesystem import Filesystem, directories_above, resources
+from fsqueue.format import decisions, layout, movements, names
+from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
+from fsqueue.format.names import DecisionFileName, UpdateId
+from fsqueue.storage import jsonl
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.store import Store
+
+WAIT_S = 2.0
+"""Seconds to wait for the lock of a decision file. Its holder is stopped then: the owner begins another file."""
+IDLE_S = 4 * 3600.0
+"""After so long without an update a process begins another file: upkeep retires one a day after its last line."""
+LOOKS = 5
+"""Maximum number of times to begin anew because others have written, or removed the file, in between."""
+
+
+class DecisionBusy(LockTimeout):
+    """The lock of a decision file stayed busy. Nothing was written to it."""
+
+
+class OutOfGroup(StorageError):
+    """A queue with records of an update that is not decided was moved out of its group."""
+
+
+# -- asked by any process ------------------------------------------------------------------------------------------
+
+
+def group_of(store: Store) -> GroupDirectory:
+    """Return the group in which an open queue lies, by a look at this moment. OutOfGroup if it does not lie in it."""
+    identity = store.queue_state.group
+    found: GroupDirectory | None = store.group
+    if found is None or not found.fs.is_in_place():
+        found = store.group = next(filter(None, map(_group_at, _holders(store.path))), None)
+    directory = names.listed_queue_directory(os.path.basename(store.path))
+    try:
+        if found is not None and directory is not None and found.state.id == identity:
+            found.prove(store, directory)
+            return found
+    except NotAQueue:
+        pass
+    raise OutOfGroup(
+        f"The queue {store.path} has tasks of an update that is not decided, and does not lie in the group in which it "
+        "was made. Nothing was done. Move it back, or give the update up in it: fsqueue fsck --repair"
+    )
+
+
+def _holders(path: str) -> dict[str, None]:
+    """Return the directories that may be the group of a queue: a user may have opened it through a link."""
+    return dict.fromkeys((layout.parent_of(path), *directories_above(path)[:1]))
+
+
+def _group_at(path: str) -> GroupDirectory | None:
+    try:
+        return GroupDirectory(path)
+    except (QueueNotFound, NotAQueue):
+        return None
+
+
+def ask(store: Store, name: DecisionFileName, update: UpdateId, may_abort: bool = False) -> Decision | None:
+    """Return what is decided about an update of which an open queue has prepared records; None: nothing is yet.
+
+    Call it while no log is locked. `may_abort`: its records are old, so decide against it if nothing is decided. None
+    is returned then only if another process keeps the file locked. A `commit` is on disk when this returns.
+
+    OutOfGroup if the queue was moved out of its group. Other errors: nothing is known, ask again.
+    """
+    return ask_in(group_of(store), name, update, may_abort, store.clock, store.entropy)
+
+
+def ask_in(
+    group: GroupDirectory, name: DecisionFileName, update: UpdateId, may_abort: bool, clock: Clock, entropy: Entropy
+) -> Decision | None:
+    """Return what is decided about an update in a group: see `ask`."""
+    for _ in range(LOOKS):
+        found = read(group, name, update)
+        decision = ABORTED if found is None else found.about(update)
+        if decision is not None or not may_abort:
+            return decision
+        try:
+            return vote_against(group, name, update, clock, entropy)
+        except FileNotFoundError:
+            continue  # it was retired just now
+        except LockTimeout:
+            return None
+    raise StorageError(f"The decision file {decisions.path_of(group.path, name)} is removed and made again. Repeat.")
+
+
+def read(group: GroupDirectory, name: DecisionFileName, update: UpdateId | None = None) -> DecisionState | None:
+    """Return what a decision file says, by a revalidating open; None if it is proven absent, and so retired.
+
+    It takes no lock. If it commits `update`, that is on disk when this returns. QueueNotFound if the group's directory
+    is not in its place: then nothing is known.
+    """
+    fs, state = group.fs, DecisionState()
+    try:
+        with fs.closing(fs.look_anew(decisions.path_of(group.path, name))) as fd:
+            state.replay(fs.all_pieces(fd))
+            found = None if update is None else state.about(update)
+            if found is not None and found.outcome == "commit":
+                fs.fsync(fd)  # before any outcome: a power loss could keep that, and lose what it follows from
+    except FileNotFoundError:
+        if not fs.is_in_place():
+            raise QueueNotFound(f"The group {group.path} was moved or removed just now. Nothing was done.") from None
+        return None
+    return state
+
+
+def vote_against(
+    group: GroupDirectory,
+    name: DecisionFileName,
+    update: UpdateId,
+    clock: Clock,
+    entropy: Entropy,
+    wait_s: float = WAIT_S,
+) -> Decision | None:
+    """Decide against an update, unless it is decided already. Return what is decided.
+
+    None if the file is retired and says nothing of the update: what it said before it was retired is in the logs.
+    FileNotFoundError if the file is gone; LockTimeout.
+    """
+    fs = group.fs
+    path = decisions.path_of(group.path, name)
+    with jsonl.locked_existing(fs, clock, entropy, path, wait_s, os.O_APPEND) as fd:
+        jsonl.must_have_one_name(fs, fd, path)
+        state = DecisionState()
+        torn = state.replay(fs.all_pieces(fd))
+        if update not in state.first and not state.is_gone:
+            append(fs, fd, path, state, torn, decisions.abort(clock.now_ms(), update))
+        found = state.first.get(update)
+        if found is not None and found.outcome == "commit":
+            fs.fsync(fd)
+        return found
+
+
+def append(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, line: bytes) -> None:
+    """Append a line to a locked decision file, and read back what stands there. The state is caught up, and follows.
+
+    StorageError if the line is not there afterwards, whole, behind what the state knew.
+    """
+    data, begin = (movements.VOID if torn else b"") + line, state.end
+    fs.write_all(fd, data)
+    if fs.shared:
+        fs.fsync(fd)
+    if fs.pread(fd, len(data) + 1, begin + torn) != data:
+        raise StorageError(f"What was appended to {path} is not what is there: the lock was lost. Look again.")
+    state.replay(fs.all_pieces(fd, begin))
+
+
+# -- the process's own ---------------------------------------------------------------------------------------------
+
+
+class Vote:
+    """An update that is about to be decided for."""
+
+    __slots__ = ("is_begun", "is_durable", "logs", "update")
+
+    def __init__(self, update: UpdateId, logs: list[LogName]) -> None:
+        self.update, self.logs = update, logs
+        self.is_begun = False
+        """Whether its `commit` may stand in the file, or come there. From then on only the file tells the outcome."""
+        self.is_durable = True
+        """Whether a power loss cannot take the decision any more. False after a sync that has failed."""
+
+
+class _Opened:
+    """An open descriptor, closed when the last thread that uses it lets go of it."""
+
+    __slots__ = ("_kept", "fd")
+
+    def __init__(self, fs: Filesystem, fd: int) -> None:
+        self.fd, self._kept = fd, resources.Kept(fd, fs.drop)
+
+
+class OwnDecisionFile:
+    """A decision file that this process has made. Threads share it; a forked child makes its own."""
+
+    def __init__(self, group: GroupDirectory, name: DecisionFileName, opened: _Opened, clock: Clock) -> None:
+        self.group, self.name = group, name
+        self.path = decisions.path_of(group.path, name)
+        self.is_left = False
+        """Whether no further update may be decided in it."""
+        self.is_named = False
+        """Whether its name is known to be on disk."""
+        self.used_at = clock.monotonic()
+        self._opened: _Opened | None = opened
+        self._state = DecisionState()
+        self._mutex = resources.OwnedLock()
+        self._syncing = resources.Mutex()
+        self._synced = 0
+        forks.register(self, OwnDecisionFile.after_fork)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether it is so long that the next update goes into another file."""
+        return self._state.end >= decisions.FILE_BYTES_MAX
+
+    def decide(self, vote: Vote, clock: Clock, entropy: Entropy, sync: bool) -> Decision:
+        """Decide for an update, unless it was decided against: append its `commit`, and return what is decided.
+
+        `sync`: make it durable. DecisionBusy, or another error while `vote.is_begun` is False: nothing was written.
+        After any other error only the file tells.
+        """
+        held = resources.this_thread.owned.sections
+        if self in held:
+            raise DecisionBusy(f"A signal handler needs {self.path}, which its thread is in. Repeat the call.")
+        held.append(self)
+        self._mutex.acquire()
+        try:
+            opened, decision = self._decide(vote, clock, entropy)
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            self._mutex.release()
+            held.remove(self)
+        if sync and not self.group.fs.shared and decision.outcome == "commit":
+            self._sync(vote, opened, clock)
+        return decision
+
+    def _decide(self, vote: Vote, clock: Clock, entropy: Entropy) -> tuple[_Opened, Decision]:
+        fs, opened, state = self.group.fs, self._opened, self._state
+        if opened is None or self.is_left:
+            raise DecisionBusy(f"The decision file {self.path} is used no more. Begin anew in another one.")
+        fd = opened.fd
+        if not fs.try_lock(fd) and not fs.lock(fd, clock, entropy, WAIT_S):
+            raise DecisionBusy(f"The decision file {self.path} has been locked for {WAIT_S:g} s by a stopped process.")
+        try:
+            torn = state.replay(fs.all_pieces(fd, state.end))
+            links = fs.fstat(fd).st_nlink
+            if links != 1:  # another program has removed it, or given it a second name
+                self.is_left = True
+                return opened, ABORTED
+            found = state.about(vote.update)
+            if found is None:
+                vote.is_begun = True
+                line = decisions.commit(clock.now_ms(), vote.update, vote.logs)
+                append(fs, fd, self.path, state, torn, line)
+                found = state.first[vote.update]
+            self.is_left = self.is_left or state.is_gone
+        finally:
+            fs.end_lock(fd)
+        self.used_at = clock.monotonic()
+        return opened, found
+
+    def _sync(self, vote: Vote, opened: _Opened, clock: Clock) -> None:
+        """Make what was appended durable. Threads that decide at the same time share a sync.
+
+        After a sync that has failed the file is used no more: the next sync may succeed though what was written is
+        lost. So the line is appended once more, which makes the system write it again.
+        """
+        fs, end = self.group.fs, self._state.end
+        with self._syncing:
+            if self._synced >= end and not self.is_left:
+                return
+            written = self._state.end
+            try:
+                fs.fsync(opened.fd)
+            except OSError:
+                self.is_left = True
+                vote.is_durable = False
+            else:
+                self._synced = written
+                return
+        try:
+            fs.write_all(opened.fd, decisions.commit(clock.now_ms(), vote.update, vote.logs))
+            fs.fsync(opened.fd)
+            vote.is_durable = True
+        except OSError:
+            pass  # `vote` says it
+
+    def _leave(self) -> None:
+        """Use the file no more: what this process knows of it cannot be trusted. Its mutex is held."""
+        self.is_left, self._opened = True, None
+
+    def abandon(self) -> None:
+        """Leave the file after a section that an exception broke off. Let other threads in."""
+        if self._mutex.is_mine():
+            opened = self._opened
+            self._leave()
+            if opened is not None:
+                self.group.fs.end_lock(opened.fd)
+            self._mutex.release()
+
+    def after_fork(self) -> None:
+        """Leave the parent's file, in a forked child. Its lock, if the parent has it, stays."""
+        opened = self._opened
+        if opened is not None and self._mutex.is_mine():
+            resources.lead_nowhere([opened.fd])
+        elif not self._mutex.is_mine():
+            self._mutex = resources.OwnedLock()
+        self._leave()
+
+
+class OwnDecisionFiles:
+    """The decision files that a process makes in one group, one after the other. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._present: OwnDecisionFile | None = None
+        self._making = resources.Mutex()
+
+    def present(
+        self, group: GroupDirectory, clock: Clock, entropy: Entropy, worker: dict[str, Any], sync: bool
+    ) -> OwnDecisionFile:
+        """Return the file in which the next update is decided, made if need be. `sync`: its name is on disk.
+
+        Another file is begun if the present one is long, has stood idle for hours, or could not be used.
+        """
+        with self._making:
+            file = self._present
+            if file is None or self._is_over(file, group, clock):
+                file = self._present = self._made(group, clock, entropy, worker)
+            if sync and not file.is_named:
+                if not group.fs.shared:
+                    group.fs.sync_directory(decisions.directory(group.path))
+                    group.fs.sync_directory(group.path)
+                file.is_named = True
+            file.used_at = clock.monotonic()
+            return file
+
+    def _is_over(self, file: OwnDecisionFile, group: GroupDirectory, clock: Clock) -> bool:
+        return file.is_left or file.is_full or file.group is not group or clock.monotonic() - file.used_at > IDLE_S
+
+    def _made(self, group: GroupDirectory, clock: Clock, entropy: Entropy, worker: dict[str, Any]) -> OwnDecisionFile:
+        now = clock.now_ms()
+        name = names.new_decisions(entropy, now)
+        fd = group.fs.create(decisions.path_of(group.path, name))
+        try:
+            group.fs.write_all(fd, decisions.opening(now, group.state.id, worker))
+            opened = _Opened(group.fs, fd)
+        except BaseException:
+            group.fs.close(fd)
+            raise
+        return OwnDecisionFile(group, name, opened, clock)
