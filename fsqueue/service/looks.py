@@ -227,9 +227,9 @@ WHOLE_MAX = 150
 
 
 class Names:
-    """The names of a group's queues. They are listed every ten seconds at most, for a twentieth of the time at most."""
+    """The names of a group's queues. They are listed every two seconds at most, for a twentieth of the time at most."""
 
-    LIST_S, LIST_SHARE = 10.0, 0.05
+    LIST_S, LIST_SHARE = 2.0, 0.05
 
     def __init__(self, group: fsqueue.Group, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._group, self._monotonic = group, monotonic

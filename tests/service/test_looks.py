@@ -161,6 +161,6 @@ def test_of_many_queues_those_of_the_table_are_looked_at(group: fsqueue.Group, m
     found = looks.look_over(names, look, "B", 0)
     assert (found.is_whole, found.matching, found.total) == (True, 1, 5)
     group["f"].insert(1)
-    assert looks.look_over(names, look, "f", 0).matching == 0  # it is listed every ten seconds at most
-    time.now += 11
+    assert looks.look_over(names, look, "f", 0).matching == 0  # it is listed every two seconds at most
+    time.now += 3
     assert looks.look_over(names, look, "f", 0).matching == 1

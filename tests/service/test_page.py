@@ -25,6 +25,11 @@ SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;&#34;&#39;&amp;\\u202e\\x1b[2J"
 LONG = "x" * (64 << 10)
 
 
+@pytest.fixture(autouse=True)
+def _no_page_comes_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "FIRST_S", 60.0)
+
+
 def text(client: TestClient, path: str, status: int = 200, **query: str) -> str:
     """Return a page, with nothing in it that could be markup of others."""
     answer = client.get(path, params=query)
