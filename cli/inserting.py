@@ -216,7 +216,9 @@ def _insert_once(
         "repeated": is_repeated,
         "refused": is_refused,
     }
-    print_done(as_json, known | _exit_of(source.producer), count)
+    if source.producer is not None:
+        known["producer_exit"] = source.producer.exit_code
+    print_done(as_json, known, count)
     if report is None or (was_used_up and source.broken_off):
         source.hint_at_fields()
         source.conclude_without(commit.name, was_used_up)
@@ -234,7 +236,3 @@ def _insert_once(
         complain(f"the name {commit.name} is used up by a commit of no tasks: insert others under another name")
     if not is_repeated or is_used_up:
         source.conclude(count)
-
-
-def _exit_of(producer: Producer | None) -> dict[str, int | None]:
-    return {} if producer is None else {"producer_exit": producer.exit_code}

@@ -166,7 +166,7 @@ class Ending:
                 try:
                     act(q, some)
                 except fsqueue.LeaseLost as error:
-                    self._lose(q, [task for task in some if task.token in (error.tokens or [task.token])], error)
+                    self._lose(q, [task for task in some if task.token in error.tokens], error)
             gone = self.lost.keys() | self.already.keys()
             self.done = [task for task in tasks if task.token not in gone]
         self._report()

@@ -113,14 +113,10 @@ class CountedResults:
     def results(self, condition: Condition | None) -> Iterator[fsqueue.Result]:
         """Yield those that meet a condition."""
         for columns in self.columns():
-            yield from filter(condition or _every, map(fsqueue.Result._make, zip(*columns, strict=True)))
+            yield from filter(condition, map(fsqueue.Result._make, zip(*columns, strict=True)))  # None: all are true
 
 
 _STATE = fsqueue.Result._fields.index("state")
-
-
-def _every(result: fsqueue.Result) -> bool:
-    return True
 
 
 def _write(found: CountedResults, file: str, condition: Condition | None, as_json: bool) -> None:

@@ -213,7 +213,8 @@ def slurm(
         raise click.UsageError("There is nothing to run. Give a command after '--', or --call.")
     with run.make_context("fsqueue slurm", list(for_run)) as checked:
         options = checked.params
-        is_given = {name: _is_typed(checked, name) for name in ("jobs", "threads")}
+        typed = click.core.ParameterSource.COMMANDLINE
+        is_given = {name: checked.get_parameter_source(name) is typed for name in ("jobs", "threads")}
     given = ctx.meta["sbatch"]
     if log_dir is not None and _names(given) & {"-o", "--output"}:
         raise click.UsageError("Give either --log-dir or --output.")
@@ -282,10 +283,6 @@ class _Submission:
     """The directory of the logs; None if the user named a place."""
     outer: list[str]
     """The variables that the new job must not get."""
-
-
-def _is_typed(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _names(words: Iterable[str]) -> set[str]:

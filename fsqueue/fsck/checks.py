@@ -34,11 +34,6 @@ def is_movement(line: bytes) -> bool:
     return record is not None and is_well_formed(record)
 
 
-def is_history(line: bytes) -> bool:
-    """Return whether a line of the history can be read."""
-    return history.parse(line) is not None
-
-
 class BatchLook:
     """One look at a batch: its names, its log, and its task file where that matters."""
 
@@ -59,11 +54,6 @@ class BatchLook:
         self.is_finished = is_finished
         """Whether the history knows that every task has an outcome."""
         self.replay_state.replay_pieces(content or [], 0)
-
-    @property
-    def is_untouched(self) -> bool:
-        """Return whether nothing was done with it yet, as far as its log knows."""
-        return not self.replay_state.opened and not self.replay_state.gone
 
     @property
     def has_returned(self) -> bool:
@@ -146,7 +136,7 @@ class BatchLook:
         store, name = self.store, self.names[0]
         if self.replay_state.opened and record_times.is_ahead(store, self.replay_state):
             yield found(store, "future-time", self.log, self.replay_state.remaining)
-        elif self.is_untouched and record_times.is_of_the_future(store, name):
+        elif not (self.replay_state.opened or self.replay_state.gone) and record_times.is_of_the_future(store, name):
             yield found(store, "future-time", store.layout.task_file(name), name.count)
 
     def _letters(self) -> Iterator[Finding]:
@@ -324,7 +314,7 @@ class ShardCheck:
         for day in history.days(store):
             yield from self._lines(store.layout.settled(day, self.shard), jsonl.is_object, may_cut=True)
             path = store.layout.history(day, self.shard)
-            yield from self._lines(path, is_history)
+            yield from self._lines(path, lambda line: history.parse(line) is not None)
             for offset, length, batch, records in history.read(store, path):
                 if batch in seen:
                     if recount.announced(records) <= seen[batch]:

@@ -74,10 +74,6 @@ LATER: Final = Without.LATER
 Got = list[LeasedTask] | Without
 
 
-def _ignore(task: str, attempts: int, reason: str) -> None:
-    """Take no notice of a task that was buried instead of leased."""
-
-
 class Leaser:
     """Lease from one queue: stay with a batch, and remember the heads that were listed. Not thread-safe."""
 
@@ -106,7 +102,7 @@ class Leaser:
         """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
         self._of_run: tuple[dict[str, Any], dict[str, Any], str] | None = None
         """The store's worker, what leases of the run say in its place, and that as JSON."""
-        self.gave_up: Callable[[str, int, str], object] = _ignore
+        self.gave_up: Callable[[str, int, str], object] = lambda task, attempts, reason: None
         """Called with the id, the number of attempts and the reason of each task that was buried instead of leased. Its
         batch may be locked meanwhile, so it must not block."""
         self.is_held_up = False

@@ -331,7 +331,7 @@ class Selection:
         seen = self._seen.get(shard, {})
         heads = {text: head for text in due if (head := seen.get(text) or self._parse(text)) is not None}
         if len(heads) > HEADS_MAX:
-            best = nsmallest(HEADS_MAX, heads.items(), key=_urgency)
+            best = nsmallest(HEADS_MAX, heads.items(), key=lambda item: (item[1].rank, item[1].name.batch))
             heads = dict(best)
             self._further[shard] = ""
         self._replace(shard, heads)
@@ -419,10 +419,6 @@ class Selection:
         self._heap = [(head.rank, batch) for batch, head in self._heads.items()]
         heapify(self._heap)
         self._passed_over.clear()
-
-
-def _urgency(item: tuple[str, _Head]) -> tuple[Rank, Batch]:
-    return item[1].rank, item[1].name.batch
 
 
 def _birth(text: str) -> str:

@@ -131,7 +131,8 @@ def _needed(df: DataFrame, wanted: options.WriteOptions) -> DataFrame:
     if wanted.payload is None:
         return df
     named = (wanted.payload, wanted.delay_s, wanted.priority, wanted.key)
-    return df.select(*(df[_quoted(column)] for column in df.columns if column in named))
+    columns = (column.replace("`", "``") for column in df.columns if column in named)
+    return df.select(*(df[f"`{column}`"] for column in columns))  # quoted, dots and all
 
 
 def payload_type(wanted: options.WriteOptions, schema: types.StructType) -> types.DataType:
@@ -162,11 +163,6 @@ def lines_of(df: DataFrame, wanted: options.WriteOptions, kind: types.DataType) 
     others = [name for name in df.columns if name in (wanted.delay_s, wanted.priority)]
     free = next(name for name in ("line", "lines", "task") if name not in others)
     return made.select(*(places[name].alias(name) for name in others), line.alias(free))
-
-
-def _quoted(name: str) -> str:
-    """Return a column's name as Spark takes it, dots and all."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _is_own(path: str, name: str, attempt: str) -> bool:

@@ -69,7 +69,8 @@ class KeyCollector:
             if self._is_worth_an_epoch():
                 self._tried(self._begin_next)
         else:
-            self._remove_each()
+            for path in self._present_files():
+                self.report.keys_removed += self._is_old(path) and self._tried(self._reap, path)
         self._discard_ended()
 
     def _discard_ended(self) -> None:
@@ -83,10 +84,6 @@ class KeyCollector:
             self.report.trash_reaped += trash.reap_own(store.fs, store.path, state.id)
 
     # -- on a disk of this host ------------------------------------------------------------------------
-
-    def _remove_each(self) -> None:
-        for path in self._present_files():
-            self.report.keys_removed += self._is_old(path) and self._tried(self._reap, path)
 
     def _reap(self, path: str) -> bool:
         with keys.locked_existing(self.store, self.layout, path, finishing.WAIT_S) as key_file:

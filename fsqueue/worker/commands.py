@@ -88,7 +88,7 @@ class Commands(ProcessExecutor):
         self.free = list(reversed(range(how.slots)))
         """The slots in which no command is at work; the last is taken next."""
         self._argv, self._results = how.command, results
-        self._is_fixed = placeholders.is_fixed(how.command[0])  # else each payload names its own program
+        self._is_fixed = not any(placeholders.in_argument(how.command[0]))  # else each payload names its own program
         self._faults_told = 0
         self._environment = {key: value for key, value in os.environb.items() if key != b"FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}

@@ -113,11 +113,6 @@ def asks_for_fields(argv: Sequence[str]) -> bool:
     return any(one.name or one.part or one.spec for argument in argv for one in in_argument(argument))
 
 
-def is_fixed(argument: str) -> bool:
-    """Tell whether an argument is the same for every task."""
-    return not any(in_argument(argument))
-
-
 def bytes_of(value: Any) -> bytes:
     """Return a payload, or a field of one, for an argument: text in UTF-8, whatever the locale."""
     if isinstance(value, str):

@@ -16,15 +16,25 @@ def task_files(queue: str) -> dict[str, Path]:
 
 
 def task_count(path: Path) -> int:
-    """How many tasks a task file holds, as its name says."""
-    return int(path.name.removesuffix(".jsonl").split("-")[2])
+    """How many tasks a batch holds: as its file's name says, or as many as were inserted into its log."""
+    count = path.name.removesuffix(".jsonl").split("-")[2]
+    return int(count) if count.isdecimal() else len(_inserts(path))
 
 
 def line_bytes(files: dict[str, Path]) -> int:
-    """The mean size of a task in its file."""
+    """The mean size of a task, in its file or as its `insert` record."""
     some = list(files.values())[-20:]
     tasks = sum(map(task_count, some))
-    return round(sum(path.stat().st_size for path in some) / tasks) if tasks else 0
+    return round(sum(path.stat().st_size + sum(map(len, _inserts(path))) for path in some) / tasks) if tasks else 0
+
+
+def _inserts(path: Path) -> list[bytes]:
+    """The `insert` records in the log of a batch; none if its tasks are in its file."""
+    batch, count = path.name.removesuffix(".jsonl").split("-")[1:3]
+    if count.isdecimal():
+        return []
+    log = path.parents[2] / "movements" / path.parent.name / f"{batch}.jsonl"
+    return [line for line in log.read_bytes().splitlines(keepends=True) if line.startswith(b'{"op":"insert",')]
 
 
 def record_bytes(queue: str) -> dict[str, int]:

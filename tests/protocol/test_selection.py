@@ -10,8 +10,10 @@ from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format import names
 from fsqueue.format.names import TaskFileName
+from fsqueue.format.priority import LAST, rank_of
 from fsqueue.protocol import selection
 from fsqueue.protocol.selection import BUSY_AGAIN_S, BUSY_S, HEADS_MAX, LISTING_S, NEVER, SHARDS_LISTED, Selection
+from fsqueue.storage import queue_changes
 from tests.support import QueueFactory, base_of
 
 pytestmark = pytest.mark.once
@@ -29,8 +31,11 @@ def q(queue_factory: QueueFactory, clock: ManualClock) -> Queue:
     return Queue(queue_factory(shards=8).path, clock=clock)
 
 
-def put(q: Queue, birth: int, shard: int = 0, available_at: int = 0, count: int = 1) -> TaskFileName:
-    name = TaskFileName(available_at, f"{birth:012x}7{'0' * 11}{8 * birth + shard:08x}", count)
+def put(
+    q: Queue, birth: int, shard: int = 0, available_at: int = 0, count: int = 1, priority: int | None = None
+) -> TaskFileName:
+    batch = f"{birth:012x}7{'0' * 11}{8 * birth + shard:08x}"
+    name = TaskFileName(available_at, batch, count).ranked(rank_of(priority))
     path = Path(q.store.layout.task_file(name))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -144,6 +149,35 @@ def test_a_sweep_of_some_shards_looks_only_there(q: Queue) -> None:
     selection = Selection(q.store)
     selection.sweep(["02"])
     assert taken(selection, strict=True) == [wanted]
+
+
+def test_what_came_due_in_a_shard_is_looked_at_whatever_was_known_of_its_batch(q: Queue) -> None:
+    queue_changes.mark_ordered(q.store, rank_of(1))
+    name = put(q, 1, 3, priority=1)
+    selection = Selection(q.store)
+    selection.sweep()
+    assert selection.next(NOW) == name
+    selection.put_back(name, rank_of(5))
+    assert selection.glance(NOW) == rank_of(5)
+    selection.sweep([q.store.layout.shard(name.batch)])
+    selection.keep_up(NOW)
+    assert selection.glance(NOW) == name.rank == rank_of(1)
+
+
+def test_the_batch_in_hand_is_compared_until_all_shards_are_listed(q: Queue) -> None:
+    queue_changes.mark_ordered(q.store, rank_of(1))
+    files = [put(q, 1 + shard, shard) for shard in range(3 * SHARDS_LISTED)]
+    selection = Selection(q.store)
+    selection.sweep()
+    name = selection.next(NOW)
+    assert name in files
+    selection.keep_in_hand(name, name.rank)
+    assert selection.limit_in_hand(name.batch) is None, "a shard that is not listed may have something better"
+    assert name in heads(selection)
+    while selection.is_behind():
+        selection.keep_up(NOW)
+    selection.keep_in_hand(name, name.rank)
+    assert selection.limit_in_hand(name.batch) == LAST
 
 
 def test_a_batch_that_stays_busy_rests_for_longer_each_time_up_to_a_second(q: Queue, clock: ManualClock) -> None:

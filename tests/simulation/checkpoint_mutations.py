@@ -58,7 +58,7 @@ MUTATIONS = [
         "a checkpoint stands behind the last record",
         "records are written behind the one that ends the log",
         "restated",
-        (("ReplayState.checkpoint", "if not self.remaining: ...", "if False: ..."),),
+        (("ReplayState.checkpoint", "if not self.remaining or self.prepared: ...", "if self.prepared: ..."),),
     ),
     Mutation(
         "a checkpoint does not say when leases end",

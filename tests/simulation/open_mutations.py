@@ -22,7 +22,7 @@ MUTATIONS = [
         "its file may have a later name: nobody looks for the task",
         "open-ending",
         (
-            ("States.insert", "not self.takes_inserts or ...", "self.inserts is None or self.finished or ..."),
+            ("States.may_insert", "self.takes_inserts", "self.inserts is not None and not self.finished"),
             ("SingleInserter._prepare", "takes = replay_state.takes_inserts", "takes = not replay_state.finished"),
         ),
     ),
@@ -136,7 +136,7 @@ MUTATIONS = [
         "a checkpoint leaves out where tasks are in the log",
         "those tasks are not there for new readers",
         "open-restated",
-        (("_inserted", "offsets = list(states.places.values())", "offsets: list[int] = []"),),
+        (("_inserted", "tasks = sorted(states.places)", "tasks: list[int] = []"),),
     ),
     Mutation(
         "a checkpoint leaves out that the batch is sealed",
