@@ -66,7 +66,7 @@ def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = Fals
     )
     app.router.redirect_slashes = False
     app.state.gateway = made
-    app.state.pages = page.Pages(made)
+    app.state.pages = page.Pages(made.served, made.threads)
     return Patience(Gate(app, made.tokens, hosts, read_only), made.limits)
 
 

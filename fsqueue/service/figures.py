@@ -15,7 +15,7 @@ from fsqueue.service.page import Pages
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
-    """Looks at queues, and how many were left out."""
+    """PageLooks at queues, and how many were left out."""
 
     looks: list[QueueLook]
     left_out: int
@@ -37,7 +37,7 @@ def routes() -> list[BaseRoute]:
 async def _metrics(request: Request) -> Response:
     """Answer with figures of the queues whose whole names match `match`, or of all: of the first QUEUES_MAX."""
     pages: Pages = request.app.state.pages
-    served, match = pages.gateway.served, request.query_params.get("match")
+    served, match = pages.served, request.query_params.get("match")
 
     def make() -> MetricsPage:
         names = served.names(match, 0, None, ALL)
@@ -55,7 +55,7 @@ async def _metrics(request: Request) -> Response:
         unreadable = len(shown.looks) - len(found)
         return metrics.text(metrics.Scrape(found, seen.at, seen.took_s, shown.left_out, unreadable))
 
-    return Response(await pages.gateway.threads.run(text), media_type=metrics.CONTENT_TYPE)
+    return Response(await pages.threads.run(text), media_type=metrics.CONTENT_TYPE)
 
 
 ALL = 1 << 40

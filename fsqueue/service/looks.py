@@ -41,7 +41,7 @@ class Shown(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenPage:
     """What was seen at one look. `number` grows with each look of this process. `at`: Unix seconds."""
 
     shown: Any
@@ -60,17 +60,17 @@ class Seen:
         return pause
 
 
-class Looks:
+class PageLooks:
     """The looks of one gateway. Safe to use from many threads."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._monotonic, self._wall = monotonic, wall
-        self._seen: OrderedDict[object, Seen] = OrderedDict()
+        self._seen: OrderedDict[object, SeenPage] = OrderedDict()
         self._looking: dict[object, threading.Lock] = {}
         self._lock = threading.Lock()
         self._number = 0
 
-    def last(self, key: object) -> Seen | None:
+    def last(self, key: object) -> SeenPage | None:
         """Return what was seen last for a page; None if nothing was."""
         with self._lock:
             return self._seen.get(key)
@@ -83,7 +83,7 @@ class Looks:
         pause_s = max(LEAST_S, seen.took_s) if fresh else seen.pause_s()
         return max(0.0, seen.taken_at + pause_s - self._monotonic())
 
-    def look(self, key: object, make: Callable[[], Shown], fresh: bool = False) -> Seen:
+    def look(self, key: object, make: Callable[[], Shown], fresh: bool = False) -> SeenPage:
         """Return what is seen of a page, by a look if one is due. One thread looks; others wait for what it sees."""
         with self._lock:
             looking = self._looking.setdefault(key, threading.Lock())
@@ -97,7 +97,7 @@ class Looks:
             is_same = seen is not None and seen.shown.signature() == shown.signature()
             with self._lock:
                 self._number += 1
-                made = Seen(shown, self._number, at, end - begin, end, seen.changed_at if is_same and seen else end)
+                made = SeenPage(shown, self._number, at, end - begin, end, seen.changed_at if is_same and seen else end)
                 self._seen[key] = made
                 self._seen.move_to_end(key)
                 while len(self._seen) > PAGES_MAX:

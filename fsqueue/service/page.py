@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from starlette.requests import Request
@@ -24,12 +24,11 @@ from fsqueue.format.wording import counted, duration
 from fsqueue.service import actions, attention, faults, looks
 from fsqueue.service.gate import FORM_BYTES_MAX
 from fsqueue.service.login import html
-from fsqueue.service.looks import ROWS, GroupPage, Looks, Names, QueueLook, QueuePage, Seen, Shown
+from fsqueue.service.looks import ROWS, GroupPage, Names, PageLooks, QueueLook, QueuePage, SeenPage, Shown
+from fsqueue.service.served import Served
+from fsqueue.service.threads import ServiceThreads
 from fsqueue.webpages import charts, rendering
 from fsqueue.webpages.rendering import Link
-
-if TYPE_CHECKING:
-    from fsqueue.service.application import Gateway
 
 FIRST_S = 0.4
 """How long a request waits for a look. After that it shows the last one, or that queues are being read."""
@@ -47,47 +46,47 @@ CALLS = 1_500
 class Pages:
     """What the pages of one gateway share."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
-        self.looks = Looks()
+    def __init__(self, served: Served, threads: ServiceThreads) -> None:
+        self.served, self.threads = served, threads
+        self.looks = PageLooks()
         self.id = secrets.token_hex(4)
         """Tells what this process has numbered from what another gateway has."""
-        group = gateway.served.group
+        group = served.group
         self.names = None if group is None else Names(group)
-        self._looking: dict[object, asyncio.Future[Seen]] = {}
+        self._looking: dict[object, asyncio.Future[SeenPage]] = {}
 
-    async def seen(self, key: object, make: Callable[[], Shown], fresh: bool) -> Seen | None:
+    async def seen(self, key: object, make: Callable[[], Shown], fresh: bool) -> SeenPage | None:
         """Return what was seen last for a page, by a look if one is due; None if the first one takes long."""
         if self.looks.due_s(key, fresh) > 0:
             return self.looks.last(key)
         looking = self._looking.get(key)
         if looking is None:
-            looking = asyncio.ensure_future(self.gateway.threads.run(lambda: self.looks.look(key, make, fresh)))
+            looking = asyncio.ensure_future(self.threads.run(lambda: self.looks.look(key, make, fresh)))
             self._looking[key] = looking
             looking.add_done_callback(lambda done: self._looked(key, done))
         await asyncio.wait({looking}, timeout=FIRST_S)
         return looking.result() if looking.done() else self.looks.last(key)
 
-    def _looked(self, key: object, done: asyncio.Future[Seen]) -> None:
+    def _looked(self, key: object, done: asyncio.Future[SeenPage]) -> None:
         self._looking.pop(key, None)
         if not done.cancelled():
             done.exception()  # who waits for it has it; without one it is told at the next look
 
     def look(self, name: str) -> QueueLook:
         """Look at a queue by its name."""
-        with self.gateway.served.queue(name) as queue:
+        with self.served.queue(name) as queue:
             return looks.look_at(queue, name)
 
     @property
     def root(self) -> str:
         """Return the directory of the group, or the one that the only queue is in."""
-        served = self.gateway.served
-        return served.path if served.only is None else served.path.removesuffix(f"/{served.only}")
+        path, only = self.served.path, self.served.only
+        return path if only is None else path.removesuffix(f"/{only}")
 
     def path_of(self, name: str) -> str:
         """Return how a queue is typed in a command."""
-        path = self.gateway.served.path
-        return path if self.gateway.served.only is not None else f"{path}/{name}"
+        path = self.served.path
+        return path if self.served.only is not None else f"{path}/{name}"
 
 
 def routes() -> list[BaseRoute]:
@@ -136,13 +135,13 @@ def _pages(request: Request) -> Pages:
 
 def _common(request: Request, heading: str, above: Iterable[Link] = ()) -> dict[str, Any]:
     """Return what each template asks for."""
-    caller, gateway = request.state.caller, request.app.state.gateway
+    caller = request.state.caller
     done = request.query_params.get("done", "")
     number = request.query_params.get("n", "0")
     count = int(number) if number.isascii() and number.isdecimal() and len(number) < 12 else 0
     return {
         "heading": heading,
-        "served": gateway.served.path,
+        "served": _pages(request).served.path,
         "above": list(above),
         "csrf": caller.csrf,
         "may_write": caller.may_write,
@@ -160,7 +159,7 @@ def _is_fresh(request: Request) -> bool:
     return "no-cache" in asked or "max-age=0" in asked
 
 
-def _answer(request: Request, template: str, key: object, seen: Seen | None, values: dict[str, Any]) -> Response:
+def _answer(request: Request, template: str, key: object, seen: SeenPage | None, values: dict[str, Any]) -> Response:
     """Return a page as an answer, or that it is as the browser has it."""
     pages = _pages(request)
     if seen is None:
@@ -209,7 +208,7 @@ def _age(now: float, since: float | None) -> str:
 async def _front(request: Request) -> Response:
     pages = _pages(request)
     if pages.names is None:
-        return await _one(request, str(pages.gateway.served.only))
+        return await _one(request, str(pages.served.only))
     names, text, number = pages.names, request.query_params.get("q", "")[:CELL_CHARS_MAX], _number(request, "page")
     key = "group", text, number
     seen = await pages.seen(key, lambda: looks.look_over(names, pages.look, text, number), _is_fresh(request))
@@ -289,7 +288,7 @@ async def _one(request: Request, name: str) -> Response:
     pages, key = _pages(request), ("queue", name)
 
     def make() -> QueuePage:
-        with pages.gateway.served.queue(name) as queue:
+        with pages.served.queue(name) as queue:
             return looks.look_into(queue, name)
 
     seen = await pages.seen(key, make, _is_fresh(request))
@@ -450,7 +449,7 @@ async def _dead(request: Request) -> Response:
     key = "dead", name, number
 
     def make() -> DeadPage:
-        with pages.gateway.served.queue(name) as queue:
+        with pages.served.queue(name) as queue:
             letters = list(islice(queue.dead(), number * ROWS, (number + 1) * ROWS + 1))
             return DeadPage(letters[:ROWS], len(letters) > ROWS)
 
@@ -504,7 +503,7 @@ async def _task(request: Request) -> Response:
     key = "task", name, task_id
 
     def make() -> TaskPage:
-        with pages.gateway.served.queue(name) as queue:
+        with pages.served.queue(name) as queue:
             task = queue.task(task_id)
             try:
                 return TaskPage(task, queue.history(task_id))
@@ -585,10 +584,10 @@ async def _act(request: Request) -> Response:
     name, verb = given.get("queue", ""), given.get("verb", "")
 
     def act() -> int:
-        with pages.gateway.served.queue(name) as queue:
+        with pages.served.queue(name) as queue:
             return actions.act(queue, verb, given)
 
-    count = await pages.gateway.threads.run(act)
+    count = await pages.threads.run(act)
     pages.looks.forget()
     back = {"queue": _url("/queue", name=name), "dead": _url("/dead", queue=name), "group": "/?",
             "task": _url("/task", queue=name, id=given.get("id", ""))}  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 import fsqueue
 from fsqueue.service import looks
-from fsqueue.service.looks import Looks, Names
+from fsqueue.service.looks import Names, PageLooks
 from tests.conftest import QueueFactory
 from tests.support import calls
 
@@ -48,7 +48,7 @@ def test_an_idle_page_costs_the_file_server_under_thirty_calls_a_minute(
     [task] = queue.lease()
     assert task
     time, hours = Time(), 24
-    pages = Looks(time)
+    pages = PageLooks(time)
     with calls(monkeypatch) as counted:
         opened = fsqueue.Queue(queue.path)
         for second in range(0, hours * 3600, 10):
@@ -63,7 +63,7 @@ def test_an_idle_page_costs_the_file_server_under_thirty_calls_a_minute(
 
 def test_a_page_whose_queue_changes_is_looked_at_every_two_seconds() -> None:
     time, made = Time(), 0
-    pages = Looks(time)
+    pages = PageLooks(time)
 
     def make() -> Page:
         nonlocal made
@@ -81,7 +81,7 @@ def test_a_page_whose_queue_changes_is_looked_at_every_two_seconds() -> None:
 
 def test_what_takes_long_takes_a_fifth_of_the_time_at_most() -> None:
     time = Time()
-    pages = Looks(time)
+    pages = PageLooks(time)
     states = iter(range(1000))
 
     def slow() -> Page:
@@ -97,7 +97,7 @@ def test_what_takes_long_takes_a_fifth_of_the_time_at_most() -> None:
 
 def test_a_quiet_page_is_looked_at_ever_more_rarely_until_something_changes_or_somebody_asks() -> None:
     time, page = Time(), Page()
-    pages = Looks(time)
+    pages = PageLooks(time)
     pauses = []
     for _ in range(20):
         seen = pages.look("page", lambda: Page(page.state))
@@ -116,7 +116,7 @@ def test_a_quiet_page_is_looked_at_ever_more_rarely_until_something_changes_or_s
 
 
 def test_who_asks_at_once_shares_one_look() -> None:
-    pages, begun, go = Looks(), threading.Event(), threading.Event()
+    pages, begun, go = PageLooks(), threading.Event(), threading.Event()
     made: list[int] = []
 
     def slow() -> Page:
@@ -136,7 +136,7 @@ def test_who_asks_at_once_shares_one_look() -> None:
 
 
 def test_pages_are_remembered_up_to_a_bound() -> None:
-    pages = Looks(Time())
+    pages = PageLooks(Time())
     for number in range(looks.PAGES_MAX + 10):
         pages.look(number, Page)
     assert pages.last(9) is None

@@ -102,17 +102,13 @@ def test_real_workers_are_seen_at_work_without_loading_the_page_again(served: Se
     served.show("/queue?name=fetch")
     served.says("2 tasks could be worked on, and no worker is there")
     browser.run("window.sameDocument = true")
-    worker = served.command(
-        "run",
-        f"{served.group.path}/fetch",
-        "--",
-        "sh",
-        "-c",
-        f"until [ -e {served.group.path.parent}/go ]; do sleep 0.1; done",
-    )
+    go = served.group.path.parent / "go"
+    os.mkfifo(go)
+    worker = served.command("run", f"{served.group.path}/fetch", "-j", 1, "--", "sh", "-c", f"read line <{go}")
     served.says("Tasks that are leased for longest", "#part-workers")
     served.says(f"(process {worker.pid})", "#part-workers")
-    (served.group.path.parent / "go").touch()
+    for _ in range(2):
+        go.write_text("go on\n")  # as soon as a task reads it
     assert worker.wait(60) == 0
     served.says("State: done")
     served.says("Completed: 2", "#part-time")
