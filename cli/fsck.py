@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import click
 
@@ -27,7 +28,7 @@ fsqueue fsck /scratch/me/tiles --json | jq -r 'select(.repaired | not) | .path'"
 @click.option("--repair", is_flag=True, help="Repair what can be repaired.")
 @json_option
 def fsck(queue: str, repair: bool, as_json: bool) -> None:
-    """Check all files of the queue Q, or of all queues of the group Q, while others go on working.
+    """Check all files of the queue Q, or of the group Q and all its queues, while others go on working.
 
     Each finding is explained. An unfinished step of a living process is not a finding. --repair finishes what crashes
     left half done, and moves unusable files into Q/.quarantine; it removes nothing that may be needed.
@@ -39,24 +40,32 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
     left = 0
     explained: set[str] = set()
     named: set[str] = set()
-    for found in each_queue(queue):
-        with found as q, Bar("fsck") as progress:
-            for finding in q.fsck(repair=repair, progress=progress.show):
-                if isinstance(q, fsqueue.GroupQueue) and q.name not in named and not as_json:
-                    named.add(q.name)
-                    say(f"{q.name}:")
-                counts[finding.gravity] += 1
-                left += not finding.repaired
-                if as_json:
-                    of = {"queue": path_of(q)} if isinstance(q, fsqueue.GroupQueue) else {}
-                    print_json(finding.as_dict() | of)
-                else:
-                    _show(finding, repair, finding.kind not in explained)
-                explained.add(finding.kind)
+    for q, finding in _findings(queue, repair):
+        if isinstance(q, fsqueue.GroupQueue) and q.name not in named and not as_json:
+            named.add(q.name)
+            say(f"{q.name}:")
+        counts[finding.gravity] += 1
+        left += not finding.repaired
+        if as_json:
+            of = {"queue": path_of(q)} if isinstance(q, fsqueue.GroupQueue) else {}
+            print_json(finding.as_dict() | of)
+        else:
+            _show(finding, repair, finding.kind not in explained)
+        explained.add(finding.kind)
     if not as_json:
         _sum_up(counts, left, repair)
     if left:
         raise click.exceptions.Exit(FINDINGS_EXIT)
+
+
+def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, fsqueue.Finding]]:
+    """Yield what is wrong with a queue, or with a group and each of its queues; None: with the group's own files."""
+    group = fsqueue.Group.at(path)
+    if group is not None:
+        yield from ((None, finding) for finding in group.fsck(repair=repair))
+    for found in each_queue(path):
+        with found as q, Bar("fsck") as progress:
+            yield from ((q, finding) for finding in q.fsck(repair=repair, progress=progress.show))
 
 
 def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:

@@ -379,7 +379,7 @@ class Layout:
         self.settings_file = settings_file(queue)
         self.doorbell = f"{queue}/doorbell"
         self.trash = f"{queue}/.trash"
-        self.quarantine = f"{queue}/.quarantine"
+        self.quarantine = quarantine_of(queue)
         self.results = f"{queue}/{RESULTS}"
         self.staging = f"{base}/staging"
         self.commits = f"{base}/commits"
@@ -475,6 +475,11 @@ def is_leftover(name: str) -> bool:
     It comes from another creation, from `fsqueue doctor`, or from a process that worked on in a deleted queue.
     """
     return name.startswith(".new-") or is_doctor_directory(name) or name in (".trash", "doorbell")
+
+
+def quarantine_of(place: str) -> str:
+    """Return the path of the quarantine of a queue, or of a group."""
+    return f"{place}/.quarantine"
 
 
 def settings_file(queue: str) -> str:

@@ -84,6 +84,8 @@ class TaskInfo(AsDict):
     version: int = 0
     key: str | None = None
     priority: str | int | None = None
+    update: str | None = None
+    """An atomic update that is not decided yet and changes this task. It is shown as it was before."""
 
 
 class Used(NamedTuple):
@@ -151,6 +153,8 @@ class Movement(AsDict):
     """The largest resident set of one of its processes, where it was measured."""
     repeats: str | None = None
     """Of an insert: the ended task, a dead letter or a completed one, that was retried as this one."""
+    update: str | None = None
+    """The atomic update that it was a part of."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""

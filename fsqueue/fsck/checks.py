@@ -12,7 +12,7 @@ from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState, is_well_formed
 from fsqueue.format.wording import counted
-from fsqueue.fsck import keyed, recount
+from fsqueue.fsck import keyed, recount, updates
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
 from fsqueue.fsck.repair import OPEN, WAIT_S, Repair, unreadable, urgency_of
 from fsqueue.storage import deadletters, history, jsonl, keys, published, record_times
@@ -61,6 +61,11 @@ class BatchLook:
         replay_state = self.replay_state
         return self.is_finished and (bool(replay_state.remaining) if replay_state.opened else bool(self.names))
 
+    @property
+    def _may_change(self) -> bool:
+        """Return whether tasks may still come: from an inserter, or from an update that is not decided."""
+        return self.replay_state.takes_inserts or bool(self.replay_state.prepared)
+
     def findings(self) -> Iterator[Finding]:
         """Yield what is wrong, judged together: what has returned must not be executed, so nothing else is mended."""
         store, replay_state = self.store, self.replay_state
@@ -72,7 +77,9 @@ class BatchLook:
             yield from self._lines(self.content)
         if replay_state.gone or (self.content is not None and not replay_state.opened and not self.names):
             yield found(store, "orphaned-log", self.log)
-        elif replay_state.opened and not replay_state.remaining and not replay_state.takes_inserts:
+        elif replay_state.opened and not (
+            replay_state.remaining or replay_state.takes_inserts or replay_state.prepared
+        ):
             yield found(store, "unfinished", self.log, replay_state.count)
         elif replay_state.opened and not self.names:
             yield found(store, "task-file-gone", self.log, replay_state.remaining)
@@ -134,6 +141,8 @@ class BatchLook:
 
     def _time(self) -> Iterator[Finding]:
         store, name = self.store, self.names[0]
+        if self.replay_state.prepared:
+            return  # the log's time cannot be corrected before they are decided
         if self.replay_state.opened and record_times.is_ahead(store, self.replay_state):
             yield found(store, "future-time", self.log, self.replay_state.remaining)
         elif not (self.replay_state.opened or self.replay_state.gone) and record_times.is_of_the_future(store, name):
@@ -219,6 +228,8 @@ class ShardCheck:
                 yield no_access(store, path, error)
                 return
             if not findings:
+                if content is not None:
+                    yield from updates.check(store, batch, content)
                 return
             for finding in findings:
                 told.add(finding.kind)
@@ -323,6 +334,7 @@ class ShardCheck:
                 replay_state = history.replay(records)
                 seen[batch] = recount.announced(records)
                 yield from self._finished(path, batch, replay_state, known)
+                yield from updates.check_finished(store, path, batch, records)
 
     def _repeat(self, path: str, offset: int, length: int) -> Suspect:
         store = self.store

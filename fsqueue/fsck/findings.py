@@ -6,9 +6,9 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
-from fsqueue.storage.store import Store
+from fsqueue.filesystem import Filesystem
 
 LEFTOVER, DAMAGE, STRAY = "leftover", "damage", "stray"
 """How grave a finding is. A leftover of a crash: the next process that meets it mends it. Damage: it hinders work, or
@@ -111,6 +111,12 @@ KINDS = {
         "the repeat.",
         "voids the repeat",
     ),
+    "undecided-update": Kind(
+        LEFTOVER,
+        "An atomic update has no outcome in this log for over a day: its process died, or was stopped. The tasks that "
+        "it changes are frozen, and those that it inserts are not there. A process that needs them decides.",
+        "decides against it, if it is not decided, and writes the outcome into the log",
+    ),
     # -- damage
     "task-file-gone": Kind(
         DAMAGE,
@@ -175,6 +181,26 @@ KINDS = {
         "The record of a commit cannot be read. fsqueue cannot tell what it inserted, and refuses to commit under "
         "its name again.",
         "moves it into quarantine; check whether its tasks were inserted before you commit under its name again",
+    ),
+    "lost-decision": Kind(
+        DAMAGE,
+        "An atomic update has happened in another log of the group, and waits in this one: its decision file was "
+        "removed or restored from an old backup. A process that needs the tasks would take it for given up.",
+        "completes the update in this log",
+    ),
+    "half-update": Kind(
+        DAMAGE,
+        "An atomic update has another outcome in this log than was decided: a decision file was removed or restored "
+        "from an old backup, or a power loss took what was not synced (durability 'none'). One queue has its part "
+        "of the update, another one does not.",
+        "nothing: what has happened since relies on it. The records with this update in the log tell what is missing, "
+        "or too much",
+    ),
+    "moved-queue": Kind(
+        DAMAGE,
+        "The queue was moved out of its group while an atomic update was under way. The tasks that it changes are "
+        "frozen. If you can, move the queue back before any process works in the group.",
+        "gives the update up in this queue, also if it has happened in others",
     ),
     "counter-bytes": Kind(
         DAMAGE,
@@ -285,13 +311,20 @@ class Suspect:
     mend: Callable[[], object]
 
 
-def found(store: Store, kind: str, path: str, tasks: int = 0, note: str = "") -> Finding:
+class CheckedPlace(Protocol):
+    """What is checked: an open queue or group."""
+
+    path: str
+    fs: Filesystem
+
+
+def found(place: CheckedPlace, kind: str, path: str, tasks: int = 0, note: str = "") -> Finding:
     """Return a finding at an absolute path in the queue. Bytes of the path that are not UTF-8 are escaped."""
-    inside = path.removeprefix(store.path + "/")
+    inside = path.removeprefix(place.path + "/")
     return Finding(kind, os.fsencode(inside).decode("utf-8", "backslashreplace"), tasks, note)
 
 
-def guarded(store: Store, place: str, suspects: Iterable[Suspect]) -> Iterator[Suspect]:
+def guarded(store: CheckedPlace, place: str, suspects: Iterable[Suspect]) -> Iterator[Suspect]:
     """Yield the suspects of one part of the queue. If it cannot be read further, yield that, and end."""
     try:
         yield from suspects
@@ -299,7 +332,7 @@ def guarded(store: Store, place: str, suspects: Iterable[Suspect]) -> Iterator[S
         yield no_access(store, place, error)
 
 
-def no_access(store: Store, place: str, error: OSError) -> Suspect:
+def no_access(store: CheckedPlace, place: str, error: OSError) -> Suspect:
     """Return the finding for a path that cannot be read: the one that `error` names, or `place`.
 
     If a directory above it cannot be read, the finding names that directory. Any other error is raised again.
@@ -314,13 +347,13 @@ def no_access(store: Store, place: str, error: OSError) -> Suspect:
     )
 
 
-def _read(store: Store, path: str) -> None:
+def _read(store: CheckedPlace, path: str) -> None:
     with store.fs.closing(store.fs.look_anew(path)) as fd:
         for _ in store.fs.pieces(fd, 0):
             pass  # a file may have more bytes than memory
 
 
-def _is_readable(store: Store, path: str) -> bool:
+def _is_readable(store: CheckedPlace, path: str) -> bool:
     try:
         if store.fs.is_directory(path):
             store.fs.entries(path)

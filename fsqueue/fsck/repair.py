@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import describe
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements, names, sparse, task_file
+from fsqueue.format.layout import quarantine_of
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
@@ -42,21 +44,22 @@ class StillHeld(Exception):
 
 
 class Quarantine:
-    """Where things go that are in the way: `.quarantine/RUN/`, then the path that they had in the queue."""
+    """Where things go that are in the way: `.quarantine/RUN/`, then the path that they had in the queue or group."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(store.clock.now_ms() / 1000))
-        self.place = f"{store.layout.quarantine}/{stamp}-{store.entropy.hex16()[:8]}"
+    def __init__(self, fs: Filesystem, path: str, clock: Clock, entropy: Entropy) -> None:
+        self.fs, self.path, self.entropy = fs, path, entropy
+        self.root = quarantine_of(path)
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.now_ms() / 1000))
+        self.place = f"{self.root}/{stamp}-{entropy.hex16()[:8]}"
 
     def _target(self, path: str) -> str:
-        target = f"{self.place}/{path.removeprefix(self.store.path + '/')}"
+        target = f"{self.place}/{path.removeprefix(self.path + '/')}"
         try:
-            self.store.fs.make_directory(os.path.dirname(target))
+            self.fs.make_directory(os.path.dirname(target))
         except NotADirectoryError:
             if not self._make_way():
                 raise
-            self.store.fs.make_directory(os.path.dirname(target))
+            self.fs.make_directory(os.path.dirname(target))
         return target
 
     def _make_way(self) -> bool:
@@ -64,8 +67,8 @@ class Quarantine:
 
         A link is moved, not followed. A crash in between leaves it under a name that fsck knows as a stray.
         """
-        fs, place = self.store.fs, self.store.layout.quarantine
-        aside = f"{place}-{self.store.entropy.hex16()}"
+        fs, place = self.fs, self.root
+        aside = f"{place}-{self.entropy.hex16()}"
         if fs.is_directory(place) or not fs.rename(place, aside):
             return False
         fs.make_directory(self.place)
@@ -73,26 +76,26 @@ class Quarantine:
 
     def move(self, path: str) -> bool:
         """Move a file, a link or a tree there; False if it is gone."""
-        if path == self.store.layout.quarantine:
+        if path == self.root:
             return self._make_way()
         target = self._target(path)
         try:
-            return self.store.fs.rename(path, target)
+            return self.fs.rename(path, target)
         except OSError as error:
             if error.errno not in TAKEN:
                 raise
-            return self.store.fs.rename(path, f"{target}-{self.store.entropy.hex16()}")
+            return self.fs.rename(path, f"{target}-{self.entropy.hex16()}")
 
     def keep(self, path: str, data: bytes) -> None:
         """Keep a copy of what was at `path`, synced."""
         target = self._target(path)
         try:
-            fd = self.store.fs.create(target)
+            fd = self.fs.create(target)
         except FileExistsError:  # a repair is tried several times
-            fd = self.store.fs.create(f"{target}-{self.store.entropy.hex16()}")
-        with self.store.fs.closing(fd):
-            self.store.fs.write_all(fd, data)
-            self.store.fs.fsync(fd)
+            fd = self.fs.create(f"{target}-{self.entropy.hex16()}")
+        with self.fs.closing(fd):
+            self.fs.write_all(fd, data)
+            self.fs.fsync(fd)
 
 
 class Repair:
@@ -100,7 +103,7 @@ class Repair:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.quarantine = Quarantine(store)
+        self.quarantine = Quarantine(store.fs, store.path, store.clock, store.entropy)
         self._recount = Recount(store)
 
     def generation(self, path: str) -> None:
@@ -137,16 +140,8 @@ class Repair:
 
         Nothing else moves: readers that have read the file go on, and versions (offsets) stay.
         """
-        fs = self.store.fs
         with locked_to_write(self.store, path) as fd:
-            bad, _ = jsonl.unsound(fs, fd, is_sound)
-            while bad:
-                copy = b"".join(b"%s\n" % _line_at(fs, fd, offset, length) for offset, length in bad)
-                self.quarantine.keep(f"{path}.lines-from-{bad[0][0]}", copy)
-                for offset, length in bad:
-                    fs.pwrite(fd, b"~", offset + length - 1)
-                fs.fsync(fd)
-                bad, _ = jsonl.unsound(fs, fd, is_sound)
+            void_lines(self.store.fs, fd, path, is_sound, self.quarantine)
 
     def void_line(self, path: str, offset: int, length: int) -> None:
         """Mark one line as void, if one ends there."""
@@ -371,6 +366,18 @@ def locked_to_write(store: Store, path: str) -> Iterator[int]:
         if path != store.layout.settings_file:  # a creator that died has left it with two
             jsonl.must_have_one_name(store.fs, fd, path)
         yield fd
+
+
+def void_lines(fs: Filesystem, fd: int, path: str, is_sound: Callable[[bytes], bool], quarantine: Quarantine) -> None:
+    """Mark the lines of a locked file as void that make no sense; a copy is kept: see `Repair.void_lines`."""
+    bad, _ = jsonl.unsound(fs, fd, is_sound)
+    while bad:
+        copy = b"".join(b"%s\n" % _line_at(fs, fd, offset, length) for offset, length in bad)
+        quarantine.keep(f"{path}.lines-from-{bad[0][0]}", copy)
+        for offset, length in bad:
+            fs.pwrite(fd, b"~", offset + length - 1)
+        fs.fsync(fd)
+        bad, _ = jsonl.unsound(fs, fd, is_sound)
 
 
 def _line_at(fs: Filesystem, fd: int, offset: int, length: int) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fsqueue.errors import LockTimeout, StorageError
 from fsqueue.format import names
 from fsqueue.fsck import checks, places, surplus
-from fsqueue.fsck.findings import Finding, Suspect, guarded, no_access
+from fsqueue.fsck.findings import CheckedPlace, Finding, Suspect, guarded, no_access
 from fsqueue.fsck.repair import Repair, StillHeld
 from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
@@ -39,7 +39,7 @@ def fsck(store: Store, repair: bool, progress: Progress | None = None) -> Iterat
             store.refresh(now=True)
             if store.layout is not layout:
                 break
-            finding = _judge(store, suspect, repair)
+            finding = judge(store, suspect, repair)
             if finding is not None and finding.path not in barred:
                 if finding.kind == "no-access":
                     barred.add(finding.path)  # other parts may meet it again
@@ -65,7 +65,7 @@ def fsck_part(store: Store, shards: Sequence[names.Shard], first: bool) -> Itera
 
 
 def _confirmed(store: Store, suspects: Iterator[Suspect]) -> Iterator[Finding]:
-    return (finding for suspect in suspects if (finding := _judge(store, suspect, False)) is not None)
+    return (finding for suspect in suspects if (finding := judge(store, suspect, False)) is not None)
 
 
 def _outside_shards(store: Store, repair: Repair) -> Iterator[Suspect]:
@@ -90,7 +90,7 @@ def _suspects(store: Store, repair: Repair, progress: Progress | None) -> Iterat
         progress(len(shards), len(shards))
 
 
-def _judge(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
+def judge(place: CheckedPlace, suspect: Suspect, repair: bool) -> Finding | None:
     """Return the finding, if a second look confirms it; mended, if that is wanted and possible."""
     finding = suspect.finding
     try:
@@ -100,7 +100,7 @@ def _judge(store: Store, suspect: Suspect, repair: bool) -> Finding | None:
         logger.warning("%s was passed over: %s", finding.path, error)
         return None
     except OSError as error:
-        return no_access(store, f"{store.path}/{finding.path}", error).finding
+        return no_access(place, f"{place.path}/{finding.path}", error).finding
     for _ in range(TRIES if repair else 0):
         try:
             suspect.mend()

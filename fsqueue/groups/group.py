@@ -18,6 +18,7 @@ from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings
 from fsqueue.format.models import Status
+from fsqueue.fsck import Finding, fsck_group
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
@@ -252,6 +253,24 @@ class Group(GroupQueues):
         is_there = queue.exists()
         queue.delete(wait=wait)
         return is_there
+
+    def fsck(self, *, repair: bool = False) -> Iterator[Finding]:
+        """Yield what is wrong with the group's own files: those that decide about atomic updates.
+
+        Each of its queues is checked by itself: see `Queue.fsck`. With `repair`, each finding is mended before it is
+        yielded. QueueNotFound if there is no group.
+        """
+        group = self.directory()
+        found = fsck_group(group, repair)
+        while True:
+            try:
+                with resources.Scope():
+                    finding = next(found)
+            except StopIteration:
+                return
+            except OSError as error:
+                raise from_os_error(error, f"checking the group {group.path}") from error
+            yield finding
 
     def directory(self, begins: bool = False) -> GroupDirectory:
         """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""

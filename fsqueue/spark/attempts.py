@@ -62,59 +62,59 @@ def attempts_of(batch: str, records: history.Records, now_ms: int) -> Iterator[A
     """
     replay_state, running = ReplayState(), dict[int, Attempt]()
     birth, births = names.birth_ms(batch), dict[int, int]()
-    for version, record in records:
-        if not movements.is_record(record):
+    for place, line in records:
+        if not movements.is_record(line):
             continue
-        before = replay_state.since.copy() if record["op"] == "lease" else []
-        replay_state.apply(record, version)
-        if record["op"] == "insert":
-            if replay_state.count and replay_state.version[-1] == version:
-                births[replay_state.count - 1] = replay_state.at
-            continue
-        for index in _touched(replay_state, record):
-            if replay_state.version[index] != version:
-                continue
-            state, holder = replay_state.state[index], replay_state.holder[index]
-            attempt = running.get(index)
-            if state == LEASED and holder is not None:
-                if attempt is not None and attempt.lease == holder.id:
-                    attempt.until = replay_state.since[index]  # renewed
+        before = replay_state.since.copy() if line["op"] == "lease" else []
+        for version, record in replay_state.effective([(place, line)]):
+            for index in _changed(replay_state, record, version):
+                state, holder = replay_state.state[index], replay_state.holder[index]
+                attempt, at = running.get(index), _time_of(replay_state, record, index)
+                if record["op"] == "insert":
+                    births[index] = at
                     continue
-                if attempt is not None:
-                    yield _ended(running.pop(index), EXPIRED, min(attempt.until, replay_state.at))
-                available = max(before[index] if index < len(before) else 0, births.get(index, birth))
-                running[index] = Attempt(
-                    index, holder.id, holder.worker, available, holder.at, replay_state.since[index],
-                    several=not holder.is_alone,
-                )  # fmt: skip
-            elif attempt is not None:
-                outcome = _outcome(record, state)
-                late = record.get("lease") is None and outcome in (BURY, CANCEL)  # whose lease had run out before
-                del running[index]
-                if late:
-                    yield _ended(attempt, EXPIRED, min(attempt.until, replay_state.at))
-                else:
-                    attempt.took, attempt.used = movements.took_ms(record, index), movements.used(record, index)
-                    yield _ended(
-                        attempt,
-                        outcome,
-                        replay_state.at,
-                        replay_state.errors.get(index) if outcome != COMPLETE else None,
-                    )
+                if state == LEASED and holder is not None:
+                    if attempt is not None and attempt.lease == holder.id:
+                        attempt.until = replay_state.since[index]  # renewed
+                        continue
+                    if attempt is not None:
+                        yield _ended(running.pop(index), EXPIRED, min(attempt.until, at))
+                    available = max(before[index] if index < len(before) else 0, births.get(index, birth))
+                    running[index] = Attempt(
+                        index, holder.id, holder.worker, available, holder.at, replay_state.since[index],
+                        several=not holder.is_alone,
+                    )  # fmt: skip
+                elif attempt is not None:
+                    outcome = _outcome(record, state)
+                    late = record.get("lease") is None and outcome in (BURY, CANCEL)  # whose lease had run out before
+                    del running[index]
+                    if late:
+                        yield _ended(attempt, EXPIRED, min(attempt.until, at))
+                    else:
+                        attempt.took, attempt.used = movements.took_ms(record, index), movements.used(record, index)
+                        error = replay_state.errors.get(index) if outcome != COMPLETE else None
+                        yield _ended(attempt, outcome, at, error)
     for attempt in running.values():
         yield _ended(attempt, EXPIRED, attempt.until) if attempt.until <= now_ms else attempt
 
 
-def _touched(replay_state: ReplayState, record: dict[str, Any]) -> Iterator[int]:
-    """Yield the tasks that a record may have changed: those it names, or (an update's outcome) any."""
-    if type(record.get("tasks")) is not list:
-        yield from range(replay_state.count)
-        return
+def _time_of(replay_state: ReplayState, record: dict[str, Any], index: int) -> int:
+    """Return when a record acted that has changed a task (ms): of an update each record acts as at its own time."""
+    if replay_state.state[index] in _OUTCOMES:
+        return replay_state.since[index]
+    return record["at"] if "update" in record else replay_state.at
+
+
+def _changed(replay_state: ReplayState, record: dict[str, Any], version: int) -> list[int]:
+    """Return the tasks that a record at the offset `version` has changed, of those that it names."""
+    named: Any = record.get("tasks")
     try:
-        for first, end in record["tasks"]:
-            yield from range(max(first, 0), min(end, replay_state.count))
-    except (TypeError, ValueError):
-        return
+        if record["op"] == "insert":
+            named = [(record["first"], record["first"] + 1)]
+        ranges = [range(max(begin, 0), min(end, replay_state.count)) for begin, end in named]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return [index for tasks in ranges for index in tasks if replay_state.version[index] == version]
 
 
 def _outcome(record: dict[str, Any], state: int) -> str:

@@ -29,7 +29,7 @@ VIEWS = {
     "movements": (
         f"batch STRING, version BIGINT, op STRING, at TIMESTAMP, tasks {RANGES}, lease STRING, until TIMESTAMP, "
         "available_at TIMESTAMP, host STRING, worker STRING, error STRING, reason STRING, result STRING, "
-        "finished BOOLEAN"
+        "finished BOOLEAN, update STRING"
     ),
     "history": (
         "id STRING, state STRING, inserted_at TIMESTAMP, finished_at TIMESTAMP, attempts INT, host STRING, "

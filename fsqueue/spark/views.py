@@ -16,7 +16,7 @@ from fsqueue.format import movements, names
 from fsqueue.format.models import CANCELLED as IS_CANCELLED
 from fsqueue.format.models import COMPLETED as IS_COMPLETED
 from fsqueue.format.models import DEAD as IS_DEAD
-from fsqueue.format.names import Shard, TaskFileName
+from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.priority import fault
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.format.wording import priority_text
@@ -138,11 +138,13 @@ def leases(store: Store, shard: Shard) -> Iterator[Row]:
                 )
 
 
-def records(store: Store, shard: Shard) -> Iterator[tuple[str, history.Records, bool]]:
+def records(
+    store: Store, shard: Shard, read: Callable[[Store, Batch], history.Records] = task_history.decided_records
+) -> Iterator[tuple[str, history.Records, bool]]:
     """Yield every batch of a shard that was ever touched, with its records and whether it has finished."""
     seen: set[str] = set()
     for batch in listing.logs(store, shard):
-        found = task_history.records_of(store, batch)
+        found = read(store, batch)
         if any(record["op"] == "open" for _, record in found):
             seen.add(batch)
             yield batch, found, False
@@ -153,7 +155,7 @@ def records(store: Store, shard: Shard) -> Iterator[tuple[str, history.Records, 
 
 def all_movements(store: Store, shard: Shard) -> Iterator[Row]:
     """Yield the records of all logs, as they stand; what does not apply is among them."""
-    for batch, found, finished in records(store, shard):
+    for batch, found, finished in records(store, shard, task_history.records_of):
         for version, record in found:
             if movements.is_record(record):
                 yield _movement(batch, version, record, finished)
@@ -183,6 +185,7 @@ def _movement(batch: str, version: int, record: dict[str, Any], finished: bool) 
         words("reason"),
         text(record.get("result")),
         finished,
+        words("update"),
     )
 
 

@@ -289,11 +289,11 @@ def insertion_times(records: Records) -> dict[int, int]:
     found: dict[int, int] = {}
     if any(record["op"] == "insert" for _, record in records):
         replay_state = ReplayState()
-        for offset, record in records:
-            if movements.is_record(record):
-                replay_state.apply(record, offset)
-            if record["op"] == "insert" and replay_state.count and replay_state.version[-1] == offset:
-                found[replay_state.count - 1] = replay_state.at
+        sound = ((offset, record) for offset, record in records if movements.is_record(record))
+        for offset, record in replay_state.effective(sound):
+            index = record.get("first") if record["op"] == "insert" else None
+            if type(index) is int and index < replay_state.count and replay_state.version[index] == offset:
+                found[index] = record["at"] if "update" in record else replay_state.at
     return found
 
 

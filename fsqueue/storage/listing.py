@@ -1,6 +1,7 @@
 """What is in the queue by its listings: shards, task files, logs and their states. No lock is taken.
 
-A listing may be old, or miss a name that is being renamed: only two of them prove absence.
+A listing may be old, or miss a name that is being renamed: only two of them prove absence. What a state says of updates
+includes what is decided about them: see `decided`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from fsqueue.filesystem import Filesystem, PassingOverStrays, asking_again
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
+from fsqueue.storage import decided
 from fsqueue.storage.logs import read_present, read_recent, read_seal
 from fsqueue.storage.store import Store
 
@@ -54,9 +56,14 @@ def read_replay_state(store: Store, batch: Batch) -> ReplayState | None:
 
     (A log may be there all the same: empty, or created anew and retired by a process that came too late.)
     """
-    replay_state = ReplayState()
-    replay_state.replay_pieces(_of_log(store, batch, Filesystem.read_pieces) or [], 0)
-    return replay_state if replay_state.opened else None
+
+    def read() -> ReplayState | None:
+        replay_state = ReplayState()
+        replay_state.replay_pieces(_of_log(store, batch, Filesystem.read_pieces) or [], 0)
+        return replay_state if replay_state.opened else None
+
+    found = read()
+    return decided.seen(store, found, read) if found is not None and found.prepared else found
 
 
 def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
@@ -64,8 +71,13 @@ def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
 
     Of tasks that had been completed or cancelled by then it says nothing else.
     """
-    found = _of_log(store, batch, read_present)
-    return found if found is not None and found.opened else None
+
+    def read() -> ReplayState | None:
+        found = _of_log(store, batch, read_present)
+        return found if found is not None and found.opened else None
+
+    found = read()
+    return decided.seen(store, found, read) if found is not None and found.prepared else found
 
 
 def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[ReplayState, int, int]:
@@ -74,7 +86,17 @@ def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[Repla
     def read(fs: Filesystem, path: str) -> tuple[ReplayState, int, int]:
         return read_recent(fs, path, before_ms)
 
-    return _of_log(store, batch, read) or (ReplayState(), 0, 0)
+    found = state, begun, size = _of_log(store, batch, read) or (ReplayState(), 0, 0)
+    if not state.prepared:
+        return found
+
+    def again() -> ReplayState:
+        nonlocal state, begun, size
+        state, begun, size = _of_log(store, batch, read) or (ReplayState(), 0, 0)
+        return state
+
+    decided.seen(store, state, again)
+    return state, begun, size
 
 
 def waiting_if_sealed(store: Store, batch: Batch) -> int | None:

@@ -54,11 +54,12 @@ def set_right(locked: LockedBatch, certain: bool = False) -> bool:
 
     Call it under the log's lock, with the log caught up. The file server stamps the file at each append. So a record
     far beyond the last timestamp was written by a wrong clock. If the timestamp agrees with the record, this host's
-    clock may be the wrong one: then nothing is done, unless `certain`.
+    clock may be the wrong one: then nothing is done, unless `certain`. Nor is anything done beside prepared records:
+    what was in time when it was judged must not be late when it acts.
     """
     store, log = locked.store, locked.log
     now, last = store.clock.now_ms(), locked.replay_state.at
-    if last <= now + FAR_MS:
+    if last <= now + FAR_MS or locked.replay_state.prepared:
         return False
     if not certain:
         now = max(now, store.fs.fstat(log.fd).st_mtime_ns // 1_000_000)
@@ -78,20 +79,19 @@ def shifted(log: Iterable[sparse.Piece], now: int) -> dict[int, int]:
     """
     replay_state = ReplayState()
     written: dict[int, int] = {}
-    for offset, line, _ in sparse.lines(log, 0):
-        record = movements.parse(line)
-        if record is not None:
-            replay_state.apply(record, offset)
-            if record["op"] == "clock" and record["at"] == replay_state.at:
-                written.update(dict.fromkeys(_tasks_of(record), replay_state.at))
-            elif record["op"] == "insert" and record.get("available_at"):
-                index = record.get("first")
-                if type(index) is int and replay_state.places.get(index) == offset:
-                    written[index] = replay_state.at
-            elif record["op"] in RESCHEDULING:
-                for index in _tasks_of(record):
-                    if index < replay_state.count and replay_state.version[index] == offset:
-                        written[index] = replay_state.at
+    parsed = ((offset, movements.parse(line)) for offset, line, _ in sparse.lines(log, 0))
+    for offset, record in replay_state.effective((at, found) for at, found in parsed if found is not None):
+        time = record["at"] if "update" in record else replay_state.at
+        if record["op"] == "clock" and record["at"] == replay_state.at:
+            written.update(dict.fromkeys(_tasks_of(record), replay_state.at))
+        elif record["op"] == "insert" and record.get("available_at"):
+            index = record.get("first")
+            if type(index) is int and replay_state.places.get(index) == offset:
+                written[index] = time
+        elif record["op"] in RESCHEDULING:
+            for index in _tasks_of(record):
+                if index < replay_state.count and replay_state.version[index] == offset:
+                    written[index] = time
     return {
         index: max(0, now + replay_state.since[index] - at)
         for index, at in written.items()

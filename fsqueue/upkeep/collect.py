@@ -276,7 +276,9 @@ def is_late(replay_state: ReplayState | None, name: TaskFileName) -> bool:
     """Return whether a file's name promises a later time than the truth: a renaming failed, or its author died before
     it.
     """
-    due = replay_state.next_time() if replay_state is not None else None
+    if replay_state is None or replay_state.prepared:  # what is prepared gives no time
+        return False
+    due = replay_state.next_time()
     return due is not None and due < name.available_at
 
 

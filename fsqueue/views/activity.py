@@ -25,7 +25,7 @@ import orjson
 
 from fsqueue.format import names
 from fsqueue.format.models import DeadLetter
-from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
 from fsqueue.format.task_states import Lease
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
@@ -479,7 +479,8 @@ class Survey:
 
     def _insert_singly(self, unit: Unit, batch: str, replay_state: ReplayState) -> None:
         """Count tasks that were inserted into the log: evenly from the batch's birth until its last insert."""
-        birth, tasks = names.birth_ms(batch), replay_state.count
+        birth = names.birth_ms(batch)
+        tasks = replay_state.count - replay_state.state.count(SKIPPED)
         for index in range(tasks):
             born = birth + (replay_state.inserted_at - birth) * (index + 1) // tasks
             if born >= self.asked:

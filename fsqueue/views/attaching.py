@@ -39,14 +39,14 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
     batch_id, index, lease = names.parse_token(token)
     store.verify()
     replay_state = listing.read_present_state(store, batch_id)
-    if replay_state is not None and not replay_state.is_whole and not replay_state.holds(index, lease):
+    if replay_state is not None and not replay_state.is_whole and not replay_state.named_by([index], lease):
         replay_state = listing.read_replay_state(store, batch_id)  # only the whole log tells who completed a task
     task_id = names.task_id(batch_id, index)
     if replay_state is None:
         raise TaskNotFound(
             f"The task {task_id} is not at work in {store.path}: it has finished, was purged, or never leased."
         )
-    if not replay_state.holds(index, lease):
+    if not replay_state.named_by([index], lease):  # of a task that an update has frozen, the lease goes on
         if losses.completed_by(replay_state, index, lease):
             raise LeaseLost(losses.already(task_id), [token], losses.ALREADY)
         reason = losses.why_lost(replay_state, index)

@@ -29,7 +29,7 @@ from fsqueue.format.models import DeadLetter, State, Status, TaskInfo
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
-from fsqueue.storage import commits, counters, deadletters, listing, payloads, published, retrying, staging
+from fsqueue.storage import commits, counters, deadletters, decided, listing, payloads, published, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.views import finished, task_history
 
@@ -330,6 +330,7 @@ class _Remains:
         """The shard in which something was left the last time."""
         self._left: TaskFileName | None = None
         """The task file in which something was left the last time."""
+        self._patience = decided.UpdatePatience()
 
     def is_where_it_was(self) -> bool:
         """Return whether something is left where something was left the last time."""
@@ -372,9 +373,9 @@ class _Remains:
                 return True
             ended.add((batch, count))
         for batch in listing.logs(self.store, shard):
-            replay_state = listing.read_present_state(self.store, batch) if batch not in files else None
+            replay_state = self._state_of(batch) if batch not in files else None
             if replay_state is not None:
-                if replay_state.remaining and batch in listing.task_files(self.store, shard):
+                if replay_state.prepared or (replay_state.remaining and batch in listing.task_files(self.store, shard)):
                     return True
                 ended.add((batch, replay_state.count))  # a file that stays away was removed: its tasks are lost
         return False
@@ -390,10 +391,20 @@ class _Remains:
 
         The file may outlive the outcomes: its finisher died, or is about to remove it.
         """
-        replay_state = listing.read_present_state(self.store, name.batch)
+        replay_state = self._state_of(name.batch)
         if replay_state is None:
             return not name.is_open, 0
-        return replay_state.remaining > 0, replay_state.count
+        return replay_state.remaining > 0 or bool(replay_state.prepared), replay_state.count
+
+    def _state_of(self, batch: Batch) -> ReplayState | None:
+        """Return the state of a batch. What an old update has prepared in it, is decided first.
+
+        Otherwise an updater that died would keep the queue from being drained, if no worker looks into it any more.
+        """
+        found = listing.read_present_state(self.store, batch)
+        if found is not None and found.prepared and self._patience.decide(self.store, batch, found):
+            return listing.read_present_state(self.store, batch)
+        return found
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -544,7 +555,7 @@ def partly_done(store: Store, only: Container[Batch] | None = None) -> Iterator[
 
 def _read_whole(store: Store, batch: Batch) -> finished.FinishedBatch:
     """Return a batch at work, with all its records and its tasks' lines."""
-    found = finished.FinishedBatch(batch, task_history.records_of(store, batch), [])
+    found = finished.FinishedBatch(batch, task_history.decided_records(store, batch), [])
     if found.replay_state.opened and found.replay_state.inserts is None and any(found.replay_state.done):
         found.lines = lines_anywhere(store, batch, found.replay_state) or payloads.of_batch(store, batch)
     return found
@@ -589,6 +600,7 @@ def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] 
         version=replay_state.version[index],
         key=record.get("key"),
         priority=record.get("priority"),
+        update=replay_state.frozen.get(index),
     )
 
 

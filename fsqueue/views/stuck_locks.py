@@ -12,10 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fsqueue.cluster.identity import describe
+from fsqueue.errors import FsqueueError
+from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.processes import Holder, holders_of
+from fsqueue.format import decisions as format_decisions
 from fsqueue.format import names
 from fsqueue.format.replay import ReplayState
-from fsqueue.storage import commits, counters, history, listing
+from fsqueue.storage import commits, counters, decisions, history, listing
 from fsqueue.storage.store import Store
 
 QUIET_S = 2.0
@@ -60,17 +63,32 @@ def of_queue(path: str) -> list[StuckLock]:
 
 
 def of_store(store: Store) -> list[StuckLock]:
-    """Return the stuck locks of an open queue: of batches, counters, dead letters, the history and `queue.jsonl`.
+    """Return the stuck locks of an open queue: of batches, counters, dead letters, the history and `queue.jsonl`; and
+    of the decision files of its group.
 
     Nothing is locked for this. Costs an open, and where a file is quiet a question to the file server, for each file.
     """
     store.refresh()
-    suspects = [(what, path) for what, path in _files(store) if _is_suspect(store, path)]
+    files = [*((store.fs, what, path) for what, path in _files(store)), *_decision_files(store)]
+    suspects = [each for each in files if _is_suspect(store, each[0], each[2])]
     for _ in range(LOOKS if suspects else 0):
         store.clock.sleep(LOOK_PAUSE_S)
-        suspects = [(what, path) for what, path in suspects if _is_suspect(store, path)]
-    found = (_describe(store, what, path) for what, path in suspects)
+        suspects = [each for each in suspects if _is_suspect(store, each[0], each[2])]
+    found = (_describe(*each) for each in suspects)
     return [lock for lock in found if lock is not None]
+
+
+def _decision_files(store: Store) -> Iterator[tuple[Filesystem, str, str]]:
+    """Yield the decision files of the queue's group, if it lies in one, with what gives access to them."""
+    if store.queue_state.group is None:
+        return
+    try:
+        group = decisions.group_of(store)
+    except (OSError, FsqueueError):
+        return  # it was moved elsewhere: that is fsck's matter
+    for text in group.fs.names(format_decisions.directory(group.path)):
+        if (name := names.parse_decision_file(text)) is not None:
+            yield group.fs, f"decision file {name}", format_decisions.path_of(group.path, name)
 
 
 def _files(store: Store) -> Iterator[tuple[str, str]]:
@@ -93,9 +111,8 @@ def _files(store: Store) -> Iterator[tuple[str, str]]:
             yield f"history of shard {shard} on {day}", layout.history(day, shard)
 
 
-def _is_suspect(store: Store, path: str) -> bool:
+def _is_suspect(store: Store, fs: Filesystem, path: str) -> bool:
     """Return whether a file is locked although no process has written to it for a while."""
-    fs = store.fs
     try:
         with fs.closing(fs.look(path)) as fd:
             quiet_ms = store.clock.now_ms() - fs.fstat(fd).st_mtime_ns / 1e6
@@ -104,8 +121,7 @@ def _is_suspect(store: Store, path: str) -> bool:
         return False
 
 
-def _describe(store: Store, what: str, path: str) -> StuckLock | None:
-    fs = store.fs
+def _describe(fs: Filesystem, what: str, path: str) -> StuckLock | None:
     try:
         fd = fs.look_anew(path)
     except OSError:

@@ -8,7 +8,7 @@ from fsqueue.errors import TaskNotFound
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.models import Movement
 from fsqueue.format.replay import SKIPPED, ReplayState
-from fsqueue.storage import deadletters, history, listing
+from fsqueue.storage import deadletters, decided, history, listing
 from fsqueue.storage.store import Store
 
 
@@ -16,7 +16,7 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     """Return what happened to a task, oldest first; TaskNotFound if nothing is known of it. Its birth comes first."""
     batch, index = names.parse_task_id(task_id)
     store.verify()
-    records = records_of(store, batch)
+    records = decided_records(store, batch)
     if not any(record["op"] == "open" for _, record in records):
         records = history.find(store, batch) or []
     name = listing.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
@@ -24,7 +24,7 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
     first, *others = _applied(records, index) or [{"op": "open"}]
     if first["op"] == "insert":
-        birth = Movement("insert", first["at"] / 1000)
+        birth = Movement("insert", first["at"] / 1000, update=_update(first))
     else:  # a retry makes task files
         birth = Movement("insert", names.birth_ms(batch) / 1000, repeats=deadletters.repeats(store, task_id))
     return [birth, *(_movement(record, index) for record in others)]
@@ -44,18 +44,30 @@ def records_of(store: Store, batch: names.Batch) -> history.Records:
     return [(offset, record) for offset, record in found if record is not None]
 
 
+def decided_records(store: Store, batch: names.Batch) -> history.Records:
+    """Return the records in a batch's log, and behind them the outcomes of updates that it does not have yet."""
+
+    def again() -> history.Records:
+        return records_of(store, batch)
+
+    return decided.seen_records(store, again(), again)
+
+
 def _applied(records: history.Records, index: int) -> list[dict[str, Any]]:
     """Return the records that changed the task: those that gave it another version. The first one brought it."""
     replay_state = ReplayState()
     applied: list[dict[str, Any]] = []
     version = None
-    for offset, record in records:
-        if movements.is_record(record):
-            replay_state.apply(record, offset)
-            if index < replay_state.count and replay_state.version[index] != version:
-                version = replay_state.version[index]
-                applied.append(record)
+    sound = ((offset, record) for offset, record in records if movements.is_record(record))
+    for offset, record in replay_state.effective(sound):
+        if index < replay_state.count and replay_state.version[index] == offset != version:
+            version = offset
+            applied.append(record)
     return applied
+
+
+def _update(record: dict[str, Any]) -> str | None:
+    return names.parse_update(record.get("update"))
 
 
 def _movement(record: dict[str, Any], index: int) -> Movement:
@@ -78,4 +90,5 @@ def _movement(record: dict[str, Any], index: int) -> Movement:
         took_s=None if took is None else took / 1000,
         cpu_s=None if used is None else used[0] / 1000,
         peak_memory_bytes=None if used is None else used[1] * 1024,
+        update=_update(record),
     )

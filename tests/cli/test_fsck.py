@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from fsqueue import Queue
 from tests.cli.conftest import Run
 from tests.pages import text_of
+from tests.prepared import ByHand
 from tests.support import insert_in_file
 
 pytestmark = pytest.mark.once
@@ -48,3 +50,17 @@ def test_each_run_s_quarantine_keeps_the_path_that_a_file_had(fsqueue_cli: Run, 
             (shard / "note").relative_to(queue.path).parts
         ]
     assert len(list((queue.path / ".quarantine").iterdir())) == 2
+
+
+def test_of_a_group_its_own_files_are_checked_first(fsqueue_cli: Run, tmp_path: Path) -> None:
+    update = ByHand(tmp_path / "group")
+    update.says("commit")
+    assert fsqueue_cli("fsck", update.group.path).output.startswith("nothing was found")
+    (update.file.parent / "note").touch()
+    (update.first.path / "note").touch()
+    lines = [json.loads(line) for line in fsqueue_cli("fsck", update.group.path, "--json", code=10).stdout.splitlines()]
+    assert [(line["path"], line.get("queue")) for line in lines] == [
+        (".updates/note", None),
+        ("note", f"{update.group.path}/first"),
+    ]
+    assert fsqueue_cli("fsck", update.group.path, "--repair").output.count("[repaired]") == 2

@@ -618,9 +618,12 @@ EACH = [
 
 
 def test_every_kind_has_its_damage() -> None:
-    """And those that no repair mends have tests of their own: `no-access`, `queue-inside`, `linked-file`; and keys."""
+    """And those that no repair mends have tests of their own: `no-access`, `queue-inside`, `linked-file`; and keys,
+    and updates.
+    """
     of_keys = {"shared-key", "unnamed-key"}  # tests/fsck/test_keys.py
-    assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} | of_keys == KINDS.keys()
+    of_updates = {"undecided-update", "lost-decision", "half-update", "moved-queue"}  # tests/fsck/test_updates.py
+    assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} | of_keys | of_updates == KINDS.keys()
 
 
 @pytest.mark.parametrize(("kind", "action"), EACH)

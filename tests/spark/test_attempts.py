@@ -71,6 +71,25 @@ def act(op: str, at: int, name: str, **more: object) -> dict[str, object]:
             ],
             [("expired", 500, 400, None), ("release", 100, 200, None)],
         ),
+        (
+            [
+                lease(1_000_500, "a", 2_000_000),
+                act("complete", 1_000_700, "a", update="0" * 16, file="0" * 32),
+                {"op": "revoke", "at": 1_000_800, "tasks": [[0, 1]]},  # void: it is frozen
+                {"op": "commit", "at": 1_000_900, "update": "0" * 16, "of": 1},
+            ],
+            [("complete", 500, 200, None)],
+        ),
+        (
+            [
+                lease(1_000_500, "a", 2_000_000),
+                act("fail", 1_000_700, "a", error="no", available_at=0, update="0" * 16, file="0" * 32),
+                {"op": "abort", "at": 1_000_900, "update": "0" * 16},
+                act("release", 1_001_000, "a", available_at=1_001_000, update="1" * 16),
+                {"op": "commit", "at": 1_001_000, "update": "1" * 16, "of": 1},
+            ],
+            [("release", 500, 500, None)],
+        ),
         ([lease(1_000_500, "a", 10**13, 0, 2)], [("open", 500, None, None)] * 2),
         ([lease(1_000_500, "a", 1_000_600)], [("expired", 500, 100, None)]),
         (

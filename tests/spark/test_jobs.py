@@ -190,7 +190,7 @@ def test_a_drain_that_died_before_it_completed_is_gone_on_with(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Drain, "settle", dies)
+        patched.setattr(_Drain, "complete_round", dies)
         patched.setattr(drain_module, "release_leases", lambda *arguments: 0)
         with pytest.raises(KeyboardInterrupt):
             jobs.drain(spark, str(queue.path), str(out), square, partitions=2, partition_tasks=10)
@@ -209,14 +209,14 @@ def test_a_drain_that_died_before_it_completed_is_gone_on_with(
 def test_results_of_tasks_that_were_taken_over_do_not_count(spark: SparkSession, queue: Queue, tmp_path: Path) -> None:
     queue.insert_many(range(10))
     job = _Drain(spark, str(queue.path), Place(str(tmp_path / "out")), square, None, 3600, 10)
-    settle = job.settle
+    complete_round = job.complete_round
 
     def somebody_else_comes(number: int) -> None:
         queue.release_all()
         queue.complete(queue.lease(4))
-        settle(number)
+        complete_round(number)
 
-    job.settle = somebody_else_comes  # type: ignore[method-assign]
+    job.complete_round = somebody_else_comes  # type: ignore[method-assign]
     job.round(1, 2)
     assert (job.report().lost, job.report().completed) == (10, 0)
     assert written(spark, tmp_path / "out") == Counter()

@@ -12,8 +12,11 @@ import pytest
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from fsqueue.format import movements
+from fsqueue.format.movements import UpdatePart
+from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import record_times
+from fsqueue.storage.locked_batch import LockedBatch
 from tests.support import crashes, full_state, log_files, task_file_names
 
 DAY = 86_400.0
@@ -220,3 +223,45 @@ def test_a_log_within_the_bounds_costs_no_call(tmp_path: Path, monkeypatch: pyte
     Queue(q.path, clock=ManualClock(time.time() + 600)).lease(1)
     monkeypatch.setattr(record_times, "set_right", lambda locked: pytest.fail("it was asked for a stamp"))
     assert len(q.lease(3)) == 3
+
+
+# -- beside updates (docs/design.md, section 4.22) -------------------------------------------------------------------
+
+PREPARED = UpdatePart(UpdateId("a" * 16), DecisionFileName("b" * 32), 5_000)
+
+
+def test_what_an_update_has_delayed_is_corrected_as_if_it_had_been_done_alone(tmp_path: Path) -> None:
+    now = 1_800_000_000_000
+    far = now + 30 * 86_400_000
+    log = b"".join(
+        (
+            movements.record("open", now, count=0, inserts="boot", birth=now, available_at=0, name="x"),
+            movements.insert(now, "i0", 0, b'{"payload":0}\n'),
+            movements.insert(now, "i1", 1, b'{"payload":1}\n'),
+            movements.lease(far, "l", [0], far + 600_000, "{}", False),
+            movements.record("release", far, lease="l", tasks=[[0, 1]], available_at=far + 60_000, **PREPARED.fields),
+            movements.insert(far, "i2", 2, b'{"payload":2}\n', far + 90_000, PREPARED),
+        )
+    )
+    assert record_times.shifted([(0, log)], now) == {0: now + 600_000}, "it is leased still"
+    log += movements.commit(far, PREPARED.update, 2)
+    assert record_times.shifted([(0, log)], now) == {0: now + 60_000, 2: now + 90_000}
+
+
+def test_no_time_is_corrected_while_an_update_is_not_decided(tmp_path: Path) -> None:
+    q = queue_of(tmp_path / "q")
+    [task] = ahead(q).lease(1)
+    [log] = log_files(q)
+    at = records(q)[-1]["at"]
+    assert isinstance(at, int)
+    with log.open("ab") as file:
+        file.write(movements.complete(at, task.lease, [task.index], part=PREPARED))
+    stamped(q, 0)
+    r, _ = right(q)
+    with LockedBatch(r.store, task.batch) as locked:
+        assert not record_times.set_right(locked, certain=True)
+    with log.open("ab") as file:
+        file.write(movements.abort(at, PREPARED.update))
+    with LockedBatch(r.store, task.batch) as locked:
+        assert record_times.set_right(locked, certain=True)
+        assert locked.replay_state.at < at

@@ -1,0 +1,136 @@
+"""What a reader sees of updates that are decided, and whose outcome a log does not have yet.
+
+A process that has a log locked appends the outcome. A reader has no lock: it asks the decision file, and lets the
+records act in its own copy that the file commits (docs/design.md, section 4.22). So a process that has seen a part
+of an update sees the rest by any later look.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fsqueue.format.names import Batch, UpdateId
+from fsqueue.format.replay import ReplayState
+from fsqueue.format.task_states import Prepared
+from fsqueue.storage import decisions, history
+from fsqueue.storage.decisions import OutOfGroup
+from fsqueue.storage.store import Store
+
+MAY_NOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
+T = TypeVar("T")
+
+LOOKS = 8
+"""How often a log is read again because a decision is against an update, or gone. Each time that is another update."""
+
+
+def seen(store: Store, state: ReplayState, again: Callable[[], ReplayState | None]) -> ReplayState | None:
+    """Return the state of a log that was just read, with what is decided about its prepared records. No lock is taken.
+
+    What is not decided stays in `prepared`: its tasks are as they were, and what it inserts is not there yet. So does
+    everything of a queue that was moved out of its group. `again` reads the log anew; None if there is none any more.
+    OSError or StorageError if a decision file cannot be read.
+    """
+    found = with_outcomes(store, state, again, lambda state: state)
+    if found is None:
+        return None
+    state, outcomes = found
+    for record in outcomes:
+        state.apply(record, state.prepared[record["update"]].records[-1][0] + 1)
+    return state
+
+
+def seen_records(store: Store, records: history.Records, again: Callable[[], history.Records]) -> history.Records:
+    """Return the records of a log that was just read, and behind them the outcomes that it does not have yet."""
+    if not any("file" in record for _, record in records):
+        return records
+    found = with_outcomes(store, records, again, history.replay)
+    assert found is not None
+    records, outcomes = found
+    return [*records, *((records[-1][0] + number, record) for number, record in enumerate(outcomes, 1))]
+
+
+def with_outcomes(
+    store: Store, found: T, again: Callable[[], T | None], state_of: Callable[[T], ReplayState]
+) -> tuple[T, list[dict[str, Any]]] | None:
+    """Return what was read of a log, or read again, and the outcomes of those of its updates that are decided.
+
+    None if there is no log any more.
+    """
+    against: set[UpdateId] = set()
+    for _ in range(LOOKS):
+        state, outcomes, more = state_of(found), list[dict[str, Any]](), set[UpdateId]()
+        for update, prepared in state.prepared.items():
+            outcome = "abort" if update in against else _ask(store, update, prepared)
+            if outcome == "commit":
+                outcomes.append({"op": outcome, "at": state.at, "update": update, "of": len(prepared.records)})
+            elif update in against:
+                outcomes.append({"op": "abort", "at": state.at, "update": update})
+            elif outcome == "abort":
+                more.add(update)
+        if not more:
+            return found, outcomes
+        # A decision file is removed once each log has its outcomes: the log that was read may be older than that.
+        against |= more
+        new = again()
+        if new is None:
+            return None
+        found = new
+    return found, []
+
+
+def _ask(store: Store, update: UpdateId, prepared: Prepared) -> str | None:
+    if prepared.file is None:
+        return None
+    try:
+        decision = decisions.ask(store, prepared.file, update)
+    except OutOfGroup:
+        return None
+    return None if decision is None else decision.outcome
+
+
+MET_MAX = 10_000
+"""Number of updates of which a check remembers when it met them. With more of them it begins anew."""
+
+
+class UpdatePatience:
+    """Since when a check has met prepared records, and so which of them are old. One thread's.
+
+    Their times alone do not tell: a host's clock may have been set back since, or be behind the updater's.
+    """
+
+    def __init__(self) -> None:
+        self._met: dict[tuple[Batch, UpdateId], float] = {}
+        """When each update was first met in a log, on this process's monotonic clock (s)."""
+
+    def decide(self, store: Store, batch: Batch, state: ReplayState) -> bool:
+        """Have decided what is old among the prepared records of a log. Return whether anything was: then look again.
+
+        Nothing is decided by a user who may not write, nor while another process keeps a decision file locked, nor in
+        a queue that was moved out of its group.
+        """
+        if len(self._met) > MET_MAX:
+            self._met.clear()
+        found = False
+        for update, prepared in state.prepared.items():
+            met_s = self._met.setdefault((batch, update), store.clock.monotonic())
+            if is_old(store, prepared, met_s) and prepared.file is not None:
+                try:
+                    found = decisions.ask(store, prepared.file, update, may_abort=True) is not None or found
+                except OutOfGroup:
+                    pass
+                except OSError as error:
+                    if error.errno not in MAY_NOT_WRITE:
+                        raise
+        return found
+
+
+def is_old(store: Store, prepared: Prepared, met_s: float) -> bool:
+    """Return whether the patience for prepared records is over, which a process has met at `met_s` (monotonic).
+
+    By its own clock, or by their own time, if that is not in the future.
+    """
+    now_ms = store.clock.now_ms()
+    waited_ms = max((store.clock.monotonic() - met_s) * 1000, now_ms - prepared.at)
+    return waited_ms >= prepared.patience_ms

@@ -1,0 +1,295 @@
+"""What readers see of an update: nothing of it before the decision, all of it afterwards, in every view."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsqueue import Queue, Status, TaskNotFound
+from fsqueue.clock import ManualClock
+from fsqueue.format import decisions, movements, names
+from fsqueue.format.names import UpdateId
+from fsqueue.format.replay import COMPLETED, LEASED, SKIPPED
+from fsqueue.groups.drained import GroupDrainCheck
+from fsqueue.spark.attempts import attempts_of
+from fsqueue.storage import decided, history, listing
+from fsqueue.storage import decisions as stored
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection, task_history
+from fsqueue.views.finished import FinishedBatch
+from fsqueue.views.inspection import DrainCheck
+from tests.format.test_replay_properties import folded
+from tests.format.test_updates import records_of, soups
+from tests.levels import how_many
+from tests.prepared import DAY_MS, FILE, ByHand, U, add
+from tests.support import full_state
+
+pytestmark = pytest.mark.once
+
+DECIDED_AGAINST = ("abort", "retired", "absent")
+
+
+@pytest.fixture
+def update(tmp_path: Path) -> ByHand:
+    return ByHand(tmp_path / "group")
+
+
+def everything(update: ByHand) -> dict[str, Any]:
+    """Return what the views of both queues tell."""
+    info, new = update.first.task(update.task.id), f"{update.target}.1"
+    return {
+        "status": (update.first.status(), update.then.status()),
+        "fast": (update.first.status(exact=False).remaining, update.then.status(exact=False).remaining),
+        "state": (info.state, info.result, info.update),
+        "tasks": [task.payload for task in update.then.tasks()],
+        "peek": [task.payload for task in update.then.peek()],
+        "results": [(one.payload, one.result) for one in update.first.results()],
+        "columns": [[*one[3]] for one in update.first.result_columns()],
+        "history": [move.op for move in update.first.history(update.task.id)],
+        "workers": update.first.activity().workers,
+        "priorities": sum(one.waiting for one in update.then.waiting_by_priority()),
+        "drained": (update.first.is_drained(), update.then.is_drained()),
+        "is there": _is_there(update.then, new),
+    }
+
+
+def _is_there(queue: Queue, task: str) -> bool:
+    try:
+        return queue.task(task).payload == "new" and queue.history(task)[0].update == U
+    except TaskNotFound:
+        return False
+
+
+BEFORE = {
+    "status": (Status(leased=1), Status(completed=1)),
+    "fast": (1, 0),
+    "state": ("leased", None, None),
+    "tasks": [],
+    "peek": [],
+    "results": [],
+    "columns": [],
+    "history": ["insert", "lease"],
+    "workers": 1,
+    "priorities": 0,
+    "drained": (False, True),
+    "is there": False,
+}
+AFTER = {
+    "status": (Status(completed=1), Status(waiting=1, completed=1)),
+    "fast": (0, 1),
+    "state": ("completed", "done", None),
+    "tasks": ["new"],
+    "peek": ["new"],
+    "results": [("old", "done")],
+    "columns": [["old"]],
+    "history": ["insert", "lease", "complete"],
+    "workers": 0,
+    "priorities": 1,
+    "drained": (True, False),
+    "is there": True,
+}
+
+
+def test_what_no_file_decides_has_not_happened_and_the_queue_is_not_drained(update: ByHand) -> None:
+    update.prepare()
+    update.says("nothing")
+    assert everything(update) == BEFORE | {"state": ("leased", None, U), "drained": (False, False)}
+
+
+def test_what_a_file_commits_has_happened_in_both_queues(update: ByHand) -> None:
+    update.prepare()
+    update.says("commit")
+    assert everything(update) == AFTER
+    assert [move.update for move in update.first.history(update.task.id)] == [None, None, U]
+    assert update.commit() not in Path(update.first.store.layout.log(update.source)).read_bytes(), "a look changes none"
+
+
+@pytest.mark.parametrize("what", DECIDED_AGAINST)
+def test_what_a_file_aborts_or_cannot_commit_any_more_has_never_been(update: ByHand, what: str) -> None:
+    update.prepare()
+    update.says(what)
+    assert everything(update) == BEFORE
+
+
+@pytest.mark.parametrize("what", ["commit", *DECIDED_AGAINST])
+def test_the_outcome_in_the_logs_says_the_same(update: ByHand, what: str) -> None:
+    update.prepare()
+    update.says(what)
+    before = everything(update)
+    outcome = update.commit() if what == "commit" else update.abort()
+    add(update.first, update.source, outcome)
+    add(update.then, update.target, outcome)
+    assert everything(update) == before
+
+
+def test_a_reader_that_finds_the_file_gone_reads_the_log_again(update: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The decision file is retired between the look at the log and the look at the file. Its commits are in the logs.
+    update.prepare()
+    update.says("commit")
+    real = stored.ask
+
+    def late(*args: Any, **named: Any) -> Any:
+        if update.file.exists():
+            add(update.first, update.source, update.commit())
+            add(update.then, update.target, update.commit())
+            os.unlink(update.file)
+        return real(*args, **named)
+
+    monkeypatch.setattr(stored, "ask", late)
+    assert update.first.status() == Status(completed=1)
+    assert update.first.history(update.task.id)[-1].op == "complete"
+
+
+def test_a_log_that_has_ended_meanwhile_is_no_batch_at_work(update: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+    update.prepare()
+    update.says("absent")
+
+    def ended(*_: Any, **__: Any) -> decisions.Decision:
+        Path(update.first.store.layout.log(update.source)).unlink(missing_ok=True)
+        return decisions.ABORTED
+
+    monkeypatch.setattr(stored, "ask", ended)
+    assert listing.read_present_state(update.first.store, update.source) is None
+    assert task_history.decided_records(update.first.store, update.source) == []
+
+
+def test_a_queue_that_was_moved_out_of_its_group_shows_its_tasks_as_they_were(update: ByHand, tmp_path: Path) -> None:
+    update.prepare()
+    update.says("commit")
+    update.group["then"].close()
+    os.rename(tmp_path / "group" / "then", tmp_path / "elsewhere")
+    moved = Queue(tmp_path / "elsewhere")
+    assert (moved.status(), moved.is_drained()) == (Status(completed=1), False)
+
+
+def test_the_lease_of_a_frozen_task_can_be_attached_to(update: ByHand) -> None:
+    update.prepare()
+    update.says("nothing")
+    assert update.first.attach(update.task.token).payload == "old"
+    assert update.first.task(update.task.id).update == U
+
+
+def test_a_decision_file_that_stays_locked_is_named(update: ByHand) -> None:
+    update.says("nothing")
+    group = update.group.directory()
+    update.first.store.clock = ManualClock(update.now() / 1000 + 60)
+    with group.fs.closing(group.fs.look(str(update.file), os.O_RDWR)) as fd:
+        assert group.fs.try_lock(fd)
+        assert [lock.what for lock in update.first.stuck()] == [f"decision file {FILE}"]
+    assert update.first.stuck() == []
+
+
+# -- whoever waits for the end -----------------------------------------------------------------------------------------
+
+
+def says(update: ByHand) -> bytes:
+    return update.file.read_bytes() if update.file.exists() else b""
+
+
+def test_who_asks_whether_it_is_drained_decides_what_is_old(update: ByHand) -> None:
+    update.prepare()
+    update.says("nothing")
+    update.then.store.clock = ManualClock(update.now() / 1000 + 6)
+    assert update.then.is_drained(), "nothing is in it, and nothing comes any more"
+    assert decisions.abort(0, U).split(b',"at":0,')[1] in says(update)
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 40 * DAY_MS])
+def test_a_wrong_clock_makes_no_record_old_and_keeps_none_young(tmp_path: Path, ahead_ms: int) -> None:
+    # The host that has prepared it was ahead, or behind, and died. The waiting process counts from its own first look.
+    update = ByHand(tmp_path / "group", ago_ms=-ahead_ms)
+    update.prepare()
+    update.says("nothing")
+    update.then.store.clock = clock = ManualClock(update.at / 1000 - ahead_ms / 1000)
+    check = DrainCheck(update.then.store)
+    for wait_s, is_decided in ((0, False), (4.9, False), (0.2, True)):
+        clock.advance(wait_s)
+        assert (check(), U.encode() in says(update)) == (is_decided, is_decided)
+
+
+def test_who_may_not_write_waits_for_others(update: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+    update.prepare()
+    update.says("nothing")
+    update.then.store.clock = ManualClock(update.now() / 1000 + 6)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(stored, "vote_against", refused)
+    assert not update.then.is_drained()
+
+
+def test_a_group_is_not_drained_while_an_update_is_not_decided(update: ByHand) -> None:
+    update.task.complete()
+    add(update.then, update.target, update.insert())
+    update.says("nothing")
+    check = GroupDrainCheck([update.group])
+    assert not check()
+    update.decide(decisions.abort(update.at, U))
+    assert check()
+
+
+def test_what_was_committed_is_work_for_whoever_waits(update: ByHand) -> None:
+    update.prepare()
+    update.says("commit")
+    check = GroupDrainCheck([update.group])
+    assert not check()
+    assert inspection.status(update.then.store).waiting == 1
+
+
+# -- any records -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@given(soups())
+@settings(max_examples=how_many(60, 1000))
+def test_what_views_tell_of_any_records_is_what_the_replay_comes_to(data: bytes) -> None:
+    records = records_of(data)
+    state = history.replay(records)
+    ends = {(one.index, one.outcome): one.ended_at for one in attempts_of("0" * 32, records, 10**15)}
+    for index in range(state.count):
+        told = task_history._applied(records, index)
+        if told and state.state[index] != SKIPPED:
+            last = dict(records)[state.version[index]]
+            assert told[-1] == last
+        assert ((index, "complete") in ends) == (state.state[index] == COMPLETED)
+        if state.state[index] == COMPLETED:
+            assert ends[index, "complete"] == state.since[index]
+        assert state.state[index] != LEASED or ends[index, "expired"] is not None
+    times = history.insertion_times(records)
+    assert times.keys() >= state.places.keys()
+    whole = FinishedBatch(names.Batch("0" * 32), records, [])
+    assert full_state(whole.replay_state) == full_state(state) | {"damaged": 0}
+    assert {index for index in times if whole.inserted_at(index) is not None} == times.keys()
+
+
+@pytest.mark.slow
+@given(soups(), st.sampled_from(["commit", "abort"]))
+@settings(max_examples=how_many(60, 1000))
+def test_a_decision_that_a_log_lacks_counts_as_the_outcome_that_it_gets(data: bytes, outcome: str) -> None:
+    state = folded(data)
+    lines = [
+        movements.commit(state.at, update, len(one.records)) if outcome == "commit" else movements.abort(0, update)
+        for update, one in state.prepared.items()
+    ]
+    expected = folded(data + b"".join(lines))
+    asked: list[UpdateId] = []
+
+    def ask(_: object, __: object, update: UpdateId) -> decisions.Decision:
+        asked.append(update)
+        return decisions.Decision(outcome)  # type: ignore[arg-type]
+
+    with mock.patch.object(stored, "ask", ask):
+        records = decided.seen_records(cast(Store, None), records_of(data), lambda: records_of(data))
+        seen = decided.seen(cast(Store, None), state, lambda: folded(data))
+    assert seen is not None
+    assert full_state(seen) == full_state(expected)
+    assert full_state(history.replay(records)) == full_state(expected) | {"damaged": 0}
+    assert (seen.prepared, seen.frozen, not asked) == ({}, {}, not lines)
