@@ -98,17 +98,19 @@ def some_of_all(group: Group) -> None:
 
 def test_real_workers_are_seen_at_work_without_loading_the_page_again(served: Served, browser: Browser) -> None:
     """From a queue that nobody works on, by way of a worker that holds a task, to one that is done."""
-    served.group["fetch"].insert_many(["one", "two"])
+    gates = [served.group.path.parent / name for name in ("one", "two")]
+    for gate in gates:
+        os.mkfifo(gate)
+    served.group["fetch"].insert_many(map(str, gates))
     served.show("/queue?name=fetch")
     served.says("2 tasks could be worked on, and no worker is there")
     browser.run("window.sameDocument = true")
-    go = served.group.path.parent / "go"
-    os.mkfifo(go)
-    worker = served.command("run", f"{served.group.path}/fetch", "-j", 1, "--", "sh", "-c", f"read line <{go}")
+    script = 'read line <"$1"'
+    worker = served.command("run", f"{served.group.path}/fetch", "-j", 1, "--", "sh", "-c", script, "sh", "{}")
     served.says("Tasks that are leased for longest", "#part-workers")
     served.says(f"(process {worker.pid})", "#part-workers")
-    for _ in range(2):
-        go.write_text("go on\n")  # as soon as a task reads it
+    for gate in gates:
+        gate.write_text("go on\n")  # as soon as its task reads it
     assert worker.wait(60) == 0
     served.says("State: done")
     served.says("Completed: 2", "#part-time")
