@@ -184,7 +184,7 @@ def _create(
         _sync_name(fs, path)
     except OSError as error:
         then = (
-            f"The {kind.word} was created, but a power loss may still take it. Use it, or create it again with "
+            f"The {kind.word} was created, but a power loss may still undo that. Use it, or create it again with "
             "'exist_ok'."
         )
         raise from_os_error(error, f"creating the {kind.word} {path}", then) from error

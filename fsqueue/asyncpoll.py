@@ -6,7 +6,8 @@ import asyncio
 from contextlib import suppress
 
 from fsqueue import forks
-from fsqueue.clock import Backoff
+from fsqueue.clock import Backoff, Entropy
+from fsqueue.errors import QueueNotFound
 from fsqueue.leased_task import LeasedTask, in_thread
 from fsqueue.poll import Lessor, Poll
 from fsqueue.protocol.leasing import Leaser
@@ -43,9 +44,7 @@ class AsyncPoll:
         ahead = self._poll._ahead
         async with self._turn:
             try:
-                if not (ahead.tasks or self._ended):
-                    with self._queue.store.listening() as listener:
-                        await self._wait(listener)
+                await self._look_and_wait()
             except asyncio.CancelledError:
                 await in_thread(self._poll._put_back)
                 raise
@@ -56,6 +55,21 @@ class AsyncPoll:
             if self._poll._prefetch > 1:
                 task.began = self._queue.store.clock.monotonic()
             return task
+
+    async def _look_and_wait(self) -> None:
+        """Wait until something is leased or the iteration is ended; also for a queue of a group that is not there."""
+        queue, ahead, pauses = self._queue, self._poll._ahead, Backoff(BELL_S, Entropy().random)
+        while not (ahead.tasks or self._ended):
+            if not await in_thread(queue._opens):
+                await self._nap(pauses.next_s(), None)
+                continue
+            try:
+                with queue.store.listening() as listener:
+                    await self._wait(listener)
+            except QueueNotFound:
+                if not await in_thread(queue._may_come_again):
+                    raise
+                self._leaser = None
 
     async def _wait(self, listener: Listener) -> None:
         """Lease ahead, and wait until something is leased or the iteration is ended."""

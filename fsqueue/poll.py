@@ -170,6 +170,12 @@ class Lessor(Verbs, Protocol):
     def _look(self, idle_poller: IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
         """Look once for up to `n` tasks. Return them, and whether none was found and `stop` says True."""
 
+    def _opens(self) -> bool:
+        """Return whether the queue is there: one of a group may not have come into being."""
+
+    def _may_come_again(self) -> bool:
+        """Return whether to go on waiting when the queue is gone."""
+
 
 class Prefetched:
     """The tasks that are leased and not handed out yet. Completing one leases the next in the same append.

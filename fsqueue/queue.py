@@ -394,6 +394,14 @@ class Queue(Maintenance):
         ahead = Prefetched(self, self._lease_ms(lease_s), exchange and prefetch == 1, errors, stop_after_failures)
         return Poll(self, ahead, prefetch, until)
 
+    def _opens(self) -> bool:
+        """Return whether the queue is there, as far as this object knows."""
+        return True
+
+    def _may_come_again(self) -> bool:
+        """Return whether to go on waiting when the queue is gone."""
+        return False
+
     def _lease_ms(self, lease_s: float | None) -> int | None:
         """Return milliseconds; None for the queue's setting, which is looked up at each lease."""
         return None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)

@@ -9,6 +9,10 @@ from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from fsqueue.format.replay import ReplayState
+from fsqueue.format.task_states import Lease
+
+CHANGING = frozenset({"lease", "fail", "release", "revoke", "bury"})
+"""The kinds of records that change who holds a task, or how many attempts it has had, and leave or give it a chance."""
 
 
 class Charge(NamedTuple):
@@ -27,18 +31,16 @@ def last(records: Iterable[tuple[int, dict[str, Any]]], tasks: Collection[int]) 
     """
     replay_state, wanted = ReplayState(), frozenset(tasks)
     found: dict[int, Charge] = {}
-    for offset, record in records:
-        named = _named(record, wanted) if record["op"] in ("lease", "fail") else ()
-        before = [
-            (index, replay_state.attempts[index], replay_state.holder[index])
-            for index in named
-            if index < replay_state.count
-        ]
-        replay_state.apply(record, offset)
-        for index, attempts, holder in before:
-            if replay_state.attempts[index] > attempts:
+    known: dict[int, tuple[int, Lease | None]] = {}
+    for _, record in replay_state.effective(records):
+        for index in _named(record, wanted) if record["op"] in CHANGING else ():
+            if index >= replay_state.count:
+                continue
+            attempts, holder = known.get(index, (0, None))
+            if replay_state.attempts[index] > attempts and record["op"] in ("lease", "fail"):
                 error = replay_state.errors.get(index) if record["op"] == "fail" else None
                 found[index] = Charge(error, holder.worker if holder is not None else None)
+            known[index] = replay_state.attempts[index], replay_state.holder[index]
     return found
 
 

@@ -553,6 +553,14 @@ class States:
         self.skip_to(index + 1, at, offset)
         self.insert_ids.add(identity)
 
+    def prepared_insert(self, identity: str) -> UpdateId | None:
+        """Return the update that has a prepared `insert` of this id here; None if there is none."""
+        for update, prepared in self.prepared.items():
+            for _, _, record in prepared.records:
+                if record["op"] == "insert" and record["id"] == identity:
+                    return update
+        return None
+
     def bring(self, at: int, index: int, available_at: int, offset: int, priority: Priority | None) -> None:
         """Give a reserved index its task. It is found as one that has come back: `choose` may have passed its place."""
         if priority is not None:

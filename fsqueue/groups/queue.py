@@ -177,8 +177,27 @@ class GroupQueue(Queue):
             for one in _OPENED:
                 self.__dict__.pop(one, None)
 
+    def _may_come_again(self) -> bool:
+        """Forget the queue, which was deleted: another one may come into being, and is waited for."""
+        self._let_go()
+        return True
+
     def _begin(self, verifies: bool) -> None:
-        """Make the queue if it is not there, and open it. `verifies`: ask whether one that is open was deleted."""
+        """Make the queue if it is not there, and open it. `verifies`: ask whether one that is open was deleted.
+
+        An error says that nothing was inserted: nothing was, by then.
+        """
+        try:
+            self._begin_or_open(verifies)
+        except OSError as error:
+            failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
+            insert_errors.note_nothing(failure)
+            raise failure from error
+        except FsqueueError as error:
+            insert_errors.note_nothing(error)
+            raise
+
+    def _begin_or_open(self, verifies: bool) -> None:
         for _ in range(BEGIN_TRIES):
             try:
                 if self._opens():
@@ -195,13 +214,6 @@ class GroupQueue(Queue):
                 administration.finish_deletion(str(self._path))
             except QueueMoved:
                 continue
-            except OSError as error:
-                failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
-                insert_errors.note_nothing(failure)
-                raise failure from error
-            except FsqueueError as error:
-                insert_errors.note_nothing(error)
-                raise
         raise StorageError(
             f"Other processes delete the queue {self._path} as often as this one makes it. {insert_errors.NOTHING}"
         )

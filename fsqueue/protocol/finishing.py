@@ -37,10 +37,11 @@ WAIT_S = 2.0
 def finish(locked: LockedBatch) -> bool:
     """Finish a batch whose tasks all have outcomes, or go on with that. The log is closed afterwards.
 
-    Return False if nothing was done: a task has no outcome, or one was inserted a moment ago.
+    Return False if nothing was done: a task has no outcome, or may come with an update that is not decided, or one was
+    inserted a moment ago.
     """
     store, log, replay_state = locked.store, locked.log, locked.replay_state
-    if not replay_state.opened or replay_state.remaining:
+    if not replay_state.opened or replay_state.remaining or replay_state.prepared:
         return False
     at = record_times.present(locked)
     if replay_state.takes_inserts and at < replay_state.inserted_at + LINGER_MS:
@@ -143,8 +144,11 @@ def bury_lost(locked: LockedBatch) -> bool:
     False, and nothing is done, if the file is in staging: a power loss may put it back there after tasks were
     leased from it. The next reader that applies what is decided, or `gc`, publishes it. Files move from staging into
     the shard only, so the shard is looked at again after staging: another process may have published it in between.
+    False also while an update is not decided: it may change these tasks.
     """
     store, log = locked.store, locked.log
+    if locked.replay_state.prepared:
+        return False
     if staging.has(store, log.layout, log.batch) or log.batch in commits.waiting(store):
         return False
     if locked.read_lines() is not None:

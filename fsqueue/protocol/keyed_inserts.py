@@ -20,14 +20,14 @@ from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import TaskRef
 from fsqueue.format.names import Batch
-from fsqueue.protocol import finishing, sealing, transitions
+from fsqueue.protocol import deciding, finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
 from fsqueue.storage import insert_ids, jsonl, keys, logs, published, record_times
 from fsqueue.storage.keys import KeyFile
-from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.locked_batch import LockedBatch, Undecided
 from fsqueue.storage.store import Store
 
 KNOWN_MAX = 64
@@ -140,6 +140,10 @@ class KeyedInserter:
         )
 
 
+class _Prepared(Exception):
+    """A record that a claim names is part of an update that is not decided."""
+
+
 class Claims:
     """Tell whether the task that a claim names lives. A claim is a line of a key's file. Threads may share it."""
 
@@ -154,7 +158,30 @@ class Claims:
         """Return the id of the task that a claim names, durably inserted, if it lives.
 
         None: it does not, and never will again, a power loss included. Call it under the lock of the key's file.
+
+        A task lives also while an update that is not decided completes it. One that such an update inserts is neither
+        there nor not: the decision is waited for. LockTimeout if there is none in time.
         """
+        waiting = deciding.DecisionWait(self.store, claim.batch, jsonl.LOCK_TIMEOUT_S)
+        while True:
+            try:
+                return self._living(layout, claim)
+            except _Prepared:
+                wanted = self._wanted(claim, waiting.wait_s)
+            if wanted:
+                waiting.out(wanted)
+
+    def _wanted(self, claim: KeyClaim, wait_s: float) -> list[Undecided]:
+        """Return the update that inserts the claimed task, unless it is decided by now."""
+        try:
+            with LockedBatch(self.store, claim.batch, wait_s) as locked:
+                update = locked.replay_state.prepared_insert(claim.insert)
+                return [each for each in locked.undecided() if each.update == update]
+        except FileNotFoundError:
+            return []
+
+    def _living(self, layout: Layout, claim: KeyClaim) -> str | None:
+        """Do the same, but raise _Prepared if it depends on an update that is not decided."""
         store, batch, identity = self.store, claim.batch, claim.insert
         may_come_late = store.fs.shared or claim.shared
         found = None if may_come_late else self._in_open_log(layout, batch, identity)
@@ -197,6 +224,8 @@ class Claims:
         try:
             with LockedBatch(store, batch, 0.0) as locked:
                 log = locked.log
+                if locked.replay_state.prepared_insert(identity) is not None:
+                    return None
                 if log.layout is layout and store.fs.fstat(log.fd).st_nlink:
                     index = log.find_insert(identity)
                     return index, 0 if index is None else locked.replay_state.places[index] + 1, log.end
@@ -207,11 +236,14 @@ class Claims:
 
     def _read(self, fd: int, identity: str) -> tuple[int | None, bool, int]:
         """Return the index of the task that an `insert` of this id has given to an open log, if it lives; whether
-        there is such a record at all; and where the log's last whole line ends.
+        there is such a record at all; and where the log's last whole line ends. _Prepared if an update that is not
+        decided inserts it.
         """
         fs = self.store.fs
         state, begin = logs.last_checkpoint(fs, fd)
         end = state.replay_pieces(fs.all_pieces(fd, begin), begin)
+        if state.prepared_insert(identity) is not None:
+            raise _Prepared
         return *insert_ids.find(state, fs.all_pieces(fd, 0), identity), end
 
     def _end(self, batch: Batch, identity: str) -> str | None:

@@ -1,4 +1,8 @@
-"""Lease: pick a batch, lease tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5)."""
+"""Lease: pick a batch, lease tasks in its log, prove emptiness before saying so (docs/design.md, section 4.5).
+
+One lease goes this way: `Leaser.lease`; which batch (`_lease_from_heads`); up to which rank (`_from_head`); the lock,
+and what errors mean (`_from_batch`); which tasks (`_from_locked`); the record (`_take`); the payloads (`_hand_out`).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,10 @@ from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.protocol import finishing, sealing, spending, transitions
+from fsqueue.protocol import deciding, finishing, sealing, spending, transitions
 from fsqueue.protocol.selection import RandomSelection, Selection
 from fsqueue.storage import commits, record_times, retrying
-from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch
+from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch, Undecided
 from fsqueue.storage.logs import TaskLines
 from fsqueue.storage.queue_file import FRESH_S
 from fsqueue.storage.store import Store
@@ -62,6 +66,7 @@ class Without(Enum):
 
     BUSY = "another process has its log locked"
     NOTHING = "it has no task to lease now"
+    UNDECIDED = "what may make a task available is part of an update that is not decided"
     LATER = "what it has is less urgent than what another batch promises, or than what was asked for"
 
     def __bool__(self) -> bool:
@@ -70,6 +75,7 @@ class Without(Enum):
 
 BUSY: Final = Without.BUSY
 NOTHING: Final = Without.NOTHING
+UNDECIDED: Final = Without.UNDECIDED
 LATER: Final = Without.LATER
 Got = list[LeasedTask] | Without
 
@@ -98,6 +104,8 @@ class Leaser:
         priorities a batch counts as having one until it is exhausted or found empty."""
         self.selection = self._new_selection()
         self._damaged: list[LeasedTask] = []
+        self._wanted: list[Undecided] = []
+        """The updates that the batch at hand waits for."""
         self.run_id: str | None = None
         """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
         self._of_run: tuple[dict[str, Any], dict[str, Any], str] | None = None
@@ -171,8 +179,9 @@ class Leaser:
         elif batch is not None and up_to is None and (limit := selection.limit_in_hand(batch)) is not None:
             self._limit = limit
             got = self._from_batch(batch, None, n, n, lease_ms)
-            if got is not BUSY and (self._next_head is None or not got or queue_file.state.is_ordered):
-                self._tell(batch, got)  # a busy one is among the heads, and is tried again or rests
+            if got not in (BUSY, UNDECIDED) and (self._next_head is None or not got or queue_file.state.is_ordered):
+                # A busy one is among the heads, and is tried again or rests. One that goes on stays in hand.
+                self._tell(batch, got)
             if isinstance(got, list):
                 if len(got) == n or (got and got[0].solo):
                     return got
@@ -283,12 +292,12 @@ class Leaser:
                 selection.sweep()
                 continue
             got = self._from_head(name, n - len(held), n, lease_ms, solo=not held)
-            if got is BUSY and strict and waited_s < BUSY_WAIT_S:
+            if got in (BUSY, UNDECIDED) and strict and waited_s < BUSY_WAIT_S:
                 begin, locked = store.clock.monotonic(), {name.batch: name}
                 got = self._outwait(locked, n - len(held), n, lease_ms, not held, BUSY_WAIT_S - waited_s)
                 got = BUSY if locked else got
                 waited_s += store.clock.monotonic() - begin
-            if got is BUSY:
+            if got in (BUSY, UNDECIDED):
                 busy[name.batch] = name
             elif isinstance(got, list) and got:
                 fruitless = 0
@@ -316,6 +325,7 @@ class Leaser:
         may have gone on during the last pause.
         """
         clock, path, is_over = self.store.clock, self.store.path, False
+        undecided: set[Batch] = set()
         until = clock.monotonic() + patience_s
         backoff = Backoff(self.store.fs.pauses_s, self.store.entropy.random, 1.5, 0.5)
         while busy and not is_over:
@@ -323,20 +333,24 @@ class Leaser:
             is_over = clock.monotonic() >= until
             for name in list(busy.values()):
                 got = self._from_head(name, most, asked, lease_ms, solo)
-                if got is BUSY:
+                if got in (BUSY, UNDECIDED):
+                    undecided.update({name.batch} if got is UNDECIDED else ())
                     continue
                 del busy[name.batch]
                 if isinstance(got, list) and got:
                     self.current = name.batch
                     return got
         for batch in busy:
+            if batch in undecided:  # another look comes when the update is old
+                logger.debug("batch %s of %s has tasks of an update that is not decided yet", batch, path)
+                continue
             logger.warning("batch %s of %s stayed locked for %g s and was passed by", batch, path, BUSY_WAIT_S)
         return []
 
     # -- one batch --------------------------------------------------------------------------------
 
     def _from_head(self, name: TaskFileName, most: int, asked: int, lease_ms: int | None, solo: bool = True) -> Got:
-        """Claim up to `most` tasks of a batch that the selection has returned.
+        """Lease up to `most` tasks of a batch that the selection has returned.
 
         By rank: no task that is less urgent than the next best head (the paper's policy, section 4.3). If that leaves
         nothing, the head goes back with the rank that it really has.
@@ -351,7 +365,7 @@ class Leaser:
             self._overpromised += 1
         else:
             self._corrected.add(batch)
-        if got is BUSY:
+        if got in (BUSY, UNDECIDED):
             selection.rest(name)
         else:
             self._tell(batch, got)
@@ -370,18 +384,25 @@ class Leaser:
     def _from_batch(
         self, batch: Batch, name: TaskFileName | None, most: int, asked: int, lease_ms: int | None, solo: bool = True
     ) -> Got:
-        """Claim up to `most` tasks of a batch. `name`: the task file's name, if it was just listed.
+        """Lease up to `most` tasks of a batch. `name`: the task file's name, if it was just listed.
 
-        Return BUSY if another process has the lock, NOTHING if the batch has ended or has no task to lease now.
+        Return BUSY if another process has the lock, NOTHING if the batch has ended or has no task to lease now. If it
+        has none but an update is not decided, get that decided first; UNDECIDED if it cannot be yet.
         """
         store, again, give_up_at = self.store, False, math.inf
         create = name is not None and batch != self.current  # one that gave a task has a log, or has finished
         while True:
+            self._wanted = []
             try:
                 with LockedBatch(store, batch, 0, create=create) as locked:
                     if locked.log.name is None:
                         locked.log.name = name
                     got = self._from_locked(locked, name, most, asked, lease_ms, solo)
+                if self._wanted:
+                    decided = self._get_decided(batch, got)
+                    if decided is None:
+                        continue
+                    got = decided
             except BatchBusy:
                 return BUSY
             except BatchGone:
@@ -414,6 +435,24 @@ class Leaser:
             if got is NOTHING and self.current == batch:
                 self.current = None
             return got
+
+    def _get_decided(self, batch: Batch, got: Got) -> Got | None:
+        """Ask for the decisions that a batch without another task to lease waits for. None: look into it again.
+
+        What is not decided is looked at again when it is old. Return `got` then.
+        """
+        wanted, self._wanted = self._wanted, []
+        if deciding.decide(self.store, batch, wanted, 0.0):
+            return None
+        self.selection.expect(
+            batch, max(min(each.old_ms for each in wanted), self.store.clock.now_ms() + BUSY_AGAIN_MS)
+        )
+        return got
+
+    def _await(self, locked: LockedBatch, at: int) -> Got:
+        """Note which decisions to ask for once the log is unlocked: it has nothing else to lease."""
+        self._wanted = locked.undecided()
+        return UNDECIDED if deciding.may_free_a_task(locked.replay_state, at) else NOTHING
 
     def _bury_damaged(self, others: bool) -> None:
         """Bury the tasks that were leased just now and whose lines are damaged.
@@ -464,8 +503,9 @@ class Leaser:
     ) -> Got:
         """Decide which tasks of a locked batch to lease, and record the lease.
 
-        `most` tasks at most are leased, of `asked` that the caller wants. A task that must go alone is leased only if
-        `solo`. After the lease is recorded the batch is unlocked: other processes may have the lock by the return.
+        `most` tasks at most are leased, of `asked` that the caller wants. A task that was leased with others when its
+        worker died must go alone, so that it is known which one ends its worker: it is leased only if `solo`. After the
+        lease is recorded the batch is unlocked: other processes may have the lock by the return.
         """
         store, replay_state = self.store, locked.replay_state
         opening = b""
@@ -478,12 +518,16 @@ class Leaser:
             if not replay_state.remaining:  # it takes inserts, and has got none yet
                 self._end_if_empty(locked, opening)
                 return NOTHING
+        elif replay_state.prepared and (not replay_state.remaining or record_times.is_ahead(store, replay_state)):
+            return self._await(locked, replay_state.at)  # before the log's time is corrected, too
         elif not replay_state.remaining:
             self._try_finish(locked)
             return NOTHING
         at = record_times.present(locked)
         choice = self._choose(locked, at, most, solo)
         if choice is None:
+            if replay_state.prepared:
+                return self._await(locked, at)
             finishing.bury_lost(locked)
             return NOTHING
         tasks, spent, alone = choice
@@ -496,6 +540,8 @@ class Leaser:
             is_later = self._next_head is not None and self._next_head[1] > self._limit
             if opening:  # replayed, but not written: the file's name was in the future after all, or too urgent
                 locked.drop()
+            elif replay_state.prepared and not is_later:
+                return self._await(locked, at)
             elif not is_later:
                 self._nothing_now(locked, name, at)
             elif self._limit == self._bound and (change := replay_state.next_change()) is not None:
@@ -503,9 +549,10 @@ class Leaser:
                 self.selection.expect(locked.batch, max(change, at) + store.clock.margin_ms)
             return LATER if is_later else NOTHING
         if locked.log.lines is None and locked.read_lines() is None:
+            got = self._await(locked, at) if replay_state.prepared else NOTHING
             finishing.bury_lost(locked)
             locked.drop()  # what was chosen is not taken after all: replay anew next time
-            return NOTHING
+            return got
         return self._take(locked, tasks, at, lease_ms, asked > 1 and not alone, opening, alone)
 
     def _choose(self, locked: LockedBatch, at: int, most: int, solo: bool) -> Choice | None:
@@ -554,7 +601,10 @@ class Leaser:
         opening: bytes,
         solo: bool,
     ) -> list[LeasedTask]:
-        """Record the lease, give the file a later name if no other task is available, unlock, then decode."""
+        """Record the lease, give the file a later name if no other task is available, unlock, then decode.
+
+        The state takes the lease first, which spares a replay. If the append fails, the state is dropped with the log.
+        """
         store, log, replay_state = self.store, locked.log, locked.replay_state
         lease, until = store.entropy.hex16(), at + (store.lease_ms if lease_ms is None else lease_ms)
         offset = (log.next_offset() if log.torn else log.end) + len(opening)
@@ -727,7 +777,7 @@ class Leaser:
                 if isinstance(got, list) and got:
                     self.current = name.batch
                     return got
-                if got is BUSY:
+                if got is BUSY:  # of one that waits for a decision it is known when to look again
                     self.selection.expect(name.batch, self.store.clock.now_ms() + BUSY_AGAIN_MS)
             self._raise_unreadable()
             return []

@@ -1,13 +1,18 @@
-"""End leases of other workers: taken away at once, or made to run out (docs/design.md, section 4.8)."""
+"""End leases of other workers: taken away at once, or made to run out (docs/design.md, section 4.8).
+
+Tasks of an update that is not decided are waited for, as a locked batch is: the update may complete them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from fsqueue.clock import MARGIN_MS
 from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
+from fsqueue.protocol import deciding
 from fsqueue.protocol.transitions import name_earlier
 from fsqueue.storage import listing, locked_batch, record_times
 from fsqueue.storage.locked_batch import LockedBatch
@@ -19,20 +24,25 @@ def revoke(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
 
     Return how many of them had not run out. Those that had are taken away, too: their holders could still complete.
     """
+    waiting = deciding.DecisionWait(store, batch, wait_s)
     try:
-        with LockedBatch(store, batch, wait_s) as locked:
-            replay_state = locked.replay_state
-            at = record_times.present(locked)
-            tasks = [
-                index
-                for index in range(replay_state.count)
-                if replay_state.state[index] == LEASED and chosen(replay_state, index)
-            ]
-            in_time = sum(at < replay_state.since[index] for index in tasks)
-            if tasks:
-                name_earlier(locked, at, 0)
-                locked.append_record("revoke", at, tasks=to_ranges(tasks))
-            return in_time
+        while True:
+            with LockedBatch(store, batch, waiting.wait_s) as locked:
+                replay_state = locked.replay_state
+                at = record_times.present(locked)
+                tasks = [
+                    index
+                    for index in range(replay_state.count)
+                    if replay_state.state[index] == LEASED and chosen(replay_state, index)
+                ]
+                wanted = deciding.freezing(locked, tasks)
+                if not wanted:
+                    in_time = sum(at < replay_state.since[index] for index in tasks)
+                    if tasks:
+                        name_earlier(locked, at, 0)
+                        locked.append_record("revoke", at, tasks=to_ranges(tasks))
+                    return in_time
+            waiting.out(wanted)
     except FileNotFoundError:
         return 0
 
@@ -43,26 +53,30 @@ def expire(store: Store, batch: Batch, chosen: Callable[[ReplayState, int], bool
     Each lease is renewed to an end that is past, by every clock's margin. The worker that takes such a task over
     charges what a lease that ran out costs. Until then its holder may still complete the task.
     """
+    waiting = deciding.DecisionWait(store, batch, wait_s)
     try:
-        with LockedBatch(store, batch, wait_s) as locked:
-            replay_state, ended = locked.replay_state, 0
-            at = record_times.present(locked)
-            held: dict[str, list[int]] = {}
-            for index in range(replay_state.count):
-                holder = replay_state.holder[index]
-                if (
-                    holder
-                    and replay_state.state[index] == LEASED
-                    and at < replay_state.since[index]
-                    and chosen(replay_state, index)
-                ):
-                    held.setdefault(holder.id, []).append(index)
-            for lease, tasks in held.items():
-                until = max(0, at - MARGIN_MS[1])
-                name_earlier(locked, at, until)
-                locked.append_record("renew", at, lease=lease, tasks=to_ranges(tasks), until=until)
-                ended += len(tasks)
-            return ended
+        while True:
+            with LockedBatch(store, batch, waiting.wait_s) as locked:
+                replay_state = locked.replay_state
+                at = record_times.present(locked)
+                held: dict[str, list[int]] = {}
+                for index in range(replay_state.count):
+                    holder = replay_state.holder[index]
+                    if (
+                        holder
+                        and replay_state.state[index] == LEASED
+                        and at < replay_state.since[index]
+                        and chosen(replay_state, index)
+                    ):
+                        held.setdefault(holder.id, []).append(index)
+                wanted = deciding.freezing(locked, chain.from_iterable(held.values()))
+                if not wanted:
+                    for lease, tasks in held.items():
+                        until = max(0, at - MARGIN_MS[1])
+                        name_earlier(locked, at, until)
+                        locked.append_record("renew", at, lease=lease, tasks=to_ranges(tasks), until=until)
+                    return sum(map(len, held.values()))
+            waiting.out(wanted)
     except FileNotFoundError:
         return 0
 

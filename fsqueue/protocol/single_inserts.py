@@ -5,6 +5,11 @@ docs/design.md, section 4.16; decisions 27 and 45.
 A batch is *open* while it takes inserts: its task file is empty but for a header, and its tasks are `insert` records in
 its log. A process stays with one open batch. Its first one it adopts, if an earlier process of its host has left one
 that is not full.
+
+One insert goes this way, from `SingleInserter._insert`: which batch (`_batches`); under the log's lock (`_appended`),
+whether it takes the task (`_prepare`), what the file's name promises (`_promised_in`), and the record (`_append`);
+after an error, whether the record is there (`_found`); the sync (`_make_durable`); whether a purge has begun meanwhile
+(`_is_in_queue`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
-"""End or extend a lease: lock the batch, look whether the lease holds, append (docs/design.md, section 4.7)."""
+"""End or extend a lease: lock the batch, look whether the lease holds, append (docs/design.md, section 4.7).
+
+One completion goes by `complete_one`. If anything is not as usual there, and for several tasks or another verb, it goes
+this way: is the generation still the task's (`fresh`); each batch (`each`); its lock, and which leases hold
+(`_in_batch`); the record (`act`, given by the verb); the end of the batch, if that was its last task (`finishing`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
 
@@ -17,9 +22,9 @@ from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch, TaskFileName, parse_task_file
 from fsqueue.format.replay import COMPLETED, ReplayState
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol import finishing, worktimes
+from fsqueue.protocol import deciding, finishing, worktimes
 from fsqueue.protocol.losses import ALREADY, EXPIRED, Losses, completed_by, why_lost
-from fsqueue.storage import history, locked_batch, published, record_times
+from fsqueue.storage import history, jsonl, locked_batch, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.store import Store
 
@@ -69,11 +74,13 @@ def each(
     done: Done = never,
     after_loss: Done | None = None,
     uncertain: OSError | None = None,
+    frozen_too: bool = False,
 ) -> None:
     """Lock the batch of each lease among `tasks`; call `act(locked, lease, indices that hold, at)`; note the others.
 
     Others that are `done` are none. If the lock is lost, the log is opened anew, once, and tells what became of
     the record: then `after_loss` counts instead, if it is given. `uncertain`: why the record may be there already.
+    Tasks of an update that is not decided are waited for, as a locked batch is; with `frozen_too` they are as others.
 
     After an error in one batch, those before it are dealt with: the error says so.
     """
@@ -83,13 +90,13 @@ def each(
 
     def attempt(batch: Batch, wait_s: float) -> None:
         try:
-            lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain)
+            lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain, frozen_too)
         except OSError as error:
             if error.errno not in LOST:
                 raise
             ended = done if isinstance(error, NotRecorded) else after_loss or done
             doubt = None if ended is never else error
-            lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt)
+            lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt, frozen_too)
         losses.join(lost)
         dealt_with.add(batch)
 
@@ -114,30 +121,23 @@ def _in_batch(
     done: Done,
     wait_s: float,
     uncertain: OSError | None,
+    frozen_too: bool,
 ) -> Losses:
-    """Do `act` in one batch, and return what was lost. LockTimeout if the batch's lock stays busy.
+    """Do `act` in one batch, and return what was lost. LockTimeout if the batch's lock stays busy, or an update of
+    these tasks undecided.
 
     If the batch has finished, and the record may be what finished it, the history tells; `uncertain` if there is none.
     """
     losses = Losses()
+    waiting = deciding.DecisionWait(store, batch, wait_s)
     try:
-        with LockedBatch(store, batch, wait_s) as locked:
-            replay_state = locked.replay_state
-            at = record_times.present(locked)
-            for lease, indices in leases.items():
-                held = sorted(set(replay_state.held(indices, lease)))
-                if len(held) < len(indices):
-                    replay_state = locked.recall()
-                    for index in set(indices).difference(held):
-                        if not done(replay_state, index, lease):
-                            is_own = completed_by(replay_state, index, lease)
-                            losses.add(batch, [index], lease, ALREADY if is_own else why_lost(replay_state, index))
-                if held:
-                    if CHECK:
-                        _check_fenced(locked, lease, held)
-                    act(locked, lease, held, at)
-            if not replay_state.remaining:
-                finishing.try_finish(locked)
+        while True:
+            with LockedBatch(store, batch, waiting.wait_s) as locked:
+                wanted = [] if frozen_too else deciding.freezing(locked, chain.from_iterable(leases.values()))
+                if not wanted:
+                    _in_locked(locked, leases, act, done, losses)
+                    return losses
+            waiting.out(wanted)
     except FileNotFoundError:
         records = _history_of(store, batch, done, uncertain)
         if records is None and uncertain is not None:
@@ -149,6 +149,26 @@ def _in_batch(
                     is_own = completed_by(replay_state, index, lease)
                     losses.add(batch, [index], lease, ALREADY if is_own else "the batch has finished")
     return losses
+
+
+def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transition, done: Done, losses: Losses) -> None:
+    """Do `act` for each lease in a locked batch. None of their tasks is frozen, or `act` may act on those."""
+    replay_state = locked.replay_state
+    at = record_times.present(locked)
+    for lease, indices in leases.items():
+        held = sorted(set(replay_state.named_by(indices, lease)))
+        if len(held) < len(indices):
+            replay_state = locked.recall()
+            for index in set(indices).difference(held):
+                if not done(replay_state, index, lease):
+                    is_own = completed_by(replay_state, index, lease)
+                    losses.add(locked.batch, [index], lease, ALREADY if is_own else why_lost(replay_state, index))
+        if held:
+            if CHECK:
+                _check_fenced(locked, lease, held)
+            act(locked, lease, held, at)
+    if not replay_state.remaining:
+        finishing.try_finish(locked)
 
 
 def _history_of(store: Store, batch: Batch, done: Done, uncertain: OSError | None) -> history.Records | None:
@@ -238,11 +258,11 @@ def _check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:
     """Check invariant 3 before a record that ends or extends a lease: it is the latest one of each task."""
     for index in tasks:
         what = f"the lease {lease} is about to act on task {index} of batch {locked.batch}, and does not hold it"
-        checks.hold(3, locked.replay_state.holds(index, lease), what)
+        checks.hold(3, bool(locked.replay_state.named_by([index], lease)), what)
 
 
 def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
-    """Extend leases that have not run out."""
+    """Extend leases that have not run out, also of tasks that an update has frozen: it may be given up."""
     losses = Losses()
     ends: dict[tuple[Batch, int, str], int] = {}
 
@@ -259,7 +279,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
             losses.add(locked.batch, late, lease, EXPIRED)
 
     try:
-        each(store, tasks, losses, act)
+        each(store, tasks, losses, act, frozen_too=True)
     finally:  # of those in other batches, too, when one batch stayed locked
         for task in tasks:
             task.until_ms = ends.get((task.batch, task.index, task.lease), task.until_ms)
@@ -357,31 +377,40 @@ def name_earlier(locked: LockedBatch, at: int, available_at: int) -> None:
 
 
 def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
-    """Take waiting tasks of a batch out; how many (0 if the batch has finished)."""
+    """Take waiting tasks of a batch out; how many (0 if the batch has finished).
+
+    Tasks of an update that is not decided are waited for. LockTimeout.
+    """
     found = published.listed(store, store.layout, batch)
     if not found:
         return 0
     name = parse_task_file(found[0])
+    waiting = deciding.DecisionWait(store, batch, jsonl.LOCK_TIMEOUT_S)
     try:
-        with LockedBatch(store, batch, create=True) as locked:
-            locked.log.name = locked.log.name or name
-            if not open_untouched(locked):
-                finishing.retire(locked)
-                return 0
-            replay_state = locked.replay_state
-            at = record_times.present(locked)
-            free = sorted(
-                {index for index in indices if index < replay_state.count and replay_state.is_free(index, at)}
-            )
-            if free:
-                locked.append_record(
-                    "cancel", at, tasks=to_ranges(free), versions=[replay_state.version[index] for index in free]
-                )
-            if not replay_state.remaining:
-                finishing.try_finish(locked)
-            return len(free)
+        while True:
+            with LockedBatch(store, batch, waiting.wait_s, create=True) as locked:
+                locked.log.name = locked.log.name or name
+                wanted = deciding.freezing(locked, indices)
+                if not wanted:
+                    return _cancel_in(locked, indices)
+            waiting.out(wanted)
     except FileNotFoundError:
         return 0
+
+
+def _cancel_in(locked: LockedBatch, indices: list[int]) -> int:
+    if not open_untouched(locked):
+        finishing.retire(locked)
+        return 0
+    replay_state = locked.replay_state
+    at = record_times.present(locked)
+    free = sorted({index for index in indices if index < replay_state.count and replay_state.is_free(index, at)})
+    if free:
+        versions = [replay_state.version[index] for index in free]
+        locked.append_record("cancel", at, tasks=to_ranges(free), versions=versions)
+    if not replay_state.remaining:
+        finishing.try_finish(locked)
+    return len(free)
 
 
 def open_untouched(locked: LockedBatch) -> bool:

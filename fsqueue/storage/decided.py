@@ -11,7 +11,8 @@ import errno
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fsqueue.format.names import Batch, UpdateId
+from fsqueue.format.decisions import ABORTED, Outcome
+from fsqueue.format.names import Batch, DecisionFileName, UpdateId
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.task_states import Prepared
 from fsqueue.storage import decisions, history
@@ -61,8 +62,9 @@ def with_outcomes(
     against: set[UpdateId] = set()
     for _ in range(LOOKS):
         state, outcomes, more = state_of(found), list[dict[str, Any]](), set[UpdateId]()
+        answers = _ask(store, {update: one for update, one in state.prepared.items() if update not in against})
         for update, prepared in state.prepared.items():
-            outcome = "abort" if update in against else _ask(store, update, prepared)
+            outcome = answers.get(update)
             if outcome == "commit":
                 outcomes.append({"op": outcome, "at": state.at, "update": update, "of": len(prepared.records)})
             elif update in against:
@@ -80,14 +82,27 @@ def with_outcomes(
     return found, []
 
 
-def _ask(store: Store, update: UpdateId, prepared: Prepared) -> str | None:
-    if prepared.file is None:
-        return None
+def _ask(store: Store, wanted: dict[UpdateId, Prepared]) -> dict[UpdateId, Outcome]:
+    """Return what is decided about updates, as far as anything is. Each decision file is read once, or twice."""
+    files: dict[DecisionFileName, list[UpdateId]] = {}
+    for update, prepared in wanted.items():
+        if prepared.file is not None:
+            files.setdefault(prepared.file, []).append(update)
+    found: dict[UpdateId, Outcome] = {}
+    if not files:
+        return found
     try:
-        decision = decisions.ask(store, prepared.file, update)
+        group = decisions.group_of(store)
     except OutOfGroup:
-        return None
-    return None if decision is None else decision.outcome
+        return found
+    for file, updates in files.items():
+        state = decisions.read(group, file, updates[0])
+        told = {update: ABORTED if state is None else state.about(update) for update in updates}
+        commits = [update for update, decision in told.items() if decision is not None and decision.outcome == "commit"]
+        if commits and commits[0] != updates[0]:
+            decisions.read(group, file, commits[0])  # which makes it durable before anything is seen of it
+        found.update({update: decision.outcome for update, decision in told.items() if decision is not None})
+    return found
 
 
 MET_MAX = 10_000

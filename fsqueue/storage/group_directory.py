@@ -40,7 +40,12 @@ class GroupDirectory:
         mount = mount_of(path)
         self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
         self.clock, self.entropy = Clock(), Entropy()
-        self.state = self._read()
+        try:
+            self.state = self._read()
+        except QueueNotFound:
+            if not mount.shared or not _is_there_after_all(path):
+                raise
+            self.state = self._read()
 
     def _read(self) -> GroupState:
         try:
@@ -213,6 +218,26 @@ def is_group(path: str) -> bool:
         raise
     finally:
         fs.close_root()
+
+
+def _is_there_after_all(path: str) -> bool:
+    """Return whether a directory is there that seemed missing. It asks the file server for each on the way.
+
+    An NFS client may call a directory missing for up to a minute after another host has made it. A group would count as
+    drained while tasks are in it.
+    """
+    above = layout.parent_of(path)
+    fs = Filesystem(above)
+    try:
+        if fs.exists(path):
+            return True
+        if fs.is_open() or above == path:
+            return False
+    except OSError:
+        return False
+    finally:
+        fs.close_root()
+    return _is_there_after_all(above) and _is_there_after_all(path)
 
 
 def around(holders: Iterable[str]) -> str | None:

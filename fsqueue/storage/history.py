@@ -292,8 +292,8 @@ def insertion_times(records: Records) -> dict[int, int]:
         sound = ((offset, record) for offset, record in records if movements.is_record(record))
         for offset, record in replay_state.effective(sound):
             index = record.get("first") if record["op"] == "insert" else None
-            if type(index) is int and index < replay_state.count and replay_state.version[index] == offset:
-                found[index] = record["at"] if "update" in record else replay_state.at
+            if type(index) is int and 0 <= index < replay_state.count and replay_state.version[index] == offset:
+                found[index] = replay_state.at if "update" not in record else min(record["at"], replay_state.at)
     return found
 
 

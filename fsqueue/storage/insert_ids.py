@@ -11,8 +11,6 @@ from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 
 LIVING = (AVAILABLE, LEASED)
 """The states of tasks that live."""
-NO_TASK = -1
-"""The index of a record that does not count, or whose task has ended."""
 _HEAD = re.compile(rb'\{"op":"insert","at":\d+,"id":"(\w+)","first":(\d+),')
 """What an `insert` record begins with that this package has written."""
 
@@ -43,37 +41,36 @@ class InsertIds:
     Use it under the log's lock, caught up.
     """
 
-    __slots__ = ("_end", "_tasks")
+    __slots__ = ("_end", "_records")
 
     def __init__(self) -> None:
         self._end = 0
         """Up to here the log was read."""
-        self._tasks: dict[bytes, int] = {}
+        self._records: dict[bytes, tuple[tuple[int, int], ...]] = {}
+        """The index and the offset that each id was read with. An insert whose append was uncertain may have left two
+        records. Which one counts is judged when it is asked for: one that is prepared counts after its `commit` only.
+        """
 
     def find(self, fs: Filesystem, fd: int, end: int, state: ReplayState, identity: str) -> int | None:
         """Return the index of the task that the `insert` of this id has made, if it lives. `state` is what the log
         comes to up to `end`.
         """
         if end > self._end:
-            self._read_on(fs, fd, end, state)
-        index = self._tasks.get(identity.encode())
-        if index is None:  # it is not there, or another program has written it in another form
+            self._read_on(fs, fd, end)
+        found = self._records.get(identity.encode())
+        if found is None:  # it is not there, or another program has written it in another form
             return find(state, fs.pieces(fd, 0), identity)[0]
-        return index if index >= 0 and state.state[index] in LIVING else None
+        for index, offset in found:
+            if state.places.get(index) == offset and state.state[index] in LIVING:
+                return index
+        return None
 
-    def _read_on(self, fs: Filesystem, fd: int, end: int, state: ReplayState) -> None:
-        """Take in the records between the last look and `end`.
-
-        Whether a record counts is judged here, once: no later record takes that back, and no other gets its index.
-        """
-        head, tasks, places = _HEAD.match, self._tasks, state.places
+    def _read_on(self, fs: Filesystem, fd: int, end: int) -> None:
+        """Take in the records between the last look and `end`."""
+        head, records = _HEAD.match, self._records
         for offset, line, length in sparse.lines(fs.all_pieces(fd, self._end), self._end):
             if offset + length >= end:
                 break
             if (found := head(line)) is not None:
-                index = int(found[2])
-                if places.get(index) == offset:
-                    tasks[found[1]] = index
-                else:
-                    tasks.setdefault(found[1], NO_TASK)
+                records[found[1]] = (*records.get(found[1], ()), (int(found[2]), offset))
         self._end = end

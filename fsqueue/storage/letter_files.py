@@ -8,8 +8,8 @@ replaces it (docs/decisions/0022-letters-given-back.md):
 3. a `moved` line that names the new file is appended to the old one. From then on the old file is closed;
 4. the new file is renamed into its place.
 
-A crash before 3 leaves an unused new file, which `gc` removes after a day. After 3, whoever locks the file next does 4.
-So a renaming that a file server executes late changes nothing: nothing is appended to a closed file.
+A crash before 3 leaves an unused new file, which `gc` removes after a day. After 3, the next process that locks the
+file does 4. So a renaming that a file server executes late changes nothing: nothing is appended to a closed file.
 """
 
 from __future__ import annotations
@@ -305,8 +305,8 @@ def give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
 
     Returns how many bytes that gives back; 0 if it was not done. Nothing may be appended to `fd` afterwards.
 
-    The ids of settled letters stay as long as their batch has a log: whoever replays it must know that their letters
-    are not missing. So do `retried` lines whose staged tasks are not published yet.
+    The ids of settled letters stay as long as their batch has a log: a process that replays it must know that their
+    letters are not missing. So do `retried` lines whose staged tasks are not published yet.
     """
     size = store.fs.fstat(fd).st_size
     if size <= BLOCK_BYTES or store.fs.pread(fd, 1, size - 1) != b"\n":

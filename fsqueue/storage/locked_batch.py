@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fsqueue import checks
 from fsqueue.checks import CHECK
@@ -20,7 +20,7 @@ from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import resources
 from fsqueue.format import movements, names, priority, state_checks, task_file
-from fsqueue.format.names import Batch, TaskFileName
+from fsqueue.format.names import Batch, DecisionFileName, TaskFileName, UpdateId
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import jsonl, published
 from fsqueue.storage.logs import LinesInLog, Log, TaskLines
@@ -43,6 +43,18 @@ CORRECTED_MS = 15 * 60_000
 
 class BatchBusy(LockTimeout):
     """Another process has the batch locked, and the caller does not wait. Nothing was done, and the log stays open."""
+
+
+class Undecided(NamedTuple):
+    """An update that has prepared records in a log, and no outcome there."""
+
+    update: UpdateId
+    file: DecisionFileName
+    """The decision file that decides."""
+    is_old: bool
+    """Whether its patience is over: a process that needs the decision may decide against it."""
+    old_ms: int
+    """When that is so, as the file server's clock is expected to show it (ms)."""
 
 
 class BatchGone(FileNotFoundError):
@@ -166,6 +178,26 @@ class LockedBatch:
     def append_move(self, at: int, name: TaskFileName, target: TaskFileName) -> None:
         """Record that the task file is about to be renamed. Rename it after this, not before."""
         self.append_record("move", at, **{"from": str(name), "name": str(target)})
+
+    def undecided(self) -> list[Undecided]:
+        """Return the updates that have prepared records here. Ask for a decision once the log is unlocked.
+
+        They are old once their patience has passed on this process's own clock, since it first met them in the log that
+        it keeps open; or by their own time, unless that is in the future: a clock that was ahead may have given it.
+        """
+        clock, seen, prepared = self.store.clock, self.log.met, self.replay_state.prepared
+        now, now_ms = clock.monotonic(), clock.now_ms()
+        for update in [*seen]:
+            if update not in prepared:
+                del seen[update]
+        found = []
+        for update, each in prepared.items():
+            left_ms = each.patience_ms - round((now - seen.setdefault(update, now)) * 1000)
+            if each.at <= now_ms:
+                left_ms = min(left_ms, each.at + each.patience_ms + clock.margin_ms - now_ms)
+            if each.file is not None:
+                found.append(Undecided(update, each.file, left_ms <= 0, now_ms + max(0, left_ms)))
+        return found
 
     def recall(self) -> ReplayState:
         """Replay the whole log, if the state comes from a checkpoint: it tells of finished tasks, too. Return it."""
@@ -337,7 +369,8 @@ class LockedBatch:
         log, states, where = self.log, self.replay_state, f"At the end of a critical section of batch {self.batch}"
         checks.refuse(state_checks.broken(states), where)
         # Invariant 5: no worker looks for a task before the time that the file's name promises.
-        if log.name is not None and log.is_named_so and (due := states.next_time()) is not None:
+        # While anything is prepared, no name is given, and what becomes available with the outcome is not known.
+        if log.name is not None and log.is_named_so and not states.prepared and (due := states.next_time()) is not None:
             promised, truth = log.name.available_at, max(due, states.at)
             is_late = truth < promised <= truth + CORRECTED_MS
             checks.hold(5, not is_late, f"{where}, a task comes at {due}, and {log.name} promises it for {promised}")

@@ -18,7 +18,7 @@ from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import checkpoints, movements, sparse, state_checks
 from fsqueue.format.layout import Layout
-from fsqueue.format.names import Batch, TaskFileName, task_files_of
+from fsqueue.format.names import Batch, TaskFileName, UpdateId, task_files_of
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage.insert_ids import InsertIds
 
@@ -166,6 +166,7 @@ class Log:
         "layout",
         "lettered",
         "lines",
+        "met",
         "mutex",
         "name",
         "path",
@@ -204,6 +205,8 @@ class Log:
         self.single = False
         """Whether the task file was seen to have one name. Renaming it then leaves it with one."""
         self._insert_ids: InsertIds | None = None
+        self.met: dict[UpdateId, float] = {}
+        """When this process first met the prepared records of updates that had no outcome (monotonic clock, s)."""
         self.lettered: set[int] = set()
         """Dead tasks whose letters this process has written."""
         self.fd = fd

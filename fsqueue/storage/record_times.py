@@ -60,7 +60,7 @@ def set_right(locked: LockedBatch, certain: bool = False) -> bool:
     store, log = locked.store, locked.log
     now, last = store.clock.now_ms(), locked.replay_state.at
     if last <= now + FAR_MS or locked.replay_state.prepared:
-        return False
+        return False  # beside prepared records a correction is void: get them decided first
     if not certain:
         now = max(now, store.fs.fstat(log.fd).st_mtime_ns // 1_000_000)
         if last <= now + FAR_MS:

@@ -6,11 +6,12 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import fsqueue
-from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound
+from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import groups, layout, names
 from fsqueue.storage.group_directory import GroupDirectory
@@ -134,6 +135,32 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
         group["q"].insert("theirs")
         assert sorted(drain(group["q"])) == (["mine"] if status == 0 else []) + ["theirs"], f"step {step}"
         assert names_in(group) == ["q"]
+        if status == 0:
+            break
+    assert step > 8
+
+
+def test_killed_at_every_step_of_making_the_group(tmp_path: Path) -> None:
+    """The next process that inserts makes the group, or uses it, whatever the killed one has left of it."""
+    step = 0
+    while True:
+        step += 1
+        path = tmp_path / f"group{step}"
+
+        def live(path: Path = path, step: int = step) -> None:
+            trap = DieAt(step)
+            trap.armed = True
+            with mock.patch.object(administration, "Filesystem", lambda root, **how: Trapped(root, trap)):
+                Group(path, shards=2)["q"].insert("mine")
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        assert status in (0, -signal.SIGKILL), child.report()
+        group = Group(path, shards=2)
+        group["q"].insert("theirs")
+        assert sorted(drain(group["q"])) == (["mine"] if status == 0 else []) + ["theirs"], f"step {step}"
+        left = [name for name in os.listdir(path) if not name.startswith(".new-")]
+        assert sorted(left) == [groups.GROUP_FILE, "q"]
         if status == 0:
             break
     assert step > 8

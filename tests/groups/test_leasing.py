@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import subprocess
 import threading
@@ -10,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import fsqueue
-from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker
+from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker, asyncpoll
 from fsqueue.groups import members
 from fsqueue.worker import reclaiming
 from tests.support import calls, in_time
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 
 pytestmark = pytest.mark.once
@@ -343,3 +344,48 @@ def test_all_of_it_can_be_sent_to_another_process(group: Group) -> None:
     for thing in (group, group["a"], group.matching("a")):
         assert [task.payload for task in copy.deepcopy(thing).lease(wait_s=1)] == [1]
         group["a"].release_all()
+
+
+def test_an_asynchronous_loop_waits_for_a_queue_that_comes_into_being_and_comes_again(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncpoll, "BELL_S", (0.01, 0.1))
+
+    async def next_of(loop: fsqueue.AsyncPoll) -> object:
+        async for task in loop:
+            async with task:
+                return task.payload
+        return None
+
+    async def use() -> None:
+        assert [task async for task in group["q"].poll_async()] == []
+        async with group["q"].poll_async(until="forever") as loop, asyncio.timeout(PATIENCE_S):
+            for payload in ("first", "after a deletion"):
+                waiting = asyncio.create_task(next_of(loop))
+                await asyncio.sleep(0)  # it has begun
+                await asyncio.to_thread(group["q"].insert, payload)
+                assert await waiting == payload
+                await asyncio.to_thread(group.delete, "q")
+
+    asyncio.run(use())
+
+
+def test_asynchronous_loops_over_several_queues_of_a_group(group: Group) -> None:
+    """Each for one queue: there is none over a group."""
+
+    async def payloads(name: str) -> list[object]:
+        found = []
+        async with asyncio.timeout(PATIENCE_S):
+            async for task in group[name].poll_async(prefetch=2):
+                async with task:
+                    found.append(task.payload)
+        return found
+
+    async def all_of() -> list[list[object]]:
+        return await asyncio.gather(*map(payloads, ("a", "b", "none")))
+
+    group["a"].insert_many(range(5))
+    group["b"].insert_many(list("xy"))
+    assert [sorted(map(str, found)) for found in asyncio.run(all_of())] == [[*"01234"], [*"xy"], []]
+    assert group.is_drained()
+    assert not group["none"].exists()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fsqueue import FsqueueError, LeaseLost, Queue, QueueNotFound
+from fsqueue import FsqueueError, Group, LeaseLost, Queue, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.storage import listening
 from tests.concurrency.books import Diary
@@ -261,6 +261,18 @@ def first_seen_late() -> dict[str, Any]:
     mine = list(queue.dead())
     task.bury("no good")
     return {"before": before, "mine": len(mine), "dead": len(list(queue.dead())), "status": queue.status().dead}
+
+
+def group_seen_late() -> dict[str, Any]:
+    """A client that has looked for a group in vain sees it, and its queues, as soon as the other has made them."""
+    other = Group(at(2, "seen/late/group"))
+    before = [len(other.lease()), other.is_drained()]
+    mine = Group(at(1, "seen/late/group"))
+    mine["fetch"].insert("payload")
+    drained = other.is_drained()
+    got = [task.payload for task in other.lease()]
+    mine["parse"].insert("next")
+    return {"before": before, "drained": drained, "got": got, "then": [task.payload for task in other["parse"].lease()]}
 
 
 def seen_beside_one_who_stands_still() -> dict[str, Any]:

@@ -22,6 +22,7 @@ from fsqueue.errors import QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.protocol import finishing
 from fsqueue.storage import counters
+from fsqueue.storage.locked_batch import LockedBatch
 from tests.support import (
     Crash,
     CrashingFilesystem,
@@ -442,7 +443,7 @@ def test_whoever_leases_next_goes_on_with_a_finish_it_meets(
             raise Crash
 
         module, name = {
-            "finish": (finishing.published, "remove"),
+            "finish": (LockedBatch, "remove_task_file"),
             "count": (finishing.counters, "add"),
             "history": (finishing.history, "keep"),
             "gone": (finishing, "retire"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
-from tests.simulation import commit_acts, fork_acts, invariants, keyed_acts, order, relays
+from tests.simulation import commit_acts, fork_acts, group_acts, invariants, keyed_acts, order, relays
 from tests.simulation.books import APART, BEFORE
 from tests.simulation.history import DONE, Actor
 from tests.simulation.order import PRIORITIES
@@ -265,7 +265,7 @@ ACTS: dict[str, Act] = {
         insert_few, insert_few_ranked, insert_many_ranked, consume_ranked, keyed_acts.insert_keyed,
         keyed_acts.insert_many_keyed, fsck,
     )
-} | commit_acts.ACTS | relays.ACTS | fork_acts.ACTS  # fmt: skip
+} | commit_acts.ACTS | group_acts.ACTS | relays.ACTS | fork_acts.ACTS  # fmt: skip
 
 
 def cast(story: Story) -> list[Act]:
@@ -273,7 +273,9 @@ def cast(story: Story) -> list[Act]:
     rng, scenario = story.rng, story.scenario
     story.purpose(BEFORE)
     before = story.actor("before", story.hosts[0])
-    before.insert_many(story.fresh(rng.randint(0, scenario.tasks_before)), rng.choice((1, 2, 4)))
+    payloads, batch_tasks = story.fresh(rng.randint(0, scenario.tasks_before)), rng.choice((1, 2, 4))
+    if payloads or not scenario.group:
+        before.insert_many(payloads, batch_tasks)
     before.exit()
     if story.world.disk.lossy:
         story.world.disk.sync_all()

@@ -5,6 +5,7 @@ An error may come after what has decided, and the clean-up behind it may fail, t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,9 @@ def _judge(call: Call, there: list[str]) -> Iterator[str]:
     """By the table of sentences; of a call that may have found keys taken, by the number of new tasks alone."""
     error = call.error
     assert isinstance(error, FsqueueError)
-    if error.new is None and "opening the queue" in str(error):  # it has not come to the insert
+    if error.new is None and re.search("opening the (queue|group)", str(error)):  # it has not come to the insert
         if there:
-            yield f"{call}: the queue did not open, and {there} are there"
+            yield f"{call}: nothing was opened, and {there} are there"
         return
     if "keys" in call.args or error.inserted != error.new:  # a key was taken: "the task" may be another one
         if error.new is None or (error.new != len(there) if error.is_exact else error.new > len(there)):

@@ -90,6 +90,10 @@ class Actor:
         self.beside: Actor | None = None
         """The same process in the other queue, if there are two."""
 
+    def another(self, history: History, path: str) -> Actor:
+        """The same process in another queue."""
+        return Actor(history, self.persona, path)
+
     @property
     def queue(self) -> Queue:
         if self._queue is None:

@@ -267,6 +267,8 @@ def _purged(story: Story) -> Iterator[str]:
     """
     if any(call.outcome != DONE and commit_acts.ends_the_generation(call) for call in story.history.calls):
         return
+    if story.scenario.two_queues:
+        return  # which of them it was that ended is not written down
     ends = sorted(step for step, how in story.world.disk.ends if how != "moved")
     inserted = {
         payload: call.end

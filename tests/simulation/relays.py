@@ -33,7 +33,7 @@ ENDS = ("complete", "fail", "bury", "cancel")
 def both(story: Story, actor: Actor) -> list[Actor]:
     """What a process is in either queue."""
     if actor.beside is None:
-        actor.beside = Actor(story.history_beside, actor.persona, BESIDE)
+        actor.beside = actor.another(story.history_beside, BESIDE)
     return [actor, actor.beside]
 
 
@@ -50,19 +50,19 @@ def _insert(story: Story, into: Actor) -> None:
 def relay(story: Story, actor: Actor) -> None:
     """Lease, and insert the next task into the other queue, most times, before the task is completed."""
     for task in _lease_both(story, actor, story.rng.choice((1, 1, 2))):
-        _hand_on(story, actor, task, likely=0.7)
+        hand_on(story, actor, task, likely=0.7)
 
 
 def consume_both(story: Story, actor: Actor) -> None:
     """Lease, and complete."""
     for task in _lease_both(story, actor, story.rng.choice((1, 2, 4))):
-        _hand_on(story, actor, task, likely=0.0)
+        hand_on(story, actor, task, likely=0.0)
 
 
 def relay_waiting(story: Story, actor: Actor) -> None:
     """Wait for a task of either queue, as an idle worker of both does, and hand it on."""
     for task in _lease_both(story, actor, 1, story.rng.choice((0.2, 3.0, 20.0))):
-        _hand_on(story, actor, task, likely=0.5)
+        hand_on(story, actor, task, likely=0.5)
 
 
 def poll_one(story: Story, actor: Actor) -> None:
@@ -80,7 +80,7 @@ def poll_one(story: Story, actor: Actor) -> None:
                 if mine.last.outcome == DONE:
                     story.history.wrong += invariants.false_drained((story, story.beside())[place], mine.last)
                 break
-            _hand_on(story, actor, task, likely=0.5)
+            hand_on(story, actor, task, likely=0.5)
         mine.do("leave", lambda q: loop.close())
     finally:
         loop._ahead.tasks.clear()
@@ -100,19 +100,19 @@ def _lease_both(story: Story, actor: Actor, n: int, wait_s: float = 0) -> list[L
     queues = both(story, actor)
     got = actor.do("lease", lambda _: fsqueue.lease([one.queue for one in queues], n, wait_s=wait_s), n=n) or []
     for task in got:
-        queues[_place_of(task)].history.saw(task.payload, task.id)
+        queues[place_of(task)].history.saw(task.payload, task.id)
     if not got and actor.last.outcome == DONE:
         for view in (story, story.beside()):
             story.history.wrong += invariants.false_empty(view, actor.last, actor.persona.process)
     return got
 
 
-def _place_of(task: LeasedTask) -> int:
+def place_of(task: LeasedTask) -> int:
     return int(task.queue.store.path == BESIDE)
 
 
-def _hand_on(story: Story, actor: Actor, task: LeasedTask, likely: float) -> None:
-    queues, place = both(story, actor), _place_of(task)
+def hand_on(story: Story, actor: Actor, task: LeasedTask, likely: float) -> None:
+    queues, place = both(story, actor), place_of(task)
     if story.rng.random() < 0.3:
         actor.work(story.rng.choice((0.1, 3.0, 12.0)))
     if story.rng.random() < likely:
@@ -162,20 +162,23 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
     for begin, end in sorted(_lives(story)):
         if begin <= at:
             at = max(at, end)
-    if at >= call.end:
+    if at > call.begin and at >= call.end:  # a call may make no step
         yield f'{call}: "drained", but at each instant of the call a task lived in one of the queues'
 
 
 def _lives(story: Story) -> Iterator[tuple[float, float]]:
     """From when to when each task lived for certain, in steps: reported inserted, and no verb called that ends it."""
-    calls = [*story.history.calls, *story.history_beside.calls]
     ends: dict[Any, float] = {}
-    for call in calls:
-        for task in call.args.get("tasks", ()) if call.verb in ENDS else ():
-            ends[task.payload] = min(call.begin, ends.get(task.payload, math.inf))
-    for call in calls:
-        if call.verb == "insert" and call.outcome == DONE:
-            yield from ((call.end, ends.get(payload, math.inf)) for payload in call.args["payloads"])
+    for history in (story.history, story.history_beside):
+        for call in history.calls:
+            for task in call.args.get("tasks", ()) if call.verb in ENDS else ():
+                ends[task.payload] = min(call.begin, ends.get(task.payload, math.inf))
+    for history in (story.history, story.history_beside):
+        wipes = [call for call in history.calls if call.verb in ("purge", "delete")]
+        for call in history.calls:
+            if call.verb == "insert" and call.outcome == DONE:
+                wiped = min((one.begin for one in wipes if one.end > call.begin), default=math.inf)
+                yield from ((call.end, min(wiped, ends.get(payload, math.inf))) for payload in call.args["payloads"])
 
 
 def at_rest(story: Story) -> Iterator[str]:
@@ -193,7 +196,7 @@ def at_rest(story: Story) -> Iterator[str]:
         got = _lease_both(story, actor, 1)
         if got:
             yield from _passed_over(story, got[0], there)
-            _hand_on(story, actor, got[0], likely=0.0)
+            hand_on(story, actor, got[0], likely=0.0)
         elif actor.do("drained", lambda _: _looked(DrainCheck(*(one.queue.store for one in both(story, actor))))):
             yield from false_drained(story, actor.last)
             break

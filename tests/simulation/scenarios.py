@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import commit_scenarios, keyed_scenarios, order
+from tests.simulation import commit_scenarios, group_scenarios, keyed_scenarios, order
 from tests.simulation.stories import AT_ONCE, Scenario
 
 WORK = {
@@ -225,5 +225,5 @@ SCENARIOS = {
         Scenario("small", shared=False, hosts=1, actions=WORK, faults=("kill",), torn_listings=0.2, tasks_before=8, limits=SMALL),
         Scenario("small-nfs", actions=WORK, faults=("kill", "delay"), stale=0.3, torn_listings=0.2, tasks_before=8, limits=SMALL),
     )
-} | commit_scenarios.SCENARIOS | keyed_scenarios.SCENARIOS  # fmt: skip
+} | commit_scenarios.SCENARIOS | keyed_scenarios.SCENARIOS | group_scenarios.SCENARIOS  # fmt: skip
 """By name."""

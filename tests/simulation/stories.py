@@ -17,7 +17,7 @@ from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound, Task, TaskTooLarge
 from fsqueue.format.layout import Settings, birth_record
-from tests.simulation import commit_acts, invariants, keyed_acts, order, relays
+from tests.simulation import commit_acts, group_acts, invariants, keyed_acts, order, relays
 from tests.simulation.books import END, Book
 from tests.simulation.disk import Disk
 from tests.simulation.faults import BESIDE, DAY_S, LONG_S, QUEUE, Fault, draw
@@ -56,6 +56,8 @@ class Scenario:
     """Whether a power loss may leave a file that was being renamed with both its names."""
     priorities: tuple[Any, ...] = ()
     """What tasks with keys, and those of named commits, have as priorities, by lot. Nothing: none has one."""
+    group: bool = False
+    """Whether both are queues of a group, which come into being at their first insert: see `group_acts`."""
     two_queues: bool = False
     """Whether there is another queue beside the first one, with the same settings: see `relays`."""
     limits: tuple[tuple[str, int], ...] = ()
@@ -131,6 +133,10 @@ class Story:
 
     def _make_queue(self) -> None:
         disk: Disk = self.world.disk
+        if self.scenario.group:
+            group_acts.make(self)
+            disk.sync_all()
+            return
         group = disk.new_directory(disk.root, "group")
         identities = {QUEUE: "0123456789abcdef"} | ({BESIDE: "fedcba9876543210"} if self.scenario.two_queues else {})
         for path, identity in identities.items():
@@ -157,7 +163,11 @@ class Story:
         entropy = SimEntropy(f"{self.scenario.name}/{self.seed}/{self.serial}")
         worker = {"host": host.name, "pid": self.serial, "name": name}
         persona = Persona(process, clock, entropy, isinstance(host, Client), worker)
-        actor = Actor(self.history, persona, self.path)
+        actor = (
+            group_acts.GroupActor(self.history, persona, self.path, self.settings)
+            if self.scenario.group
+            else Actor(self.history, persona, self.path)
+        )
         self.processes.append(process)
         self.actors.append(actor)
         return actor
@@ -318,6 +328,8 @@ class Story:
         """The end of the story, and of that of the other queue."""
         if not self.scenario.two_queues:
             return self._end()
+        if self.scenario.group:
+            return [*group_acts.at_rest(self), *self._end(), *self.beside()._end(), *group_acts.judge(self)]
         return [*relays.at_rest(self), *self._end(), *self.beside()._end()]
 
     def _end(self) -> list[str]:
@@ -386,7 +398,8 @@ class Story:
         for actor in self.actors:
             persona, queue = actor.persona, actor._queue
             if queue is not None:
-                vars(queue.store).clear()
+                if "store" in vars(queue):  # a queue of a group may not have come into being
+                    vars(queue.store).clear()
                 vars(queue).clear()
             vars(persona.process).clear()
             persona.process.dead = True  # what is freed now closes its files

@@ -9,6 +9,7 @@ from tests.simulation import (
     checkpoint_mutations,
     commit_mutations,
     fork_mutations,
+    group_mutations,
     keyed_mutations,
     more_mutations,
     open_mutations,
@@ -34,6 +35,7 @@ ALL = (
     + unclean_mutations.MUTATIONS
     + relay_mutations.MUTATIONS
     + fork_mutations.MUTATIONS
+    + group_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]

@@ -25,6 +25,9 @@ from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, operations,
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
+from fsqueue.groups import drained
+from fsqueue.groups import leasing as group_leasing
+from fsqueue.groups import queue as group_queue
 from fsqueue.storage import group_directory, nested, open_logs, queue_file, store
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
@@ -309,6 +312,9 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),
     (group_directory, "Filesystem", _filesystem),
+    (group_directory, "mount_of", _mount),
+    *((module, "Clock", lambda: me().clock) for module in (group_directory, group_queue, drained, group_leasing)),
+    *((module, "Entropy", lambda: me().entropy) for module in (group_directory, group_queue, drained, group_leasing)),
     (open_logs, "beside", lambda logs: []),
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),
@@ -318,6 +324,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (administration, "Filesystem", _filesystem),
     (administration, "Clock", lambda: me().clock),
     (administration, "Entropy", lambda: me().entropy),
+    (administration, "check", lambda *about: None),
     (administration, "threading", SimpleNamespace(Thread=_thread)),
 ]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fsqueue import Queue, Status, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.format import decisions, movements, names
-from fsqueue.format.names import UpdateId
+from fsqueue.format.decisions import DecisionState
 from fsqueue.format.replay import COMPLETED, LEASED, SKIPPED
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.spark.attempts import attempts_of
@@ -28,7 +28,7 @@ from fsqueue.views.inspection import DrainCheck
 from tests.format.test_replay_properties import folded
 from tests.format.test_updates import records_of, soups
 from tests.levels import how_many
-from tests.prepared import DAY_MS, FILE, ByHand, U, add
+from tests.prepared import DAY_MS, FILE, ByHand, U, V, add
 from tests.support import full_state
 
 pytestmark = pytest.mark.once
@@ -133,7 +133,7 @@ def test_a_reader_that_finds_the_file_gone_reads_the_log_again(update: ByHand, m
     # The decision file is retired between the look at the log and the look at the file. Its commits are in the logs.
     update.prepare()
     update.says("commit")
-    real = stored.ask
+    real = stored.read
 
     def late(*args: Any, **named: Any) -> Any:
         if update.file.exists():
@@ -142,20 +142,45 @@ def test_a_reader_that_finds_the_file_gone_reads_the_log_again(update: ByHand, m
             os.unlink(update.file)
         return real(*args, **named)
 
-    monkeypatch.setattr(stored, "ask", late)
+    monkeypatch.setattr(stored, "read", late)
     assert update.first.status() == Status(completed=1)
     assert update.first.history(update.task.id)[-1].op == "complete"
+
+
+def test_a_decision_file_is_read_once_for_all_that_a_log_has_prepared_by_it(
+    update: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The one that is committed is not the first one, and yet durable before it is seen.
+    update.first.insert("other")
+    (other,) = update.first.lease(1)
+    add(
+        update.first,
+        update.source,
+        movements.complete(update.at, other.lease, [1], part=update.part._replace(update=V)),
+    )
+    update.prepare()
+    update.says("commit")
+    real, reads, syncs = stored.read, [], []
+
+    def read(*args: Any) -> Any:
+        reads.append(args[2])
+        return real(*args)
+
+    directory = stored.group_of(update.first.store)
+    monkeypatch.setattr(stored, "read", read)
+    monkeypatch.setattr(directory.fs, "fsync", syncs.append)
+    assert update.first.status() == Status(leased=1, completed=1)
+    assert (reads[:2], len(reads), len(syncs)) == ([V, U], 2, 1)
 
 
 def test_a_log_that_has_ended_meanwhile_is_no_batch_at_work(update: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
     update.prepare()
     update.says("absent")
 
-    def ended(*_: Any, **__: Any) -> decisions.Decision:
+    def ended(*_: Any, **__: Any) -> None:
         Path(update.first.store.layout.log(update.source)).unlink(missing_ok=True)
-        return decisions.ABORTED
 
-    monkeypatch.setattr(stored, "ask", ended)
+    monkeypatch.setattr(stored, "read", ended)
     assert listing.read_present_state(update.first.store, update.source) is None
     assert task_history.decided_records(update.first.store, update.source) == []
 
@@ -280,16 +305,16 @@ def test_a_decision_that_a_log_lacks_counts_as_the_outcome_that_it_gets(data: by
         for update, one in state.prepared.items()
     ]
     expected = folded(data + b"".join(lines))
-    asked: list[UpdateId] = []
 
-    def ask(_: object, __: object, update: UpdateId) -> decisions.Decision:
-        asked.append(update)
-        return decisions.Decision(outcome)  # type: ignore[arg-type]
+    def read(*_: object) -> DecisionState:
+        asked = DecisionState()
+        asked.first = {update: decisions.Decision(cast(decisions.Outcome, outcome)) for update in (U, V)}
+        return asked
 
-    with mock.patch.object(stored, "ask", ask):
+    with mock.patch.object(stored, "read", read), mock.patch.object(stored, "group_of"):
         records = decided.seen_records(cast(Store, None), records_of(data), lambda: records_of(data))
         seen = decided.seen(cast(Store, None), state, lambda: folded(data))
     assert seen is not None
     assert full_state(seen) == full_state(expected)
     assert full_state(history.replay(records)) == full_state(expected) | {"damaged": 0}
-    assert (seen.prepared, seen.frozen, not asked) == ({}, {}, not lines)
+    assert (seen.prepared, seen.frozen) == ({}, {})

@@ -1,0 +1,145 @@
+"""Get updates decided of which a batch has prepared records (docs/design.md, section 4.22).
+
+A process that needs a decision notes which one under the log's lock, and asks for it when the log is unlocked: reading
+a decision file may wait for another host, and no process waits with a log locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fsqueue.clock import Backoff
+from fsqueue.errors import LockTimeout
+from fsqueue.format import movements
+from fsqueue.format.decisions import Outcome
+from fsqueue.format.names import Batch, UpdateId
+from fsqueue.format.replay import AVAILABLE, ReplayState
+from fsqueue.format.task_states import Prepared
+from fsqueue.protocol import finishing
+from fsqueue.storage import decisions, record_times
+from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch, Undecided
+from fsqueue.storage.store import Store
+
+MAKES_AVAILABLE = frozenset({"insert", "release", "fail"})
+"""The kinds of prepared records whose `commit` makes a task available."""
+PAUSES_S = (0.005, 0.25)
+"""Shortest and longest pause between two looks at what a verb waits for: an update is decided in milliseconds, or when
+it is old."""
+
+
+class TaskFrozen(LockTimeout):
+    """A task is part of an update that stayed undecided. Nothing was done to it."""
+
+
+def give(locked: LockedBatch, update: UpdateId, outcome: Outcome) -> bool:
+    """Append the outcome of an update to a locked log, and do what follows from it. False if it has one already.
+
+    The decision was read from the decision file, or made there: it is on disk. What an append of the same records
+    would do is done here: dead letters are written, and a batch whose tasks all have outcomes is finished. The caller
+    notifies the queue's idle workers once the log is unlocked. OSError as from any append.
+    """
+    prepared = locked.replay_state.prepared.get(update)
+    if prepared is None:
+        return False
+    at, of = record_times.present(locked), len(prepared.records)
+    locked.write(movements.commit(at, update, of) if outcome == "commit" else movements.abort(at, update))
+    dead = _buried(prepared) if outcome == "commit" else []
+    if dead:
+        finishing.bury(locked, dead)
+    if not locked.replay_state.remaining:
+        finishing.try_finish(locked)
+    return True
+
+
+def _buried(prepared: Prepared) -> list[int]:
+    """Return the tasks that prepared records bury."""
+    return [
+        index
+        for _, _, record in prepared.records
+        if record["op"] == "bury"
+        for index in movements.from_ranges(record["tasks"])
+    ]
+
+
+def decide(store: Store, batch: Batch, wanted: Sequence[Undecided], wait_s: float) -> bool:
+    """Ask what is decided about these updates, and append that to the batch's log. Return whether all are decided.
+
+    Decide against those that are old. Call it while no log is locked; it waits for the log's lock as `LockedBatch`
+    does. LockTimeout; OutOfGroup if the queue was moved out of its group; OSError if a decision cannot be read.
+    """
+    decided: dict[UpdateId, Outcome] = {}
+    for each in wanted:
+        decision = decisions.ask(store, each.file, each.update, each.is_old)
+        if decision is not None:
+            decided[each.update] = decision.outcome
+    if decided:
+        given = False
+        try:
+            with LockedBatch(store, batch, wait_s) as locked:
+                for update, outcome in decided.items():
+                    if locked.log.fd < 0:
+                        break  # the last one has finished the batch
+                    given = give(locked, update, outcome) or given
+        except FileNotFoundError:
+            pass  # the batch has finished, or was purged: all of its updates were decided
+        finally:
+            if given:
+                store.doorbell.ring()
+    return len(decided) == len(wanted)
+
+
+def freezing(locked: LockedBatch, tasks: Iterable[int]) -> list[Undecided]:
+    """Return the updates that freeze any of these tasks."""
+    frozen = locked.replay_state.frozen
+    if not frozen:
+        return []
+    updates = {frozen[index] for index in tasks if index in frozen}
+    return [each for each in locked.undecided() if each.update in updates] if updates else []
+
+
+def may_free_a_task(replay_state: ReplayState, at: int) -> bool:
+    """Return whether an outcome of what is prepared may make a task available that is not now, at `at`."""
+    for prepared in replay_state.prepared.values():
+        if any(record["op"] in MAKES_AVAILABLE for _, _, record in prepared.records):
+            return True
+        if any(replay_state.state[index] == AVAILABLE or replay_state.since[index] <= at for index in prepared.tasks):
+            return True
+    return False
+
+
+class DecisionWait:
+    """Wait for decisions about tasks of a batch that a verb needs, as it would wait for the batch's lock.
+
+    waiting = DecisionWait(store, batch, wait_s)
+    while True:
+        with LockedBatch(store, batch, waiting.wait_s) as locked:
+            wanted = freezing(locked, tasks)
+            if not wanted:
+                ...
+                return
+        waiting.out(wanted)
+    """
+
+    def __init__(self, store: Store, batch: Batch, wait_s: float) -> None:
+        self._store, self._batch = store, batch
+        self._until = store.clock.monotonic() + wait_s
+        self._is_patient = wait_s > 0
+        self._backoff = Backoff(PAUSES_S, store.entropy.random, 1.5, 0.5)
+
+    @property
+    def wait_s(self) -> float:
+        """Return how long to wait for the lock now, in seconds; 0 if the caller waits for nothing."""
+        return max(LEAST_WAIT_S, self._until - self._store.clock.monotonic()) if self._is_patient else 0.0
+
+    def out(self, wanted: Sequence[Undecided]) -> None:
+        """Get these updates decided, or pause before the next look. TaskFrozen once the time is over."""
+        store, clock = self._store, self._store.clock
+        if decide(store, self._batch, wanted, self.wait_s):
+            return
+        left_s = self._until - clock.monotonic()
+        if left_s <= 0:
+            raise TaskFrozen(
+                f"A task of batch {self._batch} in {store.path} is part of update {wanted[0].update}, which is not "
+                "decided yet. Nothing was done to it; repeat the call."
+            )
+        clock.sleep(min(left_s, self._backoff.next_s()))

@@ -1,0 +1,74 @@
+"""Groups of queues, broken on purpose."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "a queue of a group gets its line behind the link",
+        "a crash between the two leaves a queue that is not the group's, for ever",
+        "group",
+        (
+            (
+                "GroupDirectory._link",
+                """
+                fs.write_all(fd, birth + layout.group_record(self.state.id, now) + unsafe)
+                fs.fsync(fd)
+                with suppress(FileExistsError): ...
+                """,
+                """
+                fs.write_all(fd, birth + unsafe)
+                fs.fsync(fd)
+                with suppress(FileExistsError): ...
+                fs.write_all(fd, layout.group_record(self.state.id, now))
+                """,
+            ),
+        ),
+    ),
+    Mutation(
+        "a queue of a group is made in place",
+        "another inserter opens it before all of it is written",
+        "group",
+        (
+            (
+                "GroupDirectory._link",
+                'fresh = f"{path}/{names.fresh(self.entropy.hex16())}"',
+                "fresh = layout.settings_file(path)",
+            ),
+            (
+                "GroupDirectory._link",
+                """
+                with suppress(FileExistsError): ...
+                """,
+                "",
+            ),
+            ("GroupDirectory._link", "with suppress(OSError): fs.unlink(fresh)", "pass"),
+        ),
+    ),
+    Mutation(
+        "a lessee of a group lists it once",
+        "it does not find the queue that comes into being while it waits",
+        "group-wait",
+        (("_OfOne.list_anew", "if now < self._look_at: ...", "if self.listed: ..."),),
+        first=33,
+    ),
+    Mutation(
+        "a directory of a group that seems missing is believed missing",
+        "a client does not see for a minute that the group was made, and calls it drained",
+        "group-nfs",
+        (
+            (
+                "GroupDirectory.__init__",
+                """
+                try: ...
+                except QueueNotFound:
+                    if not mount.shared or not _is_there_after_all(path):
+                        raise
+                    self.state = self._read()
+                """,
+                "self.state = self._read()",
+            ),
+        ),
+    ),
+]

@@ -1,0 +1,87 @@
+"""The kinds of stories that are told of groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.stories import Scenario
+
+BEGIN = {
+    "insert": 5.0,
+    "insert_few": 1.0,
+    "consume": 3.0,
+    "status": 0.5,
+    "is_drained": 1.0,
+    "look_around": 0.5,
+    "gc": 0.3,
+}
+"""Inserters at once, in a queue that is not there yet."""
+ENDS = BEGIN | {"insert": 6.0, "delete": 2.0, "purge": 0.3}
+"""Queues are deleted and made anew, all the time."""
+RELAY = {
+    "feed": 3.0,
+    "relay_any": 6.0,
+    "consume_any": 2.0,
+    "drained_any": 3.0,
+    "poll_any": 3.0,
+    "look_around": 0.5,
+    "gc": 0.3,
+}
+WAITS = RELAY | {"wait_any": 5.0, "relay_any": 4.0}
+DELETES = {
+    "feed": 5.0,
+    "consume_any": 3.0,
+    "consume": 2.0,
+    "delete_any": 2.0,
+    "drained_any": 2.0,
+    "look_around": 1.0,
+    "status": 0.5,
+}
+GROUP: dict[str, Any] = {"group": True, "two_queues": True, "tasks_before": 0, "settings": {"max_attempts": None}}
+"""A task lives until a worker completes it."""
+
+SCENARIOS = {
+    one.name: one
+    for one in (
+        Scenario("group", shared=False, hosts=1, actions=BEGIN, faults=("kill", "kill", "delay"), **GROUP),
+        Scenario("group-nfs", actions=BEGIN, faults=("kill", "host", "delay", "stop", "cut"), stale=0.4, **GROUP),
+        Scenario("group-reply", actions=BEGIN, faults=("reply", "reply", "after", "kill"), stale=0.3, **GROUP),
+        Scenario("group-error", shared=False, hosts=1, actions=BEGIN, faults=("error", "after", "full"), **GROUP),
+        Scenario("group-error-nfs", actions=BEGIN, faults=("error", "full", "broken", "unclean"), stale=0.3, **GROUP),
+        Scenario("group-power", shared=False, hosts=1, actions=BEGIN, faults=("power", "kill"), lossy=True, **GROUP),
+        Scenario("group-power-nfs", actions=BEGIN, faults=("power", "kill"), lossy=True, **GROUP),
+        Scenario("group-delete", shared=False, hosts=1, actions=ENDS, faults=("kill", "delay", "error"), **GROUP),
+        Scenario("group-delete-nfs", actions=ENDS, faults=("kill", "delay", "reply", "cut"), stale=0.5, **GROUP),
+        Scenario(
+            "group-delete-power", shared=False, hosts=1, actions=ENDS, faults=("power", "kill"), lossy=True, **GROUP
+        ),
+        Scenario("group-relay", shared=False, hosts=1, actions=RELAY, faults=("kill", "delay"), workers=4, **GROUP),
+        Scenario(
+            "group-relay-nfs",
+            actions=RELAY,
+            faults=("kill", "delay", "cut", "reply"),
+            stale=0.5,
+            stale_listings=0.3,
+            **GROUP,
+        ),
+        Scenario("group-wait", shared=False, hosts=1, actions=WAITS, faults=("kill", "delay"), workers=4, **GROUP),
+        Scenario(
+            "group-wait-nfs",
+            actions=WAITS,
+            faults=("kill", "delay", "cut", "reply"),
+            stale=0.4,
+            stale_listings=0.3,
+            **GROUP,
+        ),
+        Scenario("group-deletes", shared=False, hosts=1, actions=DELETES, faults=("kill", "delay"), workers=4, **GROUP),
+        Scenario(
+            "group-deletes-nfs",
+            actions=DELETES,
+            faults=("kill", "delay", "cut", "reply"),
+            stale=0.5,
+            workers=4,
+            **GROUP,
+        ),
+    )
+}
+"""By name."""
