@@ -1,7 +1,7 @@
 """Find the file or directory that a user named, without believing others' links, and write such a file whole or not at
 all, beside the one that it replaces.
 
-Whoever may write in a shared directory may put a link there, under a name that he guesses. So the link in the last
+A user who may write in a shared directory may put a link there, under a guessed name. So the link in the last
 place of a path is followed only if it is this user's or root's. Links before it are followed: the user named them.
 Everything is done by way of an open directory, so what was found out about it holds until the file is there. A file
 that is made has a name of its own grammar and is locked while its maker lives: both tell what a killed one leaves.

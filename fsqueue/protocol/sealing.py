@@ -16,7 +16,7 @@ def seal(locked: LockedBatch, at: int) -> None:
     if store.sync_inserts and not log.sync:
         store.fs.fsync(log.fd)  # what a reader counts by the record alone must not be lost before it
     name = locked.find_task_file()
-    # No name says that there are no tasks: such a batch is over, and whoever meets its log finishes it.
+    # No name says that there are no tasks: such a batch is over, and the next process that meets its log finishes it.
     target = name.sealed(replay_state.count) if name is not None and replay_state.count else None
     locked.append_record(
         "seal",

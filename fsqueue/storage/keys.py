@@ -130,7 +130,7 @@ def _names_of(store: Store, fd: int, path: str) -> tuple[int, bool]:
     """Return how long the locked file of a key on a local disk is, and whether it has a name. SecondName.
 
     Only its lock's holder unlinks it, and so a file that has a name has the one by which it was opened. A purge, or the
-    end of a key epoch, renames a directory above it: whoever inserts asks for that later. On a network mount this would
+    end of a key epoch, renames a directory above it: the inserter asks for that later. On a network mount this would
     not do: a process of this host that has an unlinked file open keeps it under another name.
     """
     found = store.fs.fstat(fd)

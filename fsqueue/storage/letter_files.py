@@ -8,8 +8,8 @@ replaces it (docs/decisions/0022-letters-given-back.md):
 3. a `moved` line that names the new file is appended to the old one. From then on the old file is closed;
 4. the new file is renamed into its place.
 
-A crash before 3 leaves an unused new file, which `gc` removes after a day. After 3, whoever locks the file next does 4.
-So a renaming that a file server executes late changes nothing: nothing is appended to a closed file.
+A crash before 3 leaves an unused new file, which `gc` removes after a day. After 3, the next process that locks the
+file does 4. So a renaming that a file server executes late changes nothing: nothing is appended to a closed file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import orjson
 
 from fsqueue.errors import SecondName, StorageError
 from fsqueue.filesystem import NOT_FILES, asking_again, either_of_two
-from fsqueue.format import names, nesting, task_file
+from fsqueue.format import names, nesting
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.storage import history, jsonl, listing, staging
@@ -68,7 +68,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    if isinstance(record, dict) and len(line) > task_file.SHALLOW_BYTES and nesting.is_deeper(line):
+    if isinstance(record, dict) and len(line) > nesting.SHALLOW_BYTES and nesting.is_deeper(line):
         record = nesting.trimmed(record)
     if isinstance(record, dict) and (
         (record.get("op") == "dead" and isinstance(record.get("id"), str))
@@ -305,8 +305,8 @@ def give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
 
     Returns how many bytes that gives back; 0 if it was not done. Nothing may be appended to `fd` afterwards.
 
-    The ids of settled letters stay as long as their batch has a log: whoever replays it must know that their letters
-    are not missing. So do `retried` lines whose staged tasks are not published yet.
+    The ids of settled letters stay as long as their batch has a log: a process that replays it must know that their
+    letters are not missing. So do `retried` lines whose staged tasks are not published yet.
     """
     size = store.fs.fstat(fd).st_size
     if size <= BLOCK_BYTES or store.fs.pread(fd, 1, size - 1) != b"\n":

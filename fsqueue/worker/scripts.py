@@ -1,8 +1,8 @@
 """Read a command line: find placeholders in the text of a program (`sh -c 'echo {f}'`), and say how to hand the payload
 over instead; tell whether it works on other nodes than its worker, or may go on after its worker's death.
 
-A payload that becomes part of a program can be a command: whoever may insert tasks could run anything as the user of
-the worker. The list of programs is not complete, and cannot be. docs/sharing.md, "Commands and payloads of others",
+A payload that becomes part of a program can be a command: a user who may insert tasks could run anything as the
+worker's user. The list of programs is not complete, and cannot be. docs/sharing.md, "Commands and payloads of others",
 says so.
 """
 
