@@ -5,6 +5,7 @@ The logs are written by the tests, as the updater would write them that has gone
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Group, LeasedTask, LeaseLost, LockTimeout, Queue
+from fsqueue import Group, LeasedTask, LeaseLost, LockTimeout, Queue, StorageError
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.decisions import LogName
@@ -22,7 +23,7 @@ from fsqueue.format.names import Batch, UpdateId
 from fsqueue.storage import decisions, record_times
 from fsqueue.storage.decisions import OutOfGroup, OwnDecisionFile, OwnDecisionFiles, Vote
 from fsqueue.storage.locked_batch import LockedBatch
-from tests.support import Crash, crashes
+from tests.support import Crash, crashes, insert_in_file
 
 pytestmark = pytest.mark.once
 
@@ -319,25 +320,49 @@ def test_a_queue_that_was_moved_out_of_its_group_is_refused(story: Story, tmp_pa
         moved.attach(task.token).complete()
 
 
-def test_whoever_dies_between_the_decision_and_the_outcome_leaves_that_to_others(
+def test_a_decision_that_cannot_be_read_holds_up_no_other_batch_and_is_an_error_in_the_end(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = story.leased()
     story.prepare_insert(task.batch)
+    insert_in_file(story.q, "elsewhere")
+
+    def failing(*args: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    other = story.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(decisions, "ask", failing)
+        assert [each.payload for each in other.lease(2)] == ["elsewhere"]
+        with pytest.raises(StorageError, match="Input/output error"):
+            other.lease(1)
     story.decide("commit", task.batch)
+    assert [each.payload for each in other.lease(1)] == ["inserted"]
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+@pytest.mark.parametrize("how", ["commit", "none"])
+def test_whoever_dies_before_or_after_the_question_leaves_the_outcome_to_others(
+    story: Story, monkeypatch: pytest.MonkeyPatch, how: str, has_asked: bool
+) -> None:
+    task = story.leased()
+    story.prepare_insert(task.batch)
+    story.decide(how, task.batch)
+    story.clock.advance(2 * PATIENCE_S)
     real = decisions.ask
 
     def dying(*args: Any) -> Any:
-        real(*args)
+        if has_asked:
+            real(*args)
         raise Crash
 
     monkeypatch.setattr(decisions, "ask", dying)
     with pytest.raises(Crash):
         story.open().lease(1)
     monkeypatch.setattr(decisions, "ask", real)
-    [got] = story.open().lease(1)
-    assert got.payload == "inserted"
-    assert story.outcomes(task.batch) == ["commit"]
+    got = story.open().lease(1)
+    assert [each.payload for each in got] == (["inserted"] if how == "commit" else [])
+    assert story.said() == story.outcomes(task.batch) == ["commit" if how == "commit" else "abort"]
 
 
 @pytest.mark.parametrize("how", ["commit", "abort"])
