@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 import fsqueue
-from fsqueue.service import faults, login
+from fsqueue.service import faults, figures, login, page
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.patience import Patience
@@ -66,11 +66,12 @@ def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = Fals
     )
     app.router.redirect_slashes = False
     app.state.gateway = made
+    app.state.pages = page.Pages(made.served, made.threads)
     return Patience(Gate(app, made.tokens, hosts, read_only), made.limits)
 
 
 def _routes() -> list[BaseRoute]:
-    return [Route("/healthz", _healthy), *login.routes()]
+    return [Route("/healthz", _healthy), *login.routes(), *page.routes(), *figures.routes()]
 
 
 async def _healthy(request: Request) -> Response:
