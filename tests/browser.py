@@ -22,6 +22,43 @@ FLAGS = (
 ANSWER_S = 60.0
 """How long an answer may take."""
 
+OVERLAPS = """(() => {
+    const found = [], shown = [...document.querySelectorAll('svg')].filter(one => one.getBoundingClientRect().width);
+    for (const svg of shown) {
+        const edge = svg.getBoundingClientRect();
+        const boxes = [...svg.querySelectorAll('text')].map(one => [one.textContent, one.getBoundingClientRect()])
+            .filter(([text, box]) => box.width);
+        boxes.forEach(([text, a], n) => {
+            const across = a.left < edge.left - 1 || a.right > edge.right + 1;
+            if (across || a.bottom > edge.bottom + 1 || a.top < edge.top - 1)
+                found.push(text + ' sticks out');
+            for (const [other, b] of boxes.slice(n + 1))
+                if (a.left < b.right && b.left < a.right && a.top < b.bottom - 2 && b.top < a.bottom - 2)
+                    found.push(text + ' / ' + other);
+        });
+    }
+    return [shown.length, found];
+})()"""
+CUT = """[...document.querySelectorAll('.box')].filter(one => one.scrollWidth > one.clientWidth)
+    .map(one => one.querySelector('caption').textContent)"""
+"""The tables of which a part is out of sight until they are scrolled. A phone shows no scroll bar that says so."""
+SMALLEST = """Math.min(16, ...[...document.querySelectorAll('svg text')].map(one => one.getBoundingClientRect().height)
+    .filter(Boolean))"""
+CONTRASTS = """(() => {
+    const light = text => {
+        const parts = text.match(/[\\d.]+/g).slice(0, 3).map(Number).map(one => one / 255)
+            .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+    };
+    const back = light(getComputedStyle(document.body).backgroundColor);
+    const ratio = colour => { const one = light(colour);
+        return (Math.max(one, back) + 0.05) / (Math.min(one, back) + 0.05); };
+    const styles = which => [...document.querySelectorAll(which)].map(one => getComputedStyle(one));
+    const texts = styles('h1,h2,h3,p,th,td,caption,summary,footer,a,strong,button,code,pre').map(one => one.color);
+    const drawn = styles('svg text').map(one => one.fill), bars = styles('rect').map(one => one.fill);
+    return [Math.min(...[...texts, ...drawn].map(ratio)), Math.min(21, ...bars.map(ratio))];
+})()"""
+
 
 def why_not() -> str:
     """Return why there is no browser here; "" if there is one."""
@@ -73,13 +110,14 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def show(self, page: Path, width: int, dark: bool = False) -> None:
-        """Load a page in a window of this width."""
+    def show(self, page: Path | str, width: int, dark: bool = False) -> None:
+        """Load a page, a file or what has this address, in a window of this width."""
+        address = page if isinstance(page, str) else page.as_uri()
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
-        self.ask("Page.navigate", url=page.as_uri())
-        loaded = ["complete", page.as_uri()]
+        self.ask("Page.navigate", url=address)
+        loaded = ["complete", address]
         until(lambda: self.run("[document.readyState, location.href]") == loaded, f"{page} to load")
 
     def run(self, expression: str) -> Any:

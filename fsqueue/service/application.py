@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 import fsqueue
-from fsqueue.service import asking, faults, login
+from fsqueue.service import asking, faults, figures, login, page
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
@@ -96,11 +96,12 @@ def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = Fals
     )
     app.router.redirect_slashes = False
     app.state.gateway = made
+    app.state.pages = page.Pages(made.served, made.threads)
     return Patience(Gate(app, made.tokens, hosts, read_only), made.limits)
 
 
 def _routes() -> list[BaseRoute]:
-    return [Route("/healthz", _healthy), *login.routes(), *asking.routes()]
+    return [Route("/healthz", _healthy), *login.routes(), *asking.routes(), *page.routes(), *figures.routes()]
 
 
 async def _healthy(request: Request) -> Response:

@@ -308,6 +308,9 @@ class Log:
             self.name = next(task_files_of(self.batch, (renamed,)), None)
         if is_renamed:
             self.is_named_so = False
+        # Records of an update that was to be one write, and was cut off: the lock is free, so no `commit` follows. The
+        # verbs below append records without asking whether they end such a run.
+        self.replay_state.run = []
         if CHECK:
             checks.refuse(state_checks.broken(self.replay_state), f"After a replay of {self.path}")
 

@@ -127,6 +127,10 @@ class Failure:
     last: float | None = None
     example: str = ""
 
+    def covers(self, reason: str) -> bool:
+        """Return whether a failure for this reason is counted here."""
+        return alike(reason) == alike(self.reason)
+
 
 @dataclass(frozen=True, slots=True)
 class Activity:

@@ -121,21 +121,25 @@ class Chart:
     marks: list[Tick] = field(default_factory=list)
 
 
-def over_time(points: Sequence[tuple[float, int]], step_s: float) -> Chart:
-    """Return counts over time. `points`: Unix seconds and a count, ascending, a step apart or several."""
+def over_time(points: Sequence[tuple[float, int]], step_s: float, what: str = "completed") -> Chart:
+    """Return counts over time. `points`: Unix seconds and a count, ascending, a step apart or several.
+
+    `what`: what became of the tasks that are counted.
+    """
     first, last = points[0][0], points[-1][0] + step_s
     total, (when, most) = sum(count for _, count in points), max(points, key=lambda point: point[1])
     days = dict.fromkeys(_clock(at, "%Y-%m-%d") for at in (first, last))
     counts = count_ticks(most)
     return Chart(
-        "Completed tasks over time",
-        f"{counted(total, 'completed task')} from {moment(first)} to {moment(last)}, "
+        f"{what.capitalize()} tasks over time",
+        f"{counted(total, what + ' task')} from {moment(first)} to {moment(last)}, "
         f"in bars of {duration(step_s)} each. The highest bar has {most:,}, from {moment(when)}.",
         f"Time (UTC), {' to '.join(days)}",
         _count_labels(counts),
         [
             CountBar((at - first) / (last - first), step_s / (last - first), n / counts[-1], f"{moment(at)}: {n:,}")
             for at, n in points
+            if n
         ],
         {name: time_ticks(first, last, width) for name, width in WIDTHS.items()},
     )
@@ -206,7 +210,7 @@ def length_ticks(bins: Bins, width: float) -> list[Tick]:
 
 def count_ticks(most: int) -> list[int]:
     """Return about four round numbers from 0 on; the last is the greatest count, or more."""
-    step = max(1, math.ceil(_nice(most / 4)))
+    step = max(1, math.ceil(_nice(max(1, most) / 4)))
     return list(range(0, most + step, step))
 
 

@@ -1,4 +1,4 @@
-"""Make pages of HTML that need nothing else: no script, no other file, for any window from a phone's on.
+"""Make pages of HTML: text in, no file of another host, for any window from a phone's on.
 
 Jinja2 fills in the templates beside this module. It comes with the extra `pages`, and with `spark`.
 """
@@ -6,17 +6,28 @@ Jinja2 fills in the templates beside this module. It comes with the extra `pages
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fsqueue.errors import FsqueueError
 from fsqueue.forks import held_off
+from fsqueue.format.wording import counted, duration
+from fsqueue.webpages.charts import moment
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that show nothing, that turn the direction of the text behind them, or that no file of UTF-8 can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A cell of a table that leads somewhere. `url`: a path of this very server, with its query encoded."""
+
+    text: str
+    url: str
 
 
 def page(template: str, **values: Any) -> str:
@@ -48,7 +59,16 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"cell": _cell, "percent": _percent, "words": _words}
+    made.filters |= {"counted": counted, "duration": duration, "moment": moment}
+    made.tests["link"] = lambda value: isinstance(value, Link)
     return made
+
+
+def script() -> str:
+    """Return the script of the pages that a gateway serves, as it stands."""
+    found = environment()
+    assert found.loader is not None
+    return found.loader.get_source(found, "page.js")[0]
 
 
 def _visible(value: Any) -> Any:

@@ -57,3 +57,12 @@ def test_records_that_do_not_act_charge_nothing() -> None:
     ]
     assert last(log(leased("l1", FIRST, [0, 1]), *damaged), [0]) == {}
     assert last(log(), [7]) == {}
+
+
+def test_a_failure_of_an_update_counts_if_that_is_committed() -> None:
+    part = {"update": "a" * 16, "file": "e" * 32}
+    records = log(leased("l1", FIRST, [0, 1]), failed("l1", "no", [0, 1]) | part)
+    assert last(records, [0]) == {}
+    aborted, committed = {"op": "abort", "update": "a" * 16}, {"op": "commit", "update": "a" * 16, "of": 1}
+    assert last([*records, (900, aborted | {"at": 9})], [0]) == {}
+    assert last([*records, (900, committed | {"at": 9})], [0]) == {0: Charge("no", FIRST)}

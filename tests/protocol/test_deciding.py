@@ -5,6 +5,7 @@ The logs are written by the tests, as the updater would write them that has gone
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Group, LeasedTask, LeaseLost, LockTimeout, Queue
+from fsqueue import Group, LeasedTask, LeaseLost, LockTimeout, Queue, StorageError
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.decisions import LogName
@@ -22,7 +23,7 @@ from fsqueue.format.names import Batch, UpdateId
 from fsqueue.storage import decisions, record_times
 from fsqueue.storage.decisions import OutOfGroup, OwnDecisionFile, OwnDecisionFiles, Vote
 from fsqueue.storage.locked_batch import LockedBatch
-from tests.support import Crash, crashes
+from tests.support import Crash, crashes, full_state, insert_in_file
 
 pytestmark = pytest.mark.once
 
@@ -134,6 +135,45 @@ def test_what_else_is_in_the_batch_is_leased_at_once(story: Story) -> None:
     assert (other.payload, story.said()) == ("second", [])
     other.complete()
     assert story.logged(task.batch).count("complete") == 2
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+def test_no_name_gets_later_while_an_outcome_may_make_a_task_available(story: Story, how: str) -> None:
+    """Else no worker would look for that task before the lease of the batch's other one ends."""
+    story.leased().complete()
+    story.q.insert_many(["a", "b"], batch_tasks=2)
+    task = story.leased(lease_s=600 if how == "commit" else 1)
+    story.prepare_end(task, "release", available_at=0)
+    [other] = story.open().lease(1)
+    assert other.payload != task.payload
+    story.decide(how, task.batch)
+    story.clock.advance(2)
+    [again] = story.open().lease(1)
+    assert (again.payload, again.batch) == (task.payload, task.batch)
+
+
+def test_what_a_process_keeps_of_a_log_is_what_another_one_reads(story: Story) -> None:
+    """The verbs of the hot path change the state without a replay, also beside prepared records."""
+    task, other = story.leased(), story.open()
+    for number in range(4):
+        story.q.insert(number)
+    [second, third] = other.lease(2)
+    story.prepare_end(task)
+    story.prepare_insert(task.batch)
+    second.complete()
+    [fourth] = other.lease(1)
+    third.release()
+    story.decide("commit", task.batch)
+    fourth.complete(1)
+    while len(story.outcomes(task.batch)) < 1:
+        assert other.lease(1)
+    for q in (story.q, other):
+        with LockedBatch(q.store, task.batch) as kept, story.open() as reader:
+            state = full_state(kept.replay_state)
+            kept.unlock()
+            with LockedBatch(reader.store, task.batch) as fresh:
+                assert full_state(fresh.replay_state) == state
+    assert story.open().status().completed == 3
 
 
 def test_an_idle_worker_looks_again_when_the_record_is_old(story: Story) -> None:
@@ -319,25 +359,49 @@ def test_a_queue_that_was_moved_out_of_its_group_is_refused(story: Story, tmp_pa
         moved.attach(task.token).complete()
 
 
-def test_whoever_dies_between_the_decision_and_the_outcome_leaves_that_to_others(
+def test_a_decision_that_cannot_be_read_holds_up_no_other_batch_and_is_an_error_in_the_end(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = story.leased()
     story.prepare_insert(task.batch)
+    insert_in_file(story.q, "elsewhere")
+
+    def failing(*args: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    other = story.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(decisions, "ask", failing)
+        assert [each.payload for each in other.lease(2)] == ["elsewhere"]
+        with pytest.raises(StorageError, match="Input/output error"):
+            other.lease(1)
     story.decide("commit", task.batch)
+    assert [each.payload for each in other.lease(1)] == ["inserted"]
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+@pytest.mark.parametrize("how", ["commit", "none"])
+def test_whoever_dies_before_or_after_the_question_leaves_the_outcome_to_others(
+    story: Story, monkeypatch: pytest.MonkeyPatch, how: str, has_asked: bool
+) -> None:
+    task = story.leased()
+    story.prepare_insert(task.batch)
+    story.decide(how, task.batch)
+    story.clock.advance(2 * PATIENCE_S)
     real = decisions.ask
 
     def dying(*args: Any) -> Any:
-        real(*args)
+        if has_asked:
+            real(*args)
         raise Crash
 
     monkeypatch.setattr(decisions, "ask", dying)
     with pytest.raises(Crash):
         story.open().lease(1)
     monkeypatch.setattr(decisions, "ask", real)
-    [got] = story.open().lease(1)
-    assert got.payload == "inserted"
-    assert story.outcomes(task.batch) == ["commit"]
+    got = story.open().lease(1)
+    assert [each.payload for each in got] == (["inserted"] if how == "commit" else [])
+    assert story.said() == story.outcomes(task.batch) == ["commit" if how == "commit" else "abort"]
 
 
 @pytest.mark.parametrize("how", ["commit", "abort"])
@@ -368,7 +432,6 @@ def test_whoever_dies_at_any_change_of_the_disk_leaves_a_whole_outcome_or_none(t
 # -- keys ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.batched
 @pytest.mark.parametrize("how", DECISIONS)
 def test_an_insert_with_the_key_of_a_prepared_one_waits_for_the_decision(
     story: Story, how: str, monkeypatch: pytest.MonkeyPatch
@@ -392,7 +455,6 @@ def test_an_insert_with_the_key_of_a_prepared_one_waits_for_the_decision(
     assert story.open().insert("three", key="k").id == other.id
 
 
-@pytest.mark.batched
 def test_a_task_lives_while_its_completion_is_not_decided(story: Story) -> None:
     """Two pages that link to each other, each fetched and completed by an update, would else wait for each other."""
     story.leased().complete()

@@ -21,7 +21,7 @@ from fsqueue.format.layout import Settings
 from fsqueue.spark.jobs import report as report_job
 from fsqueue.spark.jobs.page import QueueReport, QueueSummary, page
 from fsqueue.webpages import charts, rendering
-from tests.browser import Browser, why_not
+from tests.browser import CONTRASTS, CUT, OVERLAPS, SMALLEST, Browser, why_not
 
 T = 1_795_384_800.0
 HOSTILE = '<img src=x onerror=alert(1)>"&\u202e' + "x" * 300
@@ -166,43 +166,6 @@ def test_without_jinja_a_report_says_so_before_it_does_anything(
 
 
 # -- in a browser ------------------------------------------------------------------------------------------------
-
-OVERLAPS = """(() => {
-    const found = [], shown = [...document.querySelectorAll('svg')].filter(one => one.getBoundingClientRect().width);
-    for (const svg of shown) {
-        const edge = svg.getBoundingClientRect();
-        const boxes = [...svg.querySelectorAll('text')].map(one => [one.textContent, one.getBoundingClientRect()])
-            .filter(([text, box]) => box.width);
-        boxes.forEach(([text, a], n) => {
-            const across = a.left < edge.left - 1 || a.right > edge.right + 1;
-            if (across || a.bottom > edge.bottom + 1 || a.top < edge.top - 1)
-                found.push(text + ' sticks out');
-            for (const [other, b] of boxes.slice(n + 1))
-                if (a.left < b.right && b.left < a.right && a.top < b.bottom - 2 && b.top < a.bottom - 2)
-                    found.push(text + ' / ' + other);
-        });
-    }
-    return [shown.length, found];
-})()"""
-CUT = """[...document.querySelectorAll('.box')].filter(one => one.scrollWidth > one.clientWidth)
-    .map(one => one.querySelector('caption').textContent)"""
-"""The tables of which a part is out of sight until they are scrolled. A phone shows no scroll bar that says so."""
-SMALLEST = """Math.min(16, ...[...document.querySelectorAll('svg text')].map(one => one.getBoundingClientRect().height)
-    .filter(Boolean))"""
-CONTRASTS = """(() => {
-    const light = text => {
-        const parts = text.match(/[\\d.]+/g).slice(0, 3).map(Number).map(one => one / 255)
-            .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-    };
-    const back = light(getComputedStyle(document.body).backgroundColor);
-    const ratio = colour => { const one = light(colour);
-        return (Math.max(one, back) + 0.05) / (Math.min(one, back) + 0.05); };
-    const styles = which => [...document.querySelectorAll(which)].map(one => getComputedStyle(one));
-    const texts = styles('h1,h2,p,th,td,caption,summary,footer').map(one => one.color);
-    const drawn = styles('svg text').map(one => one.fill), bars = styles('rect').map(one => one.fill);
-    return [Math.min(...[...texts, ...drawn].map(ratio)), Math.min(21, ...bars.map(ratio))];
-})()"""
 
 
 @pytest.fixture(scope="module")

@@ -91,3 +91,21 @@ def test_a_reader_who_begins_at_a_checkpoint_finds_what_lives(log: Log) -> None:
     again.catch_up()
     assert not again.replay_state.is_whole
     assert [again.find_insert(f"{number:016x}") for number in (0, 3, 999)] == [0, None, 999]
+
+
+def test_a_prepared_record_is_no_task_before_its_commit_and_is_one_after_it(log: Log) -> None:
+    """It was read before: what is judged once and for all would take the task for one that is not there."""
+    part = movements.UpdatePart(names.UpdateId(D), names.DecisionFileName("e" * 32), 5_000)
+    written(log, OPEN, movements.insert(100, A, 0, TASK, 0, part), movements.insert(100, B, 1, TASK, 0, part))
+    assert [found(log, one) for one in (A, B)] == [None, None]
+    assert [log.replay_state.prepared_insert(one) for one in (A, B, C)] == [D, D, None]
+    written(log, movements.commit(101, part.update, 2))
+    assert [found(log, one) for one in (A, B)] == [0, 1]
+    assert log.replay_state.prepared_insert(A) is None
+
+
+def test_a_prepared_record_that_was_aborted_is_no_task(log: Log) -> None:
+    part = movements.UpdatePart(names.UpdateId(D), names.DecisionFileName("e" * 32), 5_000)
+    written(log, OPEN, movements.insert(100, A, 0, TASK, 0, part), movements.abort(101, part.update))
+    assert found(log, A) is None
+    assert searched(log, A) == (None, True)

@@ -19,7 +19,8 @@ from fsqueue.errors import StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import checkpoints, movements
 from fsqueue.format.layout import Layout
-from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
+from fsqueue.format.names import UpdateId
+from fsqueue.format.replay import AVAILABLE, CANCELLED, LEASED, ReplayState
 from fsqueue.storage.logs import TAIL_BYTES, Log
 from tests.support import full_state
 
@@ -429,3 +430,16 @@ def test_none_is_written_once_all_tasks_have_outcomes(opened: Opener, monkeypatc
     log.append_record("finish", 200)
     log.append_record("gone", 200)
     assert len(places(log)) == 2
+
+
+def test_records_of_an_update_that_was_cut_off_do_not_wait_for_a_commit(opened: Opener) -> None:
+    """The verbs of the hot path append records without a replay, which would see that another record follows."""
+    log, reader = opened(), opened()
+    part = movements.UpdatePart(UpdateId("a" * 16))
+    log.write(OPEN + LEASE + movements.complete(101, "a", [0], part=part))
+    reader.catch_up()
+    reader.replay_state.decide(1, CANCELLED, 102, reader.end)  # as `transitions.completion` does
+    reader.append(movements.record("cancel", 102, tasks=[[1, 2]], versions=[0]))
+    reader.write(movements.commit(103, part.update, 1))
+    log.catch_up()
+    assert log.replay_state.state[0] == reader.replay_state.state[0] == LEASED

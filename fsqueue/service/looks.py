@@ -1,0 +1,259 @@
+"""What the pages of a gateway show of queues: read, kept for a while, and read again more rarely while nothing changes.
+
+All that look at one page share one look. A page that nobody looks at is not read. docs/page.md says what that costs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import fsqueue
+
+LEAST_S = 2.0
+"""Shortest time between two looks at one page."""
+LOOK_SHARE = 0.2
+"""At most this part of the time goes into looks at one page, as with `fsqueue status --watch`, ..."""
+IDLE_SHARE = 1 / 2400
+"""... and at most this part once nothing has changed for long: 25 calls a minute, where a call takes a millisecond."""
+QUIET_SHARE = 0.5
+"""A look is made when nothing has changed for one and a half times as long as at the last look, ..."""
+CALLS_A_MINUTE = 25
+"""... or when, with the calls that it makes, no more than these are made in a minute."""
+CALLS_A_QUEUE, CALLS_A_SHARD = 150, 18
+"""About how many calls a look at a queue makes (tests/service/test_looks.py counts them)."""
+PAGES_MAX = 256
+"""Maximum number of pages that are remembered."""
+
+
+class Shown(Protocol):
+    """What a page shows."""
+
+    def signature(self) -> object:
+        """Return what is equal as long as nothing has changed: no times of the look itself, no rates."""
+
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPage:
+    """What was seen at one look. `number` grows with each look of this process. `at`: Unix seconds."""
+
+    shown: Any
+    number: int
+    at: float
+    took_s: float
+    taken_at: float
+    """By the monotonic clock, as is the next."""
+    changed_at: float
+
+    def pause_s(self) -> float:
+        """Return how long to wait for the next look, counted from this one."""
+        busy = max(LEAST_S, self.took_s * (1 / LOOK_SHARE - 1))
+        most = max(60 * self.shown.calls() / CALLS_A_MINUTE, self.took_s / IDLE_SHARE)
+        pause: float = max(busy, min(most, (self.taken_at - self.changed_at) * QUIET_SHARE))
+        return pause
+
+
+class PageLooks:
+    """The looks of one gateway. Safe to use from many threads."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        self._monotonic, self._wall = monotonic, wall
+        self._seen: OrderedDict[object, SeenPage] = OrderedDict()
+        self._looking: dict[object, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def last(self, key: object) -> SeenPage | None:
+        """Return what was seen last for a page; None if nothing was."""
+        with self._lock:
+            return self._seen.get(key)
+
+    def due_s(self, key: object, fresh: bool = False) -> float:
+        """Return in how many seconds a page is to be looked at again; 0: now. `fresh`: somebody wants to know."""
+        seen = self.last(key)
+        if seen is None:
+            return 0.0
+        pause_s = max(LEAST_S, seen.took_s) if fresh else seen.pause_s()
+        return max(0.0, seen.taken_at + pause_s - self._monotonic())
+
+    def look(self, key: object, make: Callable[[], Shown], fresh: bool = False) -> SeenPage:
+        """Return what is seen of a page, by a look if one is due. One thread looks; others wait for what it sees."""
+        with self._lock:
+            looking = self._looking.setdefault(key, threading.Lock())
+        with looking:
+            seen = self.last(key)
+            if seen is not None and self.due_s(key, fresh) > 0:
+                return seen
+            at, begin = self._wall(), self._monotonic()
+            shown = make()
+            end = self._monotonic()
+            is_same = seen is not None and seen.shown.signature() == shown.signature()
+            with self._lock:
+                self._number += 1
+                made = SeenPage(shown, self._number, at, end - begin, end, seen.changed_at if is_same and seen else end)
+                self._seen[key] = made
+                self._seen.move_to_end(key)
+                while len(self._seen) > PAGES_MAX:
+                    gone, _ = self._seen.popitem(last=False)
+                    self._looking.pop(gone, None)
+            return made
+
+    def forget(self) -> None:
+        """Have all pages looked at again: something was changed through this gateway."""
+        with self._lock:
+            self._seen.clear()
+
+
+# -- queues --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLook:
+    """What was seen of one queue. `error`: why it could not be read; then nothing else is known."""
+
+    name: str
+    status: fsqueue.Status = field(default_factory=fsqueue.Status)
+    activity: fsqueue.Activity | None = None
+    settings: fsqueue.Settings | None = None
+    paused: fsqueue.Pause | None = None
+    workers: Sequence[fsqueue.LeaseHolder] = ()
+    error: str = ""
+
+    def signature(self) -> object:
+        """Return what is equal as long as nothing has changed."""
+        held = tuple((worker.key, worker.life, len(worker.tasks), worker.expired) for worker in self.workers)
+        return self.name, self.status, self.settings, self.paused, held, self.error
+
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
+        return CALLS_A_QUEUE + CALLS_A_SHARD * (self.settings.shards if self.settings is not None else 0)
+
+    @property
+    def failures(self) -> Sequence[fsqueue.Failure]:
+        """Return the failures by reason; none if they are not known."""
+        return () if self.activity is None else self.activity.failures
+
+
+def look_at(queue: fsqueue.Queue, name: str, asks_slurm: bool = False) -> QueueLook:
+    """Look at a queue. What is wrong with it is part of what is seen."""
+    try:
+        status = queue.status()
+        return QueueLook(
+            name,
+            status,
+            queue.activity(),
+            queue.settings,
+            queue.paused,
+            queue.workers(asks_slurm=asks_slurm) if status.leased or status.remaining else (),
+        )
+    except fsqueue.FsqueueError as error:
+        return QueueLook(name, error=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePage:
+    """What the page of one queue shows. `samples`: some of the tasks that are leased for longest."""
+
+    look: QueueLook
+    timeline: fsqueue.Timeline | None = None
+    samples: Sequence[fsqueue.TaskInfo] = ()
+
+    def signature(self) -> object:
+        """Return what is equal as long as nothing has changed."""
+        return self.look.signature()
+
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
+        return self.look.calls()
+
+
+SAMPLES = 5
+
+
+def look_into(queue: fsqueue.Queue, name: str) -> QueuePage:
+    """Look at a queue for its own page. QueueNotFound, NotAQueue, StorageError."""
+    look = look_at(queue, name, asks_slurm=True)
+    if look.error:
+        queue.status()  # raises what is wrong, unless it is so no more
+        look = look_at(queue, name)
+    samples = []
+    for held in look.activity.oldest[:SAMPLES] if look.activity is not None else ():
+        try:
+            samples.append(queue.task(held.id))
+        except fsqueue.TaskNotFound:  # it has ended meanwhile
+            continue
+    return QueuePage(look, queue.timeline(), samples)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPage:
+    """What the page of a group shows: `looks` at queues, of which rows `first` to `first + ROWS` are in the table.
+
+    `matching`: how many queues match what was searched for, of `total`. `is_whole`: whether all that match were looked
+    at; otherwise those of the table were.
+    """
+
+    looks: Sequence[QueueLook]
+    total: int
+    matching: int
+    first: int
+    is_whole: bool
+
+    def signature(self) -> object:
+        """Return what is equal as long as nothing has changed."""
+        return self.total, self.matching, [look.signature() for look in self.looks]
+
+    def calls(self) -> int:
+        """Return about how many calls the look has made to the filesystem."""
+        return sum(look.calls() for look in self.looks)
+
+    @property
+    def rows(self) -> Sequence[QueueLook]:
+        """Return those of the table."""
+        return self.looks[self.first : self.first + ROWS] if self.is_whole else self.looks
+
+
+ROWS = 50
+"""Maximum number of queues in the table of a page."""
+WHOLE_MAX = 150
+"""Up to so many queues are all looked at for a page; of more, those of its table."""
+
+
+class Names:
+    """The names of a group's queues. They are listed every two seconds at most, for a twentieth of the time at most."""
+
+    LIST_S, LIST_SHARE = 2.0, 0.05
+
+    def __init__(self, group: fsqueue.Group, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._group, self._monotonic = group, monotonic
+        self._names: list[str] = []
+        self._due_at = float("-inf")
+        self._lock = threading.Lock()
+
+    def containing(self, text: str) -> tuple[list[str], int]:
+        """Return the names that contain a text, in any case, in order; and how many names there are."""
+        with self._lock:
+            begin = self._monotonic()
+            if begin >= self._due_at:
+                self._names = sorted(queue.name for queue in self._group.queues(tasks_min=0))
+                end = self._monotonic()
+                self._due_at = end + max(self.LIST_S, (end - begin) / self.LIST_SHARE)
+            names = self._names
+        wanted = text.casefold()
+        return [name for name in names if wanted in name.casefold()] if wanted else names, len(names)
+
+
+def look_over(names: Names, look: Callable[[str], QueueLook], text: str, page: int) -> GroupPage:
+    """Look at the queues of a group whose names contain `text`, for page `page`, from 0 on."""
+    found, total = names.containing(text)
+    first = min(page, max(0, (len(found) - 1) // ROWS)) * ROWS
+    is_whole = len(found) <= WHOLE_MAX
+    wanted = found if is_whole else found[first : first + ROWS]
+    return GroupPage([look(name) for name in wanted], total, len(found), first, is_whole)

@@ -1,0 +1,258 @@
+"""The pages as they are sent: what they say, what others wrote in them, what their buttons do."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+import fsqueue
+from fsqueue import Group
+from fsqueue.service import looks, page
+from tests.service.conftest import READ, WRITE, Open
+from tests.waiting import until
+
+pytestmark = pytest.mark.once
+
+HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J"
+SHOWN = "&lt;script&gt;alert(1)&lt;/script&gt;&#34;&#39;&amp;\\u202e\\x1b[2J"
+LONG = "x" * (64 << 10)
+
+
+@pytest.fixture(autouse=True)
+def _no_page_comes_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "FIRST_S", 60.0)
+
+
+def text(client: TestClient, path: str, status: int = 200, **query: str) -> str:
+    """Return a page, with nothing in it that could be markup of others."""
+    answer = client.get(path, params=query)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<script>" not in answer.text
+    assert not re.search("[\u202e\x1b]", answer.text)
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    return answer.text
+
+
+def act(client: TestClient, verb: str, queue: str, **fields: str) -> str:
+    """Press a button. Return what the page says then."""
+    answer = client.post("/act", data={"verb": verb, "queue": queue, **fields})
+    assert answer.status_code == 303, answer.text
+    where = urlsplit(answer.headers["location"])
+    assert parse_qs(where.query)["done"] == [verb]
+    shown = client.get(answer.headers["location"]).text
+    found = re.search(r'<p id="part-done"[^>]*>(.*?)</p>', shown)
+    assert found
+    return found[1]
+
+
+def test_the_page_of_a_group_has_each_queue_and_why_it_stands_still(client: TestClient, group: Group) -> None:
+    group["fetch"].insert_many(range(1200))
+    group["parse"].insert(1)
+    group["parse"].pause("why not")
+    shown = text(client, "/")
+    assert '<a href="/queue?name=fetch">fetch</a>' in shown
+    assert "1,200 tasks could be worked on, and no worker is there" in shown
+    assert "“why not”. 1 task wait" in shown
+    assert "2 queues; together 1,201 waiting" in shown
+    assert "2 reasons to stand still, 0 problems." in shown
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_others_wrote_is_text_wherever_it_is_shown(group: Group, open_gateway: Open, read_only: bool) -> None:
+    queue = Group(group.path, worker="<script>alert(2)</script>&")[HOSTILE]
+    queue.insert_many([{"a": HOSTILE + LONG}, HOSTILE, LONG, b"<script>\xff"], batch_tasks=4)
+    tasks = queue.lease(4)
+    tasks[0].bury(HOSTILE + LONG)
+    tasks[1].fail(HOSTILE, delay_s=0)
+    tasks[2].complete({"r": HOSTILE})
+    queue.pause(HOSTILE[:190])
+    client = open_gateway(group.path, token=READ if read_only else WRITE)
+    pages = [
+        text(client, "/"),
+        text(client, "/", q=HOSTILE),
+        text(client, "/queue", name=HOSTILE),
+        text(client, "/dead", queue=HOSTILE),
+        *(text(client, "/task", queue=HOSTILE, id=task.id) for task in tasks),
+        text(client, "/queue", name=HOSTILE + "x"),
+        text(client, "/task", 400, queue=HOSTILE, id=HOSTILE),
+        text(client, "/task", 404, queue="none", id=tasks[0].id),
+        text(client, "/queue", 400, name=""),
+    ]
+    assert sum(SHOWN in shown for shown in pages) >= 7
+    assert max(map(len, pages)) < 60_000
+    assert any('action="/act"' in shown for shown in pages) is not read_only
+
+
+def test_the_tasks_history(client: TestClient, group: Group) -> None:
+    group["q"].insert({"tile": 7})
+    [task] = group["q"].lease()
+    task.fail("no space", delay_s=0)
+    shown = text(client, "/task", queue="q", id=task.id)
+    assert "&#34;tile&#34;: 7" in shown
+    assert re.findall(r'data-column="what">(\w+)<', shown) == ["insert", "lease", "fail"]
+    assert "no space" in shown
+
+
+def test_buttons(client: TestClient, group: Group) -> None:
+    queue = group["q"]
+    queue.insert_many(range(5), batch_tasks=5)
+    assert act(client, "pause", "q", reason="why") == "The queue is paused."
+    assert group["q"].pause() is False
+    assert act(client, "resume", "q", back="group") == "The queue goes on."
+    dead, other, held, done = queue.lease(4)
+    dead.bury("broken 17")
+    other.bury("missing")
+    assert act(client, "retry-dead", "q", reason="broken 18", back="dead") == "Inserted again: 1 task."
+    assert [letter.id for letter in queue.dead()] == [other.id]
+    assert act(client, "retry-dead", "q", id=other.id) == "Inserted again: 1 task."
+    assert act(client, "release", "q", id=held.id, back="task") == "Released: 1 task."
+    assert queue.task(held.id).state == "waiting"
+    assert act(client, "cancel", "q", id=held.id, back="task") == "Cancelled: 1 task."
+    done.complete()
+    assert act(client, "retry-completed", "q", id=done.id) == "Inserted again: 1 task."
+    queue.lease(2)
+    assert act(client, "release", "q", host=fsqueue.Queue(queue.path).workers()[0].node) == "Released: 2 tasks."
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"verb": "delete"}, 400), ({"verb": "cancel"}, 400), ({"verb": "cancel", "id": "../x"}, 400),
+        ({"verb": "pause", "queue": ""}, 400), ({"verb": "pause", "queue": "none"}, 404),
+        ({"verb": "release", "id": "00000000000000000000000000000000.0"}, 404),
+        ({"verb": "pause", "reason": "x" * 10_000}, 400),
+    ],
+)  # fmt: skip
+def test_a_form_that_asks_for_what_is_not_there(
+    client: TestClient, group: Group, fields: dict[str, str], status: int
+) -> None:
+    group["q"].insert(1)
+    answer = client.post("/act", data={"queue": "q"} | fields)
+    assert answer.status_code == status
+    assert "<h1>Something is wrong</h1>" in answer.text
+    assert group["q"].paused is None
+    assert group["q"].status().waiting == 1
+
+
+def test_in_a_browser_a_button_needs_the_pages_own_token(group: Group, open_gateway: Open) -> None:
+    group["q"].insert(1)
+    client = open_gateway(group.path, token=None)
+    client.post("/login", data={"token": WRITE})
+    [csrf, *_] = re.findall(r'name="csrf" value="(\w+)"', text(client, "/queue", name="q"))
+    assert client.post("/act", data={"verb": "pause", "queue": "q"}).status_code == 403
+    assert fsqueue.Queue(group["q"].path).paused is None
+    assert client.post("/act", data={"verb": "pause", "queue": "q", "csrf": csrf}).status_code == 303
+    assert fsqueue.Queue(group["q"].path).paused is not None
+
+
+def test_who_may_only_read_has_no_buttons_and_is_refused(group: Group, open_gateway: Open) -> None:
+    group["q"].insert(1)
+    group["q"].pause()
+    client = open_gateway(group.path, token=READ)
+    for path in ("/", "/queue?name=q"):
+        assert "<form method=" not in client.get(path).text
+    assert client.post("/act", data={"verb": "resume", "queue": "q"}).status_code == 403
+
+
+def test_a_browser_that_has_the_page_gets_it_again_only_after_another_look(
+    client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group["q"].insert(1)
+    first = client.get("/queue", params={"name": "q"})
+    tag = first.headers["etag"]
+    assert f'data-tag="{tag[1:-1]}"' in first.text
+    again = client.get("/queue", params={"name": "q"}, headers={"if-none-match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert float(again.headers["x-next-look"]) >= looks.LEAST_S
+    act(client, "pause", "q")
+    assert client.get("/queue", params={"name": "q"}, headers={"if-none-match": tag}).status_code == 200
+
+
+def test_a_first_look_that_takes_long_does_not_keep_the_page_waiting(
+    client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group["q"].insert(1)
+    go, look_at = threading.Event(), looks.look_at
+    monkeypatch.setattr(page, "FIRST_S", 0.01)
+
+    def slow(*given: Any) -> looks.QueueLook:
+        assert go.wait(60)
+        return look_at(*given)
+
+    monkeypatch.setattr(looks, "look_at", slow)
+    assert "The queues are being read" in text(client, "/")
+    assert "The queues are being read" in text(client, "/")
+    go.set()
+    until(lambda: "1 task could be worked on" in text(client, "/"), "the look")
+
+
+def test_a_single_queue(queue: fsqueue.Queue, open_gateway: Open) -> None:
+    queue.insert(1)
+    client = open_gateway(queue.path)
+    shown = text(client, "/")
+    assert f"<h1>{queue.path.name}</h1>" in shown
+    assert f"fsqueue run {queue.path} -- COMMAND" in shown
+    assert act(client, "pause", queue.path.name) == "The queue is paused."
+    assert client.get("/queue", params={"name": "other"}).status_code == 404
+
+
+def test_a_file_server_that_fails_is_said_on_the_page(
+    client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group["q"].insert(1)
+
+    def away(*given: object) -> looks.QueuePage:
+        raise fsqueue.StorageError("The file server is away.")
+
+    monkeypatch.setattr(looks, "look_into", away)
+    answer = client.get("/queue", params={"name": "q"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "The file server is away." in answer.text
+
+
+def test_queues_are_searched_and_paged(client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "ROWS", 2)
+    monkeypatch.setattr(page, "ROWS", 2)
+    for name in ("a", "b", "c", "site/1", "site/2"):
+        group[name].insert(1)
+    first = text(client, "/")
+    assert re.findall(r'href="(/queue\?name=[^"]*)">[^<]*</a></th>', first) == ["/queue?name=a", "/queue?name=b"]
+    assert "Page 1 of 3" in first
+    assert '<a href="/?page=2" rel="next">' in text(client, "/", page="1")
+    found = text(client, "/", q="SITE")
+    assert "2 queues of 5" in found
+    assert "/queue?name=site%2F1" in found
+    assert "<h1>site/1</h1>" in text(client, "/queue", name="site/1")
+
+
+def test_figures_for_prometheus(client: TestClient, group: Group, open_gateway: Open) -> None:
+    for name in ("fetch", "parse"):
+        group[name].insert_many(range(3))
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = [one for family in text_string_to_metric_families(answer.text) for one in family.samples]
+    waiting = {one.labels["queue"]: one.value for one in samples if one.labels.get("state") == "waiting"}
+    assert waiting == {"fetch": 3, "parse": 3}
+    assert {one.labels["root"] for one in samples if "root" in one.labels} == {str(group.path)}
+    assert 'queue="parse"' not in client.get("/metrics", params={"match": "fetch"}).text
+    assert client.get("/metrics", params={"match": "("}).status_code == 400
+    assert open_gateway(group.path, token=READ).get("/metrics").status_code == 200
+    assert open_gateway(group.path, token=None).get("/metrics").status_code == 401
+
+
+def test_payloads_of_all_kinds_are_shown() -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    assert page._as_text(deep) == "(nested too deeply to be shown)"
+    assert json.loads(page._as_text({"a": "é"}, 2)) == {"a": "é"}
+    assert page._lines("x\ny") == ["x", "y"]
+    assert page._lines("x" * 5000)[-1] == "… (cut: it has 5,000 characters)"
