@@ -309,7 +309,7 @@ def _of_queue(shown: QueuePage, name: str) -> dict[str, Any]:
     status = look.status
     return {
         "verdict": attention.verdict(look),
-        "counts": [status.as_dict()],
+        "counts": [{"": "tasks", **status.as_dict()}],
         "pace": [] if found is None else [_pace(look, found)],
         "is_paused": look.paused is not None,
         "workers": [_worker(worker, now) for worker in look.workers],
@@ -347,6 +347,7 @@ def _pace(look: QueueLook, found: fsqueue.Activity) -> dict[str, Any]:
     left = found.left(look.status.remaining) if look.paused is None else None
     over = "" if found.completed is None else f" over {duration(found.completed.over_s)}"
     return {
+        "": "now",
         f"inserted/s{over}": _rate(found.inserted),
         f"leased/s{over}": _rate(found.leased),
         f"completed/s{over}": _rate(found.completed),
