@@ -12,6 +12,7 @@ from fsqueue.commit import Commit
 from fsqueue.errors import (
     Bury,
     CommitLost,
+    Conflict,
     ForkedChild,
     FormatTooNew,
     FormatTooOld,
@@ -32,6 +33,7 @@ from fsqueue.errors import (
     TaskNotFound,
     TaskTooLarge,
     UnsafeFilesystem,
+    UpdateConflict,
 )
 from fsqueue.format.layout import Durability, Pause, Settings
 from fsqueue.format.models import (
@@ -71,6 +73,7 @@ _LAZY = {
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
     "Timeline": "fsqueue.views.timeline",
+    "Update": "fsqueue.groups",
     "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
@@ -80,7 +83,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
-    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus
+    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Update
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
@@ -112,6 +115,7 @@ __all__ = [
     "CommitLost",
     "CommitPart",
     "CommitReport",
+    "Conflict",
     "DeadLetter",
     "Durability",
     "Event",
@@ -164,6 +168,8 @@ __all__ = [
     "TimeLeft",
     "Timeline",
     "UnsafeFilesystem",
+    "Update",
+    "UpdateConflict",
     "Usage",
     "Worker",
     "WorkerReport",

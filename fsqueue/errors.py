@@ -16,6 +16,7 @@
     ├── TaskNotFound             no such task, or it finished and the history no longer knows it       3
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
     │   └── LeaseExpired         … it ran out before it was renewed; no worker has taken the task yet
+    ├── UpdateConflict           what an update needs is not so; nothing of it has happened                 6
     ├── CommitLost               what was staged for a commit is gone; nothing of it shows: stage again    1
     ├── ForkedChild              a forked child came back into a call of its parent; the parent goes on     1
     ├── StorageFull              no space, inodes or quota left; free some and repeat the call         7
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class FsqueueError(Exception):
@@ -157,6 +158,43 @@ class LeaseExpired(LeaseLost):
 
     The first to complete the task wins: this worker, or the next that leases it.
     """
+
+
+class Conflict(NamedTuple):
+    """Why an update could not happen: one of its operations."""
+
+    op: str
+    """The operation: complete, renew, release, fail, bury, insert."""
+    queue: str
+    """The queue's name in its group."""
+    id: str
+    """The task's id; "" for an insert."""
+    reason: str
+
+
+class UpdateConflict(FsqueueError):
+    """An update could not happen. Nothing of it has happened, in any queue.
+
+    `missing`: tasks that have ended ("completed by this lease" says that an earlier try has succeeded), or whose queue
+    is gone. `owned`: tasks whose lease does not hold any more. `busy`: only other processes were in the way; the same
+    update may be applied again. `changed` and `depends` are empty in this version.
+    """
+
+    exit_code = 6
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: Sequence[Conflict] = (),
+        changed: Sequence[Conflict] = (),
+        owned: Sequence[Conflict] = (),
+        depends: Sequence[Conflict] = (),
+        busy: Sequence[Conflict] = (),
+    ) -> None:
+        super().__init__(message)
+        self.missing, self.changed, self.owned = list(missing), list(changed), list(owned)
+        self.depends, self.busy = list(depends), list(busy)
 
 
 class CommitLost(FsqueueError):

@@ -26,6 +26,7 @@ EXIT_CODES = {
     "TaskNotFound": 3,
     "LeaseLost": 4,
     "LeaseExpired": 4,
+    "UpdateConflict": 6,
     "CommitLost": 1,
     "ForkedChild": 1,
     "StorageFull": 7,

@@ -15,7 +15,8 @@ from functools import cache
 
 from fsqueue.errors import UnsafeFilesystem
 
-_BUSY = (errno.EAGAIN, errno.EACCES)
+BUSY = (errno.EAGAIN, errno.EACCES)
+"""What the system says of a lock that another process has."""
 GET, SET = 36, 37
 """F_OFD_GETLK and F_OFD_SETLK of fcntl(2), the same on every architecture. `fcntl` has no names for them where Python
 was built with a C library older than glibc 2.20, as for an old cluster, though the kernel has the locks.
@@ -35,7 +36,7 @@ def try_lock(fd: int) -> bool:
     try:
         _fcntl(fd, SET, _EXCLUSIVE)
     except OSError as error:
-        if error.errno in _BUSY:
+        if error.errno in BUSY:
             return False
         raise
     return True

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from fsqueue.filesystem import resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, HOLDER_FLAGS
 from fsqueue.filesystem.expected_errors import NOT_FILES
+from fsqueue.filesystem.locks import BUSY
 from fsqueue.filesystem.operations import Filesystem
 from fsqueue.filesystem.processes import boot_id
 
@@ -27,8 +28,6 @@ PREFIX = "fsqueue-results-"
 LOCK_PREFIX = ".alive-"
 AGE_S = 7 * 86_400.0
 """Seconds without a change after which `reap` removes what a killed worker of another host has left."""
-_BUSY = (errno.EAGAIN, errno.EACCES)
-"""What the system says of a lock that another process has."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What the system says of an attempt's directory that its command has removed, or has replaced by something else."""
 NO_RESULT_FILES = (*NOT_FILES, errno.EACCES, errno.EPERM)
@@ -255,7 +254,7 @@ def _lock(directory: int, name: str) -> int:
         found = os.fstat(fd)
     except OSError as error:
         resources.close(fd)
-        if error.errno in _BUSY:
+        if error.errno in BUSY:
             raise _Taken from None
         return -1
     except BaseException:

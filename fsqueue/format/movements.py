@@ -18,8 +18,6 @@ from fsqueue.format.names import DecisionFileName, UpdateId
 
 Range = tuple[int, int]
 
-SHALLOW_BYTES = 2 * nesting.NESTING_MAX
-"""What is no longer than this cannot nest too deep."""
 TIME_MAX = 10**14
 """As late as any time in a record but `at`; and as long as any work."""
 VOID = b"~\n"
@@ -217,7 +215,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
         return None
     if not is_record(found):
         return None
-    if len(line) > SHALLOW_BYTES and nesting.is_deeper(line):
+    if len(line) > nesting.SHALLOW_BYTES and nesting.is_deeper(line):
         return None if nesting.is_deeper(line, nesting.RECORD_NESTING_MAX) else nesting.trimmed(found)
     return found  # type: ignore[no-any-return]
 

@@ -14,6 +14,8 @@ NESTING_MAX = 200
 """Levels of arrays and objects in a payload, a result, or a field of a record. The deepest wrapping adds 5."""
 LINE_NESTING_MAX = NESTING_MAX + 1
 """Levels in a line of a task file: the object around the payload is one."""
+SHALLOW_BYTES = 2 * NESTING_MAX
+"""What is no longer than this cannot nest too deep."""
 RECORD_NESTING_MAX = 256
 """Levels in a record of a log. Everything that was ever written by an fsqueue has fewer; the history adds 2."""
 

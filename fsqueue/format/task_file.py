@@ -21,8 +21,6 @@ _INSTEAD = {
     "result": "Use only what JSON has. Store bytes in a file and give its path, or give them as text (base64).",
 }
 """What to do about a value that is not JSON."""
-SHALLOW_BYTES = 2 * nesting.NESTING_MAX
-"""What is no longer than this cannot nest too deep."""
 
 
 def encode_task(payload: Any, bytes_max: int, index: int | None = None, priority: Priority | None = None) -> bytes:
@@ -82,7 +80,7 @@ def encode_json(value: Any, what: str, index: int | None = None) -> bytes:
         raise InvalidTask(
             f"{_where(index)}: the {what} is not JSON: {error}. {_INSTEAD.get(what, _INSTEAD['payload'])}", index
         ) from None
-    if len(data) > SHALLOW_BYTES and nesting.is_deeper(data):
+    if len(data) > nesting.SHALLOW_BYTES and nesting.is_deeper(data):
         raise too_deep(what, index)
     if _U in data and b"null" in data and (bad := _not_finite(value)) is not None:
         raise InvalidTask(
@@ -207,7 +205,7 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
 
 def check_depth(line: bytes) -> None:
     """Raise ValueError for a line that nests too deep to be a task: no worker could write a dead letter of it."""
-    if len(line) > SHALLOW_BYTES and nesting.is_deeper(line, nesting.LINE_NESTING_MAX):
+    if len(line) > nesting.SHALLOW_BYTES and nesting.is_deeper(line, nesting.LINE_NESTING_MAX):
         raise ValueError("nested too deep")
 
 

@@ -18,8 +18,6 @@ from fsqueue.storage import counters, nested, payloads, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
-GRACE_S = 2.0
-"""Seconds that a file which no process has locked may take before it counts as left behind."""
 TREE_LEVELS = 3
 """A generation, its parts, their shards."""
 PARTS = ("queue", "movements", "completions", "dead", "history", "payloads", "commits", "staging", "nodes")
@@ -189,7 +187,7 @@ class _Places:
     def _abandoned_trash(self) -> bool:
         """Return whether there is trash that no process is reaping: nothing of it goes for a moment."""
         before = self._traces()
-        self.store.clock.sleep(GRACE_S)
+        self.store.clock.sleep(named_commits.GRACE_S)
         return bool(before) and self._traces() == before
 
     def _traces(self) -> dict[str, int]:
@@ -334,7 +332,7 @@ class _Places:
         return kind == _KINDS.get(stat.S_IFMT(mode), "other")
 
     def _stays(self, path: str) -> bool:
-        self.store.clock.sleep(GRACE_S)
+        self.store.clock.sleep(named_commits.GRACE_S)
         return self._is(path, "directory")
 
 

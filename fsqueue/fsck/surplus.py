@@ -16,11 +16,10 @@ import orjson
 from fsqueue.format import names
 from fsqueue.format.names import CounterName, Day, Shard, day_of
 from fsqueue.fsck.findings import Suspect, found
-from fsqueue.fsck.repair import Repair
+from fsqueue.fsck.repair import WAIT_S, Repair
 from fsqueue.storage import counters, history, listing
 from fsqueue.storage.store import Store
 
-WAIT_S = 2.0
 COUNT_BITS = names.BATCH_TASKS_MAX.bit_length()
 """Bits of a record's length, at most the tasks of a batch. A record is kept as one number, offset before length."""
 OFFSET_MAX = 1 << 51

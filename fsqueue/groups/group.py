@@ -18,20 +18,26 @@ from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings
 from fsqueue.format.models import Status
+from fsqueue.format.names import QueueDirectory
 from fsqueue.fsck import Finding, fsck_group
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected, compiled
+from fsqueue.groups.update import Update
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
+from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage import group_directory
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.views.activity import LEAST_S, Activity, activity, together
 from fsqueue.views.rates import total
+
+KEPT_MAX = 64
+"""Maximum number of queues that a group keeps open for its updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +189,9 @@ class Group(GroupQueues):
         self._asked = asked(queue_defaults)
         self._opened: GroupDirectory | None = None
         self._opening = resources.Mutex()
+        self.coordinator = Coordinator()
+        """Applies its updates in this process."""
+        self._kept: dict[QueueDirectory, GroupQueue] = {}
         super().__init__(self)
         self.opened()
 
@@ -243,6 +252,25 @@ class Group(GroupQueues):
     def matching(self, pattern: str) -> GroupQueues:
         """Return the queues whose whole names match a regular expression, also those that come later."""
         return GroupQueues(self, pattern)
+
+    def update(self) -> Update:
+        """Return an update: changes to tasks of its queues that happen all together, or not at all.
+
+            with group.update() as update:
+                update.complete(task)
+                update.insert("parse", page)
+
+        It is applied at the end of the block. docs/groups.md tells more ("Updates").
+        """
+        return Update(self)
+
+    def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
+        """Return the queue of a directory, the same object as the last time: a few are kept for updates."""
+        queue = self._kept.pop(directory, None) or self.queue_in(directory)
+        self._kept[directory] = queue
+        while len(self._kept) > KEPT_MAX:
+            self._kept.pop(next(iter(self._kept)))
+        return queue
 
     def delete(self, name: str, *, wait: bool = False) -> bool:
         """Delete a queue at once, whatever its size. Return False if there was none.

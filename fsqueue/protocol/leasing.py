@@ -20,7 +20,7 @@ from fsqueue import forks
 from fsqueue.clock import Backoff
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import LOST, NOT_FILES
-from fsqueue.format import movements, names, priority, task_file
+from fsqueue.format import movements, names, nesting, priority, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.task_states import LEASED, Choice
@@ -654,7 +654,7 @@ class Leaser:
                 record = loads(line)
                 if "payload" not in record:
                     record = task_file.decode_task(line)
-                elif len(line) > task_file.SHALLOW_BYTES:
+                elif len(line) > nesting.SHALLOW_BYTES:
                     task_file.check_depth(line)
             except (ValueError, IndexError, TypeError):
                 self._damaged.append(LeasedTask(queue, batch, index, lease, None, 0, offset, until, generation))

@@ -25,6 +25,7 @@ from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, Queu
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout
+from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
@@ -69,6 +70,16 @@ class _Appended(NamedTuple):
     """Why not all of them are."""
     is_exact: bool = True
     """Whether no others are."""
+
+
+class PreparedInserts(NamedTuple):
+    """Where prepared inserts of an update are."""
+
+    batch: Batch
+    first: int
+    """The index of the first task."""
+    end: int
+    """Where the log ends behind their records."""
 
 
 class _Overtaken(Exception):
@@ -410,11 +421,78 @@ class SingleInserter:
         self._promise = name
         return opening
 
+    # -- of an update ------------------------------------------------------------------------------
+
+    def prepare(
+        self, tasks: Sequence[EncodedTask], part: UpdatePart, note: Callable[[LockedBatch], object]
+    ) -> PreparedInserts:
+        """Append prepared inserts of an update to one batch, by one append. Return where they are.
+
+        `note` is called under the log's lock, before anything of the update may be in it. No append is repeated: after
+        an error that comes later, the update is given up in that log, too. LockTimeout, or another error before `note`
+        was called: nothing of these tasks is anywhere.
+        """
+        store, rank = self.store, min(task.rank for task in tasks)
+        queue_changes.mark_ordered(store, rank)
+        pending = [(store.entropy.hex16(), task) for task in tasks]
+        for batch in self._batches(rank):
+            try:
+                with LockedBatch(store, batch, BUSY_WAIT_S, create=True) as locked:
+                    opening = self._prepare(locked, batch == self._named, pending)
+                    if opening is not None and rank != LAST:
+                        opening = self._promised_in(locked, opening, rank)
+                    if opening is not None:
+                        note(locked)
+                        first, offset = locked.replay_state.count, locked.log.next_offset() + len(opening)
+                        at = self._time_of(locked, opening)
+                        records = b"".join(self.records(pending, first, at, part))
+                        before = locked.replay_state.prepared.get(part.update)
+                        count = len(pending) + (len(before.records) if before is not None else 0)
+                        locked.replay_state.replay_own(records, offset)
+                        found = locked.replay_state.prepared.get(part.update)
+                        if found is None or len(found.records) != count:
+                            raise StorageError(f"Inserts of an update do not apply in {locked.log.path}.")
+                        locked.log.append(opening + records)
+                        self._batch = batch
+                        return PreparedInserts(batch, first, locked.log.end)
+            except (BatchBusy, LockTimeout):
+                pass  # take another batch
+            except FileNotFoundError:
+                store.refresh(now=True)
+            if self._batch == batch:
+                self._batch = None
+        raise LockTimeout(f"The batches of {store.path} were locked, filled or purged by others again and again.")
+
+    def takes_into(self, locked: LockedBatch, tasks: Sequence[EncodedTask]) -> bool:
+        """Return whether a locked batch, in which tasks are leased, takes these inserts as well."""
+        store, replay_state = self.store, locked.replay_state
+        if not replay_state.takes_inserts or replay_state.inserts != store.domain or not self.has_open_batches:
+            return False
+        size = locked.log.end + sum(len(task.line) for task in tasks)
+        if replay_state.count + len(tasks) > store.settings.batch_tasks_max or size > LOG_BYTES_MAX:
+            return False
+        rank = min(task.rank for task in tasks)
+        return rank == LAST or self._promised_in(locked, b"", rank) is not None
+
+    def records(self, pending: Pending, first: int, at: int, part: UpdatePart) -> list[bytes]:
+        """Return the `insert` records of tasks that get the indices from `first` on, as parts of an update."""
+        when, available_at, found = None, 0, []
+        for index, (identity, task) in enumerate(pending, first):
+            if task.when is not when:
+                when = task.when
+                available_at = moment(self.store, when)
+            found.append(movements.insert(at, identity, index, task.line, available_at, part))
+        return found
+
+    def _time_of(self, locked: LockedBatch, opening: bytes) -> int:
+        # Where the log is empty, `present` must not correct its time: what `opening` says is not written yet.
+        at: int = locked.replay_state.at
+        return max(self.store.clock.now_ms(), at) if opening else record_times.present(locked)
+
     def _append(self, locked: LockedBatch, opening: bytes, pending: Pending) -> int:
         """Append an `insert` record for each task, in one write. Return the index of the first one."""
         log, replay_state = locked.log, locked.replay_state
-        # Where the log is empty, `present` must not correct its time: what `opening` says is not written yet.
-        at = max(self.store.clock.now_ms(), replay_state.at) if opening else record_times.present(locked)
+        at = self._time_of(locked, opening)
         first = replay_state.count
         offset = log.next_offset() + len(opening)
         records, when, available_at = [opening], None, 0

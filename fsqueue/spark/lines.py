@@ -24,11 +24,11 @@ from fsqueue.format import task_file, user_json
 from fsqueue.format.layout import Settings
 from fsqueue.format.uniform import paused_collector
 from fsqueue.protocol.encoding import NOW, Encoded, When
+from fsqueue.spark.columnar import TIMES
 from fsqueue.spark.cutting import Cutter, Sorter, buffers, texts_of, with_priorities
 from fsqueue.spark.encoding import Encoder, contains, counted_in_part, payload_fields
 
 FLOATS = (types.FloatType, types.DoubleType)
-TIMES = (types.DateType, types.TimestampType, types.TimestampNTZType)
 NOT_FINITE = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
 """How the JVM writes the floats that JSON does not have."""
 ODD_YEARS = (b'"+', b'"-', b'"0000-')

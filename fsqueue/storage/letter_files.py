@@ -26,7 +26,7 @@ import orjson
 
 from fsqueue.errors import SecondName, StorageError
 from fsqueue.filesystem import NOT_FILES, asking_again, either_of_two
-from fsqueue.format import names, nesting, task_file
+from fsqueue.format import names, nesting
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.storage import history, jsonl, listing, staging
@@ -68,7 +68,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    if isinstance(record, dict) and len(line) > task_file.SHALLOW_BYTES and nesting.is_deeper(line):
+    if isinstance(record, dict) and len(line) > nesting.SHALLOW_BYTES and nesting.is_deeper(line):
         record = nesting.trimmed(record)
     if isinstance(record, dict) and (
         (record.get("op") == "dead" and isinstance(record.get("id"), str))

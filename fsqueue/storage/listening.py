@@ -18,6 +18,7 @@ from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.changes import DIRECTORY, FILE, Changes
+from fsqueue.storage.queue_file import LONG_AGO_S
 
 logger = logging.getLogger("fsqueue")
 
@@ -30,7 +31,6 @@ NONE = -1
 
 BYTES = 16
 """What the doorbell holds."""
-LONG_AGO_S = -1e9
 QUIET_S = 0.05
 """A process that inserts singly notifies no more often. A worker that was notified looks once more after this time, for
 what was inserted meanwhile.

@@ -1,0 +1,284 @@
+"""Changes to tasks of several queues of one group, all or nothing (docs/groups.md, "Updates")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from fsqueue import forks
+from fsqueue.arguments import one_task, payloads_of, refuse, results_of
+from fsqueue.clock import duration_ms
+from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge, from_os_error, said, text_of
+from fsqueue.filesystem import resources
+from fsqueue.format import names
+from fsqueue.format.decisions import OPERATIONS_MAX
+from fsqueue.format.models import Task, TaskRef
+from fsqueue.format.names import QueueDirectory
+from fsqueue.groups.queue import GroupQueue
+from fsqueue.leased_task import LeasedTask
+from fsqueue.protocol import encoding, transitions
+from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
+from fsqueue.protocol.update_plan import Applied, LeaseChange, QueuePlan
+from fsqueue.protocol.updates import Coordinator
+from fsqueue.queue import Queue
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.store import Store
+from fsqueue.user_code import UserCodeError
+
+ENCODED_BYTES_MAX = 1 << 30
+"""A longer payload is not even encoded: the error that says so is the same."""
+
+
+class HasUpdates(Protocol):
+    """The group of an update, as the update knows it."""
+
+    coordinator: Coordinator
+
+    @property
+    def path(self) -> Path:
+        """Return the group's directory."""
+
+    def directory(self, begins: bool = False) -> GroupDirectory:
+        """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
+
+    def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
+        """Return a queue by the name of its directory, the same object as the last time if that is kept."""
+
+
+class Update:
+    """Changes to tasks of one group's queues that happen all together, or not at all: `group.update()`.
+
+    As a context manager it is applied at the end of the block, and not after an exception. In a child that was forked
+    in the block it is not applied: it is the parent's. Not thread-safe.
+    """
+
+    def __init__(self, group: HasUpdates) -> None:
+        self.group = group
+        self.results: list[Any] = []
+        """What each call has brought about, in their order, once it is applied: a TaskRef of an insert, a list of them
+        of `insert_many`, the task of a renewal, None of all others."""
+        self._calls: list[Callable[[Applied, dict[QueueDirectory, int]], Any]] = []
+        self._plans: dict[QueueDirectory, QueuePlan] = {}
+        self._queues: dict[QueueDirectory, Queue] = {}
+        self._tasks: dict[str, LeasedTask] = {}
+        self._ended: list[LeasedTask] = []
+        self._count = 0
+        self._is_applied = False
+        self._entered_by = -1
+
+    def __enter__(self) -> Update:
+        self._entered_by = forks.depth
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None and not self._is_applied and self._entered_by == forks.depth:
+            self.apply()
+
+    # -- what it is to do --------------------------------------------------------------------------
+
+    def insert(
+        self,
+        queue: str | Queue,
+        payload: Any,
+        *,
+        key: str | None = None,
+        priority: str | int | None = None,
+        delay_s: float = 0,
+        available_at: float | None = None,
+    ) -> None:
+        """Insert one task, as `Queue.insert` does. The queue comes into being if it is not there.
+
+        `queue`: its name in the group, or the queue. A payload may take 64 KiB as JSON. Tasks with a key are refused.
+        """
+        task = one_task(payload, key, priority)
+        default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
+        self._insert(queue, [_encoded(task, None, default)], lambda refs: refs[0])
+
+    def insert_many(self, queue: str | Queue, payloads: Iterable[Any]) -> None:
+        """Insert payloads or Tasks, in their order."""
+        try:
+            tasks = [
+                _encoded(one_task(item, None, None), index, encoding.NOW)
+                for index, item in enumerate(payloads_of(payloads, "insert_many"))
+            ]
+        except UserCodeError as foreign:
+            raise foreign.error from None
+        self._insert(queue, tasks, list)
+
+    def complete(self, task: LeasedTask, result: Any = None) -> None:
+        """Report a task as done, with a small result to keep, as `task.complete` does."""
+        encoded: bytes | None = None
+        if result is not None:
+            found, refused = results_of({_held(task).id: result})
+            refuse(refused)
+            encoded = found[task.batch, task.index]
+        self._end(task, LeaseChange("complete", task, encoded))
+
+    def renew(self, task: LeasedTask, lease_s: float | None = None) -> None:
+        """Extend a task's lease, as `task.renew` does; by default by the time that its queue gives."""
+        lease_ms = _held(task).queue.store.lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
+        self._end(task, LeaseChange("renew", task, ms=lease_ms))
+
+    def release(self, task: LeasedTask, delay_s: float = 0) -> None:
+        """Put a task back, uncharged, as `task.release` does."""
+        self._end(task, LeaseChange("release", task, ms=duration_ms(delay_s, "delay_s")))
+
+    def fail(self, task: LeasedTask, error: object, delay_s: float | None = None) -> None:
+        """Record a failed attempt, as `task.fail` does."""
+        text = transitions.shorten(said(error) if isinstance(error, BaseException) else text_of(error))
+        self._end(
+            task, LeaseChange("fail", task, ms=None if delay_s is None else duration_ms(delay_s, "delay_s"), text=text)
+        )
+
+    def bury(self, task: LeasedTask, reason: object) -> None:
+        """Give a task up at once, as `task.bury` does."""
+        self._end(task, LeaseChange("bury", task, text=transitions.shorten(text_of(reason))))
+
+    # -- to do it ----------------------------------------------------------------------------------
+
+    def apply(self, timeout_s: float = 30) -> list[Any]:
+        """Let all of it happen, durably, and return `results`. It waits up to `timeout_s` for others in the way.
+
+        UpdateConflict: nothing has happened. StorageError with `advice`: nobody knows whether it has. StorageFull and
+        others: nothing has happened, or the text says so. An update may be applied once.
+        """
+        duration_ms(timeout_s, "timeout_s")
+        self._refuse_second()
+        plans = [plan for plan in self._plans.values() if plan.inserts or plan.endings]
+        process = forks.depth
+        try:
+            with resources.Scope():
+                directory = self.group.directory(begins=any(plan.inserts for plan in plans))
+                applied = self.group.coordinator.apply(directory, plans, timeout_s) if plans else Applied()
+        except OSError as error:
+            raise from_os_error(error, f"applying an update in {self.group.path}", NOTHING) from error
+        if forks.depth != process:
+            raise resources.in_child(None)
+        self._is_applied = True
+        taken: dict[QueueDirectory, int] = {}
+        for task in self._ended:
+            task.done = True
+        self.results = [call(applied, taken) for call in self._calls]
+        return self.results
+
+    def _refuse_second(self) -> None:
+        if self._is_applied:
+            raise InvalidArgument("This update has been applied. Nothing was done now: make another one.")
+
+    def _end(self, task: LeasedTask, ending: LeaseChange) -> None:
+        if _held(task).id in self._tasks:
+            raise InvalidArgument(
+                f"The task {task.id} is in this update already. An update changes a task once. Nothing was done."
+            )
+        self._add(1)
+        plan = self._plan(task.queue)
+        self._tasks[task.id] = task
+        plan.endings.setdefault(task.batch, []).append(ending)
+        if ending.kind != "renew":
+            self._ended.append(task)
+            self._calls.append(lambda applied, taken: None)
+            return
+
+        def renewed(applied: Applied, taken: dict[QueueDirectory, int]) -> LeasedTask:
+            task.until_ms = applied.until.get((task.batch, task.index), task.until_ms)
+            return task
+
+        self._calls.append(renewed)
+
+    def _insert(self, queue: object, tasks: list[EncodedTask], form: Callable[[list[TaskRef]], Any]) -> None:
+        self._add(len(tasks))
+        plan = self._plan(queue)
+        plan.inserts += tasks
+
+        def inserted(applied: Applied, taken: dict[QueueDirectory, int]) -> Any:
+            first = taken.get(plan.directory, 0)
+            taken[plan.directory] = first + len(tasks)
+            ids = applied.inserted.get(plan.name, [])[first : first + len(tasks)]
+            return form([TaskRef(one) for one in ids])
+
+        self._calls.append(inserted)
+
+    def _add(self, operations: int) -> None:
+        self._refuse_second()
+        if self._count + operations > OPERATIONS_MAX:
+            raise InvalidArgument(
+                f"An update has at most {OPERATIONS_MAX:,} operations, and this one would have more. Nothing was done. "
+                "Make several updates, or insert many tasks at once by `Queue.insert_many`."
+            )
+        self._count += operations
+
+    def _plan(self, queue: object) -> QueuePlan:
+        """Return the plan of a queue: by its name, or the queue itself. InvalidArgument if it is not this group's."""
+        if isinstance(queue, str):
+            directory = names.queue_directory(queue)
+        elif isinstance(queue, Queue):
+            found = names.listed_queue_directory(queue.path.name)
+            if found is None or queue.path.parent != self.group.path:
+                raise InvalidArgument(
+                    f"The queue {queue.path} is not in the group {self.group.path}. An update changes queues of one "
+                    "group. Nothing was done."
+                )
+            directory = found
+            if isinstance(queue, GroupQueue) or directory not in self._queues:
+                self._queues[directory] = queue
+        else:
+            raise InvalidArgument(f"A queue of the group is expected, or its name, not {queue!r:.100}.")
+        plan = self._plans.get(directory)
+        if plan is None:
+            name = names.parse_queue_directory(directory) or directory
+            plan = self._plans[directory] = QueuePlan(name, directory, lambda: self._open(directory))
+        return plan
+
+    def _open(self, directory: QueueDirectory) -> tuple[Store, SingleInserter]:
+        """Open a queue; make it, if there are inserts for it."""
+        inserts = self._plans[directory].inserts
+        queue = self._queues.get(directory)
+        if queue is None or (inserts and not isinstance(queue, GroupQueue)):
+            queue = self.group.opened_queue(directory)
+        if not inserts:
+            return queue.store, queue._inserter
+        assert isinstance(queue, GroupQueue)
+        queue._begin(verifies=True)
+        store, inserter = queue.store, queue._inserter
+        if not inserter.has_open_batches:
+            raise InvalidArgument(
+                f"The queue {queue.path} has a file for each task (batch_tasks_max is "
+                f"{store.settings.batch_tasks_max}), or this host has no boot id: an update cannot insert into it. "
+                f"{NOTHING}"
+            )
+        longest = max(len(task.line) for task in inserts)
+        if longest > store.settings.task_bytes_max:
+            raise TaskTooLarge(
+                f"A task for {queue.path} takes {longest:,} bytes; the queue takes {store.settings.task_bytes_max:,}. "
+                f"{NOTHING} Store the data in a file, and insert its path."
+            )
+        return store, inserter
+
+
+NOTHING = "Nothing of the update has happened."
+
+
+def _held(task: object) -> LeasedTask:
+    if not isinstance(task, LeasedTask):
+        raise InvalidArgument(f"A leased task is expected, as `lease` returns it, not {task!r:.100}. Nothing was done.")
+    return task
+
+
+def _encoded(task: Task, index: int | None, default: encoding.When) -> EncodedTask:
+    encoded = encoding.encode(task, ENCODED_BYTES_MAX, index, default)
+    if encoded.key is not None:
+        raise InvalidTask(
+            f"{encoding.task_at(index)} has a key, and an update takes no keys yet. Nothing was done. Insert it by "
+            "itself (`Queue.insert`), or without the key.",
+            index,
+        )
+    if len(encoded.line) > TASK_BYTES_MAX:
+        raise TaskTooLarge(
+            f"{encoding.task_at(index)} takes {len(encoded.line):,} bytes; in an update it may take "
+            f"{TASK_BYTES_MAX:,}. Nothing was done. Store the data in a file, and insert its path.",
+            index,
+        )
+    return encoded

@@ -1,0 +1,132 @@
+"""An update of one log: its records and their `commit`, by one write (docs/design.md, section 4.22).
+
+They act together or not at all: they count only if they stand directly before that `commit`, and are as many as it
+says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsqueue.errors import FULL, FsqueueError, StorageError
+from fsqueue.format import movements, names
+from fsqueue.format.movements import UpdatePart
+from fsqueue.format.names import UpdateId
+from fsqueue.format.priority import LAST
+from fsqueue.protocol import deciding, finishing, update_traces
+from fsqueue.protocol.single_inserts import SingleInserter
+from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, check
+from fsqueue.protocol.update_syncs import LogSync, LogSyncs
+from fsqueue.storage import record_times
+from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.store import Store
+
+
+class UpdateInOneLog:
+    """An update that ends or extends leases on tasks of one batch, and inserts into that batch or nowhere."""
+
+    def __init__(
+        self, update: UpdateId, queue: QueuePlan, store: Store, inserter: SingleInserter, conflicts: Conflicts
+    ) -> None:
+        self._queue, self._store, self._inserter = queue, store, inserter
+        self._update, self._conflicts = update, conflicts
+        [(self._batch, self._endings)] = queue.endings.items()
+        self._pending = [(store.entropy.hex16(), task) for task in queue.inserts]
+        self._log: LogSync | None = None
+        self.applied = Applied()
+
+    def apply(self, syncs: LogSyncs, wait_s: float) -> bool:
+        """Let the update happen. False: nothing was done: the batch does not take the inserts, or a lease is lost.
+
+        LockTimeout, FileNotFoundError: nothing was done. After an error of the write the log tells whether the update
+        has happened. If not, it is written once more with the same ids, so that it happens once, also if the first
+        write lands late.
+        """
+        indices = [each.task.index for each in self._endings]
+        waiting = deciding.DecisionWait(self._store, self._batch, wait_s)
+        failure: OSError | StorageError | None = None
+        while True:
+            self._log = None
+            try:
+                with LockedBatch(self._store, self._batch, waiting.wait_s) as locked:
+                    wanted = deciding.freezing(locked, indices)
+                    if not wanted and not self._apply_in(locked):
+                        return False
+            except (OSError, StorageError) as error:
+                if not self._is_written:
+                    if failure is None:
+                        raise
+                    raise update_traces.unknown(failure) from error
+                if not self._has_happened(error):
+                    if failure is not None or (isinstance(error, OSError) and error.errno in FULL):
+                        if self._store.fs.shared:  # it may still land
+                            raise update_traces.unknown(error) from error
+                        raise
+                    failure = error
+                    continue
+                wanted = []
+            if not wanted:
+                self._make_durable(syncs)
+                return True
+            waiting.out(wanted)
+
+    @property
+    def _is_written(self) -> bool:
+        """Return whether the last try may have written anything."""
+        return self._log is not None
+
+    def _apply_in(self, locked: LockedBatch) -> bool:
+        inserter, tasks = self._inserter, self._queue.inserts
+        at = record_times.present(locked)
+        if not check(locked, self._queue, self._endings, at, self._conflicts):
+            return False
+        if tasks and not inserter.takes_into(locked, tasks):
+            return False
+        part = UpdatePart(self._update)
+        records = Records(locked, self._endings, part, at)
+        records.name_earlier()
+        lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)
+        self._log = LogSync(locked)
+        locked.write(b"".join([*lines, movements.commit(at, self._update, len(lines))]))
+        acted = [record for _, record in locked.replay_state.acted]
+        if len(acted) != len(lines):
+            raise StorageError(f"The records of an update do not act in {locked.log.path}. Nothing has happened.")
+        self._take_in(acted)
+        if records.buried:
+            finishing.bury(locked, records.buried)
+        if not locked.replay_state.remaining:
+            finishing.try_finish(locked)
+        return True
+
+    def _take_in(self, acted: list[dict[str, Any]]) -> None:
+        """Note what has happened."""
+        ids = [names.task_id(self._batch, record["first"]) for record in acted if record["op"] == "insert"]
+        self.applied.inserted[self._queue.name] = ids
+        for record in acted:
+            if record["op"] == "renew":
+                tasks = movements.from_ranges(record["tasks"])
+                self.applied.until.update({(self._batch, index): record["until"] for index in tasks})
+
+    def _has_happened(self, error: BaseException) -> bool:
+        try:
+            acted = update_traces.acted(self._store, self._batch, self._update)
+        except (OSError, FsqueueError) as other:
+            raise update_traces.unknown(error) from other
+        if acted is None:
+            raise update_traces.unknown(error) from error
+        self._take_in(acted)
+        return bool(acted)
+
+    def _make_durable(self, syncs: LogSyncs) -> None:
+        """Sync the log if there are inserts. Completions by themselves are not, with the durability "default"."""
+        store, tasks = self._store, self._queue.inserts
+        if not tasks or self._log is None or not store.sync_inserts:
+            return
+        try:
+            syncs.sync(self._log, True, any(task.rank != LAST for task in tasks))
+            store.secure_generation()
+        except OSError as error:
+            raise StorageError(
+                f"The update has happened, and could not be made durable: {error}. A power loss may take it. Do not "
+                "apply it again."
+            ) from error

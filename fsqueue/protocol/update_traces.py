@@ -1,0 +1,51 @@
+"""Find out from a log, or from the history, whether an update has happened there (docs/design.md, section 4.22)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsqueue.errors import StorageError
+from fsqueue.format import movements, sparse
+from fsqueue.format.names import Batch, UpdateId
+from fsqueue.format.replay import Records, ReplayState
+from fsqueue.storage import history, jsonl
+from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.store import Store
+
+HOW_TO_FIND_OUT = (
+    "Look at one of its tasks with 'fsqueue show': all of the update has happened, or nothing of it. If it ends a "
+    "task, applying it again is safe."
+)
+"""Advise how to go on when nobody knows whether an update has happened."""
+
+
+def acted_in(records: Records, update: UpdateId) -> list[dict[str, Any]]:
+    """Return the records of an update that have acted, in their order."""
+    return [record for _, record in ReplayState().effective(records) if record.get("update") == update]
+
+
+def acted(
+    store: Store, batch: Batch, update: UpdateId, wait_s: float = jsonl.LOCK_TIMEOUT_S
+) -> list[dict[str, Any]] | None:
+    """Return the records of an update that have acted in a batch: none, if it is prepared or void; None if nothing
+    tells.
+
+    LockTimeout; OSError.
+    """
+    try:
+        with LockedBatch(store, batch, wait_s) as locked:
+            parsed = [
+                (at, movements.parse(line)) for at, line, _ in sparse.lines(store.fs.all_pieces(locked.log.fd), 0)
+            ]
+            return acted_in([(at, record) for at, record in parsed if record is not None], update)
+    except FileNotFoundError:
+        store.refresh(now=True)
+        records = history.find(store, batch)
+    return None if records is None else acted_in(records, update)
+
+
+def unknown(error: BaseException) -> StorageError:
+    """Return the error for an update of which nobody knows whether it has happened."""
+    failure = StorageError(f"It is unknown whether the update has happened: {error} {HOW_TO_FIND_OUT}")
+    failure.advice = HOW_TO_FIND_OUT
+    return failure

@@ -1,0 +1,399 @@
+"""Apply an update: prepare it in each log, decide, and give each log the outcome (docs/design.md, section 4.22).
+
+A process holds one log's lock at a time. Up to the decision the update is given up by an `abort` in each log. Once the
+decision has begun, only the decision file tells what the outcome is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fsqueue import forks
+from fsqueue.clock import Backoff
+from fsqueue.errors import (
+    Conflict,
+    FsqueueError,
+    LockTimeout,
+    QueueNotFound,
+    StorageError,
+    UpdateConflict,
+    from_os_error,
+)
+from fsqueue.filesystem import LOST
+from fsqueue.format import names
+from fsqueue.format.decisions import ABORTED, Decision, LogName, Outcome
+from fsqueue.format.movements import UpdatePart
+from fsqueue.format.names import Batch, DecisionFileName
+from fsqueue.format.priority import LAST
+from fsqueue.protocol import deciding, update_traces
+from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.single_inserts import SingleInserter
+from fsqueue.protocol.update_in_one_log import UpdateInOneLog
+from fsqueue.protocol.update_plan import ALREADY, Applied, Conflicts, LeaseChange, QueuePlan, Records, check
+from fsqueue.protocol.update_syncs import LogSync, LogSyncs
+from fsqueue.storage import decisions, history, record_times
+from fsqueue.storage.decisions import OwnDecisionFiles, Vote
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.store import Store
+
+PATIENCE_MS = 5_000
+"""Shortest patience of a prepared record: how long others wait before they decide against its update."""
+SLOWER = 4
+"""The patience lets each log take so many times as long as the logs of the last update took."""
+OUTCOME_WAIT_S = 2.0
+"""Seconds to wait for the lock of a log that is to get its outcome. Otherwise another process gives it."""
+SETTLE_WAIT_S = 10.0
+"""Seconds to wait for the lock of the decision file, if it is open what was decided."""
+PAUSES_S = (0.01, 1.0)
+"""Shortest and longest pause before an update begins anew."""
+FAILURES_MAX = 3
+"""Maximum number of tries that may end with a lost lock: a broken disk gives the same error."""
+NOTHING = "Nothing of the update has happened; it may be applied again."
+
+
+class _Anew(Exception):
+    """The update was given up, and may happen if it begins anew."""
+
+
+class _Opened(NamedTuple):
+    """A queue that an update changes, open."""
+
+    plan: QueuePlan
+    store: Store
+    inserter: SingleInserter
+
+
+class _Touched:
+    """A log that has prepared records of an update, or may have."""
+
+    __slots__ = ("batch", "has_new_name", "layout", "log", "opened", "records")
+
+    def __init__(self, opened: _Opened, locked: LockedBatch) -> None:
+        self.opened, self.batch, self.layout = opened, locked.batch, locked.log.layout
+        self.log = LogSync(locked)
+        self.records = 0
+        """How many records were appended."""
+        self.has_new_name = False
+
+    @property
+    def name(self) -> LogName:
+        """Return how the decision file calls the log."""
+        return LogName(self.opened.plan.directory, self.layout.directory, self.batch)
+
+
+class Coordinator:
+    """Apply updates in one group. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.files = OwnDecisionFiles()
+        self.syncs = LogSyncs()
+        self.log_s = 0.0
+        """How long each log took in the last update, its sync and its part of the decision included."""
+
+    def apply(self, group: GroupDirectory, queues: Sequence[QueuePlan], timeout_s: float) -> Applied:
+        """Let an update happen. It is tried anew for up to `timeout_s` while others are in the way.
+
+        UpdateConflict: nothing has happened. StorageError with `advice`: it is unknown whether it has. Of any other
+        error the text says it.
+        """
+        clock = group.clock
+        until, backoff = clock.monotonic() + timeout_s, Backoff(PAUSES_S, group.entropy.random, 2.0, 0.5)
+        tries = failures = 0
+        while True:
+            try:
+                return _Try(self, group, queues, tries, max(0.0, until - clock.monotonic())).apply()
+            except (_Anew, LockTimeout) as busy:
+                why: Exception = busy
+            except OSError as error:
+                failures += 1
+                if error.errno not in LOST or failures >= FAILURES_MAX:
+                    raise from_os_error(error, f"applying an update in {group.path}", NOTHING) from error
+                why = error
+            left_s = until - clock.monotonic()
+            if left_s <= 0:
+                raise _busy(queues, why) from why
+            tries += 1
+            clock.sleep(min(left_s, backoff.next_s()))
+
+    def patience_ms(self, logs: int, tries: int) -> int:
+        """Return how long others wait for an update of so many logs, at its n-th try, before they decide against it."""
+        return max(PATIENCE_MS, round(SLOWER * self.log_s * 1000 * (logs + 1))) << min(tries, 10)
+
+
+def _busy(queues: Sequence[QueuePlan], why: BaseException) -> UpdateConflict:
+    return UpdateConflict(
+        f"Other processes were in the way of the update until its time was over. {why} {NOTHING}",
+        busy=[Conflict("update", queue.name, "", str(why)) for queue in queues],
+    )
+
+
+class _Try:
+    """One try at an update, under an id of its own."""
+
+    def __init__(
+        self, coordinator: Coordinator, group: GroupDirectory, queues: Sequence[QueuePlan], tries: int, wait_s: float
+    ) -> None:
+        self._coordinator, self._group, self._tries = coordinator, group, tries
+        self._clock, self._entropy = group.clock, group.entropy
+        self._until = self._clock.monotonic() + wait_s
+        self._process = forks.depth
+        self._update = names.new_update(group.entropy)
+        self._conflicts, self._applied = Conflicts(), Applied()
+        self._touched: list[_Touched] = []
+        self._queues: list[_Opened] = []
+        for plan in sorted(queues, key=lambda plan: plan.directory):
+            self._open(plan)
+        self._syncs = any(opened.store.sync_inserts for opened in self._queues)
+
+    def _open(self, plan: QueuePlan) -> None:
+        try:
+            store, inserter = plan.open()
+            store.verify()
+        except QueueNotFound:
+            if not plan.endings:
+                raise _Anew("A queue was deleted just now.") from None
+            for endings in plan.endings.values():
+                self._conflicts.miss(plan, endings, "the queue was deleted")
+            return
+        generation = store.queue_state.generation
+        for endings in plan.endings.values():
+            self._conflicts.miss(plan, [each for each in endings if each.task.generation != generation], "purged")
+        self._queues.append(_Opened(plan, store, inserter))
+
+    @property
+    def _wait_s(self) -> float:
+        return max(0.0, self._until - self._clock.monotonic())
+
+    def apply(self) -> Applied:
+        """Let the update happen. _Anew, LockTimeout or OSError: it has not, and may if it begins anew."""
+        if not self._conflicts and self._apply_in_one_log():
+            return self._applied
+        if self._conflicts:
+            self._check_all()
+            raise self._conflict()
+        began = self._clock.monotonic()
+        worker = self._queues[0].store.worker
+        file = self._coordinator.files.present(self._group, self._clock, self._entropy, worker, self._syncs)
+        logs = sum(len(each.plan.endings) + bool(each.plan.inserts) for each in self._queues)
+        vote = Vote(self._update, [])
+        try:
+            self._prepare(UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries)))
+            self._look()
+            self._sync()
+            vote.logs += [each.name for each in self._touched]
+            decision = file.decide(vote, self._clock, self._entropy, self._syncs)
+        except BaseException as error:
+            if forks.depth != self._process:
+                raise  # the update is the parent's
+            if not vote.is_begun:
+                self._give("abort")
+                raise
+            decision = self._settle(file.name, error)
+            self._give(decision.outcome)
+            if not isinstance(error, Exception):
+                raise
+            if decision.outcome == "abort":
+                raise _Anew(str(error)) from error
+        else:
+            self._give(decision.outcome)
+        if decision.outcome == "abort":
+            raise _Anew("Another process has decided against the update.")
+        self._coordinator.log_s = (self._clock.monotonic() - began) / logs
+        if not vote.is_durable:
+            raise StorageError(
+                f"The update has happened. Its decision in {file.path} could not be synced: a power loss may still "
+                "take a part of it. Do not apply it again, and check the disk."
+            )
+        return self._applied
+
+    def _apply_in_one_log(self) -> bool:
+        """Let the update happen by one write, if one log takes all of it. Return whether it has happened."""
+        if len(self._queues) > 1:
+            return False
+        [(plan, store, inserter)] = self._queues
+        if len(plan.endings) != 1 or len(plan.chunks(store.settings.batch_tasks_max)) > 1:
+            return False
+        one = UpdateInOneLog(self._update, plan, store, inserter, self._conflicts)
+        try:
+            if not one.apply(self._coordinator.syncs, self._wait_s):
+                return False
+        except FileNotFoundError:
+            return False  # the batch has finished: what comes next finds that, too
+        self._applied = one.applied
+        self._notify(plan, store)
+        return True
+
+    # -- 2. prepare --------------------------------------------------------------------------------
+
+    def _prepare(self, part: UpdatePart) -> None:
+        for opened in self._queues:
+            for batch, endings in sorted(opened.plan.endings.items()):
+                self._in_log(opened, batch, endings, part)
+        if self._conflicts:
+            raise self._conflict()
+        for opened in self._queues:
+            tasks_max = opened.store.settings.batch_tasks_max
+            for chunk in opened.plan.chunks(tasks_max):
+                self._insert(opened, chunk, part)
+            self._notify(opened.plan, opened.store)
+
+    def _check_all(self) -> None:
+        """Note all conflicts. Nothing is written."""
+        for opened in self._queues:
+            for batch, endings in sorted(opened.plan.endings.items()):
+                if all(each.task.generation == opened.store.queue_state.generation for each in endings):
+                    self._in_log(opened, batch, endings, None)
+
+    def _in_log(self, opened: _Opened, batch: Batch, endings: Sequence[LeaseChange], part: UpdatePart | None) -> None:
+        """Prepare what ends leases in one batch, or note why that cannot be. `part` None: only note it."""
+        store = opened.store
+        indices = [each.task.index for each in endings]
+        waiting = deciding.DecisionWait(store, batch, self._wait_s)
+        try:
+            while True:
+                with LockedBatch(store, batch, waiting.wait_s) as locked:
+                    wanted = deciding.freezing(locked, indices)
+                    if not wanted:
+                        at = record_times.present(locked)
+                        if check(locked, opened.plan, endings, at, self._conflicts) and part and not self._conflicts:
+                            self._end(opened, locked, endings, part, at)
+                        return
+                waiting.out(wanted)
+        except FileNotFoundError:
+            self._judge_finished(opened, batch, endings)
+
+    def _end(
+        self, opened: _Opened, locked: LockedBatch, endings: Sequence[LeaseChange], part: UpdatePart, at: int
+    ) -> None:
+        records = Records(locked, endings, part, at)
+        records.name_earlier()
+        touched = self._touch(opened, locked)
+        touched.records += len(records.lines)
+        locked.write(b"".join(records.lines))
+        prepared = locked.replay_state.prepared.get(self._update)
+        if prepared is None or len(prepared.records) != touched.records:
+            raise StorageError(f"The records of an update do not apply in {locked.log.path}. {NOTHING}")
+        self._applied.until.update({(locked.batch, index): until for index, until in records.until.items()})
+
+    def _judge_finished(self, opened: _Opened, batch: Batch, endings: Sequence[LeaseChange]) -> None:
+        """Note the tasks of a batch that has no log any more: the history may tell how they have ended."""
+        plan, store = opened.plan, opened.store
+        store.refresh(now=True)
+        generation = store.queue_state.generation
+        if any(each.task.generation != generation for each in endings):
+            self._conflicts.miss(plan, endings, "purged")
+            return
+        state = history.replay(history.find(store, batch) or [])
+        for ending in endings:
+            if state.count > ending.task.index:
+                self._conflicts.judge(plan, state, ending)
+            else:
+                self._conflicts.miss(plan, [ending], "the batch has finished")
+
+    def _insert(self, opened: _Opened, tasks: Sequence[EncodedTask], part: UpdatePart) -> None:
+        def note(locked: LockedBatch) -> None:
+            touched = self._touch(opened, locked)
+            touched.records += len(tasks)
+            touched.has_new_name = touched.has_new_name or any(task.rank != LAST for task in tasks)
+
+        try:
+            found = opened.inserter.prepare(tasks, part, note)
+        except QueueNotFound:
+            raise _Anew("A queue was deleted just now.") from None
+        ids = [names.task_id(found.batch, found.first + place) for place in range(len(tasks))]
+        self._applied.inserted.setdefault(opened.plan.name, []).extend(ids)
+
+    def _touch(self, opened: _Opened, locked: LockedBatch) -> _Touched:
+        for touched in self._touched:
+            if touched.batch == locked.batch and touched.opened is opened:
+                return touched
+        touched = _Touched(opened, locked)
+        self._touched.append(touched)
+        return touched
+
+    # -- 3. and 4. look, sync ----------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ask each queue whether it still is in the generation in which its records are, and in the group."""
+        for opened in self._queues:
+            store = opened.store
+            try:
+                store.verify()
+                self._group.prove(store, opened.plan.directory)
+            except QueueNotFound:
+                raise _Anew("A queue was deleted just now.") from None
+            generations = {each.layout.generation for each in self._touched if each.opened is opened}
+            if generations != {store.queue_state.generation}:
+                raise _Anew("A queue was purged just now.")
+
+    def _sync(self) -> None:
+        if not self._syncs:
+            return
+        for touched in self._touched:
+            is_insert = bool(touched.opened.plan.inserts)
+            self._coordinator.syncs.sync(touched.log, is_insert, touched.has_new_name)
+        for opened in self._queues:
+            if opened.plan.inserts:
+                opened.store.secure_generation()
+
+    # -- 5. and 6. what was decided ----------------------------------------------------------------
+
+    def _settle(self, file: DecisionFileName, error: BaseException) -> Decision:
+        """Return what is decided, after an error at the decision: only its file tells, or the logs if it is gone."""
+        last: BaseException = error
+        for _ in range(2):
+            try:
+                found = decisions.vote_against(
+                    self._group, file, self._update, self._clock, self._entropy, SETTLE_WAIT_S
+                )
+            except FileNotFoundError:
+                found = None
+            except (OSError, FsqueueError) as another:
+                last = another
+                continue
+            return found if found is not None else self._ask_logs(error)
+        raise update_traces.unknown(error) from last
+
+    def _ask_logs(self, error: BaseException) -> Decision:
+        """Return what the logs tell, once the decision file is retired: before that each log had its outcome."""
+        for touched in self._touched:
+            try:
+                acted = update_traces.acted(touched.opened.store, touched.batch, self._update)
+            except (OSError, FsqueueError):
+                continue
+            if acted is not None:
+                return Decision("commit", tuple(each.name for each in self._touched)) if acted else ABORTED
+        raise update_traces.unknown(error) from error
+
+    def _give(self, outcome: Outcome) -> None:
+        """Give each log the outcome. What fails is left to the next process that meets the records."""
+        for touched in self._touched:
+            store = touched.opened.store
+            try:
+                with LockedBatch(store, touched.batch, OUTCOME_WAIT_S) as locked:
+                    deciding.give(locked, self._update, outcome)
+            except (OSError, FsqueueError):
+                continue  # or it was purged, or another process has given the outcome, and finished the batch
+        if outcome == "commit":
+            for opened in self._queues:
+                self._notify(opened.plan, opened.store)
+
+    def _notify(self, plan: QueuePlan, store: Store) -> None:
+        """Notify idle workers, if the update makes tasks of the queue available."""
+        if plan.makes_available:
+            store.doorbell.ring_now_and_then(self._clock.monotonic())
+
+    def _conflict(self) -> UpdateConflict:
+        missing, owned = self._conflicts.missing, self._conflicts.owned
+        found = [*missing, *owned]
+        which = "; ".join(f"{each.op} {each.id} in {each.queue}: {each.reason}" for each in found[:3])
+        more = f"; and {len(found) - 3:,} more" if len(found) > 3 else ""
+        done = all(each.reason == ALREADY for each in found)
+        then = "An earlier update with this lease has completed it." if done else "Discard the results of these tasks."
+        return UpdateConflict(
+            f"The update cannot happen ({which}{more}). Nothing of it was done now. {then}",
+            missing=missing,
+            owned=owned,
+        )

@@ -1,0 +1,704 @@
+"""An update happens in all logs or in none, whatever dies, fails or interferes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from fsqueue import (
+    Group,
+    InvalidArgument,
+    InvalidResult,
+    InvalidTask,
+    LeasedTask,
+    Queue,
+    StorageError,
+    StorageFull,
+    Task,
+    TaskTooLarge,
+    UpdateConflict,
+)
+from fsqueue.clock import Clock
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import decisions
+from fsqueue.format.decisions import DecisionState
+from fsqueue.protocol import updates
+from fsqueue.storage import decisions as stored
+from fsqueue.storage import group_directory, store
+from tests.concurrency.books import clock_of_later, drain
+from tests.concurrency.processes import children, together
+from tests.concurrency.trapped import Count, DieAt, FullFrom, Trap, Trapped
+from tests.support import base_of
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group.create(tmp_path / "group", shards=1, durability="default")
+
+
+def new_group(path: Path, **settings: Any) -> Group:
+    return Group.create(path, **{"shards": 1, "durability": "default"} | settings)
+
+
+def leased(group: Group, name: str, payload: Any = "task", n: int = 1) -> list[LeasedTask]:
+    group[name].insert_many([payload] * n)
+    return group[name].lease(n, lease_s=60)
+
+
+@contextmanager
+def trapped(path: Path, trap: Trap, shared: bool = False) -> Iterator[Group]:
+    """The group at a path, and its queues, opened through filesystems with a trap."""
+
+    def filesystem(root: str, **_: Any) -> Filesystem:
+        return Trapped(root, trap, shared=shared)
+
+    with (
+        mock.patch.object(store, "Filesystem", filesystem),
+        mock.patch.object(group_directory, "Filesystem", filesystem),
+    ):
+        yield Group(path)
+
+
+def worked_off(group: Group) -> dict[str, list[Any]]:
+    """What others find in each queue a day later: leases have run out, and undecided updates are old."""
+    found = {}
+    for queue in [*group.queues(tasks_min=0)]:
+        later = Queue(queue.path, clock=clock_of_later())
+        found[queue.name] = sorted(drain(later), key=str)
+        later.gc()
+        assert later.status().drained
+        assert {one.kind for one in later.fsck()} <= {"repeated-history"}  # as an error while clearing away leaves it
+        assert not list((base_of(later) / "movements").rglob("*.jsonl")), "a log is left over"
+    return found
+
+
+def test_each_operation_does_what_its_verb_does(group: Group) -> None:
+    tasks = leased(group, "a", n=6)
+    with group.update() as update:
+        update.complete(tasks[0], {"n": 1})
+        update.insert("b", {"first": True}, priority=3)
+        update.fail(tasks[1], ValueError("no"), delay_s=0)
+        update.insert_many("b", [1, Task(2, delay_s=1000)])
+        update.bury(tasks[2], "hopeless")
+        update.renew(tasks[3], 5000)
+        update.release(tasks[4], 3000)
+        update.insert(group["a"], "again")
+        update.complete(tasks[5])
+    first, many, again = update.results[1], update.results[3], update.results[7]
+    assert update.results == [None, first, None, many, None, tasks[3], None, again, None]
+    assert [task.payload for task in group["b"].tasks()] == [{"first": True}, 1, 2]
+    assert {str(ref) for ref in (first, *many)} == {task.id for task in group["b"].tasks()}
+    assert [group["a"].task(task.id).state for task in tasks] == [
+        "completed", "waiting", "dead", "leased", "delayed", "completed",
+    ]  # fmt: skip
+    assert group["a"].task(str(again)).payload == "again"
+    assert tasks[3].lease_until == group["a"].attach(tasks[3].token).lease_until
+    [letter] = group["a"].dead()
+    assert (letter.reason, letter.id) == ("hopeless", tasks[2].id)
+    assert [one.error for one in group["a"].history(tasks[1].id) if one.error] == ["ValueError: no"]
+    tasks[3].complete()
+    assert [task.done for task in tasks] == [True] * 6
+    with pytest.raises(InvalidArgument, match="has been applied"):
+        update.apply()
+
+
+def test_it_is_applied_at_the_end_of_the_block_and_not_after_an_exception(group: Group) -> None:
+    [task] = leased(group, "a")
+    update = group.update()
+
+    def fails() -> None:
+        with update:
+            update.complete(task)
+            update.insert("b", 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert not update.results
+    assert not group["b"].exists()
+    assert update.apply() == update.results
+    assert group["b"].status().waiting == 1
+    with group.update() as empty:
+        pass
+    assert empty.results == []
+
+
+def test_a_task_that_inserts_into_its_own_batch_costs_one_write(group: Group) -> None:
+    group["a"].insert("first")
+    for number in range(3):
+        [task] = group["a"].lease()
+        with group.update() as update:
+            update.complete(task)
+            update.insert("a", number)
+    assert not (group.path / decisions.DIRECTORY).exists()
+    assert worked_off(group) == {"a": [2]}
+
+
+# -- conflicts and bad input --------------------------------------------------------------------------
+
+
+def test_all_that_is_wrong_is_said_and_nothing_happens(group: Group) -> None:
+    mine, gone, other, kept = leased(group, "a", n=4)
+    purged = leased(group, "p")[0]
+    deleted = leased(group, "d")[0]
+    mine.complete()
+    group["a"].release_all()
+    [again] = [task for task in group["a"].lease(3) if task.id == other.id]
+    group["a"].attach(again.token).complete()
+    group["p"].purge()
+    group.delete("d")
+    good = leased(group, "b")[0]
+    update = group.update()
+    for task in (good, mine, gone, other, purged, deleted):
+        update.complete(task)
+    update.insert("c", 1)
+    with pytest.raises(UpdateConflict) as caught:
+        update.apply()
+    told = {(one.op, one.id): one.reason for one in caught.value.missing}
+    assert told == {
+        ("complete", mine.id): "completed by this lease",
+        ("complete", other.id): "completed",
+        ("complete", purged.id): "purged",
+        ("complete", deleted.id): "the queue was deleted",
+    }
+    assert [one.id for one in caught.value.owned] == [gone.id]
+    assert caught.value.changed == caught.value.depends == caught.value.busy == []
+    assert kept.id not in str(caught.value)
+    good.complete()
+    assert not group["c"].exists() or group["c"].status().inserted == 0
+
+
+def test_a_repeat_after_an_unknown_outcome_is_told_so(group: Group) -> None:
+    """Also when the batch has finished: the history tells."""
+    group["a"].insert_many(["task"], batch_tasks=1)
+    [task] = group["a"].lease()
+    for is_first in (True, False):
+        update = group.update()
+        update.complete(task)
+        update.insert("b", 1)
+        if is_first:
+            update.apply()
+            continue
+        with pytest.raises(UpdateConflict, match="An earlier update with this lease") as caught:
+            update.apply()
+        assert [one.reason for one in caught.value.missing] == ["completed by this lease"]
+    assert group["b"].status().inserted == 1
+
+
+def test_bad_input_is_refused_before_anything_happens(group: Group, tmp_path: Path) -> None:
+    [task] = leased(group, "a")
+    outside = Queue.create(tmp_path / "outside")
+    outside.insert(1)
+    stranger = new_group(tmp_path / "other")
+    update = group.update()
+    for error, says, call in (
+        (InvalidTask, "takes no keys yet", lambda: update.insert("b", 1, key="k")),
+        (InvalidTask, "number 2 has a key", lambda: update.insert_many("b", [1, Task(2, key="k")])),
+        (TaskTooLarge, "insert its path", lambda: update.insert("b", "x" * (64 << 10))),
+        (InvalidTask, "JSON", lambda: update.insert("b", object())),
+        (InvalidArgument, "cannot be the name", lambda: update.insert("", 1)),
+        (InvalidArgument, "or its name", lambda: update.insert(7, 1)),  # type: ignore[arg-type]
+        (InvalidArgument, "queues of one group", lambda: update.insert(outside, 1)),
+        (InvalidArgument, "queues of one group", lambda: update.insert(stranger["b"], 1)),
+        (InvalidArgument, "queues of one group", lambda: update.complete(outside.lease()[0])),
+        (InvalidArgument, "A leased task is expected", lambda: update.complete("t")),  # type: ignore[arg-type]
+        (InvalidResult, "not completed", lambda: update.complete(task, "x" * (64 << 10))),
+        (InvalidArgument, "10,000 operations", lambda: update.insert_many("b", range(10_001))),
+        (InvalidArgument, "takes a list", lambda: update.insert_many("b", "text")),
+        (InvalidArgument, "delay_s", lambda: update.release(task, -1)),
+        (InvalidArgument, "lease_s", lambda: update.renew(task, 0)),
+        (InvalidArgument, "timeout_s", lambda: update.apply(-1)),
+    ):
+        with pytest.raises(error, match=says):
+            call()
+    update.complete(task)
+    with pytest.raises(InvalidArgument, match="is in this update already"):
+        update.release(task)
+    assert update.apply() == [None]
+    single = new_group(tmp_path / "single", batch_tasks_max=1)
+    update = single.update()
+    update.insert("b", 1)
+    with pytest.raises(InvalidArgument, match="a file for each task"):
+        update.apply()
+    small = new_group(tmp_path / "small", task_bytes_max=100)
+    update = small.update()
+    update.insert("b", "x" * 200)
+    with pytest.raises(TaskTooLarge, match="the queue takes 100"):
+        update.apply()
+
+
+def test_a_renewal_after_the_end_of_the_lease_is_a_conflict(group: Group) -> None:
+    group["a"].insert(1)
+    clock = Clock()
+    mine = Queue(group.path / "a", clock=clock)
+    [task] = mine.lease(lease_s=60)
+    clock.offset_ms = 100_000
+    update = group.update()
+    update.renew(task, 60)
+    update.insert("b", 1)
+    with pytest.raises(UpdateConflict) as caught:
+        update.apply()
+    assert [one.reason for one in caught.value.owned] == ["it ran out before it was renewed"]
+
+
+def test_many_inserts_spread_over_batches(group: Group) -> None:
+    [task] = leased(group, "a")
+    with group.update() as update:
+        update.complete(task)
+        update.insert_many("b", range(1500))
+        update.insert_many("b", ["x" * 60_000 for _ in range(10)])
+    assert sorted(map(str, (task.payload for task in group["b"].tasks()))) == sorted(
+        map(str, [*range(1500), *["x" * 60_000] * 10])
+    )
+    ids = [str(ref) for ref in (*update.results[1], *update.results[2])]
+    assert [group["b"].task(ids[place]).payload for place in (0, 777, 1499)] == [0, 777, 1499]
+
+
+# -- deaths, errors ------------------------------------------------------------------------------------
+
+
+def over_three(group: Group, token: str) -> None:
+    with group.update() as update:
+        update.complete(group["a"].attach(token))
+        update.insert("b", "x")
+        update.insert_many("c", ["y", "z"])
+
+
+def in_one(group: Group, token: str) -> None:
+    with group.update() as update:
+        update.complete(group["a"].attach(token))
+        update.insert("a", "x")
+
+
+PLANS: dict[Callable[[Group, str], None], tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
+    over_three: ({"a": [], "b": ["x"], "c": ["y", "z"]}, {"a": ["task"], "b": [], "c": []}),
+    in_one: ({"a": ["x"]}, {"a": ["task"]}),
+}
+"""What is left to do afterwards, if the update has happened, and if it has not."""
+
+
+def begun(path: Path, plan: Callable[[Group, str], None], durability: str = "default") -> tuple[Group, str]:
+    """A group with a leased task, and its token. All queues of the plan are there: the steps are the update's."""
+    group = new_group(path, durability=durability)
+    group["a"].insert("task")
+    for name in PLANS[plan][0]:
+        if name != "a":
+            group[name].insert("gone")
+            drain(group[name])
+    [task] = group["a"].lease(lease_s=60)
+    return group, task.token
+
+
+def has_happened(group: Group, plan: Callable[[Group, str], None]) -> bool:
+    found = worked_off(group)
+    done, undone = PLANS[plan]
+    assert found in (done, undone), f"half of it: {found}"
+    return found == done
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_killed_at_every_step(tmp_path: Path, plan: Callable[[Group, str], None]) -> None:
+    step, stride = 1, 1
+    while True:
+        group, token = begun(tmp_path / f"g{step}", plan, ("none", "default", "strict")[step % 3])
+
+        def live(path: Path = group.path, step: int = step, token: str = token) -> None:
+            trap = DieAt(step)
+            with trapped(path, trap) as mine:
+                mine["a"].status()
+                trap.armed = True
+                plan(mine, token)
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        assert status in (0, -signal.SIGKILL), child.report()
+        assert has_happened(group, plan) or status, f"step {step}"
+        if status == 0:
+            break
+        step += stride
+        stride = 1 + step // 30
+    assert step > (60 if plan is over_three else 15)
+
+
+class FailAt(Count):
+    """An error of the n-th step, before it is done or after."""
+
+    def __init__(self, number: int, done: bool) -> None:
+        super().__init__(lambda step, args: step in ("try_lock", "pread", "write", "fsync", "unlock", "look", "create"))
+        self.number, self.done = number, done
+
+    def at(self, number: int, step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if number != self.number:
+            return call(*args)
+        if self.done and step not in ("look", "create"):
+            call(*args)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def told(path: Path, plan: Callable[[Group, str], None], token: str, trap: Count, shared: bool) -> bool | None:
+    """What the caller is told: it has happened, it has not, or (None) nobody knows."""
+    with trapped(path, trap, shared) as mine:
+        mine["a"].status()
+        trap.armed = True
+        try:
+            plan(mine, token)
+            return True
+        except UpdateConflict as conflict:
+            return any(one.reason == "completed by this lease" for one in conflict.missing)
+        except (StorageError, StorageFull) as error:
+            if "has happened" in str(error) and not error.advice and "Nothing" not in str(error):
+                return True
+            return None if error.advice else False
+        finally:
+            trap.armed = False
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+def test_after_an_error_of_each_step_what_is_told_is_so(
+    tmp_path: Path, plan: Callable[[Group, str], None], shared: bool
+) -> None:
+    number, unknown = 0, 0
+    while True:
+        number += 1
+        trap = FailAt(number, done=number % 2 == 0)
+        group, token = begun(tmp_path / f"g{number}", plan)
+        said = told(group.path, plan, token, trap, shared)
+        unknown += said is None
+        assert said in (has_happened(group, plan), None), f"step {number}: {trap.steps[number - 1 : number]}"
+        if len(trap.steps) < number:
+            assert said
+            break
+    assert number > 20
+    assert unknown < number // 4
+
+
+@pytest.mark.parametrize("partly", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+def test_on_a_full_disk_what_is_told_is_so(tmp_path: Path, plan: Callable[[Group, str], None], partly: bool) -> None:
+    number = 0
+    while True:
+        number += 1
+        trap = FullFrom(number, times=3, partly=partly)
+        group, token = begun(tmp_path / f"g{number}", plan)
+        said = told(group.path, plan, token, trap, False)
+        assert said in (has_happened(group, plan), None), f"step {number}"
+        if not trap.met:
+            assert said
+            break
+    assert number > 2
+
+
+# -- others in between ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def before(step: str, act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` once before a step of the next update, by the name of the method."""
+    original, calls = getattr(updates._Try, step), [act]
+
+    def acting(self: Any, *args: Any) -> Any:
+        if calls:
+            calls.pop()()
+        return original(self, *args)
+
+    with mock.patch.object(updates._Try, step, acting):
+        yield
+
+
+def test_a_purge_of_the_target_begins_it_anew_in_the_next_generation(group: Group) -> None:
+    [task] = leased(group, "a")
+    group["b"].insert("purged")
+    with before("_look", group["b"].purge), group.update() as update:
+        update.complete(task)
+        update.insert("b", "x")
+    assert worked_off(group) == {"a": [], "b": ["x"]}
+
+
+def test_a_purge_of_the_source_is_a_conflict(group: Group) -> None:
+    [task] = leased(group, "a")
+    update = group.update()
+    update.complete(task)
+    update.insert("b", "x")
+    with before("_look", group["a"].purge), pytest.raises(UpdateConflict) as caught:
+        update.apply()
+    assert [one.reason for one in caught.value.missing] == ["purged"]
+    assert worked_off(group) == {"a": [], "b": []}
+
+
+def test_a_target_that_is_deleted_is_made_again(group: Group) -> None:
+    [task] = leased(group, "a")
+    group["b"].insert("deleted")
+    with before("_look", lambda: group.delete("b", wait=True)), group.update() as update:
+        update.complete(task)
+        update.insert("b", "x")
+    assert worked_off(group) == {"a": [], "b": ["x"]}
+
+
+def test_a_target_that_is_deleted_and_made_again_by_others_gets_it(group: Group) -> None:
+    [task] = leased(group, "a")
+    group["b"].insert("deleted")
+
+    def replaces() -> None:
+        group.delete("b", wait=True)
+        Group(group.path)["b"].insert("new")
+
+    with before("_look", replaces), group.update() as update:
+        update.complete(task)
+        update.insert("b", "x")
+    assert worked_off(group) == {"a": [], "b": ["new", "x"]}
+
+
+def test_a_queue_that_is_moved_out_is_not_decided(group: Group, tmp_path: Path) -> None:
+    [task] = leased(group, "a")
+    group["b"].insert("here")
+    update = group.update()
+    update.complete(task)
+    update.insert("b", "x")
+
+    def moves() -> None:
+        os.rename(group.path / "b", tmp_path / "moved")
+
+    with before("_look", moves):
+        update.apply()
+    os.rename(group.path / "b", tmp_path / "second")
+    os.rename(tmp_path / "moved", group.path / "b")
+    assert worked_off(group) == {"a": [], "b": ["here"]}
+    assert (tmp_path / "second").exists()
+
+
+def test_a_record_that_others_have_aborted_begins_anew_with_more_patience(group: Group) -> None:
+    [task] = leased(group, "a")
+    group["b"].insert("here")
+    patience: list[int] = []
+    original = updates.Coordinator.patience_ms
+
+    def noted(self: Any, logs: int, tries: int) -> int:
+        patience.append(original(self, logs, tries))
+        return patience[-1]
+
+    def aborts() -> None:
+        later = Queue(group.path / "b", clock=clock_of_later())
+        [here] = later.lease()
+        assert later.lease() == []
+        here.release()
+
+    with (
+        mock.patch.object(updates.Coordinator, "patience_ms", noted),
+        before("_look", aborts),
+        group.update() as update,
+    ):
+        update.complete(task)
+        update.insert("b", "x")
+    assert patience[1] >= 2 * patience[0] >= 10_000
+    assert worked_off(group) == {"a": [], "b": ["here", "x"]}
+
+
+def files_of(group: Group) -> list[Path]:
+    return sorted((group.path / decisions.DIRECTORY).iterdir())
+
+
+def applied_once(group: Group) -> None:
+    [task] = leased(group, "first")
+    with group.update() as update:
+        update.complete(task)
+        update.insert("first", 1)
+        update.insert("second", 2)
+    for name in ("first", "second"):
+        drain(group[name])
+
+
+def test_a_stopped_bystander_in_the_decision_file_delays_one_update_by_two_seconds(group: Group) -> None:
+    applied_once(group)
+    [file] = files_of(group)
+    [task] = leased(group, "a")
+    fs = group.directory().fs
+    with fs.closing(fs.look(str(file), os.O_RDWR)) as fd, mock.patch.object(stored, "WAIT_S", 0.05):
+        assert fs.try_lock(fd)
+        with group.update() as update:
+            update.complete(task)
+            update.insert("b", "x")
+    assert len(files_of(group)) == 2
+    assert worked_off(group) == {"a": [], "b": ["x"], "first": [], "second": []}
+
+
+def retire(group: Group, file: Path) -> None:
+    """Do as upkeep does: give each log its outcome, and remove the file."""
+    state = DecisionState()
+    state.replay([(0, file.read_bytes())])
+    for name in {log.directory for logs in state.commits.values() for log in logs}:
+        found = Queue(group.path / name, clock=clock_of_later())
+        found.lease(10, lease_s=0.001)
+    with file.open("ab") as appended:
+        appended.write(decisions.gone(1))
+    file.unlink()
+
+
+@pytest.mark.parametrize("is_landed", [True, False])
+@pytest.mark.parametrize("is_retired", [True, False])
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_an_error_at_the_decision_leaves_it_to_the_file_or_to_the_logs(
+    tmp_path: Path, is_landed: bool, is_retired: bool, kind: type[BaseException]
+) -> None:
+    """The file may have been retired before the updater looks again: it must not take that for an abort."""
+    group, token = begun(tmp_path / "group", over_three)
+    failed: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step != "write" or failed or b'"commit"' not in bytes(args[1]) or b'"logs"' not in bytes(args[1]):
+            return call(*args)
+        failed.append(step)
+        if is_landed:
+            call(*args)
+        if is_retired:
+            retire(group, files_of(group)[0])
+        raise kind(errno.EIO, "failed")
+
+    with trapped(group.path, trap) as mine:
+        if kind is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                over_three(mine, token)
+        else:
+            over_three(mine, token)
+    assert failed
+    happened = is_landed or kind is OSError  # then it was begun anew
+    assert has_happened(group, over_three) == happened
+
+
+def test_two_in_opposite_order_both_happen(tmp_path: Path) -> None:
+    group = new_group(tmp_path / "group", durability="none")
+    rounds = 15
+    for name in "ab":
+        group[name].insert_many([f"{name}{number}" for number in range(rounds)])
+
+    def works(mine: str, other: str) -> int:
+        here = Group(group.path)
+        for number in range(rounds):
+            [task] = here[mine].lease()
+            with here.update() as update:
+                update.complete(task)
+                update.insert(f"{other}-next", f"{mine}{number}")
+                update.insert(f"{mine}-next", f"{mine}{number}")
+        return rounds
+
+    assert together((works, "a", "b"), (works, "b", "a")) == [rounds] * 2
+    every = sorted(f"{name}{number}" for name in "ab" for number in range(rounds))
+    assert worked_off(group) == {"a": [], "b": [], "a-next": every, "b-next": every}
+
+
+def test_two_updates_of_one_task_wait_for_each_other(group: Group) -> None:
+    """The second one finds the task frozen, waits, and is told that it has ended."""
+    [task] = leased(group, "a")
+    others: list[Any] = []
+
+    def second() -> None:
+        def apply() -> str:
+            mine = Group(group.path)
+            update = mine.update()
+            update.complete(mine["a"].attach(task.token))
+            update.insert("b", "second")
+            try:
+                update.apply()
+            except UpdateConflict as conflict:
+                return ", ".join(one.reason for one in conflict.missing)
+            return "done"
+
+        with children((apply,)) as [child]:
+            with pytest.raises(TimeoutError):
+                child.wait(0.3)
+            others.append(child)
+            child.kill()
+
+    with before("_look", second), group.update() as update:
+        update.complete(task)
+        update.insert("b", "first")
+    assert others
+    assert worked_off(group) == {"a": [], "b": ["first"]}
+
+
+def test_a_child_that_leaves_the_block_does_not_apply_it(group: Group) -> None:
+    [task] = leased(group, "a")
+    with children() as _, group.update() as update:
+        update.complete(task)
+        update.insert("b", "x")
+        pid = os.fork()
+        if not pid:
+            try:
+                update.__exit__(None, None, None)
+            finally:
+                os._exit(0 if not update.results else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert not group["b"].exists()
+    assert worked_off(group) == {"a": [], "b": ["x"]}
+
+
+def test_a_copy_that_a_child_applies_is_an_update_of_its_own(group: Group) -> None:
+    """One of the two happens, the other is a conflict: they do not count each other's records."""
+    applied_once(group)
+    [task] = leased(group, "a")
+    update = group.update()
+    update.complete(task)
+    update.insert("b", "x")
+
+    def applies() -> bool:
+        try:
+            update.apply()
+        except UpdateConflict:
+            return False
+        return True
+
+    assert sorted(together((applies,), (applies,))) == [False, True]
+    with pytest.raises(UpdateConflict):
+        update.apply()
+    assert len(files_of(group)) in (2, 3)
+    assert worked_off(group) == {"a": [], "b": ["x"], "first": [], "second": []}
+
+
+def test_the_order_of_syncs(tmp_path: Path) -> None:
+    """Records are on disk before the line that decides, and that is before any outcome."""
+    group, token = begun(tmp_path / "group", over_three)
+    said: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step in ("write", "fsync"):
+            path = os.path.relpath(os.readlink(f"/proc/self/fd/{args[0]}"), group.path)
+            what = path.split("/")[0] if "movements" in path or ".updates" in path else path
+            if step == "fsync":
+                said.append(f"sync {what}")
+            elif b'"update"' in bytes(args[1]):
+                is_outcome = b'"op":"commit"' in bytes(args[1])
+                said.append(f"{'outcome' if is_outcome else 'prepare'} {what}")
+        return call(*args)
+
+    with trapped(group.path, trap) as mine:
+        over_three(mine, token)
+    decided = said.index("outcome .updates")
+    for name in "abc":
+        assert said.index(f"prepare {name}") < said.index(f"sync {name}") < decided
+    synced = said.index("sync .updates", decided)
+    assert all(said.index(f"outcome {name}") > synced for name in "abc")
+    assert said.count("sync .updates") == 2  # its name, and the decision
+
+
+def test_nothing_is_synced_if_no_queue_asks_for_it(tmp_path: Path) -> None:
+    group, token = begun(tmp_path / "group", over_three, "none")
+    said: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        said.append(step)
+        return call(*args)
+
+    with trapped(group.path, trap) as mine:
+        over_three(mine, token)
+    assert "write" in said
+    assert "fsync" not in said
