@@ -40,7 +40,7 @@ from fsqueue.storage import (
 from fsqueue.storage.decisions import OutOfGroup
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
-from fsqueue.upkeep import doctorplaces, key_files, trash
+from fsqueue.upkeep import decision_files, doctorplaces, key_files, trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
 
 logger = logging.getLogger("fsqueue")
@@ -122,6 +122,7 @@ def _collect(store: Store, report: GcReport, keep: Keep) -> list[OSError]:
     no_room = _give_back_letters(store, report, refused)
     nodes.forget(store, NODE_AGE_S)
     key_files.KeyCollector(store, report, refused).collect()
+    report.decision_files_retired += decision_files.retire(store)
     full = _apply_decided(store, report)
     missed = bool(full)
     full += no_room
