@@ -57,6 +57,7 @@ from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
 from fsqueue.several import lease
 from fsqueue.storage.discovery import queues
+from fsqueue.then import Then
 from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate, TimeLeft
 
 __version__ = "0.1.0"
@@ -68,8 +69,10 @@ _LAZY = {
     "GroupQueue": "fsqueue.groups",
     "GroupQueues": "fsqueue.groups",
     "GroupStatus": "fsqueue.groups",
+    "Lineage": "fsqueue.groups",
     "LeaseHolder": "fsqueue.views.lease_holders",
     "PriorityRange": "fsqueue.views.priorities",
+    "Relative": "fsqueue.groups",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
     "Timeline": "fsqueue.views.timeline",
@@ -83,7 +86,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
-    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Update
+    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
@@ -138,6 +141,7 @@ __all__ = [
     "LeaseHolder",
     "LeaseLost",
     "LeasedTask",
+    "Lineage",
     "LockTimeout",
     "MostUsed",
     "Movement",
@@ -150,6 +154,7 @@ __all__ = [
     "QueueNotFound",
     "QueuePurged",
     "Rate",
+    "Relative",
     "Report",
     "Result",
     "Retry",
@@ -165,6 +170,7 @@ __all__ = [
     "TaskNotFound",
     "TaskRef",
     "TaskTooLarge",
+    "Then",
     "TimeLeft",
     "Timeline",
     "UnsafeFilesystem",
