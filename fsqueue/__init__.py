@@ -73,6 +73,8 @@ _LAZY = {
     "LeaseHolder": "fsqueue.views.lease_holders",
     "PriorityRange": "fsqueue.views.priorities",
     "Relative": "fsqueue.groups",
+    "RemoteGroup": "fsqueue.service.client",
+    "RemoteQueue": "fsqueue.service.client",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
     "Timeline": "fsqueue.views.timeline",
@@ -80,6 +82,7 @@ _LAZY = {
     "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
+    "connect": "fsqueue.service.client",
 }
 """Names that few programs use. Their modules are imported when the program first asks for them."""
 
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
     from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
+    from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
@@ -155,6 +159,8 @@ __all__ = [
     "QueuePurged",
     "Rate",
     "Relative",
+    "RemoteGroup",
+    "RemoteQueue",
     "Report",
     "Result",
     "Retry",
@@ -180,6 +186,7 @@ __all__ = [
     "Worker",
     "WorkerReport",
     "__version__",
+    "connect",
     "lease",
     "queues",
     "task",

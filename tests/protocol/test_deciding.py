@@ -23,7 +23,7 @@ from fsqueue.format.names import Batch, UpdateId
 from fsqueue.storage import decisions, record_times
 from fsqueue.storage.decisions import OutOfGroup, OwnDecisionFile, OwnDecisionFiles, Vote
 from fsqueue.storage.locked_batch import LockedBatch
-from tests.support import Crash, crashes, insert_in_file
+from tests.support import Crash, crashes, full_state, insert_in_file
 
 pytestmark = pytest.mark.once
 
@@ -135,6 +135,45 @@ def test_what_else_is_in_the_batch_is_leased_at_once(story: Story) -> None:
     assert (other.payload, story.said()) == ("second", [])
     other.complete()
     assert story.logged(task.batch).count("complete") == 2
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+def test_no_name_gets_later_while_an_outcome_may_make_a_task_available(story: Story, how: str) -> None:
+    """Else no worker would look for that task before the lease of the batch's other one ends."""
+    story.leased().complete()
+    story.q.insert_many(["a", "b"], batch_tasks=2)
+    task = story.leased(lease_s=600 if how == "commit" else 1)
+    story.prepare_end(task, "release", available_at=0)
+    [other] = story.open().lease(1)
+    assert other.payload != task.payload
+    story.decide(how, task.batch)
+    story.clock.advance(2)
+    [again] = story.open().lease(1)
+    assert (again.payload, again.batch) == (task.payload, task.batch)
+
+
+def test_what_a_process_keeps_of_a_log_is_what_another_one_reads(story: Story) -> None:
+    """The verbs of the hot path change the state without a replay, also beside prepared records."""
+    task, other = story.leased(), story.open()
+    for number in range(4):
+        story.q.insert(number)
+    [second, third] = other.lease(2)
+    story.prepare_end(task)
+    story.prepare_insert(task.batch)
+    second.complete()
+    [fourth] = other.lease(1)
+    third.release()
+    story.decide("commit", task.batch)
+    fourth.complete(1)
+    while len(story.outcomes(task.batch)) < 1:
+        assert other.lease(1)
+    for q in (story.q, other):
+        with LockedBatch(q.store, task.batch) as kept, story.open() as reader:
+            state = full_state(kept.replay_state)
+            kept.unlock()
+            with LockedBatch(reader.store, task.batch) as fresh:
+                assert full_state(fresh.replay_state) == state
+    assert story.open().status().completed == 3
 
 
 def test_an_idle_worker_looks_again_when_the_record_is_old(story: Story) -> None:
@@ -393,7 +432,6 @@ def test_whoever_dies_at_any_change_of_the_disk_leaves_a_whole_outcome_or_none(t
 # -- keys ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.batched
 @pytest.mark.parametrize("how", DECISIONS)
 def test_an_insert_with_the_key_of_a_prepared_one_waits_for_the_decision(
     story: Story, how: str, monkeypatch: pytest.MonkeyPatch
@@ -417,7 +455,6 @@ def test_an_insert_with_the_key_of_a_prepared_one_waits_for_the_decision(
     assert story.open().insert("three", key="k").id == other.id
 
 
-@pytest.mark.batched
 def test_a_task_lives_while_its_completion_is_not_decided(story: Story) -> None:
     """Two pages that link to each other, each fetched and completed by an update, would else wait for each other."""
     story.leased().complete()

@@ -5,7 +5,8 @@ The judgement does not use the package's own replay: a fault in that would then 
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -30,6 +31,14 @@ class State:
         """Each record that changed it, with the lease it concerns."""
 
 
+class Kept(NamedTuple):
+    """A record of an update, which acts at the `commit`."""
+
+    record: dict[str, Any]
+    offset: int
+    at: int
+
+
 class Replay:
     """A log, replayed. `records` are all lines that are records; `wrong` what should not be in a log."""
 
@@ -47,6 +56,15 @@ class Replay:
         """Of those that have one."""
         self.priorities: dict[int, Any] = {}
         """Of those that have one."""
+        self.prepared: dict[str, list[Kept]] = {}
+        """The records of each update that wait for an outcome."""
+        self.decided: list[tuple[str, str]] = []
+        """The outcomes that were given to prepared records, by their updates."""
+        self.files: dict[str, str] = {}
+        """The decision file of each update that had prepared records."""
+        self._frozen: set[int] = set()
+        self._direct: tuple[str, list[Kept]] = "", []
+        """Records of an update without a file, one directly behind the other."""
         self._inserts: set[str] = set()
         self.wrong: list[str] = []
         self._leases: set[str] = set()
@@ -84,6 +102,23 @@ class Replay:
 
     def _apply(self, record: dict[str, Any], offset: int) -> None:
         op, at = record["op"], max(record["at"], self._at)
+        update = record.get("update")
+        direct, self._direct = self._direct, ("", [])
+        if update is not None:
+            if op == "commit" and direct[0] == update:
+                self._commit_direct(direct[1], record, at)
+            elif op in ("commit", "abort"):
+                self._decide(update, record, at)
+            elif op not in _RULES.keys() - {"lease", "revoke"} | {"insert"}:
+                pass
+            elif "file" in record:
+                self._prepare(update, Kept(record, offset, at))
+            else:
+                before = direct[1] if direct[0] == update else []
+                self._direct = update, [*before, Kept(record, offset, at)]
+            return
+        if self.prepared and op in ("finish", "clock"):
+            return
         lease = record.get("lease")
         changed = False
         if op == "open" and not self.opened:
@@ -115,6 +150,8 @@ class Replay:
             for place, index in enumerate(indices):
                 task = self.tasks[index] if index < len(self.tasks) else None
                 holder = task.lease if task is not None and task.state == LEASED else None
+                if index in self._frozen and (op != "renew" or lease is None or holder != lease):
+                    continue
                 if task is not None and task.state not in (*OUTCOMES, SKIPPED) and _RULES[op](task, record, at, place):
                     task.version = offset
                     task.history.append((op, lease))
@@ -126,21 +163,133 @@ class Replay:
         if changed:
             self._at = at
 
-    def _insert(self, record: dict[str, Any], offset: int) -> bool:
+    # -- updates -----------------------------------------------------------------------------------
+
+    def _indices(self, record: dict[str, Any]) -> list[int]:
+        return [index for start, end in record["tasks"] for index in range(start, end)]
+
+    def _would_apply(self, kept: Kept) -> bool:
+        """Whether a record that ends or extends leases applies to each of its tasks, none of which is frozen."""
+        indices = self._indices(kept.record)
+        for place, index in enumerate(indices):
+            task = copy.copy(self.tasks[index]) if index < len(self.tasks) and index not in self._frozen else None
+            if task is None or task.state in (*OUTCOMES, SKIPPED):
+                return False
+            if not _RULES[kept.record["op"]](task, kept.record, kept.at, place):
+                return False
+        return True
+
+    def _prepare(self, update: str, kept: Kept) -> None:
+        record = kept.record
+        if any(one.record["file"] != record["file"] for one in self.prepared.get(update, ())):
+            return
+        if record["op"] == "insert":
+            if not self._can_insert(record):
+                return
+            self._use_up(record, kept.offset)
+        elif not self._would_apply(kept):
+            return
+        else:
+            self._frozen.update(self._indices(record))
+        self.prepared.setdefault(update, []).append(kept)
+        self.files[update] = record["file"]
+        self._at = kept.at
+
+    def _decide(self, update: str, record: dict[str, Any], at: int) -> None:
+        held = self.prepared.get(update)
+        if held is None or (record["op"] == "commit" and record.get("of") != len(held)):
+            return
+        del self.prepared[update]
+        self.decided.append((update, record["op"]))
+        self._frozen = {
+            index
+            for others in self.prepared.values()
+            for kept in others
+            if kept.record["op"] != "insert"
+            for index in self._indices(kept.record)
+        }
+        self._at = at
+        for kept in held if record["op"] == "commit" else ():
+            if kept.record["op"] == "insert":
+                self._fill(kept.record, kept.offset)
+            else:
+                self._end(kept)
+
+    def _commit_direct(self, held: list[Kept], record: dict[str, Any], at: int) -> None:
+        if record.get("of") != len(held):
+            return
+        frozen = set(self._frozen)
+        try:
+            if not all(self._would_act(kept) for kept in held):
+                return
+        finally:
+            self._frozen = frozen
+        self._at = at
+        for kept in held:
+            if kept.record["op"] == "insert":
+                self._fill(kept.record, kept.offset)
+            else:
+                self._end(kept)
+
+    def _would_act(self, kept: Kept) -> bool:
+        """Judge a record that is written with its `commit`. A second record of a task is void, so all are."""
+        if kept.record["op"] != "insert":
+            would = self._would_apply(kept)
+            self._frozen.update(self._indices(kept.record) if would else ())
+            return would
+        would = self._can_insert(kept.record)
+        if would:
+            self._use_up(kept.record, kept.offset)
+        return would
+
+    def _end(self, kept: Kept) -> None:
+        """Let a record act that was judged before."""
+        op, lease = kept.record["op"], kept.record.get("lease")
+        for place, index in enumerate(self._indices(kept.record)):
+            task = self.tasks[index]
+            holder, since = task.lease if task.state == LEASED else None, task.since
+            is_behind = op == "renew" and task.version > kept.offset
+            if not _RULES[op](task, kept.record, kept.at, place):
+                self.wrong.append(f"a prepared {op} does not act on task {index}, which was frozen for it")
+            if is_behind:
+                task.since = since
+            task.version = max(task.version, kept.offset) if op == "renew" else kept.offset
+            task.history.append((op, lease))
+            if holder is not None and (task.state, task.lease) != (LEASED, holder):
+                self.ends[index, holder] = kept.at
+
+    def _can_insert(self, record: dict[str, Any]) -> bool:
         is_free = len(self.tasks) <= record["first"] < TASKS_MAX and record["id"] not in self._inserts
-        if not is_free or not self.takes or self.sealed or self.finished:
+        return is_free and self.takes and not self.sealed and not self.finished
+
+    def _use_up(self, record: dict[str, Any], offset: int) -> None:
+        while len(self.tasks) <= record["first"]:
+            self.tasks.append(State(0, offset))
+            self.tasks[-1].state = SKIPPED
+        self._inserts.add(record["id"])
+
+    def _fill(self, record: dict[str, Any], offset: int) -> None:
+        """Put a task where its index was used up."""
+        self.tasks[record["first"]] = State(record.get("available_at", 0), offset, record["at"])
+        self._note(record)
+
+    def _insert(self, record: dict[str, Any], offset: int) -> bool:
+        if not self._can_insert(record):
             return False
         while len(self.tasks) < record["first"]:
             self.tasks.append(State(0, offset))
             self.tasks[-1].state = SKIPPED
         self.tasks.append(State(record.get("available_at", 0), offset, record["at"]))
+        self._note(record)
+        self._inserts.add(record["id"])
+        return True
+
+    def _note(self, record: dict[str, Any]) -> None:
         self.payloads[record["first"]] = record["payload"]
         if "key" in record:
             self.keys[record["first"]] = record["key"]
         if record.get("priority") is not None:
             self.priorities[record["first"]] = record["priority"]
-        self._inserts.add(record["id"])
-        return True
 
     def acted(self, index: int, op: str, lease: str) -> int:
         """How often a record of this kind by this lease changed the task."""
