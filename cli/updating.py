@@ -37,7 +37,7 @@ NEEDS = {"insert": ("queue", "payload"), "fail": ("token", "error"), "bury": ("t
 """The fields that an operation must have; of the others it is the token."""
 
 
-class Operation(NamedTuple):
+class Typed(NamedTuple):
     """An operation as it was typed: the verb, its fields, and where it stands, for errors."""
 
     verb: str
@@ -113,7 +113,7 @@ def update(
 def _from_options(
     completes: Sequence[str], result: str | None, inserts: Sequence[str], renews: Sequence[str], lease_s: float | None,
     releases: Sequence[str], fails: Sequence[str], buries: Sequence[str], reason: str | None, delay_s: float | None,
-) -> list[Operation]:  # fmt: skip
+) -> list[Typed]:  # fmt: skip
     """Return the operations that options ask for; UsageError."""
     for name, value, users, of in (
         ("--result", result, completes, "--complete"), ("--lease", lease_s, renews, "--renew"),
@@ -139,15 +139,15 @@ def _from_options(
         if not equals:
             raise click.UsageError(f"--insert {text!r:.100} is not QUEUE=JSON. Nothing was done.")
         where = f"--insert {queue}"
-        found.append(Operation("insert", {"queue": queue, "payload": _decoded(payload, where)}, where))
+        found.append(Typed("insert", {"queue": queue, "payload": _decoded(payload, where)}, where))
     return found
 
 
-def _with_tokens(verb: str, given: Sequence[str], more: dict[str, Any]) -> Iterator[Operation]:
+def _with_tokens(verb: str, given: Sequence[str], more: dict[str, Any]) -> Iterator[Typed]:
     for text in given:
         queue, equals, token = text.rpartition("=")
         fields = {"token": token, **more, **({"queue": queue} if equals else {})}
-        yield Operation(verb, fields, f"--{verb}")
+        yield Typed(verb, fields, f"--{verb}")
 
 
 def _decoded(text: str, where: str) -> Any:
@@ -157,11 +157,11 @@ def _decoded(text: str, where: str) -> Any:
         raise click.UsageError(f"{where} {error}. Nothing was done.") from None
 
 
-def _from_stdin() -> list[Operation]:
+def _from_stdin() -> list[Typed]:
     """Return the operations on standard input; UsageError names the first line that is none."""
     if sys.stdin is None or sys.stdin.isatty():
         raise click.UsageError("Give operations, such as --complete and --insert, or JSON Lines on standard input.")
-    found: list[Operation] = []
+    found: list[Typed] = []
     read = sys.stdin.buffer
     for number, line in enumerate(iter(lambda: read.readline(LINE_BYTES_MAX + 1), b""), 1):
         where = f"Standard input, line {number},"
@@ -175,13 +175,13 @@ def _from_stdin() -> list[Operation]:
         if not isinstance(value, dict) or len(value) != 1 or not isinstance(fields := next(iter(value.values())), dict):
             raise click.UsageError(f'{where} is no operation, such as {{"complete": {{"token": "..."}}}}.'
                                    " Nothing was done.")  # fmt: skip
-        found.append(_checked(Operation(next(iter(value)), fields, where)))
+        found.append(_checked(Typed(next(iter(value)), fields, where)))
     if not found:
         raise click.UsageError("Standard input has no operation. Nothing was done.")
     return found
 
 
-def _checked(operation: Operation) -> Operation:
+def _checked(operation: Typed) -> Typed:
     """Return an operation that has the fields that it needs, and no others; UsageError."""
     verb, fields, where = operation
     if verb not in FIELDS:
@@ -214,7 +214,7 @@ def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]
 
 
 def _add(
-    group: fsqueue.Group, default: str | None, prepared: Any, operation: Operation, lost: list[dict[str, str]]
+    group: fsqueue.Group, default: str | None, prepared: Any, operation: Typed, lost: list[dict[str, str]]
 ) -> None:
     """Add an operation to an update; note a lease that does not hold."""
     verb, fields = operation.verb, dict(operation.fields)
@@ -276,7 +276,7 @@ def _as_dict(conflict: Any) -> dict[str, str]:
     return {name: getattr(conflict, name) for name in ("op", "queue", "id", "reason")}
 
 
-def _done(operation: Operation, result: Any) -> dict[str, str]:
+def _done(operation: Typed, result: Any) -> dict[str, str]:
     """Return what an operation did: of an insert with the id of the new task."""
     token = operation.fields.get("token")
     task = token.partition("@")[0] if token is not None else str(result) if result is not None else ""
