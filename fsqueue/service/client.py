@@ -42,7 +42,7 @@ def connect(
 
     `url`: http://HOST:PORT, https://HOST:PORT or http+unix://SOCKET, with the socket's path percent-encoded; behind it
     /QUEUE for one queue of the group. `token`: as `fsqueue serve` has shown it; otherwise that of the environment
-    variable FSQUEUE_TOKEN. `worker`: a name to appear under in histories. `patience_s`: how long what can be repeated
+    variable FSQUEUE_SERVE_TOKEN. `worker`: a name to appear under in histories. `patience_s`: how long what can be repeated
     without harm is repeated while the gateway is away. InvalidArgument, StorageError.
     """
     if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
