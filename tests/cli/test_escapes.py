@@ -188,7 +188,7 @@ def test_every_command_is_fed() -> None:
 
 
 ENDLESS = {"--forever", "--watch", "--join"}
-REFUSED: dict[tuple[str, ...], Words] = {("serve",): ["--listen", "nowhere"]}
+REFUSED: dict[tuple[str, ...], Words] = {("serve",): ["--listen", "unix:missing/socket"]}
 """What ends a command at once that would go on for ever."""
 
 
