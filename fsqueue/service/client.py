@@ -161,6 +161,11 @@ class RemoteQueue:
         """Return its address, as `connect` takes it."""
         return f"{_base(self._wire)}/{quote(self.name, safe='')}"
 
+    @property
+    def path(self) -> str:
+        """Return its address: what a worker's messages call it."""
+        return self.url
+
     def _get(self, what: str, **query: Any) -> Any:
         return self._wire.ask("GET", self._path + what, query=query, again=True)
 

@@ -67,7 +67,7 @@ def test_a_worker_that_is_stopped_puts_back_what_it_holds(group: Group, remote: 
 
 
 def test_what_a_gateways_queue_cannot_do_is_a_sentence(group: Group, remote: RemoteQueue) -> None:
-    for wrong in ({"exclude_after": 3}, {"upstream": group["q"]}):
+    for wrong in ({"exclude_after": 3}, {"upstream": group["q"]}, {"then": "next"}):
         with pytest.raises(InvalidArgument, match="gateway"):
             Worker(remote, command=["true"], **wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="one queue of a gateway"):
@@ -75,3 +75,17 @@ def test_what_a_gateways_queue_cannot_do_is_a_sentence(group: Group, remote: Rem
     ended = CliRunner().invoke(cli, ["run", remote.url.rpartition("/")[0], "--", "true"], prog_name="fsqueue")
     assert ended.exit_code == 2
     assert "serves a group" in ended.output
+
+
+def follow_up(n: int) -> fsqueue.Then:
+    """Ask for a next task, which needs an update in the group's directory."""
+    return fsqueue.Then(inserts=[("next", n)])
+
+
+def test_a_function_that_asks_for_a_next_task_fails_with_a_reason(group: Group, remote: RemoteQueue) -> None:
+    queue = group["q"]
+    queue.insert({"n": 1})
+    queue.change_settings(max_attempts=1)
+    assert Worker(remote, "tests.service.test_worker:follow_up").run().buried == 1
+    [letter] = queue.dead()
+    assert "fsqueue.Then" in letter.reason
