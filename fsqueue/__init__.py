@@ -57,6 +57,7 @@ from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
 from fsqueue.several import lease
 from fsqueue.storage.discovery import queues
+from fsqueue.then import Then
 from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate, TimeLeft
 
 __version__ = "0.1.0"
@@ -68,8 +69,10 @@ _LAZY = {
     "GroupQueue": "fsqueue.groups",
     "GroupQueues": "fsqueue.groups",
     "GroupStatus": "fsqueue.groups",
+    "Lineage": "fsqueue.groups",
     "LeaseHolder": "fsqueue.views.lease_holders",
     "PriorityRange": "fsqueue.views.priorities",
+    "Relative": "fsqueue.groups",
     "RemoteGroup": "fsqueue.service.client",
     "RemoteQueue": "fsqueue.service.client",
     "Report": "fsqueue.doctor",
@@ -86,7 +89,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
-    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Update
+    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
     from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
@@ -142,6 +145,7 @@ __all__ = [
     "LeaseHolder",
     "LeaseLost",
     "LeasedTask",
+    "Lineage",
     "LockTimeout",
     "MostUsed",
     "Movement",
@@ -154,6 +158,7 @@ __all__ = [
     "QueueNotFound",
     "QueuePurged",
     "Rate",
+    "Relative",
     "RemoteGroup",
     "RemoteQueue",
     "Report",
@@ -171,6 +176,7 @@ __all__ = [
     "TaskNotFound",
     "TaskRef",
     "TaskTooLarge",
+    "Then",
     "TimeLeft",
     "Timeline",
     "UnsafeFilesystem",

@@ -23,6 +23,7 @@ from fsqueue.fsck import Finding, fsck_group
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
+from fsqueue.groups.lineage import Lineage, Search
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.groups.update import Update
@@ -289,6 +290,14 @@ class Group(GroupQueues):
         is_there = queue.exists()
         queue.delete(wait=wait)
         return is_there
+
+    def lineage(self, queue: str, id: str) -> Lineage:
+        """Return the tasks that a task came of by updates, stage by stage, and those that came of it. A hint.
+
+        It reads the logs, or the history, of the batches concerned, 200 at most. docs/pipelines.md, "Follow a task",
+        says how long that is known. InvalidArgument for what is no name of a queue, or no id.
+        """
+        return Search(self.directory(), self.queue_in).lineage(names.queue_directory(queue), id)
 
     def fsck(self, *, repair: bool = False) -> Iterator[Finding]:
         """Yield what is wrong with the group's own files: those that decide about atomic updates.
