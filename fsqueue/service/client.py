@@ -254,9 +254,11 @@ class RemoteQueue:
         _end(mine)
 
     def renew(self, tasks: fsqueue.LeasedTask | Iterable[fsqueue.LeasedTask], lease_s: float | None = None) -> None:
-        """Extend leases: see `Queue.renew`. `lease_until` is counted on this host's clock then."""
+        """Extend leases: see `Queue.renew`."""
         mine = _listed(tasks)
-        self._post("/renew", {"tokens": [one.token for one in mine], "lease_s": lease_s}, again=True)
+        found = self._post("/renew", {"tokens": [one.token for one in mine], "lease_s": lease_s}, again=True)
+        for task, until in zip(mine, found["lease_until"], strict=True):
+            task.until_ms = round(until * 1000)
 
     def release(self, tasks: fsqueue.LeasedTask | Iterable[fsqueue.LeasedTask], delay_s: float = 0) -> None:
         """Put tasks back: see `Queue.release`."""

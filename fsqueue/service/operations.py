@@ -92,8 +92,9 @@ def complete(queue: fsqueue.Queue, given: Given) -> Any:
 
 def renew(queue: fsqueue.Queue, given: Given) -> Any:
     """Extend leases."""
-    queue.renew([queue.attach(token, verify=False) for token in given["tokens"]], given["lease_s"])
-    return {"renewed": len(given["tokens"])}
+    tasks = [queue.attach(token, verify=False) for token in given["tokens"]]
+    queue.renew(tasks, given["lease_s"])
+    return {"renewed": len(tasks), "lease_until": [task.lease_until for task in tasks]}
 
 
 def release(queue: fsqueue.Queue, given: Given) -> Any:

@@ -40,6 +40,9 @@ def test_what_is_inserted_there_is_leased_here_and_the_other_way(remote: RemoteQ
     assert (task.id, task.payload, task.key, task.priority) == (ref.id, {"tile": 7}, "s7", 3)
     local.release(task)
     [held] = remote.lease(lease_s=60)
+    until_then = held.lease_until
+    held.renew(600)
+    assert held.lease_until > until_then + 300
     assert (held.id, held.payload, held.key, held.priority, held.attempt) == (ref.id, {"tile": 7}, "s7", 3, 1)
     held.complete({"pixels": 9})
     held.complete({"pixels": 9})  # the same once more: as on a queue, as long as its batch lives
