@@ -212,7 +212,8 @@ class Update:
 
     def _plan(self, queue: object) -> QueuePlan:
         """Return the plan of a queue: by its name, or the queue itself. InvalidArgument if it is not this group's."""
-        if isinstance(queue, GroupQueue) and queue.group is self.group:
+        own: object = self.group
+        if isinstance(queue, GroupQueue) and queue.group is own:
             directory = queue.directory
             self._queues[directory] = queue
         elif isinstance(queue, str):
