@@ -64,6 +64,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
     "Event": "fsqueue.worker",
+    "Flow": "fsqueue.views.flows",
     "Group": "fsqueue.groups",
     "GroupQueue": "fsqueue.groups",
     "GroupQueues": "fsqueue.groups",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
     from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Update
+    from fsqueue.views.flows import Flow
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
@@ -121,6 +123,7 @@ __all__ = [
     "Event",
     "Failure",
     "Finding",
+    "Flow",
     "ForkedChild",
     "FormatTooNew",
     "FormatTooOld",
