@@ -57,6 +57,7 @@ from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
 from fsqueue.several import lease
 from fsqueue.storage.discovery import queues
+from fsqueue.then import Then
 from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate, TimeLeft
 
 __version__ = "0.1.0"
@@ -69,8 +70,12 @@ _LAZY = {
     "GroupQueue": "fsqueue.groups",
     "GroupQueues": "fsqueue.groups",
     "GroupStatus": "fsqueue.groups",
+    "Lineage": "fsqueue.groups",
     "LeaseHolder": "fsqueue.views.lease_holders",
     "PriorityRange": "fsqueue.views.priorities",
+    "Relative": "fsqueue.groups",
+    "RemoteGroup": "fsqueue.service.client",
+    "RemoteQueue": "fsqueue.service.client",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
     "Timeline": "fsqueue.views.timeline",
@@ -78,13 +83,15 @@ _LAZY = {
     "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
+    "connect": "fsqueue.service.client",
 }
 """Names that few programs use. Their modules are imported when the program first asks for them."""
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
-    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Update
+    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
+    from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
     from fsqueue.views.flows import Flow
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
@@ -141,6 +148,7 @@ __all__ = [
     "LeaseHolder",
     "LeaseLost",
     "LeasedTask",
+    "Lineage",
     "LockTimeout",
     "MostUsed",
     "Movement",
@@ -153,6 +161,9 @@ __all__ = [
     "QueueNotFound",
     "QueuePurged",
     "Rate",
+    "Relative",
+    "RemoteGroup",
+    "RemoteQueue",
     "Report",
     "Result",
     "Retry",
@@ -168,6 +179,7 @@ __all__ = [
     "TaskNotFound",
     "TaskRef",
     "TaskTooLarge",
+    "Then",
     "TimeLeft",
     "Timeline",
     "UnsafeFilesystem",
@@ -177,6 +189,7 @@ __all__ = [
     "Worker",
     "WorkerReport",
     "__version__",
+    "connect",
     "lease",
     "queues",
     "task",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fsqueue import administration
-from fsqueue.arguments import bound_of, whole
+from fsqueue.arguments import bound_of, holder_of, whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import resources
@@ -23,6 +23,7 @@ from fsqueue.fsck import Finding, fsck_group
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
+from fsqueue.groups.lineage import Lineage, Search
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.groups.update import Update
@@ -140,9 +141,17 @@ class GroupQueues(Selected):
         return drained.wait(given, timeout_s, poll)
 
     def lease(
-        self, n: int = 1, *, lease_s: float | None = None, wait_s: float = 0, up_to: str | int | None = None
+        self,
+        n: int = 1,
+        *,
+        lease_s: float | None = None,
+        wait_s: float = 0,
+        up_to: str | int | None = None,
+        holder: Mapping[str, Any] | None = None,
     ) -> list[LeasedTask]:
         """Lease up to `n` tasks: the most urgent of all first, about; queues with equally urgent tasks take turns.
+
+        `holder`: see `Queue.lease`.
 
         The first [] in a thread comes after a full look at each queue. Later ones cost little: of more than 64 queues
         some are not open, and a task in one of those may be found up to ten minutes late (docs/groups.md, "Leasing").
@@ -151,9 +160,9 @@ class GroupQueues(Selected):
         lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
         bound = None if up_to is None else bound_of(up_to)
         put_back_dropped()
-        how = lease_ms, bound
+        how = lease_ms, bound, None if holder is None else holder_of(holder)
         if getattr(self._local, "how", None) != how:
-            self._local.how, self._local.leaser = how, GroupLeaser([self], lease_ms, bound)
+            self._local.how, self._local.leaser = how, GroupLeaser([self], *how)
         leaser: GroupLeaser = self._local.leaser
         with resources.Scope():
             return leaser.lease(n, duration_ms(wait_s, "wait_s") / 1000)
@@ -310,6 +319,14 @@ class Group(GroupQueues):
         is_there = queue.exists()
         queue.delete(wait=wait)
         return is_there
+
+    def lineage(self, queue: str, id: str) -> Lineage:
+        """Return the tasks that a task came of by updates, stage by stage, and those that came of it. A hint.
+
+        It reads the logs, or the history, of the batches concerned, 200 at most. docs/pipelines.md, "Follow a task",
+        says how long that is known. InvalidArgument for what is no name of a queue, or no id.
+        """
+        return Search(self.directory(), self.queue_in).lineage(names.queue_directory(queue), id)
 
     def fsck(self, *, repair: bool = False) -> Iterator[Finding]:
         """Yield what is wrong with the group's own files: those that decide about atomic updates.

@@ -86,7 +86,7 @@ class UpdateInOneLog:
         records = Records(locked, self._endings, part, at)
         records.name_earlier()
         lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)
-        self._log = LogSync(locked)
+        self._log = LogSync(locked, bool(tasks) and self._store.sync_inserts)
         locked.write(b"".join([*lines, movements.commit(at, self._update, len(lines))]))
         acted = [record for _, record in locked.replay_state.acted]
         if len(acted) != len(lines):

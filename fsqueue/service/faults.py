@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import fsqueue
+from fsqueue.service.wire import CONFLICTS
 
 logger = logging.getLogger("fsqueue")
 
@@ -23,6 +24,7 @@ STATUS: dict[type[fsqueue.FsqueueError], int] = {
     fsqueue.NotAQueue: 409,
     fsqueue.QueueExists: 409,
     fsqueue.LeaseLost: 409,
+    fsqueue.UpdateConflict: 409,
     fsqueue.CommitLost: 409,
     fsqueue.QueuePurged: 410,
     fsqueue.StorageFull: 507,
@@ -60,6 +62,8 @@ def answer_to(error: fsqueue.FsqueueError) -> Response:
     if isinstance(error, fsqueue.LeaseLost):
         said |= {"tokens": error.tokens, "reason": error.reason}
         status = 410 if error.reason in GONE else status
+    if isinstance(error, fsqueue.UpdateConflict):
+        said |= {name: [list(one) for one in getattr(error, name)] for name in CONFLICTS}
     if isinstance(error, fsqueue.InvalidResult):
         said["reasons"] = error.reasons
         lost = error.__cause__
@@ -68,6 +72,8 @@ def answer_to(error: fsqueue.FsqueueError) -> Response:
         said["index"] = error.index
     if error.inserted is not None or error.new is not None:
         said |= {"inserted": error.inserted, "new": error.new, "is_exact": error.is_exact}
+    if isinstance(error, (Overloaded, fsqueue.LockTimeout)):
+        said["nothing_done"] = True
     answer = JSONResponse({"error": said}, status)
     if status == 503:
         answer.headers["retry-after"] = str(1 if isinstance(error, Overloaded) else RETRY_AFTER_S)
@@ -85,6 +91,11 @@ async def on_error(request: Request, error: Exception) -> Response:
     return answer_to(error)
 
 
+async def on_gone(request: Request, error: Exception) -> Response:
+    """Answer nobody: the client has closed its connection."""
+    return Response(status_code=499)
+
+
 async def on_bug(request: Request, error: Exception) -> Response:
     """Answer an error that nothing expects. The log has it; the client learns nothing of the insides."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -98,6 +109,8 @@ async def on_http(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 500)
     what = {404: f"There is nothing at {request.url.path!r:.300}. /v1/openapi.json lists what there is.",
             405: f"{request.method} is not for {request.url.path!r:.300}."}  # fmt: skip
-    answer = JSONResponse({"error": {"type": "BadRequest", "message": what.get(status, str(error))}}, status)
+    answer = JSONResponse(
+        {"error": {"type": "BadRequest", "message": what.get(status, getattr(error, "detail", ""))}}, status
+    )
     answer.headers.update(getattr(error, "headers", None) or {})
     return answer

@@ -156,7 +156,12 @@ PLANS = {
     ),
     "docs/tutorials/sweep.md": Plan(instead={"range(2000)": "range(200)", "prints 2000": "prints 200"}),
     "docs/serve.md": Plan(
-        files={"bin/ssh": "#!/bin/sh\n"}, elsewhere={"fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py"}
+        files={"bin/ssh": "#!/bin/sh\n", "bin/curl": "#!/bin/sh\n"},
+        elsewhere={
+            "fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py",
+            "In Python": "tests/service/test_client.py",
+            "In any language": "tests/service/test_asking.py",
+        },
     ),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(

@@ -84,6 +84,8 @@ async def work_async(queue: Queue) -> None:
 def verbs(queue: Queue) -> None:
     task, *others = queue.lease(5, lease_s=30, wait_s=1, strict=False)
     held = queue.attach(task.token)
+    assert queue.attach(task.token, verify=False).id == held.id
+    others += queue.lease(holder={"host": "node7", "name": "me", "pid": 5})
     until: float = held.lease_until
     assert until
     assert held.id
@@ -104,6 +106,15 @@ def verbs(queue: Queue) -> None:
         print(lost.tasks, lost.reason)
     print(queue.cancel(task.id) + queue.cancel([task.id]))
     print(queue.release_all() + queue.release_all(worker="me", offline=True) + queue.release_all(slurm_job="5"))
+
+
+def over_http(url: str) -> int:
+    gateway = fsqueue.connect(url, token="secret", worker="me")
+    queue: fsqueue.RemoteQueue = gateway["q"] if isinstance(gateway, fsqueue.RemoteGroup) else gateway
+    for task in queue.poll(lease_s=60):
+        with task:
+            render(task.payload["tile"])
+    return queue.wait(timeout_s=5).completed
 
 
 def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
@@ -184,6 +195,9 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
     found: fsqueue.GroupStatus = group.status(".*", exact=False)
     print(found.status.waiting, found.queues, [queue.name for queue in group.queues("s.*", tasks_min=0)])
     print(fsqueue.wait([group, first]), group.wait(60), group.lease(2, wait_s=1), group.delete("first"))
+    lineage: fsqueue.Lineage = group.lineage("first", "id")
+    kin: list[fsqueue.Relative] = [*lineage.ancestors, *lineage.successors]
+    print(kin[0].queue, kin[0].steps, lineage.as_dict(), fsqueue.Then(1, [("second", 2), ("second", fsqueue.Task(3))]))
     return fsqueue.Worker([group, chosen, first], handle).run()
 
 

@@ -1,0 +1,163 @@
+"""The routes of /v1: each operation with its checks, its thread and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+import fsqueue
+from fsqueue.service import answers, bodies, fields, operations, schema, streaming
+from fsqueue.service.answers import Json
+from fsqueue.service.faults import BadField
+from fsqueue.service.operations import Operation
+
+UPDATE_S = 30.0
+"""How long an update waits for others that are in its way."""
+
+Handler = Callable[[Request, dict[str, Any]], Awaitable[Response]]
+
+
+def routes() -> list[BaseRoute]:
+    """Return the routes."""
+    handlers: Mapping[Operation, Handler] = {
+        operations.ABOUT: _about,
+        operations.QUEUES: _queues,
+        operations.GROUP_STATUS: _group_status,
+        operations.UPDATE: _update,
+        operations.INSERT: streaming.insert,
+        operations.LEASE_ONE: streaming.lease,
+        operations.LEASE_ANY: streaming.lease_any,
+        operations.WAIT: streaming.wait,
+        operations.FOLLOW: streaming.follow,
+        operations.FOLLOW_TASK: streaming.follow_task,
+    }
+    made = [
+        Route(f"/v1{one.path}", partial(_answer, one, handlers.get(one)), methods=[one.method], name=one.name)
+        for one in operations.OPERATIONS
+    ]
+    return [*made, Route("/v1/openapi.json", _openapi)]
+
+
+async def _answer(operation: Operation, handler: Handler | None, request: Request) -> Response:
+    """Check what was sent, and do what the operation does."""
+    given = fields.query_in(operation.query, request.query_params.multi_items())
+    given |= {name: name_in(name, text) for name, text in request.path_params.items()}
+    if operation.method != "GET" and operation is not operations.INSERT:
+        limit = request.app.state.gateway.limits.body_bytes_max
+        given |= fields.given_in(operation.body, await bodies.json_object(request, limit))
+    if handler is not None:
+        return await handler(request, given)
+    gateway = request.app.state.gateway
+    if operation.each is not None:
+        each = operation.each
+        return await _stream(request, lambda queue: each(queue, given), given["queue"])
+    assert operation.act is not None
+    act = operation.act
+
+    def acting() -> Any:
+        with gateway.served.queue(given["queue"]) as queue:
+            return act(queue, given)
+
+    return Json(await gateway.threads.run(acting), operation.status)
+
+
+def name_in(what: str, text: str) -> str:
+    """Return the name that a segment of a path means; BadField for what is no UTF-8."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise BadField(what, "is no UTF-8. Nothing was done.") from None
+
+
+async def _stream(request: Request, each: Callable[[fsqueue.Queue], Iterator[Any]], name: str) -> Response:
+    gateway = request.app.state.gateway
+
+    def made() -> Iterator[bytes]:
+        with gateway.served.queue(name) as queue:
+            yield from answers.chunks(each(queue))
+
+    parts = gateway.threads.each(made)
+    first = await anext(parts, None)  # an error before it has a status of its own
+    return answers.lines(first, parts)
+
+
+async def _about(request: Request, given: dict[str, Any]) -> Response:
+    served = request.app.state.gateway.served
+    return Json(
+        {
+            "service": "fsqueue",
+            "version": fsqueue.__version__,
+            "serves": "queue" if served.only is not None else "group",
+            "queue": served.only,
+            "may_write": request.state.caller.may_write,
+        }
+    )
+
+
+async def _queues(request: Request, given: dict[str, Any]) -> Response:
+    gateway = request.app.state.gateway
+    limit = given["limit"]
+    names = await gateway.threads.run(
+        lambda: gateway.served.names(given["match"], given["tasks_min"], given["after"], limit + 1)
+    )
+    page = names[:limit]
+    return Json({"queues": page, "next": page[-1] if len(names) > limit else None})
+
+
+async def _group_status(request: Request, given: dict[str, Any]) -> Response:
+    gateway = request.app.state.gateway
+
+    def counted() -> Any:
+        if gateway.served.group is None:
+            with gateway.served.queue(gateway.served.only) as queue:
+                status = queue.status(given["exact"])
+                return fsqueue.GroupStatus(status, queue.activity(), {gateway.served.only: status}).as_dict()
+        return gateway.served.group.status(given["match"], exact=given["exact"]).as_dict()
+
+    return Json(await gateway.threads.run(counted))
+
+
+async def _update(request: Request, given: dict[str, Any]) -> Response:
+    """Do all of it, or nothing."""
+    gateway = request.app.state.gateway
+    if gateway.served.group is None:
+        raise BadField("path", f"/v1/update is for a group. Here is one queue, {gateway.served.only!r}.")
+
+    def applied() -> Any:
+        with ExitStack() as queues:
+            update = gateway.served.group.update()
+
+            def held(one: Mapping[str, Any]) -> fsqueue.LeasedTask:
+                queue: fsqueue.Queue = queues.enter_context(gateway.served.queue(one["queue"]))
+                return queue.attach(one["token"], verify=False)
+
+            for one in given["inserts"]:
+                task = fsqueue.Task(one["payload"], one["key"], one["priority"], one["delay_s"], one["available_at"])
+                update.insert(one["queue"], task)
+            for one in given["complete"]:
+                update.complete(held(one), one["result"])
+            renewed = [held(one) for one in given["renew"]]
+            for lease, one in zip(renewed, given["renew"], strict=True):
+                update.renew(lease, one["lease_s"])
+            for one in given["release"]:
+                update.release(held(one), one["delay_s"])
+            for one in given["fail"]:
+                update.fail(held(one), one["error"], one["delay_s"])
+            for one in given["bury"]:
+                update.bury(held(one), one["reason"])
+            inserted = update.apply(UPDATE_S)[: len(given["inserts"])]
+            until = [{"token": lease.token, "lease_until": lease.lease_until} for lease in renewed]
+            return {"inserted": [{"id": ref.id, "inserted": ref.inserted} for ref in inserted], "renewed": until}
+
+    return Json(await gateway.threads.run(applied))
+
+
+async def _openapi(request: Request) -> Response:
+    return Json(schema.openapi())
