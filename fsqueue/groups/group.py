@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fsqueue import administration
+from fsqueue import administration, forks
 from fsqueue.arguments import bound_of, holder_of, whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, from_os_error
@@ -42,6 +42,10 @@ from fsqueue.views.rates import total
 
 KEPT_MAX = 64
 """Maximum number of queues that a group keeps open for its updates."""
+
+
+if TYPE_CHECKING:
+    from fsqueue.views.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +323,26 @@ class Group(GroupQueues):
         is_there = queue.exists()
         queue.delete(wait=wait)
         return is_there
+
+    def usage(self) -> dict[str, Usage]:
+        """Return the files, directories and bytes of the group, and of its queues, by what they are for: see
+        `Queue.usage`. Those that decide about updates are "updates". QueueNotFound if there is no group.
+        """
+        with forks.held_off():
+            from fsqueue.views import usage
+        group = self.directory()
+
+        def of_each() -> Iterator[dict[str, Usage]]:
+            for queue in self.queues(tasks_min=0):
+                with suppress(NotAQueue):
+                    yield queue.usage()
+                    queue.close()
+
+        try:
+            with resources.Scope():
+                return usage.of_group(group, of_each())
+        except OSError as error:
+            raise from_os_error(error, f"counting the files of the group {group.path}") from error
 
     def lineage(self, queue: str, id: str) -> Lineage:
         """Return the tasks that a task came of by updates, stage by stage, and those that came of it. A hint.
