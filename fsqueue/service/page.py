@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads
 from fsqueue.webpages import charts, rendering
 from fsqueue.webpages.rendering import Link
+
+logger = logging.getLogger("fsqueue")
 
 FIRST_S = 0.4
 """How long a request waits for a look. After that it shows the last one, or that queues are being read."""
@@ -82,6 +85,14 @@ class Pages:
         """Return the directory of the group, or the one that the only queue is in."""
         path, only = self.served.path, self.served.only
         return path if only is None else path.removesuffix(f"/{only}")
+
+    def flows(self) -> list[fsqueue.Flow]:
+        """Return the flows between the queues of the group; none if they cannot be read."""
+        try:
+            return [] if self.served.group is None else self.served.group.flows()
+        except fsqueue.FsqueueError as error:
+            logger.warning("the page shows no stages: %s", error)
+            return []
 
     def path_of(self, name: str) -> str:
         """Return how a queue is typed in a command."""
@@ -211,7 +222,9 @@ async def _front(request: Request) -> Response:
         return await _one(request, str(pages.served.only))
     names, text, number = pages.names, request.query_params.get("q", "")[:CELL_CHARS_MAX], _number(request, "page")
     key = "group", text, number
-    seen = await pages.seen(key, lambda: looks.look_over(names, pages.look, text, number), _is_fresh(request))
+    seen = await pages.seen(
+        key, lambda: looks.look_over(names, pages.look, pages.flows, text, number), _is_fresh(request)
+    )
     values = _common(request, "Queues") | {"q": text}
     if seen is None:
         return _answer(request, "group.html", key, None, values)
@@ -235,6 +248,7 @@ async def _front(request: Request) -> Response:
             "said": _said(told),
             "totals": [{state: sum(getattr(one, state) for one in counts) for state in states}],
             "rows": [_row(look) for look in shown.rows],
+            "stages": _stages(shown),
             "before": _url("/", q=text, page=at - 1) if at else "",
             "after": _url("/", q=text, page=at + 1) if at < last else "",
             "number": at + 1,
@@ -253,6 +267,25 @@ def _said(notices: list[attention.Notice]) -> str:
     if not still and not problems:
         return "Nothing stands still."
     return f"{counted(len(still), 'reason')} to stand still, {counted(len(problems), 'problem')}."
+
+
+def _stages(shown: GroupPage) -> list[list[dict[str, Any]]]:
+    """Return what the graph of the stages shows of each queue, stage by stage."""
+    known = {look.name: look for look in shown.looks}
+    return [
+        [
+            {
+                "link": queue_link(name),
+                "state": attention.verdict(known[name]),
+                "status": known[name].status,
+                "to": [
+                    {"name": flow.target, "share": f"{flow.updates:,}"} for flow in shown.flows if flow.source == name
+                ],
+            }
+            for name in stage
+        ]
+        for stage in looks.stages(shown.flows)
+    ]
 
 
 def _row(look: QueueLook) -> dict[str, Any]:
