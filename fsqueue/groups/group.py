@@ -308,10 +308,11 @@ class Group(GroupQueues):
 
     def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
         """Return the queue of a directory, the same object as the last time: a few are kept for updates."""
-        queue = self._kept.pop(directory, None) or self.queue_in(directory)
-        self._kept[directory] = queue
-        while len(self._kept) > KEPT_MAX:
-            self._kept.pop(next(iter(self._kept)))
+        with self._opening:
+            queue = self._kept.pop(directory, None) or self.queue_in(directory)
+            self._kept[directory] = queue
+            while len(self._kept) > KEPT_MAX:
+                self._kept.pop(next(iter(self._kept)))
         return queue
 
     def delete(self, name: str, *, wait: bool = False) -> bool:
