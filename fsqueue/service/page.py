@@ -94,6 +94,14 @@ class Pages:
             logger.warning("the page shows no stages: %s", error)
             return []
 
+    def lineage(self, name: str, task_id: str) -> fsqueue.Lineage | None:
+        """Return the tasks that a task came of, and those that came of it; None if that cannot be read."""
+        try:
+            return None if self.served.group is None else self.served.group.lineage(name, task_id)
+        except fsqueue.FsqueueError as error:
+            logger.warning("the page shows no lineage: %s", error)
+            return None
+
     def path_of(self, name: str) -> str:
         """Return how a queue is typed in a command."""
         path = self.served.path
@@ -517,10 +525,11 @@ async def _dead(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class TaskPage:
-    """A task and its history."""
+    """A task, its history, and the tasks that it came of and that came of it."""
 
     task: fsqueue.TaskInfo
     history: list[fsqueue.Movement]
+    lineage: fsqueue.Lineage | None = None
 
     def signature(self) -> object:
         """Return what is equal as long as nothing has changed."""
@@ -540,9 +549,10 @@ async def _task(request: Request) -> Response:
         with pages.served.queue(name) as queue:
             task = queue.task(task_id)
             try:
-                return TaskPage(task, queue.history(task_id))
-            except fsqueue.TaskNotFound:  # its history is not kept
-                return TaskPage(task, [])
+                history = queue.history(task_id)
+            except fsqueue.TaskNotFound:  # it is not kept
+                history = []
+        return TaskPage(task, history, pages.lineage(name, task_id) if any(one.update for one in history) else None)
 
     seen = await pages.seen(key, make, _is_fresh(request))
     heading = f"Task {attention.cut(task_id, CELL_CHARS_MAX)}"
@@ -569,8 +579,21 @@ async def _task(request: Request) -> Response:
         "payload": None if task.payload is None else _lines(_as_text(task.payload, 2)),
         "result": None if task.result is None else _lines(_as_text(task.result, 2)),
         "history": [_movement(one) for one in shown.history],
+        "before": [] if shown.lineage is None else list(map(_relative, shown.lineage.ancestors)),
+        "after": [] if shown.lineage is None else list(map(_relative, shown.lineage.successors)),
+        "is_whole": shown.lineage is None or shown.lineage.is_whole,
     }
     return _answer(request, "task.html", key, seen, values | more)
+
+
+def _relative(one: fsqueue.Relative) -> dict[str, Any]:
+    return {
+        "task": task_link(one.queue, one.id),
+        "queue": queue_link(one.queue),
+        "steps": abs(one.steps),
+        "when": charts.moment(one.at),
+        "update": one.update + (f", which ended {one.among:,} tasks" if one.among > 1 else ""),
+    }
 
 
 def _movement(one: fsqueue.Movement) -> dict[str, Any]:

@@ -126,8 +126,10 @@ def test_each_page_fits_each_window_and_runs_nothing_that_others_wrote(served: S
     served.says("4 queues")
     served.says("→ index", "#part-stages")
     dead = next(served.group["fetch"].tasks("dead")).id
+    [moved] = served.group["index"].peek()
     for path in (
         "/", "/queue?name=fetch", "/dead?queue=fetch", f"/queue?name={quote(HOSTILE)}", f"/task?queue=fetch&id={dead}",
+        f"/task?queue=index&id={moved.id}",
     ):  # fmt: skip
         for width, dark in ((320, False), (420, True), (641, False), (1280, True)):
             where = f"{path} at {width}"
