@@ -183,7 +183,7 @@ def append(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, 
         fs.fsync(fd)
     if fs.pread(fd, len(data) + 1, begin + torn) != data:
         raise StorageError(f"What was appended to {path} is not what is there: the lock was lost. Look again.")
-    state.replay(fs.all_pieces(fd, begin))
+    state.replay(fs.all_pieces(fd, begin) if torn else [(begin, line)])
 
 
 # -- the process's own ---------------------------------------------------------------------------------------------

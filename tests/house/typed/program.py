@@ -190,6 +190,8 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
     for task in chosen.poll(until="drained"):
         with task:
             group["second"].insert(task.payload)
+    flows: list[fsqueue.Flow] = group.flows()
+    print([f"{flow.source} to {flow.target}: {flow.updates}" for flow in flows])
     found: fsqueue.GroupStatus = group.status(".*", exact=False)
     print(found.status.waiting, found.queues, [queue.name for queue in group.queues("s.*", tasks_min=0)])
     print(fsqueue.wait([group, first]), group.wait(60), group.lease(2, wait_s=1), group.delete("first"))
