@@ -1,0 +1,94 @@
+"""Atomic updates, broken on purpose: the rules that docs/design.md has in 4.22, each left out."""
+
+from __future__ import annotations
+
+from tests.simulation.mutations import Mutation
+
+MUTATIONS = [
+    Mutation(
+        "a bystander decides about an update by itself",
+        "the updater has committed, and one log is told that it was aborted",
+        "update-stop",
+        (("deciding.decide", "decisions.ask(store, each.file, each.update, each.is_old)", "decisions.ABORTED"),),
+    ),
+    Mutation(
+        "an update is aborted in a log and not in its file",
+        "the updater commits after that, and the other logs act",
+        "update-stop",
+        (("ask_in", "return vote_against(group, name, update, clock, entropy)", "return ABORTED"),),
+    ),
+    Mutation(
+        "an error at the decision counts as no decision",
+        "the line stands in the file, and the updater aborts its logs",
+        "update-error",
+        (("_Try.apply", "decision = self._settle(file.name, error)", "decision = ABORTED"),),
+    ),
+    Mutation(
+        "an update is decided before its logs are on disk",
+        "a power loss takes the prepared records of one log, and keeps the decision",
+        "update-power",
+        (("_Try._sync", "if not self._syncs: ...", "if True: ..."),),
+    ),
+    Mutation(
+        "a decision is not on disk before the outcomes",
+        "a power loss takes the decision, and keeps the outcome in one log",
+        "update-power",
+        (
+            (
+                "OwnDecisionFile._sync",
+                """
+                try:
+                    fs.fsync(opened.fd)
+                except OSError: ...
+                else: ...
+                """,
+                "return",
+            ),
+        ),
+    ),
+    Mutation(
+        "an updater does not ask whether a queue was purged",
+        "its inserts lie in the purged tree, and it reports them done",
+        "update-purge-nfs",
+        (("_Try._look", "for opened in self._queues: ...", "for opened in (): ..."),),
+    ),
+    Mutation(
+        "of the lines about an update the last one counts",
+        "a bystander's abort comes behind the commit, and half of the logs follow it",
+        "update-stop",
+        (
+            ("DecisionState._apply", "self.first.setdefault(update, ABORTED)", "self.first[update] = ABORTED"),
+            ("vote_against", "update not in state.first and not state.is_gone", "not state.is_gone"),
+        ),
+    ),
+    Mutation(
+        "a log that has other records of an update than its commit says acts all the same",
+        "a part of the records was lost with the power",
+        "update-power",
+        (
+            (
+                "replay._commit",
+                'prepared is None or type(record["of"]) is not int or record["of"] != len(prepared.records)',
+                "prepared is None",
+            ),
+        ),
+    ),
+    Mutation(
+        "a batch is finished beside a prepared record",
+        "the log goes, and with it the insert that is committed then",
+        "update-stop",
+        (
+            (
+                "finishing.finish",
+                "not replay_state.opened or replay_state.remaining or replay_state.prepared",
+                "not replay_state.opened or replay_state.remaining",
+            ),
+        ),
+    ),
+    Mutation(
+        "a prepared record freezes nothing",
+        "a lease that runs out is taken over, and the commit acts on another one's task",
+        "update-stop",
+        (("task_states.States.freeze", "self.frozen.update(dict.fromkeys(tasks, update))", "pass"),),
+    ),
+]
