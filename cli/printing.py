@@ -369,9 +369,8 @@ class Footer:
 
     def draw(self, line: Callable[[int, str], str]) -> None:
         """Show another line, of at most so many columns and in the encoding that `line` is called with."""
-        text = plain(
-            line(_size_of(2).columns - 1, self._stream.encoding)
-        )  # in the last column some terminals begin a line
+        columns = _size_of(2).columns - 1  # in the last one some terminals begin a line
+        text = plain(line(columns, self._stream.encoding))
         with self._mutex:
             self._line = text
             self._paint()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 
 import click
 
@@ -38,7 +39,7 @@ class Address(NamedTuple):
     def url(self) -> str:
         """Return it as clients write it, without the scheme."""
         return (
-            f"unix:{self.socket}"
+            quote(self.socket, safe="")
             if self.socket
             else f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
         )
@@ -124,11 +125,12 @@ def serve(
     )
     SlowHeadProtocol.head_s = made.limits.head_s
     server = GatewayServer(config)
+    server.on_stop = made.stop
     try:
         config.load()  # says here what is wrong with a certificate
     except OSError as error:
         raise click.ClickException(f"The certificate or its key cannot be used: {error}. Nothing was done.") from None
-    scheme = "http+" if address.socket else "https://" if tls_cert else "http://"
+    scheme = "http+unix://" if address.socket else "https://" if tls_cert else "http://"
     say(f"fsqueue serves {made.served.path} on {scheme}{address.url}")
     sys.stdout.flush()
     try:

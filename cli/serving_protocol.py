@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -67,6 +67,8 @@ class GatewayServer(uvicorn.Server):
     """
 
     signal_number: int | None = None
+    on_stop: Callable[[], object] = staticmethod(lambda: None)
+    """Called in the event loop when the first signal has come."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -81,4 +83,6 @@ class GatewayServer(uvicorn.Server):
     def _note(self, number: int, frame: object) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
-        self.signal_number = self.signal_number or number
+        if self.signal_number is None:
+            self.signal_number = number
+            asyncio.get_running_loop().call_soon_threadsafe(self.on_stop)

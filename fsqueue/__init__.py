@@ -70,6 +70,8 @@ _LAZY = {
     "GroupStatus": "fsqueue.groups",
     "LeaseHolder": "fsqueue.views.lease_holders",
     "PriorityRange": "fsqueue.views.priorities",
+    "RemoteGroup": "fsqueue.service.client",
+    "RemoteQueue": "fsqueue.service.client",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
     "Timeline": "fsqueue.views.timeline",
@@ -77,6 +79,7 @@ _LAZY = {
     "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
+    "connect": "fsqueue.service.client",
 }
 """Names that few programs use. Their modules are imported when the program first asks for them."""
 
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
     from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Update
+    from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
@@ -150,6 +154,8 @@ __all__ = [
     "QueueNotFound",
     "QueuePurged",
     "Rate",
+    "RemoteGroup",
+    "RemoteQueue",
     "Report",
     "Result",
     "Retry",
@@ -174,6 +180,7 @@ __all__ = [
     "Worker",
     "WorkerReport",
     "__version__",
+    "connect",
     "lease",
     "queues",
     "task",

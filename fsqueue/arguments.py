@@ -8,6 +8,8 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+import orjson
+
 from fsqueue import forks
 from fsqueue.errors import ForkedInCall, InvalidArgument, InvalidResult, InvalidTask, LeaseLost
 from fsqueue.filesystem import resources
@@ -111,6 +113,35 @@ def whole(name: str, value: object, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {_shown(value)}.")
     return value
+
+
+_TOLD_TEXTS = {
+    "host", "name", "address", "slurm_job", "slurm_index", "slurm_node", "slurm_cluster", "slurm_restart", "scheduler",
+    "job", "job_index", "job_server",
+}  # fmt: skip
+_TOLD_NUMBERS = {"pid", "slurm_user"}
+
+
+def holder_of(holder: object) -> tuple[dict[str, Any], str]:
+    """Return what leases for another process say of it, also as JSON; InvalidArgument.
+
+    It never has `process` nor `run`: by these a worker is proven dead, and this process cannot vouch for them.
+    """
+    if not isinstance(holder, Mapping) or "host" not in holder:
+        raise InvalidArgument(
+            f"holder must be a dict with the worker's host, not {_shown(holder)}. Nothing was leased."
+        )
+    for name, value in holder.items():
+        if name in _TOLD_NUMBERS:
+            is_sound = type(value) is int and 0 <= value < 1 << 63
+        else:
+            is_sound = name in _TOLD_TEXTS and type(value) is str and 1 <= len(value) <= 200 and value.isprintable()
+        if not is_sound:
+            raise InvalidArgument(
+                f"holder has {_shown(name)}: {_shown(value)}. It takes {', '.join(sorted(_TOLD_TEXTS))}, texts of 1 to "
+                f"200 printable characters, and {', '.join(sorted(_TOLD_NUMBERS))}, numbers. Nothing was leased."
+            )
+    return dict(holder), orjson.dumps(dict(holder)).decode()
 
 
 def one_of(name: str, value: object, known: Sequence[str]) -> None:

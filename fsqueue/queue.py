@@ -14,6 +14,7 @@ from fsqueue import administration, forks
 from fsqueue.arguments import (
     bound_of,
     ended,
+    holder_of,
     leased,
     one_of,
     one_task,
@@ -310,6 +311,7 @@ class Queue(Maintenance):
         up_to: str | int | None = None,
         order: Order = "priority",
         strict: bool = False,
+        holder: Mapping[str, Any] | None = None,
     ) -> list[LeasedTask]:
         """Lease up to `n` tasks for `lease_s` seconds (default: the queue's): the most urgent first, about.
 
@@ -319,6 +321,8 @@ class Queue(Maintenance):
         so long for one.
         `strict` looks at all shards for the best instead of remembering some, and waits for a batch that is locked at
         the moment, 2 s at most: so it is exact as long as no other process leases.
+        `holder`: the worker that gets the tokens, if that is another process: `host`, and if known `name`, `pid`,
+        `address`, and its job, as docs/format.md names them under "Workers".
         """
         if type(n) is not int or n < 1:
             whole("n", n)
@@ -326,6 +330,8 @@ class Queue(Maintenance):
         leaser, bound = self._leaser, None
         if up_to is not None or order != "priority":
             leaser, bound = self._leaser_for(order), None if up_to is None else bound_of(up_to)
+        if holder is not None:
+            leaser.holder = holder_of(holder)
         if dropped:
             put_back_dropped(self)
         mine = resources.this_thread.owned  # on the hot path: what `mark` asks, without a frame of its own
@@ -342,6 +348,8 @@ class Queue(Maintenance):
             raise ForkedChild("a call")
         except BaseException as error:
             raise ended(self.store, before, process, error, "leasing")  # noqa: B904 - its cause is set
+        finally:
+            leaser.holder = None
 
     def poll(
         self,
@@ -419,13 +427,14 @@ class Queue(Maintenance):
         return got, not got and stop()
 
     @verb("attaching to a lease")
-    def attach(self, token: str) -> LeasedTask:
+    def attach(self, token: str, *, verify: bool = True) -> LeasedTask:
         """Return a lease made elsewhere, from its token, to act on it from this process.
 
         InvalidArgument if it is no token; TaskNotFound if the batch has finished; LeaseLost if the
-        lease does not hold any more.
+        lease does not hold any more. Without `verify` nothing is read: the verbs that end the lease tell whether it
+        holds. Its `attempt` and `lease_until` are 0 then, and to read its payload raises TaskNotFound.
         """
-        return attaching.attach(self, token)
+        return attaching.attach(self, token) if verify else attaching.attach_unread(self, token)
 
     # -- ending leases ------------------------------------------------------------------------------------
 

@@ -368,3 +368,40 @@ def test_logging_is_silent_by_default(queue: Queue, caplog: pytest.LogCaptureFix
         queue.complete(queue.lease(5))
         queue.gc()
     assert caplog.records == []
+
+
+def test_a_lease_for_another_process_is_in_its_name(queue: Queue) -> None:
+    queue.insert_many([1, 2])
+    holder = {"host": "node7", "pid": 5, "name": "me", "slurm_job": "4711", "slurm_index": "3"}
+    [task] = queue.lease(holder=holder)
+    [moves] = [queue.history(task.id)]
+    assert moves[-1].worker == holder
+    [own] = queue.lease()
+    assert queue.history(own.id)[-1].worker == queue.store.worker
+    assert queue.release_all(job="4711_3") == 1
+
+
+@pytest.mark.parametrize(
+    "holder", [{}, {"name": "me"}, {"host": ""}, {"host": "x", "process": "1"}, {"host": "x", "run": "1"}, "x",
+               {"host": "x", "pid": True}, {"host": "x", "pid": -1}, {"host": "x" * 201}, {"host": "a\nb"}, {1: 2}]
+)  # fmt: skip
+def test_what_is_no_holder_leases_nothing(queue: Queue, holder: object) -> None:
+    queue.insert(1)
+    with pytest.raises(InvalidArgument, match="holder"):
+        queue.lease(holder=holder)  # type: ignore[arg-type]
+    assert queue.status().waiting == 1
+
+
+def test_a_token_is_taken_without_a_look_and_the_verb_tells_whether_it_holds(queue: Queue) -> None:
+    queue.insert_many([1, 2])
+    first, second = queue.lease(2)
+    queue.attach(first.token, verify=False).complete(7)
+    assert queue.task(first.id).result == 7
+    queue.release(second)
+    late = queue.attach(second.token, verify=False)
+    with pytest.raises(fsqueue.TaskNotFound, match="not read"):
+        print(late.payload)
+    with pytest.raises(fsqueue.LeaseLost):
+        late.complete()
+    with pytest.raises(InvalidArgument, match="not a token"):
+        queue.attach("../x@1", verify=False)

@@ -19,7 +19,8 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.format.task_states import Prepared
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import WAIT_S, StillHeld
-from fsqueue.storage import decisions, history, listing, record_times
+from fsqueue.protocol import deciding
+from fsqueue.storage import decisions, history, listing
 from fsqueue.storage.decisions import OutOfGroup
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
@@ -181,8 +182,5 @@ def _mend(store: Store, batch: Batch, update: UpdateId, kind: str) -> None:
             raise StillHeld("another process keeps the decision file locked; check again later")
         outcome = decision.outcome
     with LockedBatch(store, batch, WAIT_S) as locked:
-        prepared = locked.replay_state.prepared.get(update)
-        if prepared is not None:
-            of = len(prepared.records) if outcome == "commit" else None
-            locked.append_record(outcome, record_times.present(locked), update=update, of=of)
+        deciding.give(locked, update, outcome)
     store.doorbell.ring()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fsqueue import administration
-from fsqueue.arguments import bound_of, whole
+from fsqueue.arguments import bound_of, holder_of, whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument, NotAQueue, from_os_error
 from fsqueue.filesystem import resources
@@ -137,9 +137,17 @@ class GroupQueues(Selected):
         return drained.wait(given, timeout_s, poll)
 
     def lease(
-        self, n: int = 1, *, lease_s: float | None = None, wait_s: float = 0, up_to: str | int | None = None
+        self,
+        n: int = 1,
+        *,
+        lease_s: float | None = None,
+        wait_s: float = 0,
+        up_to: str | int | None = None,
+        holder: Mapping[str, Any] | None = None,
     ) -> list[LeasedTask]:
         """Lease up to `n` tasks: the most urgent of all first, about; queues with equally urgent tasks take turns.
+
+        `holder`: see `Queue.lease`.
 
         The first [] in a thread comes after a full look at each queue. Later ones cost little: of more than 64 queues
         some are not open, and a task in one of those may be found up to ten minutes late (docs/groups.md, "Leasing").
@@ -148,9 +156,9 @@ class GroupQueues(Selected):
         lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
         bound = None if up_to is None else bound_of(up_to)
         put_back_dropped()
-        how = lease_ms, bound
+        how = lease_ms, bound, None if holder is None else holder_of(holder)
         if getattr(self._local, "how", None) != how:
-            self._local.how, self._local.leaser = how, GroupLeaser([self], lease_ms, bound)
+            self._local.how, self._local.leaser = how, GroupLeaser([self], *how)
         leaser: GroupLeaser = self._local.leaser
         with resources.Scope():
             return leaser.lease(n, duration_ms(wait_s, "wait_s") / 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from fsqueue.arguments import leased
 from fsqueue.clock import Backoff, Clock, Entropy
@@ -24,10 +25,17 @@ from fsqueue.storage import listening
 class GroupLeaser:
     """Lease from queues and groups: the most urgent task of all, in turn among equals. One thread's."""
 
-    def __init__(self, sources: Iterable[Source], lease_ms: int | None, up_to: Rank | None = None) -> None:
+    def __init__(
+        self,
+        sources: Iterable[Source],
+        lease_ms: int | None,
+        up_to: Rank | None = None,
+        holder: tuple[dict[str, Any], str] | None = None,
+    ) -> None:
         self._clock, self._random = Clock(), Entropy().random
 
         def make_watch(queue: Queue) -> Watch:
+            queue._leaser.holder = holder
             return Watch(queue._leaser, lease_ms, up_to, may_go=isinstance(queue, GroupQueue))
 
         self._members = Members(list(sources), make_watch, self._clock)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fsqueue.clock import Backoff
-from fsqueue.errors import LockTimeout
+from fsqueue.errors import FsqueueError, LockTimeout
 from fsqueue.format import movements
-from fsqueue.format.decisions import Outcome
+from fsqueue.format.decisions import Decision, Outcome
 from fsqueue.format.names import Batch, UpdateId
 from fsqueue.format.replay import AVAILABLE, ReplayState
 from fsqueue.format.task_states import Prepared
 from fsqueue.protocol import finishing
-from fsqueue.storage import decisions, record_times
+from fsqueue.storage import decisions, group_queues, record_times
 from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch, Undecided
 from fsqueue.storage.store import Store
 
@@ -72,6 +72,8 @@ def decide(store: Store, batch: Batch, wanted: Sequence[Undecided], wait_s: floa
         decision = decisions.ask(store, each.file, each.update, each.is_old)
         if decision is not None:
             decided[each.update] = decision.outcome
+            if each.is_old and decision.outcome == "commit":
+                _give_others(store, batch, each.update, decision)
     if decided:
         given = False
         try:
@@ -86,6 +88,27 @@ def decide(store: Store, batch: Batch, wanted: Sequence[Undecided], wait_s: floa
             if given:
                 store.doorbell.ring()
     return len(decided) == len(wanted)
+
+
+def _give_others(store: Store, batch: Batch, update: UpdateId, decision: Decision) -> None:
+    """Give the outcome to the other logs that a `commit` names: its process has died, or is held up.
+
+    No worker may be looking at them. What fails is left to the next process that meets the records.
+    """
+    group = decisions.group_of(store)
+    for name in decision.logs:
+        if name.batch == batch:
+            continue
+        try:
+            with group_queues.opened(group, name, store) as queue:
+                if queue is None:
+                    continue
+                with LockedBatch(queue, name.batch, 0) as locked:
+                    given = give(locked, update, decision.outcome)
+                if given:
+                    queue.doorbell.ring()
+        except (OSError, FsqueueError):
+            continue
 
 
 def freezing(locked: LockedBatch, tasks: Iterable[int]) -> list[Undecided]:

@@ -108,6 +108,8 @@ class Leaser:
         """The updates that the batch at hand waits for."""
         self.run_id: str | None = None
         """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
+        self.holder: tuple[dict[str, Any], str] | None = None
+        """What leases say of their worker, also as JSON, if they are made for another process; None: this process."""
         self._of_run: tuple[dict[str, Any], dict[str, Any], str] | None = None
         """The store's worker, what leases of the run say in its place, and that as JSON."""
         self.gave_up: Callable[[str, int, str], object] = lambda task, attempts, reason: None
@@ -608,7 +610,9 @@ class Leaser:
         store, log, replay_state = self.store, locked.log, locked.replay_state
         lease, until = store.entropy.hex16(), at + (store.lease_ms if lease_ms is None else lease_ms)
         offset = (log.next_offset() if log.torn else log.end) + len(opening)
-        worker, worker_json = (store.worker, store.worker_json) if self.run_id is None else self._worker_of_run()
+        worker, worker_json = self.holder or (
+            (store.worker, store.worker_json) if self.run_id is None else self._worker_of_run()
+        )
         given = replay_state.lease(at, lease, tasks, until, worker, several, offset)
         replay_state.at = at
         move, target = "", None

@@ -9,10 +9,11 @@ A module with routes has a function `routes()`, and stands in `_routes` below. I
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,28 +23,55 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 import fsqueue
-from fsqueue.service import faults, figures, login, page
+from fsqueue.service import asking, faults, figures, login, page
 from fsqueue.service.gate import Gate, Tokens
+from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.patience import Patience
 from fsqueue.service.served import Served
+from fsqueue.service.streaming import ClientHasGone
 from fsqueue.service.threads import ServiceThreads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Gateway:
     """What the handlers of one process share: nothing that a restart would lose."""
 
     served: Served
     threads: ServiceThreads
+    lessees: Lessees
     limits: ServiceLimits
     tokens: Tokens | None
+    followers: int = 0
+    """How many streams of events are under way."""
+    is_closing: bool = False
+    _pauses: set[asyncio.Future[None]] = field(default_factory=set)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until this gateway is told to end."""
+        if self.is_closing:
+            return
+        ends = asyncio.get_running_loop().create_future()
+        self._pauses.add(ends)
+        try:
+            await asyncio.wait([ends], timeout=seconds)
+        finally:
+            self._pauses.discard(ends)
+
+    def stop(self) -> None:
+        """Let everything that waits end at once. To be called in the event loop."""
+        self.is_closing = True
+        self.lessees.close()
+        for one in self._pauses:
+            if not one.done():
+                one.set_result(None)
 
 
 def gateway(path: str | os.PathLike[str], tokens: Tokens | None, limits: ServiceLimits | None = None) -> Gateway:
     """Open what is served. QueueNotFound, NotAQueue, StorageError."""
     limits = limits or ServiceLimits()
-    return Gateway(Served(path, limits.open_queues_max), ServiceThreads(limits), limits, tokens)
+    threads = ServiceThreads(limits)
+    return Gateway(Served(path, limits.open_queues_max), threads, Lessees(threads, limits), limits, tokens)
 
 
 def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = False) -> ASGIApp:
@@ -52,6 +80,7 @@ def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = Fals
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
+        made.stop()
         made.threads.close()
         made.served.close()
 
@@ -61,6 +90,7 @@ def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = Fals
         exception_handlers={
             fsqueue.FsqueueError: faults.on_error,
             HTTPException: faults.on_http,
+            ClientHasGone: faults.on_gone,
             Exception: faults.on_bug,
         },
     )
@@ -71,7 +101,7 @@ def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = Fals
 
 
 def _routes() -> list[BaseRoute]:
-    return [Route("/healthz", _healthy), *login.routes(), *page.routes(), *figures.routes()]
+    return [Route("/healthz", _healthy), *login.routes(), *asking.routes(), *page.routes(), *figures.routes()]
 
 
 async def _healthy(request: Request) -> Response:

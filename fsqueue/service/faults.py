@@ -68,6 +68,8 @@ def answer_to(error: fsqueue.FsqueueError) -> Response:
         said["index"] = error.index
     if error.inserted is not None or error.new is not None:
         said |= {"inserted": error.inserted, "new": error.new, "is_exact": error.is_exact}
+    if isinstance(error, (Overloaded, fsqueue.LockTimeout)):
+        said["nothing_done"] = True
     answer = JSONResponse({"error": said}, status)
     if status == 503:
         answer.headers["retry-after"] = str(1 if isinstance(error, Overloaded) else RETRY_AFTER_S)
@@ -85,6 +87,11 @@ async def on_error(request: Request, error: Exception) -> Response:
     return answer_to(error)
 
 
+async def on_gone(request: Request, error: Exception) -> Response:
+    """Answer nobody: the client has closed its connection."""
+    return Response(status_code=499)
+
+
 async def on_bug(request: Request, error: Exception) -> Response:
     """Answer an error that nothing expects. The log has it; the client learns nothing of the insides."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -98,6 +105,8 @@ async def on_http(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 500)
     what = {404: f"There is nothing at {request.url.path!r:.300}. /v1/openapi.json lists what there is.",
             405: f"{request.method} is not for {request.url.path!r:.300}."}  # fmt: skip
-    answer = JSONResponse({"error": {"type": "BadRequest", "message": what.get(status, str(error))}}, status)
+    answer = JSONResponse(
+        {"error": {"type": "BadRequest", "message": what.get(status, getattr(error, "detail", ""))}}, status
+    )
     answer.headers.update(getattr(error, "headers", None) or {})
     return answer

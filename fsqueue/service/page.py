@@ -309,7 +309,7 @@ def _of_queue(shown: QueuePage, name: str) -> dict[str, Any]:
     status = look.status
     return {
         "verdict": attention.verdict(look),
-        "counts": [status.as_dict()],
+        "counts": [{"": "tasks", **status.as_dict()}],
         "pace": [] if found is None else [_pace(look, found)],
         "is_paused": look.paused is not None,
         "workers": [_worker(worker, now) for worker in look.workers],
@@ -347,6 +347,7 @@ def _pace(look: QueueLook, found: fsqueue.Activity) -> dict[str, Any]:
     left = found.left(look.status.remaining) if look.paused is None else None
     over = "" if found.completed is None else f" over {duration(found.completed.over_s)}"
     return {
+        "": "now",
         f"inserted/s{over}": _rate(found.inserted),
         f"leased/s{over}": _rate(found.leased),
         f"completed/s{over}": _rate(found.completed),
@@ -525,6 +526,7 @@ async def _task(request: Request) -> Response:
         "lease until": None if task.lease_until is None else charts.moment(task.lease_until),
         "worker": None if task.worker is None else attention.who(task.worker),
         "key": task.key,
+        "changed by an update that is not decided": task.update,
         "priority": task.priority if task.priority is None else str(task.priority),
     }
     more = {
@@ -539,7 +541,9 @@ async def _task(request: Request) -> Response:
 
 
 def _movement(one: fsqueue.Movement) -> dict[str, Any]:
-    why = one.error or one.reason or (f"again as {one.repeats}" if one.repeats else "")
+    why = one.error or one.reason or (f"repeats {one.repeats}" if one.repeats else "")
+    if one.update is not None:
+        why = f"{why}{', ' if why else ''}by the update {one.update}"
     used = "" if one.peak_memory_bytes is None else f", {one.peak_memory_bytes / 2**20:,.0f} MiB"
     return {
         "when": charts.moment(one.at),

@@ -42,6 +42,10 @@ class ServiceThreads:
                 raise unanswered(self._limits.answer_s, begun=not future.cancelled()) from None
             raise
 
+    def begin(self, act: Callable[[], object]) -> None:
+        """Have something done that nobody waits for. It must raise nothing."""
+        self._verbs.submit(act)
+
     def _done(self, _: object) -> None:
         with self._lock:
             self._asked -= 1

@@ -122,8 +122,8 @@ class UpdatePatience:
     def decide(self, store: Store, batch: Batch, state: ReplayState) -> bool:
         """Have decided what is old among the prepared records of a log. Return whether anything was: then look again.
 
-        Nothing is decided by a user who may not write, nor while another process keeps a decision file locked, nor in
-        a queue that was moved out of its group.
+        Nothing is decided by a user who may not write, nor while another process keeps a decision file locked.
+        OutOfGroup, which says what to do, if a queue was moved out of its group: nothing would ever be decided there.
         """
         if len(self._met) > MET_MAX:
             self._met.clear()
@@ -133,8 +133,6 @@ class UpdatePatience:
             if is_old(store, prepared, met_s) and prepared.file is not None:
                 try:
                     found = decisions.ask(store, prepared.file, update, may_abort=True) is not None or found
-                except OutOfGroup:
-                    pass
                 except OSError as error:
                     if error.errno not in MAY_NOT_WRITE:
                         raise

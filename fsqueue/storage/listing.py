@@ -73,11 +73,16 @@ def read_present_state(store: Store, batch: Batch) -> ReplayState | None:
     """
 
     def read() -> ReplayState | None:
-        found = _of_log(store, batch, read_present)
-        return found if found is not None and found.opened else None
+        return read_own_state(store, batch)
 
     found = read()
     return decided.seen(store, found, read) if found is not None and found.prepared else found
+
+
+def read_own_state(store: Store, batch: Batch) -> ReplayState | None:
+    """Return the same by the log alone: an update whose outcome it lacks counts as not decided."""
+    found = _of_log(store, batch, read_present)
+    return found if found is not None and found.opened else None
 
 
 def read_recent_state(store: Store, batch: Batch, before_ms: int) -> tuple[ReplayState, int, int]:

@@ -24,7 +24,7 @@ from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.format.wording import counted
-from fsqueue.protocol import finishing, transitions
+from fsqueue.protocol import deciding, finishing, transitions
 from fsqueue.storage import (
     commits,
     deadletters,
@@ -37,9 +37,10 @@ from fsqueue.storage import (
     retrying,
     staging,
 )
+from fsqueue.storage.decisions import OutOfGroup
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
-from fsqueue.upkeep import doctorplaces, key_files, trash
+from fsqueue.upkeep import decision_files, doctorplaces, key_files, trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
 
 logger = logging.getLogger("fsqueue")
@@ -121,6 +122,7 @@ def _collect(store: Store, report: GcReport, keep: Keep) -> list[OSError]:
     no_room = _give_back_letters(store, report, refused)
     nodes.forget(store, NODE_AGE_S)
     key_files.KeyCollector(store, report, refused).collect()
+    report.decision_files_retired += decision_files.retire(store)
     full = _apply_decided(store, report)
     missed = bool(full)
     full += no_room
@@ -240,7 +242,10 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
 
 def _look_at(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:
     """Mend a batch that has a log, if it needs that."""
-    replay_state = listing.read_present_state(store, batch)
+    replay_state = listing.read_own_state(store, batch)
+    if replay_state is not None and replay_state.prepared:
+        _give_outcomes(store, batch)
+        replay_state = listing.read_present_state(store, batch)
     at_work = replay_state is not None and replay_state.remaining and batch in files and not replay_state.done[DEAD]
     if (
         not at_work
@@ -248,6 +253,18 @@ def _look_at(store: Store, batch: Batch, files: dict[str, TaskFileName], report:
         or (replay_state and record_times.is_ahead(store, replay_state))
     ):
         mend(store, batch, files.get(batch), report)
+
+
+def _give_outcomes(store: Store, batch: Batch) -> None:
+    """Write the outcomes of updates into a log that lacks them; decide about those that are old. LockTimeout."""
+    try:
+        with LockedBatch(store, batch, finishing.WAIT_S) as locked:
+            wanted = locked.undecided()
+        deciding.decide(store, batch, wanted, finishing.WAIT_S)
+    except FileNotFoundError:
+        pass  # it has finished meanwhile
+    except OutOfGroup as error:
+        logger.warning("%s", error)
 
 
 def _end_anchor(store: Store, batch: Batch, files: dict[str, TaskFileName], report: GcReport) -> None:

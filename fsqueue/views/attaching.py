@@ -30,6 +30,13 @@ class WithoutPayload(LeasedTask):
         """Ignore it: there is none."""
 
 
+def attach_unread(queue: Verbs, token: str) -> LeasedTask:
+    """Return a task of which no more is known than its token says; InvalidArgument if that is none."""
+    task = WithoutPayload(queue, *names.parse_token(token), None, 0, 0, 0, queue.generation)
+    task.why = TaskNotFound(f"The payload of {task.id} was not read: attach its token with verify=True.")
+    return task
+
+
 def attach(queue: Verbs, token: str) -> LeasedTask:
     """Return the task that the lease holds.
 

@@ -173,6 +173,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("bench",): [["Q", "--tasks", "1", "--seconds", "0.01"]],
     ("simulate",): [["--pops=50", "--lag=10"], ["--lag=10", "--figures"]],
     ("completion",): [["bash"]],
+    ("serve",): [["Q", "--listen", EVIL], ["FILE", "--listen", "nowhere"]],
     ("spark", "seed"): [["Q", EVIL]],
     ("spark", "audit"): [["Q"]],
     ("spark", "report"): [["Q", EVIL]],
@@ -187,6 +188,8 @@ def test_every_command_is_fed() -> None:
 
 
 ENDLESS = {"--forever", "--watch", "--join"}
+REFUSED: dict[tuple[str, ...], Words] = {("serve",): ["--listen", "nowhere"]}
+"""What ends a command at once that would go on for ever."""
 
 
 def lines_for(name: tuple[str, ...]) -> list[Words]:
@@ -198,7 +201,7 @@ def lines_for(name: tuple[str, ...]) -> list[Words]:
         found += [[words[0], "--json", *words[1:]] for words in FED[name]]
     for option in options:
         if not option.is_flag:
-            found.append(["Q", option.opts[-1], EVIL])
+            found.append(["Q", option.opts[-1], EVIL, *REFUSED.get(name, [])])
         elif option.opts[-1] not in ENDLESS:
             found.append(["missing", option.opts[-1]])
     return [*found, ["missing"], ["FILE"], ["Q", EVIL, EVIL, EVIL], [f"--{EVIL}"], [EVIL], ["Q/queue.jsonl"]]

@@ -55,7 +55,7 @@ def test_every_command_that_prints_data_has_json_and_what_destroys_has_yes() -> 
         name: {option for parameter in cli.get_command(context, name).params for option in parameter.opts}  # type: ignore[union-attr]
         for name in COMMANDS
     }
-    silent = {"dead", "spark", "lease", "completion"}  # lease prints JSON anyway
+    silent = {"dead", "spark", "lease", "completion", "serve"}  # lease prints JSON anyway
     assert {name for name, given in options.items() if "--json" not in given} == silent
     asking = {"purge", "delete", "release-all", "cancel"}
     assert {name for name, given in options.items() if "--yes" in given} == asking

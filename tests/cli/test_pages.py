@@ -156,7 +156,12 @@ PLANS = {
     ),
     "docs/tutorials/sweep.md": Plan(instead={"range(2000)": "range(200)", "prints 2000": "prints 200"}),
     "docs/serve.md": Plan(
-        files={"bin/ssh": "#!/bin/sh\n"}, elsewhere={"fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py"}
+        files={"bin/ssh": "#!/bin/sh\n", "bin/curl": "#!/bin/sh\n"},
+        elsewhere={
+            "fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py",
+            "In Python": "tests/service/test_client.py",
+            "In any language": "tests/service/test_asking.py",
+        },
     ),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(
@@ -359,7 +364,7 @@ def test_the_format_names_every_field_that_is_written(used: Queue) -> None:
 def test_the_format_tells_of_every_operation() -> None:
     table = text_of("docs/format.md").partition("| op | fields |")[2].partition("\n\n")[0]
     told = {op for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for op in re.findall(r"`(\w+)`", row)}
-    assert told == replay._HANDLERS.keys() | {"checkpoint"}
+    assert told == replay._HANDLERS.keys() | {"checkpoint", "commit", "abort"}
 
 
 # -- what pages name in passing -------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_socket_takes_no_other_files_place(tmp_path: Path, spawn: Spawn) -> No
         return spawn("serve", tmp_path / "g", "--listen", f"unix:{at}")
 
     first = serve()
-    assert address_of(first) == f"http+unix:{at}"
+    assert address_of(first) == f"http+unix://{quote(str(at), safe='')}"
     assert stat.S_IMODE(at.stat().st_mode) == 0o600
     assert status(ToSocket(at), "/v1/nothing") == 404, "whoever may open the socket may ask"
     second = serve()

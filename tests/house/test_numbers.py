@@ -10,12 +10,13 @@ from fsqueue_cli import main as cli_main
 from fsqueue_cli import result_table, running
 from fsqueue_cli import watching as cli_watching
 
-from fsqueue import errors, maintenance, poll
+from fsqueue import errors, maintenance, metrics, poll
 from fsqueue.clock import MS_MAX
 from fsqueue.doctor import contests, rendezvous, twohosts
 from fsqueue.format import keys, layout, models, movements, names, nesting, replay
 from fsqueue.format.layout import Settings
 from fsqueue.protocol import leasing, waiting
+from fsqueue.service import attention, looks, page
 from fsqueue.simulation import figures as simulation_figures
 from fsqueue.storage import listening, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
@@ -46,6 +47,24 @@ NUMBERS = [
     ("docs/guarantees.md", "for more than half a day", staging.AWAY_S == DAY_S / 2),
     ("docs/guarantees.md", "idle workers look every few seconds", waiting.BELL_S[1] == 6),
     ("docs/guarantees.md", "idle workers ask every half minute", feeding.DRAIN_CHECK_S == 30),
+    ("docs/metrics.md", "At most 1,000 queues have series", metrics.QUEUES_MAX == 1000),
+    ("docs/page.md", "50 queues a page", looks.ROWS == 50),
+    ("docs/page.md", "Up to 150 queues", looks.WHOLE_MAX == 150),
+    (
+        "docs/page.md",
+        "are listed every two seconds at most, and for a twentieth",
+        (looks.Names.LIST_S, looks.Names.LIST_SHARE) == (2, 1 / 20),
+    ),
+    ("docs/page.md", "takes longer than 0.4 s", page.FIRST_S == 0.4),
+    (
+        "docs/page.md",
+        "every two seconds at most, and for a fifth of the",
+        (looks.LEAST_S, looks.LOOK_SHARE) == (2, 1 / 5),
+    ),
+    ("docs/page.md", "one and a half times as long", looks.QUIET_SHARE == 0.5),
+    ("docs/page.md", "fewer than 30 calls a minute", looks.CALLS_A_MINUTE < 30),
+    ("docs/page.md", "nobody has touched for ten minutes", page.IDLE_S == 600),
+    ("docs/page.md", "no sign of life for half a lease", attention.SILENT_SHARE == 0.5),
     ("docs/status.md", "over the last minute, or over the last hour", activity.WINDOWS_S == (60, 3600)),
     ("docs/status.md", "fewer than 30 tasks", activity.FEW == 30),
     ("docs/status.md", "cut into ten pieces", activity.PIECES == 10),

@@ -432,7 +432,6 @@ def test_whoever_dies_at_any_change_of_the_disk_leaves_a_whole_outcome_or_none(t
 # -- keys ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.batched
 @pytest.mark.parametrize("how", DECISIONS)
 def test_an_insert_with_the_key_of_a_prepared_one_waits_for_the_decision(
     story: Story, how: str, monkeypatch: pytest.MonkeyPatch
@@ -456,7 +455,6 @@ def test_an_insert_with_the_key_of_a_prepared_one_waits_for_the_decision(
     assert story.open().insert("three", key="k").id == other.id
 
 
-@pytest.mark.batched
 def test_a_task_lives_while_its_completion_is_not_decided(story: Story) -> None:
     """Two pages that link to each other, each fetched and completed by an update, would else wait for each other."""
     story.leased().complete()

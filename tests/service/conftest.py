@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 import fsqueue
@@ -61,3 +65,32 @@ def group(tmp_path: Path) -> fsqueue.Group:
 def client(group: fsqueue.Group, open_gateway: Open) -> TestClient:
     """A client that may do everything, of a gateway that serves the group."""
     return open_gateway(group.path)
+
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """`serve(path)`: a gateway on a Unix socket, in a thread of this process; returns its address."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(path: Path | str, tokens: Tokens | None = None, **limits: Any) -> str:
+        at = tmp_path / f"{len(running)}.sock"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(at))
+        listener.listen()
+        made = application.gateway(path, tokens, replace(ServiceLimits(), **limits))
+        config = uvicorn.Config(
+            application.application(made), http="h11", ws="none", log_level="critical", timeout_graceful_shutdown=5
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        running.append((server, thread))
+        return f"http+unix://{quote(str(at), safe='')}"
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join()

@@ -101,6 +101,18 @@ def test_the_tasks_history(client: TestClient, group: Group) -> None:
     assert "no space" in shown
 
 
+def test_what_one_update_did_is_told_with_each_task(client: TestClient, group: Group) -> None:
+    group["fetch"].insert("page")
+    [task] = group["fetch"].lease()
+    with group.update() as update:
+        update.complete(task)
+        update.insert("parse", "text")
+    [made] = group["parse"].peek()
+    told = re.findall(r"by the update (\w+)", text(client, "/task", queue="fetch", id=task.id))
+    assert len(told) == 1
+    assert told == re.findall(r"by the update (\w+)", text(client, "/task", queue="parse", id=made.id))
+
+
 def test_buttons(client: TestClient, group: Group) -> None:
     queue = group["q"]
     queue.insert_many(range(5), batch_tasks=5)

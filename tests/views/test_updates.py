@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsqueue import Queue, Status, TaskNotFound
+from fsqueue import Queue, Status, StorageError, TaskNotFound
 from fsqueue.clock import ManualClock
 from fsqueue.format import decisions, movements, names
 from fsqueue.format.decisions import DecisionState
@@ -192,6 +192,9 @@ def test_a_queue_that_was_moved_out_of_its_group_shows_its_tasks_as_they_were(up
     os.rename(tmp_path / "group" / "then", tmp_path / "elsewhere")
     moved = Queue(tmp_path / "elsewhere")
     assert (moved.status(), moved.is_drained()) == (Status(completed=1), False)
+    moved.store.clock = ManualClock(update.now() / 1000 + 6)
+    with pytest.raises(StorageError, match="fsck --repair"):
+        moved.is_drained()
 
 
 def test_the_lease_of_a_frozen_task_can_be_attached_to(update: ByHand) -> None:

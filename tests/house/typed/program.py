@@ -84,6 +84,8 @@ async def work_async(queue: Queue) -> None:
 def verbs(queue: Queue) -> None:
     task, *others = queue.lease(5, lease_s=30, wait_s=1, strict=False)
     held = queue.attach(task.token)
+    assert queue.attach(task.token, verify=False).id == held.id
+    others += queue.lease(holder={"host": "node7", "name": "me", "pid": 5})
     until: float = held.lease_until
     assert until
     assert held.id
@@ -104,6 +106,15 @@ def verbs(queue: Queue) -> None:
         print(lost.tasks, lost.reason)
     print(queue.cancel(task.id) + queue.cancel([task.id]))
     print(queue.release_all() + queue.release_all(worker="me", offline=True) + queue.release_all(slurm_job="5"))
+
+
+def over_http(url: str) -> int:
+    gateway = fsqueue.connect(url, token="secret", worker="me")
+    queue: fsqueue.RemoteQueue = gateway["q"] if isinstance(gateway, fsqueue.RemoteGroup) else gateway
+    for task in queue.poll(lease_s=60):
+        with task:
+            render(task.payload["tile"])
+    return queue.wait(timeout_s=5).completed
 
 
 def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,97 @@
+"""Answers: values of fsqueue as JSON, streams of lines, and events."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+import orjson
+from starlette.responses import Response, StreamingResponse
+
+import fsqueue
+from fsqueue.service import faults
+
+LINES_BYTES = 64 << 10
+"""How much of a stream is made at a time."""
+LINES_AT_ONCE = 500
+
+
+class Json(Response):
+    """A value as JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return it as bytes."""
+        return encoded(content)
+
+
+def encoded(value: Any) -> bytes:
+    """Return a value as JSON. Texts that UTF-8 cannot hold, as in names of files, are escaped."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return json.dumps(value).encode()
+
+
+def plain(value: Any) -> Any:
+    """Return a value of fsqueue as JSON has it: its fields by name."""
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(one) for name, one in value._asdict().items()}
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value
+
+
+def leased(task: fsqueue.LeasedTask, with_queue: bool = False) -> dict[str, Any]:
+    """Return what a worker needs of a task. A payload of bytes is in `b64`, as base64 text."""
+    info = fsqueue.TaskInfo(task.id, "leased", task.payload).as_dict()
+    payload = {name: info[name] for name in ("payload", "b64") if name in info}
+    known = {name: getattr(task, name) for name in ("key", "priority", "attempt", "version", "lease_until")}
+    queue = {"queue": task.queue.name} if with_queue and isinstance(task.queue, fsqueue.GroupQueue) else {}
+    return {"token": task.token, "id": task.id, **payload, **known, **queue}
+
+
+def chunks(items: Iterable[Any]) -> Iterator[bytes]:
+    """Yield JSON Lines of values, in parts of some size."""
+    part: list[bytes] = []
+    size = 0
+    for item in items:
+        line = encoded(plain(item)) + b"\n"
+        part.append(line)
+        size += len(line)
+        if size >= LINES_BYTES or len(part) >= LINES_AT_ONCE:
+            yield b"".join(part)
+            part, size = [], 0
+    if part:
+        yield b"".join(part)
+
+
+def lines(first: bytes | None, rest: AsyncIterator[bytes]) -> Response:
+    """Return JSON Lines as an answer. A stream that breaks off ends with a line that has `error`."""
+
+    async def all_of_it() -> AsyncIterator[bytes]:
+        if first is None:
+            return
+        yield first
+        try:
+            async for part in rest:
+                yield part
+        except fsqueue.FsqueueError as error:
+            yield encoded({"error": {"type": faults.type_of(error), "message": str(error)}}) + b"\n"
+
+    return StreamingResponse(all_of_it(), media_type="application/x-ndjson")
+
+
+def event(value: Any, name: str, id: str | None = None) -> bytes:
+    """Return a server-sent event."""
+    told = b"" if id is None else b"id: " + id.encode() + b"\n"
+    return told + b"event: " + name.encode() + b"\ndata: " + encoded(value) + b"\n\n"

@@ -1,0 +1,78 @@
+"""Bodies: JSON in bounded memory, and JSON Lines line by line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from fsqueue.format import user_json
+from fsqueue.service.faults import BadField
+
+JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/json-lines", "application/jsonlines")
+
+
+def kind_of(request: Request) -> str:
+    """Return the type of a body, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def whole(request: Request, bytes_max: int) -> bytes:
+    """Return a body that is held in memory. HTTPException 413 if it is larger, before more of it is read."""
+    told = request.headers.get("content-length", "0")
+    parts: list[bytes] = []
+    size = int(told) if told.isascii() and told.isdecimal() and len(told) < 19 else 0
+    if size <= bytes_max:
+        size = 0
+        async for part in _stream(request):
+            size += len(part)
+            if size > bytes_max:
+                break
+            parts.append(part)
+    if size > bytes_max:
+        raise HTTPException(413, f"The body has more than {bytes_max:,} bytes. Nothing was done.")
+    return b"".join(parts)
+
+
+async def json_object(request: Request, bytes_max: int) -> Any:
+    """Return the value of a body of JSON; {} if there is no body. BadField."""
+    body = await whole(request, bytes_max)
+    if not body.strip():
+        return {}
+    if kind_of(request) not in ("application/json", ""):
+        raise HTTPException(415, "The body must be application/json. Nothing was done.")
+    return decoded(body, "body")
+
+
+def decoded(text: bytes, where: str) -> Any:
+    """Return the value of JSON text, exactly; BadField says what is wrong with it."""
+    try:
+        return user_json.decode(text)
+    except user_json.NotExact as error:
+        raise BadField(where, f"{error}. Nothing was done.") from None
+
+
+async def lines(request: Request, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of a body that are not empty, some at a time. HTTPException 413 for a line that is too long."""
+    rest = b""
+    async for part in _stream(request):
+        found = (rest + part).split(b"\n")
+        rest = found.pop()
+        if len(rest) > line_bytes_max or any(len(line) > line_bytes_max for line in found):
+            raise HTTPException(413, f"A line has more than {line_bytes_max:,} bytes.")
+        whole_lines = [line for line in found if line.strip()]
+        if whole_lines:
+            yield whole_lines
+    if rest.strip():
+        yield [rest]
+
+
+async def _stream(request: Request) -> AsyncIterator[bytes]:
+    try:
+        async for part in request.stream():
+            if part:
+                yield part
+    except ClientDisconnect:
+        raise HTTPException(400, "The body has ended too soon.") from None

@@ -1,0 +1,288 @@
+"""What a request may have: its fields, how each is checked, and how `/v1/openapi.json` describes it.
+
+A `Field` is the one place for a field. So what is refused and what is described cannot differ.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fsqueue.service.faults import BadField
+
+Kind = Literal["number", "whole", "text", "flag", "priority", "texts", "objects", "object", "any"]
+SECONDS_MAX = 1e9
+"""The longest duration that a request may name: some thirty years."""
+INT64 = 1 << 63
+TEXT_CHARS_MAX = 64 << 10
+LIST_MAX = 10_000
+"""How many ids, tokens or tasks a request may name."""
+_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a body or of a query.
+
+    `least`, `most`: of a number its bounds, of a text how many characters, of a list how many items. `of`: the fields
+    of an object, or of each object in a list. `choices`: the texts that there are.
+    """
+
+    name: str
+    kind: Kind
+    about: str
+    needed: bool = False
+    default: Any = None
+    least: float = 0
+    most: float | None = None
+    of: tuple[Field, ...] = ()
+    choices: tuple[str, ...] = ()
+    nullable: bool = False
+
+    def check(self, value: Any, where: str) -> Any:
+        """Return the value; BadField if it is none for this field. `where`: how to call it."""
+        if value is None and self.nullable:
+            return None
+        return _CHECKS[self.kind](self, value, where)
+
+    def from_text(self, text: str) -> Any:
+        """Return what a query says by this text; BadField."""
+        if self.kind in ("number", "whole"):
+            if not _NUMBER.fullmatch(text):
+                raise BadField(self.name, f"must be a number, not {text!r:.100}. Nothing was done.")
+            value: Any = float(text) if self.kind == "number" or not text.lstrip("-").isdecimal() else _integer(text)
+        elif self.kind == "flag":
+            if text not in _FLAGS:
+                raise BadField(self.name, f"must be true or false, not {text!r:.100}. Nothing was done.")
+            value = _FLAGS[text]
+        else:
+            value = text
+        return self.check(value, self.name)
+
+    def schema(self) -> dict[str, Any]:
+        """Return it as JSON Schema."""
+        found = _SCHEMAS[self.kind](self)
+        if self.choices:
+            found |= {"enum": list(self.choices)}
+        if self.nullable:
+            found = {"anyOf": [found, {"type": "null"}]}
+        if self.default is not None:
+            found["default"] = self.default
+        return {**found, "description": self.about}
+
+
+PAYLOAD = Field("payload", "any", "What the task carries: any JSON value.", nullable=True)
+BYTES = Field("b64", "text", "Instead of `payload`: bytes, in base64.", most=float(128 << 20))
+TASK = (
+    PAYLOAD,
+    BYTES,
+    Field("key", "text", "Unique among the tasks that are to be done.", most=1024, nullable=True),
+    Field("priority", "priority", "Smaller ones come first: text, or a whole number of 64 bits.", nullable=True),
+    Field("delay_s", "number", "Seconds before it becomes available.", default=0, most=SECONDS_MAX),
+    Field("available_at", "number", "The same as an absolute time, in Unix seconds.", most=1e11, nullable=True),
+)
+"""The fields of a task to insert."""
+
+
+def given_in(fields: Sequence[Field], given: Any, where: str = "") -> dict[str, Any]:
+    """Return the values of all fields of an object, defaults among them. BadField names the one that is wrong."""
+    if not isinstance(given, dict):
+        raise BadField(where or "body", f"must be a JSON object, not {_shown(given)}. Nothing was done.")
+    known = {field.name: field for field in fields}
+    prefix = f"{where}." if where else ""
+    for name in given:
+        if name not in known:
+            raise BadField(
+                f"{prefix}{name:.100}", f"is no field here. There are: {', '.join(known) or 'none'}. Nothing was done."
+            )
+    found: dict[str, Any] = {}
+    for name, field in known.items():
+        if name in given:
+            found[name] = field.check(given[name], prefix + name)
+        elif field.needed:
+            raise BadField(prefix + name, "is missing. Nothing was done.")
+        else:
+            found[name] = field.default
+    return found
+
+
+def query_in(fields: Sequence[Field], given: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return the values of all fields of a query. BadField, also for a field that is given twice."""
+    known = {field.name: field for field in fields}
+    texts: dict[str, str] = {}
+    for name, text in given:
+        if name not in known:
+            raise BadField(name[:100], f"is no parameter here. There are: {', '.join(known) or 'none'}.")
+        if name in texts:
+            raise BadField(name, "is given twice. Nothing was done.")
+        texts[name] = text
+    found: dict[str, Any] = {}
+    for name, field in known.items():
+        if name in texts:
+            found[name] = field.from_text(texts[name])
+        elif field.needed:
+            raise BadField(name, "is missing. Nothing was done.")
+        else:
+            found[name] = field.default
+    return found
+
+
+def payload_in(task: Mapping[str, Any], given: Mapping[str, Any], where: str = "") -> Any:
+    """Return the payload of a task that was sent as JSON, or as base64 text; BadField. `given`: the object itself."""
+    prefix = f"{where}." if where else ""
+    if ("payload" in given) == ("b64" in given):
+        raise BadField(f"{prefix}payload", "or b64 is needed, one of the two. Nothing was done.")
+    if "payload" in given:
+        return task["payload"]
+    try:
+        return base64.b64decode(task["b64"].encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raise BadField(f"{prefix}b64", "is no base64 text. Nothing was done.") from None
+
+
+def objects_schema(fields: Sequence[Field]) -> dict[str, Any]:
+    """Return an object with these fields as JSON Schema."""
+    found: dict[str, Any] = {
+        "type": "object",
+        "properties": {field.name: field.schema() for field in fields},
+        "additionalProperties": False,
+    }
+    needed = [field.name for field in fields if field.needed]
+    return found | {"required": needed} if needed else found
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20:
+        raise BadField("a number", "is beyond 64 bits. Nothing was done.")
+    return int(text)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else f"{value!r:.100}"
+
+
+def _number(field: Field, value: Any, where: str) -> Any:
+    most = math.inf if field.most is None else field.most
+    if type(value) not in (int, float) or not field.least <= value <= most:
+        raise BadField(where, f"must be a number {_between(field)}, not {_shown(value)}. Nothing was done.")
+    return value
+
+
+def _whole(field: Field, value: Any, where: str) -> Any:
+    if type(value) is float and value.is_integer() and abs(value) < 1 << 53:  # JSON tells 1 and 1.0 not apart
+        value = int(value)
+    most = INT64 - 1 if field.most is None else field.most
+    if type(value) is not int or not field.least <= value <= most:
+        raise BadField(where, f"must be a whole number {_between(field)}, not {_shown(value)}. Nothing was done.")
+    return value
+
+
+def _between(field: Field) -> str:
+    return f"from {field.least:g} on" if field.most is None else f"from {field.least:g} to {field.most:g}"
+
+
+def _text(field: Field, value: Any, where: str) -> Any:
+    most = TEXT_CHARS_MAX if field.most is None else int(field.most)
+    if type(value) is not str or not field.least <= len(value) <= most:
+        raise BadField(
+            where, f"must be text of {field.least:g} to {most:,} characters, not {_shown(value)}. Nothing was done."
+        )
+    if field.choices and value not in field.choices:
+        raise BadField(where, f"must be one of {', '.join(field.choices)}, not {_shown(value)}. Nothing was done.")
+    return value
+
+
+def _flag(field: Field, value: Any, where: str) -> Any:
+    if type(value) is not bool:
+        raise BadField(where, f"must be true or false, not {_shown(value)}. Nothing was done.")
+    return value
+
+
+def _priority(field: Field, value: Any, where: str) -> Any:
+    if type(value) is str and len(value.encode("utf-8", "replace")) <= 1024:
+        return value
+    if type(value) is int and -INT64 <= value < INT64:
+        return value
+    raise BadField(
+        where, f"must be text of up to 1,024 bytes or a whole number of 64 bits, not {_shown(value)}. Nothing was done."
+    )
+
+
+def _list(field: Field, value: Any, where: str) -> list[Any]:
+    most = LIST_MAX if field.most is None else int(field.most)
+    if type(value) is not list or not field.least <= len(value) <= most:
+        raise BadField(
+            where, f"must be a list of {field.least:g} to {most:,} items, not {_shown(value)}. Nothing was done."
+        )
+    return value
+
+
+def _texts(field: Field, value: Any, where: str) -> Any:
+    for index, one in enumerate(_list(field, value, where)):
+        if type(one) is not str or len(one) > TEXT_CHARS_MAX:
+            raise BadField(f"{where}[{index}]", f"must be text, not {_shown(one)}. Nothing was done.")
+    return value
+
+
+def _objects(field: Field, value: Any, where: str) -> Any:
+    return [given_in(field.of, one, f"{where}[{index}]") for index, one in enumerate(_list(field, value, where))]
+
+
+def _object(field: Field, value: Any, where: str) -> Any:
+    if field.of:
+        return given_in(field.of, value, where)
+    if type(value) is not dict:
+        raise BadField(where, f"must be a JSON object, not {_shown(value)}. Nothing was done.")
+    return value
+
+
+_CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
+    "number": _number,
+    "whole": _whole,
+    "text": _text,
+    "flag": _flag,
+    "priority": _priority,
+    "texts": _texts,
+    "objects": _objects,
+    "object": _object,
+    "any": lambda field, value, where: value,
+}
+
+
+def _numbers(field: Field, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": kind, "minimum": field.least}
+    most = INT64 - 1 if field.most is None and kind == "integer" else field.most
+    return found if most is None else found | {"maximum": most}
+
+
+def _items(field: Field, of: dict[str, Any]) -> dict[str, Any]:
+    most = LIST_MAX if field.most is None else int(field.most)
+    return {"type": "array", "minItems": int(field.least), "maxItems": most, "items": of}
+
+
+_SCHEMAS: dict[Kind, Callable[[Field], dict[str, Any]]] = {
+    "number": lambda field: _numbers(field, "number"),
+    "whole": lambda field: _numbers(field, "integer"),
+    "text": lambda field: {
+        "type": "string",
+        "minLength": int(field.least),
+        "maxLength": TEXT_CHARS_MAX if field.most is None else int(field.most),
+    },
+    "flag": lambda field: {"type": "boolean"},
+    "priority": lambda field: {
+        "anyOf": [
+            {"type": "string", "maxLength": 256},
+            {"type": "integer", "minimum": -INT64, "maximum": INT64 - 1},
+        ]
+    },
+    "texts": lambda field: _items(field, {"type": "string", "maxLength": TEXT_CHARS_MAX}),
+    "objects": lambda field: _items(field, objects_schema(field.of)),
+    "object": lambda field: objects_schema(field.of) if field.of else {"type": "object"},
+    "any": lambda field: {},
+}

@@ -1,0 +1,230 @@
+"""Lease for many requests that wait at once: one thread for all that want the same.
+
+A thread for each request would list the queue as often as there are requests, and hold as many threads. Here one
+thread leases as many tasks as all of them want together, and hands them out in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import fsqueue
+from fsqueue.service.faults import Overloaded
+from fsqueue.service.limits import ServiceLimits
+from fsqueue.service.threads import ServiceThreads, unanswered
+
+Look = Callable[[int, float], list[fsqueue.LeasedTask]]
+"""Lease up to so many tasks, and wait so many seconds for the first one. It blocks."""
+PutBack = Callable[[list[fsqueue.LeasedTask]], object]
+"""Put tasks back that nobody has got. It blocks, and raises nothing."""
+
+IDLE_S = 30.0
+"""How long a thread stays without a request. Its lessee knows the queue: the next request is the cheaper for it."""
+AT_ONCE_MAX = 1_000
+"""How many tasks are leased in one call."""
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A request that waits. Whoever holds the lock of its lessee decides once what becomes of it."""
+
+    n: int
+    deadline: float
+    answer: asyncio.Future[list[fsqueue.LeasedTask]]
+    loop: asyncio.AbstractEventLoop
+    is_over: bool = False
+    """Whether it was answered, or has gone."""
+    got: list[fsqueue.LeasedTask] = field(default_factory=list)
+
+    def tell(self, got: list[fsqueue.LeasedTask], error: Exception | None = None) -> None:
+        """Answer it, from any thread. The lock is held."""
+        self.is_over, self.got = True, got
+        self.loop.call_soon_threadsafe(self._tell, error)
+
+    def _tell(self, error: Exception | None) -> None:
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(self.got)
+        else:
+            self.answer.set_exception(error)
+
+
+class _SharedLessee:
+    """One thread, and the requests that it leases for."""
+
+    def __init__(self, look: Look, put_back: PutBack, ended: Callable[[_SharedLessee], bool]) -> None:
+        self._look, self._put_back, self._ended = look, put_back, ended
+        self.changed = threading.Condition()
+        self.asked: list[_Asked] = []
+        self.is_waiting = False
+        """Whether it waits for tasks: a full look was made before, and not since."""
+        threading.Thread(target=self._work, name="fsqueue-lessee", daemon=True).start()
+
+    def add(self, asked: _Asked) -> None:
+        """Lease for one more request."""
+        with self.changed:
+            self.asked.append(asked)
+            self.changed.notify()
+
+    def leave(self, asked: _Asked) -> list[fsqueue.LeasedTask]:
+        """Note that a request has gone. Return the tasks that it was given meanwhile."""
+        with self.changed:
+            if asked in self.asked:
+                self.asked.remove(asked)
+            if asked.is_over:
+                return asked.got
+            asked.is_over = True
+            return []
+
+    def end_all(self) -> None:
+        """Answer all requests: there is nothing."""
+        with self.changed:
+            for one in self.asked:
+                one.tell([])
+            self.asked.clear()
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                if not self.asked:
+                    self.changed.wait(IDLE_S)
+                wanted = sum(one.n for one in self.asked)
+            if not wanted:
+                if self._ended(self):
+                    return
+                continue
+            self._lease(min(wanted, AT_ONCE_MAX))
+
+    def _lease(self, n: int) -> None:
+        """Look once; if there is nothing, wait for as long as the most patient of the requests."""
+        try:
+            got = self._look(n, 0)
+            if not got:
+                with self.changed:
+                    wait_s = max((one.deadline for one in self.asked), default=0.0) - time.monotonic()
+                    self.is_waiting = wait_s > 0
+                if wait_s > 0:
+                    got = self._look(n, wait_s)
+        except Exception as error:
+            with self.changed:
+                for one in self.asked:
+                    one.tell([], error)
+                self.asked.clear()
+                self.is_waiting = False
+            return
+        with self.changed:
+            self.is_waiting = False
+            now = time.monotonic()
+            for one in list(self.asked):
+                if got:
+                    one.tell(got[: one.n])
+                    got = got[one.n :]
+                    self.asked.remove(one)
+                elif one.deadline <= now:
+                    one.tell([])
+                    self.asked.remove(one)
+        if got:
+            self._put_back(got)
+
+
+class Lessees:
+    """All lessees of a gateway, by what they lease: queue, worker, length of the lease, bound, order."""
+
+    def __init__(self, threads: ServiceThreads, limits: ServiceLimits) -> None:
+        self._threads, self._limits = threads, limits
+        self._lessees: dict[Hashable, _SharedLessee] = {}
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._is_closed = False
+
+    async def lease(
+        self, key: Hashable, n: int, wait_s: float, look: Look, put_back: PutBack
+    ) -> list[fsqueue.LeasedTask]:
+        """Return up to `n` tasks; [] after a full look, and after `wait_s` seconds.
+
+        If this is cancelled, what was leased for it meanwhile is put back. Overloaded.
+        """
+        present = self._lessees.get(key)
+        if self._is_closed or wait_s <= 0 or (present is not None and present.is_waiting):
+            got = await self._direct(n, look, put_back)
+            if got or wait_s <= 0 or self._is_closed:
+                return got
+        loop = asyncio.get_running_loop()
+        asked = _Asked(n, time.monotonic() + wait_s, loop.create_future(), loop)
+        if self._waiting >= self._limits.waiting_max:
+            raise Overloaded("Too many requests wait for tasks at this gateway. Nothing was leased: come again.")
+        lessee = self._join(key, asked, look, put_back)
+        self._waiting += 1
+        is_handed_over = False
+        try:
+            got = await asyncio.wait_for(asked.answer, wait_s + self._limits.answer_s)
+            is_handed_over = True
+            return got
+        except TimeoutError:
+            raise unanswered(self._limits.answer_s, begun=True) from None
+        finally:
+            self._waiting -= 1
+            if not is_handed_over and (left := lessee.leave(asked)):
+                self._threads.begin(lambda: put_back(left))
+
+    async def _direct(self, n: int, look: Look, put_back: PutBack) -> list[fsqueue.LeasedTask]:
+        """Look once, in a thread for verbs. What comes after the request has gone is put back."""
+        has_gone = threading.Event()
+        lock = threading.Lock()
+
+        def act() -> list[fsqueue.LeasedTask]:
+            got = look(min(n, AT_ONCE_MAX), 0)
+            with lock:
+                if not has_gone.is_set():
+                    return got
+            if got:
+                put_back(got)
+            return []
+
+        running = asyncio.ensure_future(self._threads.run(act))
+        try:
+            return await asyncio.shield(running)
+        except BaseException:
+            with lock:
+                has_gone.set()
+            running.add_done_callback(lambda done: self._put_back_late(done, put_back))
+            raise
+
+    def _put_back_late(self, done: asyncio.Future[list[fsqueue.LeasedTask]], put_back: PutBack) -> None:
+        if not done.cancelled() and done.exception() is None and (got := done.result()):
+            self._threads.begin(lambda: put_back(got))
+
+    def _join(self, key: Hashable, asked: _Asked, look: Look, put_back: PutBack) -> _SharedLessee:
+        """Have a request leased for. Its lessee cannot end between being found and being told of it."""
+        with self._lock:
+            found = self._lessees.get(key)
+            if found is None:
+                if len(self._lessees) >= self._limits.lessees_max:
+                    raise Overloaded(
+                        "Requests wait for tasks of too many queues, or by too many workers, at this gateway. Nothing "
+                        "was leased: come again."
+                    )
+                found = self._lessees[key] = _SharedLessee(look, put_back, lambda one: self._drop(key, one))
+            found.add(asked)
+            return found
+
+    def _drop(self, key: Hashable, lessee: _SharedLessee) -> bool:
+        """Let go of a lessee without requests. Return False if it has got one."""
+        with self._lock, lessee.changed:
+            if lessee.asked:
+                return False
+            self._lessees.pop(key, None)
+            return True
+
+    def close(self) -> None:
+        """Answer all requests that wait: there is nothing. Those that come later are not waited for."""
+        self._is_closed = True
+        with self._lock:
+            lessees = list(self._lessees.values())
+        for lessee in lessees:
+            lessee.end_all()

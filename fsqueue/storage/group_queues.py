@@ -1,0 +1,64 @@
+"""Open the queues of a group that a decision names (docs/design.md, section 4.22)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fsqueue.errors import NotAQueue
+from fsqueue.filesystem import NOT_FILES, is_gone
+from fsqueue.format import layout, names, sparse
+from fsqueue.format.decisions import LogName
+from fsqueue.format.layout import QueueState
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.store import Store
+
+
+def state_of(group: GroupDirectory, name: LogName) -> QueueState | None:
+    """Return what the `queue.jsonl` says of the very queue in which a log is; None if its name leads to another, or to
+    none. It is read by a revalidating open. Errors as `layout.read_queue_state`; OSError.
+    """
+    path = group.path_of(name.directory)
+    try:
+        state = layout.read_queue_state(sparse.joined(group.fs.read_pieces(layout.settings_file(path))), path)
+    except NotAQueue:
+        return None
+    except OSError as error:
+        if is_gone(error) or error.errno in NOT_FILES:
+            return None
+        raise
+    return state if state.id == queue_id(name) and state.group == group.state.id else None
+
+
+def generation(name: LogName) -> int:
+    """Return the number of the generation in which a log is."""
+    parsed = names.parse_generation(name.generation)
+    assert parsed is not None  # a LogName has been parsed
+    return parsed[0]
+
+
+def queue_id(name: LogName) -> names.QueueId:
+    """Return the id of the queue in which a log is."""
+    parsed = names.parse_generation(name.generation)
+    assert parsed is not None
+    return parsed[1]
+
+
+@contextmanager
+def opened(group: GroupDirectory, name: LogName, own: Store) -> Iterator[Store | None]:
+    """Open the queue in which a log is, for the length of a block; `own` if it is that one. None if the log's
+    generation is not the present one, or the queue is not in its place. Errors as of `Store`.
+    """
+    if own.path == group.path_of(name.directory):
+        own.refresh(now=True)
+        yield own if own.queue_state.directory == name.generation else None
+        return
+    if state_of(group, name) is None:
+        yield None
+        return
+    store = Store(group.path_of(name.directory), own.worker_name)
+    try:
+        group.prove(store, name.directory)
+        yield store if store.queue_state.directory == name.generation else None
+    finally:
+        store.close()

@@ -1,0 +1,133 @@
+"""Retire decision files of a group (docs/design.md, section 4.22).
+
+A file may go when each log that it commits has its outcome on disk, or needs none. Whatever is in doubt keeps it: it
+costs one file.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fsqueue.errors import FsqueueError, LockTimeout
+from fsqueue.format import decisions, names
+from fsqueue.format.decisions import DecisionState, LogName
+from fsqueue.format.names import DecisionFileName, UpdateId
+from fsqueue.protocol import deciding
+from fsqueue.storage import decisions as stored
+from fsqueue.storage import group_queues, jsonl, published
+from fsqueue.storage.decisions import OutOfGroup
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.store import Store
+
+AGE_MS = 86_400_000
+"""A file is retired a day after its last line."""
+FULL_AGE_MS = 3_600_000
+"""A full one, to which its owner adds nothing: an hour after it."""
+AWAY_MS = 30 * AGE_MS
+"""A queue that is not in its place keeps the files that name it for so long: it may have been moved, and come back."""
+WAIT_S = 2.0
+"""Seconds to wait for a lock. Then the file is left to the next upkeep."""
+
+
+def retire(store: Store) -> int:
+    """Retire the decision files of the group that an open queue lies in; how many. 0 if it lies in none."""
+    if store.queue_state.group is None:
+        return 0
+    try:
+        group = stored.group_of(store)
+    except OutOfGroup:
+        return 0
+    found = map(names.parse_decision_file, sorted(group.fs.names(decisions.directory(group.path))))
+    return sum(_retire(store, group, name) for name in found if name is not None)
+
+
+def _retire(store: Store, group: GroupDirectory, name: DecisionFileName) -> bool:
+    """Retire a file, if it is old and all of its logs are settled. Return whether it was removed."""
+    path = decisions.path_of(group.path, name)
+    state = stored.read(group, name)
+    if state is None:
+        return False
+    age_ms = _age_ms(store, group, path, name, state)
+    if age_ms < (FULL_AGE_MS if state.end >= decisions.FILE_BYTES_MAX else AGE_MS):
+        return False
+    try:
+        if not state.is_gone and not all(_settle(store, group, *each, age_ms) for each in _logs_of(state)):
+            return False
+        return _remove(store, group, path, state)
+    except (LockTimeout, FileNotFoundError):
+        return False
+
+
+def _age_ms(store: Store, group: GroupDirectory, path: str, name: DecisionFileName, state: DecisionState) -> int:
+    """Return how long ago the last line was written. A clock that was ahead does not count: the file's stamp does."""
+    last = max(state.at, names.birth_ms(name))
+    return store.clock.now_ms() - min(last, group.fs.stat(path).st_mtime_ns // 1_000_000)
+
+
+def _logs_of(state: DecisionState) -> list[tuple[LogName, list[UpdateId]]]:
+    """Return each log that a file's commits name, with their updates."""
+    found: dict[LogName, list[UpdateId]] = {}
+    for update, logs in state.commits.items():
+        for log in logs:
+            found.setdefault(log, []).append(update)
+    return sorted(found.items())
+
+
+def _settle(store: Store, group: GroupDirectory, name: LogName, updates: list[UpdateId], age_ms: int) -> bool:
+    """Give a log the outcomes that it lacks, and sync it. Return whether it has them all on disk, or needs none.
+
+    A line `closed` excuses no log: a deletion can be refused, and taken back.
+    """
+    state = group_queues.state_of(group, name)
+    if state is None:
+        return age_ms >= AWAY_MS
+    if state.generation > group_queues.generation(name):
+        return True
+    if state.closed:
+        return False
+    try:
+        with group_queues.opened(group, name, store) as queue:
+            if queue is None:
+                return False  # the next upkeep finds out why
+            if _give(queue, name, updates):
+                return True
+            is_absent = not published.names_of(queue, queue.layout, name.batch) and not queue.fs.exists(
+                queue.layout.log(name.batch)
+            )
+            return is_absent and group_queues.state_of(group, name) is not None
+    except FsqueueError:
+        return False
+
+
+def _give(queue: Store, name: LogName, updates: list[UpdateId]) -> bool:
+    """Give a log its outcomes, durably. Return False if there is no such log."""
+    try:
+        given = False
+        with LockedBatch(queue, name.batch, WAIT_S) as locked:
+            for update in updates:
+                if locked.log.fd < 0:
+                    return False  # it has finished with the last outcome
+                given = deciding.give(locked, update, "commit") or given
+            if locked.log.fd < 0:
+                return False
+            queue.fs.fsync(locked.log.fd)
+    except FileNotFoundError:
+        return False
+    if given:
+        queue.doorbell.ring()
+    return True
+
+
+def _remove(store: Store, group: GroupDirectory, path: str, visited: DecisionState) -> bool:
+    """Retire and unlink a file, unless a line was added since its logs were visited."""
+    fs = group.fs
+    with jsonl.locked_existing(fs, store.clock, store.entropy, path, WAIT_S, os.O_APPEND) as fd:
+        jsonl.must_have_one_name(fs, fd, path)
+        state = DecisionState()
+        torn = state.replay(fs.all_pieces(fd))
+        if state.end != visited.end:
+            return False
+        if not state.is_gone:
+            stored.append(fs, fd, path, state, torn, decisions.gone(store.clock.now_ms()))
+        return fs.unlink(path)

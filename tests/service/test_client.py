@@ -1,0 +1,279 @@
+"""The client, against a gateway on a Unix socket: each verb as on the queue itself."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import reduction
+from pathlib import Path
+
+import pytest
+
+import fsqueue
+from fsqueue import Group, LeaseLost, Queue, RemoteGroup, RemoteQueue, Task
+from fsqueue.service.gate import Tokens
+from fsqueue.service.wire import address_of
+from tests.service.conftest import Serve
+from tests.waiting import until
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def remote(group: Group, serve: Serve) -> RemoteQueue:
+    """A queue of a gateway, whose name needs to be encoded."""
+    found = fsqueue.connect(f"{serve(group.path)}/a%2Fb%20%C3%A9", worker="me")
+    assert isinstance(found, RemoteQueue)
+    return found
+
+
+@pytest.fixture
+def local(group: Group) -> Queue:
+    """The same queue, opened directly."""
+    return group["a/b é"]
+
+
+def test_what_is_inserted_there_is_leased_here_and_the_other_way(remote: RemoteQueue, local: Queue) -> None:
+    assert not remote.exists()
+    ref = remote.insert({"tile": 7}, key="s7", priority=3)
+    assert (ref.inserted, remote.insert({"tile": 7}, key="s7").inserted) == (True, False)
+    [task] = local.lease()
+    assert (task.id, task.payload, task.key, task.priority) == (ref.id, {"tile": 7}, "s7", 3)
+    local.release(task)
+    [held] = remote.lease(lease_s=60)
+    assert (held.id, held.payload, held.key, held.priority, held.attempt) == (ref.id, {"tile": 7}, "s7", 3, 1)
+    held.complete({"pixels": 9})
+    held.complete({"pixels": 9})  # the same once more: as on a queue, as long as its batch lives
+    assert local.status() == remote.status() == fsqueue.Status(completed=1)
+    [result] = remote.results()
+    assert (result.payload, result.result, result.worker) == ({"tile": 7}, {"pixels": 9}, "me")
+    [moves] = [remote.history(ref.id)]
+    assert [move.op for move in moves] == [move.op for move in local.history(ref.id)]
+
+
+def test_bytes_come_back_as_bytes(remote: RemoteQueue) -> None:
+    remote.insert(b"\x00\xff")
+    remote.insert_many([Task(b"", priority="b"), {"b64": "text"}])
+    assert [task.payload for task in remote.lease(3, strict=True)] == [b"", b"\x00\xff", {"b64": "text"}]
+
+
+def test_a_stream_under_a_name_is_inserted_once(remote: RemoteQueue, local: Queue) -> None:
+    tasks = [{"n": n} for n in range(2_000)]
+    assert remote.insert_many((task for task in tasks), commit="seed") == 2_000
+    assert remote.insert_many(tasks, commit="seed") == 0
+    assert sorted(task.payload["n"] for task in remote.tasks("waiting")) == list(range(2_000))
+    assert local.status().waiting == 2_000
+
+
+def test_a_bad_task_in_a_stream_is_named_and_nothing_of_a_commit_is_inserted(remote: RemoteQueue, local: Queue) -> None:
+    with pytest.raises(fsqueue.InvalidTask, match="no JSON"):
+        remote.insert_many([1, {"a": object()}], commit="seed")
+    with pytest.raises(fsqueue.InvalidArgument, match="priority"):
+        remote.insert_many([Task(1), Task(2, priority=1 << 63)], commit="seed")
+    assert local.status().inserted == 0
+    assert remote.insert_many([1], commit="seed") == 1
+
+
+def test_errors_are_those_of_the_queue(remote: RemoteQueue, local: Queue) -> None:
+    remote.insert(1)
+    [held] = remote.lease()
+    local.release_all()
+    [again] = local.lease()
+    for act in (held.complete, held.renew, held.release, lambda: held.fail("x"), lambda: held.bury("x")):
+        with pytest.raises(LeaseLost) as lost:
+            act()
+        assert lost.value.tokens == [held.token]
+        assert lost.value.reason
+    again.complete()
+    with pytest.raises(fsqueue.TaskNotFound):
+        remote.task("01a217e8f08f70e69f2d729f927415aa.0")
+    with pytest.raises(fsqueue.InvalidArgument, match="lease_s"):
+        remote.lease(lease_s=-1)
+    with pytest.raises(fsqueue.InvalidArgument):
+        remote.insert(1, priority=[1])  # type: ignore[arg-type]
+
+
+def test_a_lease_of_a_purged_queue_says_so(remote: RemoteQueue, local: Queue) -> None:
+    remote.insert(1)
+    [held] = remote.lease()
+    local.purge()
+    with pytest.raises(LeaseLost):
+        held.complete()
+    local.insert(2)
+    remote.purge()
+    assert local.status().inserted == 0
+    remote.delete()
+    assert not remote.exists()
+    with pytest.raises((LeaseLost, fsqueue.QueueNotFound)):
+        held.complete()
+
+
+def test_a_result_that_cannot_be_kept_leaves_the_task_leased(remote: RemoteQueue) -> None:
+    remote.insert_many([1, 2])
+    tasks = remote.lease(2)
+    with pytest.raises(fsqueue.InvalidResult) as refused:
+        remote.complete(tasks, {tasks[0].id: "x" * (1 << 20)})
+    assert refused.value.tasks == [tasks[0].id]
+    assert remote.status() == fsqueue.Status(leased=1, completed=1)
+
+
+def test_a_loop_goes_on_until_the_queue_is_drained(remote: RemoteQueue) -> None:
+    remote.insert_many(range(20))
+    done, asked_again = [], []
+    for task in remote.poll(prefetch=3):
+        with task:
+            if task.payload == 5 and not asked_again:
+                asked_again.append(task.id)
+                raise fsqueue.Retry(0)
+            if task.payload == 6:
+                raise fsqueue.Bury("no sixes")
+            done.append(task.payload)
+    assert sorted(done) == [n for n in range(20) if n != 6]
+    assert [letter.reason for letter in remote.dead()] == ["no sixes"]
+    assert remote.retry_dead(all=True) == 1
+    assert remote.status() == fsqueue.Status(waiting=1, completed=19)
+
+
+def test_leaving_a_loop_puts_back_what_was_leased_ahead(remote: RemoteQueue) -> None:
+    remote.insert_many(range(4))
+    with remote.poll(prefetch=4) as loop:
+        next(loop).complete()
+        assert remote.status().leased == 3
+    assert remote.status() == fsqueue.Status(waiting=3, completed=1)
+    with pytest.raises(RuntimeError, match="in the block"), next(remote.poll(errors="raise")):
+        raise RuntimeError("in the block")
+
+
+def test_a_lease_waits_until_a_task_is_inserted(remote: RemoteQueue, local: Queue) -> None:
+    got: list[fsqueue.LeasedTask] = []
+    waiting = threading.Thread(target=lambda: got.extend(remote.lease(wait_s=60)))
+    waiting.start()
+    local.insert("late")
+    waiting.join()
+    assert [task.payload for task in got] == ["late"]
+
+
+def test_it_waits_for_the_end(remote: RemoteQueue, local: Queue) -> None:
+    remote.insert(1)
+    assert not remote.wait(0).drained
+    ended: list[fsqueue.Status] = []
+    waiting = threading.Thread(target=lambda: ended.append(remote.wait()))
+    waiting.start()
+    local.complete(local.lease())
+    waiting.join()
+    assert ended == [fsqueue.Status(completed=1)]
+
+
+def test_upkeep(remote: RemoteQueue, local: Queue) -> None:
+    remote.insert_many(range(3))
+    assert remote.pause("disk") is True
+    assert remote.pause() is False
+    paused = remote.paused
+    assert paused is not None
+    assert paused.reason == "disk"
+    assert remote.lease() == []
+    assert remote.resume() is True
+    assert remote.change_settings(max_attempts=7).max_attempts == 7
+    assert local.settings.lease_s == remote.settings.lease_s
+    [first] = remote.peek()
+    assert remote.cancel(first.id) == 1
+    remote.lease(2)
+    assert remote.release_all(worker="other") == 0
+    assert remote.release_all(worker="me") == 2
+
+
+def test_a_group(group: Group, serve: Serve) -> None:
+    remote = fsqueue.connect(serve(group.path))
+    assert isinstance(remote, RemoteGroup)
+    for name in ("fetch", "parse", "a/b"):
+        remote[name].insert(name)
+    assert [queue.name for queue in remote.queues()] == ["a/b", "fetch", "parse"]
+    assert [queue.name for queue in remote.queues(".*h")] == ["fetch"]
+    assert remote.status("p.*") == {"parse": fsqueue.Status(waiting=1)}
+    tasks = remote.lease(3, match="fetch|parse")
+    assert sorted(task.payload for task in tasks) == ["fetch", "parse"]
+    for task in tasks:
+        assert task.payload == task.queue.name  # type: ignore[attr-defined]
+        task.complete()
+    remote.delete("a/b")
+    assert list(remote.queues()) == []
+
+
+def test_a_single_queue_is_known_by_its_directory(tmp_path: Path, serve: Serve) -> None:
+    queue = Queue.create(tmp_path / "tiles", shards=1)
+    address = serve(queue.path)
+    remote = fsqueue.connect(address)
+    assert isinstance(remote, RemoteQueue)
+    assert remote.name == "tiles"
+    remote.insert(1)
+    assert queue.status().waiting == 1
+    other = fsqueue.connect(f"{address}/other")
+    with pytest.raises(fsqueue.QueueNotFound, match="tiles"):
+        other.status()
+
+
+def test_it_pickles_and_each_thread_has_a_connection(remote: RemoteQueue) -> None:
+    copy = reduction.ForkingPickler.loads(reduction.ForkingPickler.dumps(remote))
+    assert copy == remote
+    ids: list[str] = []
+    threads = [threading.Thread(target=lambda: ids.append(copy.insert(1).id)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(ids)) == 8
+    assert remote.status().waiting == 8
+
+
+def test_the_token_is_that_of_the_environment(group: Group, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = serve(group.path, Tokens({"write": "w" * 20}))
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    with pytest.raises(fsqueue.FsqueueError, match="token is needed"):
+        fsqueue.connect(address)
+    monkeypatch.setenv("FSQUEUE_TOKEN", "w" * 20)
+    remote = fsqueue.connect(f"{address}/q")
+    assert isinstance(remote, RemoteQueue)
+    remote.insert(1)
+    [task] = remote.lease()
+    worker = group["q"].history(task.id)[-1].worker
+    assert worker is not None
+    assert worker["slurm_job"] == "4711"
+
+
+def test_a_gateway_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(fsqueue.StorageError, match="cannot be reached"):
+        fsqueue.connect(f"http+unix://{str(tmp_path / 'none').replace('/', '%2F')}", patience_s=0)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8750", "ftp://x", "http://", "http://a/b/c", "http://a?x=1", "http://u:p@a", 5, "http://a:x"]
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(fsqueue.InvalidArgument, match="no address"):
+        address_of(url)
+
+
+def test_more_clients_than_tasks_and_each_task_once(group: Group, serve: Serve) -> None:
+    """Requests that wait share one lessee: what it leases is handed out, each task once."""
+    address = serve(group.path)
+    got: list[int] = []
+
+    def work() -> None:
+        queue = fsqueue.connect(f"{address}/q")
+        assert isinstance(queue, RemoteQueue)
+        payloads: list[int | None] = []
+        while None not in payloads:
+            tasks = queue.lease(2, wait_s=60)
+            queue.complete(tasks)
+            payloads = [task.payload for task in tasks]
+            got.extend(payload for payload in payloads if payload is not None)
+
+    workers = [threading.Thread(target=work) for _ in range(6)]
+    for worker in workers:
+        worker.start()
+    queue = group["q"]
+    queue.insert_many(range(40))
+    until(lambda: queue.status().completed == 40, "all tasks to be completed")
+    while any(worker.is_alive() for worker in workers):
+        queue.insert(None)
+        queue.wait()
+    assert sorted(got) == list(range(40))

@@ -1,0 +1,193 @@
+"""A decision file goes once all that it commits has its outcome, and not before."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from fsqueue import Group, Queue
+from fsqueue.clock import Clock
+from fsqueue.format import decisions, layout
+from fsqueue.protocol import updates
+from fsqueue.upkeep import decision_files
+from tests.concurrency.books import drain
+from tests.concurrency.processes import children
+from tests.concurrency.trapped import DieAt, Trapped
+
+pytestmark = pytest.mark.once
+
+DAY_MS = decision_files.AGE_MS
+
+
+def clock_in(ms: int) -> Clock:
+    clock = Clock()
+    clock.offset_ms = ms
+    return clock
+
+
+def decided(path: Path) -> Group:
+    """A group in which an update was decided, and neither log has the outcome: the updater died."""
+    group = Group.create(path, shards=1, durability="none")
+    group["a"].insert("task")
+    group["b"].insert("here")
+    [task] = group["a"].lease(lease_s=1e7)
+    with mock.patch.object(updates._Try, "_give", return_value=None), group.update() as update:
+        update.complete(task)
+        update.insert("b", "x")
+    return group
+
+
+def files(group: Group) -> list[str]:
+    return os.listdir(group.path / decisions.DIRECTORY)
+
+
+def gc(group: Group, name: str, ms: int) -> int:
+    return Queue(group.path / name, clock=clock_in(ms)).gc().decision_files_retired
+
+
+def left(group: Group) -> dict[str, list[Any]]:
+    return {
+        queue.name: sorted(drain(Queue(queue.path, clock=clock_in(2 * DAY_MS))))
+        for queue in [*group.queues(tasks_min=0)]
+    }
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return decided(tmp_path / "group")
+
+
+def test_a_file_goes_a_day_after_its_last_line(group: Group) -> None:
+    assert gc(group, "a", DAY_MS - 60_000) == 0
+    assert len(files(group)) == 1
+    assert gc(group, "b", DAY_MS + 60_000) == 1
+    assert files(group) == []
+    assert left(group) == {"a": [], "b": ["here", "x"]}
+
+
+def test_a_full_one_goes_an_hour_after_it(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "FILE_BYTES_MAX", 100)
+    assert gc(group, "a", decision_files.FULL_AGE_MS - 60_000) == 0
+    assert gc(group, "a", decision_files.FULL_AGE_MS + 60_000) == 1
+
+
+def test_an_empty_one_goes_too_and_a_stray_stays(group: Group) -> None:
+    for name in ("0" * 32 + ".jsonl", "notes.txt"):
+        (group.path / decisions.DIRECTORY / name).touch()
+    os.utime(group.path / decisions.DIRECTORY / ("0" * 32 + ".jsonl"), (0, 0))
+    assert gc(group, "a", 0) == 1
+    assert sorted(files(group))[-1] == "notes.txt"
+
+
+def closes(group: Group) -> Callable[[], object]:
+    """Mark a queue as deleted, as a deletion does that may be refused and taken back."""
+    path = group.path / "b" / "queue.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(before + layout.closed_record(1))
+    return lambda: path.write_bytes(before)
+
+
+def moves(group: Group) -> Callable[[], object]:
+    os.rename(group.path / "b", group.path.parent / "moved")
+    return lambda: os.rename(group.path.parent / "moved", group.path / "b")
+
+
+def replaces(group: Group) -> Callable[[], object]:
+    """Another queue has the name meanwhile."""
+    back = moves(group)
+    Group(group.path)["b"].insert("another")
+
+    def restore() -> None:
+        os.rename(group.path / "b", group.path.parent / "other")
+        back()
+
+    return restore
+
+
+def locks(group: Group) -> Callable[[], object]:
+    """A stopped process has the log locked."""
+    fs = group.directory().fs
+    [log] = (group.path / "b").rglob("movements/*/*.jsonl")
+    fd = fs.look(str(log), os.O_RDWR)
+    assert fs.try_lock(fd)
+    return lambda: fs.close(fd)
+
+
+@pytest.mark.parametrize("doubt", [closes, moves, replaces, locks])
+def test_what_is_in_doubt_keeps_it(
+    group: Group, doubt: Callable[[Group], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the update would be lost, once the queue is back."""
+    monkeypatch.setattr(decision_files, "WAIT_S", 0.01)
+    restore = doubt(group)
+    assert gc(group, "a", DAY_MS + 60_000) == 0
+    assert len(files(group)) == 1
+    restore()
+    assert left(group) == {"a": [], "b": ["here", "x"]}
+
+
+def test_a_queue_that_is_away_keeps_it_for_thirty_days(group: Group) -> None:
+    moves(group)
+    assert gc(group, "a", decision_files.AWAY_MS - 60_000) == 0
+    assert gc(group, "a", decision_files.AWAY_MS + 60_000) == 1
+
+
+@pytest.mark.parametrize("end", ["purge", "finish"])
+def test_a_log_that_has_ended_needs_no_outcome(group: Group, end: str) -> None:
+    if end == "purge":
+        group["b"].purge()
+    else:
+        assert drain(Queue(group.path / "b", clock=clock_in(2 * DAY_MS))) == ["here", "x"]
+        Queue(group.path / "b", clock=clock_in(2 * DAY_MS)).gc()
+        assert not list((group.path / "b").rglob("movements/*/*.jsonl"))
+        assert gc(group, "a", 0) == 0
+    assert gc(group, "a", 3 * DAY_MS) == (1 if end == "purge" else 0) or not files(group)
+
+
+def test_a_line_that_comes_during_the_visits_keeps_it(group: Group) -> None:
+    """Another thread of its owner has committed: its logs have not been visited."""
+    original = decision_files._remove
+
+    def adds(store: Any, directory: Any, path: str, visited: Any) -> bool:
+        with Path(path).open("ab") as appended:
+            appended.write(decisions.abort(1, "0" * 16))  # type: ignore[arg-type]
+        return original(store, directory, path, visited)
+
+    with mock.patch.object(decision_files, "_remove", adds):
+        assert gc(group, "a", DAY_MS + 60_000) == 0
+    assert len(files(group)) == 1
+    assert gc(group, "a", DAY_MS + 60_000) == 1
+
+
+def test_killed_at_every_step_of_a_removal(tmp_path: Path) -> None:
+    step = 0
+    while True:
+        step += 3
+        group = decided(tmp_path / f"g{step}")
+
+        def live(group: Group = group, step: int = step) -> None:
+            trap = DieAt(step)
+            fs = Trapped(str(group.path / "a"), trap)
+            with (
+                mock.patch("fsqueue.storage.store.Filesystem", lambda root, **_: Trapped(root, trap)),
+                mock.patch("fsqueue.storage.group_directory.Filesystem", lambda root, **_: Trapped(root, trap)),
+            ):
+                queue = Queue(group.path / "a", filesystem=fs, clock=clock_in(DAY_MS + 60_000))
+                trap.armed = True
+                decision_files.retire(queue.store)
+
+        with children((live,)) as [child]:
+            status = child.wait()
+        assert status in (0, -signal.SIGKILL), child.report()
+        assert left(group) == {"a": [], "b": ["here", "x"]}, f"step {step}"
+        gc(group, "a", 2 * DAY_MS)
+        assert files(group) == []
+        if status == 0:
+            break
+    assert step > 30
