@@ -15,8 +15,7 @@ import orjson
 
 from fsqueue import FsqueueError, LeasedTask, UpdateConflict
 from tests.simulation import group_acts, invariants, relays
-from tests.simulation.disk import Directory, File
-
+from tests.simulation.disk import File
 from tests.simulation.history import CRASHED, DONE, REFUSED, Actor, Call
 from tests.simulation.replay import SKIPPED, Replay
 

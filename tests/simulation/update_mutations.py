@@ -53,42 +53,16 @@ MUTATIONS = [
         (("_Try._look", "for opened in self._queues: ...", "for opened in (): ..."),),
     ),
     Mutation(
-        "of the lines about an update the last one counts",
-        "a bystander's abort comes behind the commit, and half of the logs follow it",
-        "update-stop",
-        (
-            ("DecisionState._apply", "self.first.setdefault(update, ABORTED)", "self.first[update] = ABORTED"),
-            ("vote_against", "update not in state.first and not state.is_gone", "not state.is_gone"),
-        ),
-    ),
-    Mutation(
-        "a log that has other records of an update than its commit says acts all the same",
-        "a part of the records was lost with the power",
-        "update-power",
-        (
-            (
-                "replay._commit",
-                'prepared is None or type(record["of"]) is not int or record["of"] != len(prepared.records)',
-                "prepared is None",
-            ),
-        ),
-    ),
-    Mutation(
-        "a batch is finished beside a prepared record",
-        "the log goes, and with it the insert that is committed then",
-        "update-stop",
-        (
-            (
-                "finishing.finish",
-                "not replay_state.opened or replay_state.remaining or replay_state.prepared",
-                "not replay_state.opened or replay_state.remaining",
-            ),
-        ),
-    ),
-    Mutation(
         "a prepared record freezes nothing",
         "a lease that runs out is taken over, and the commit acts on another one's task",
         "update-stop",
         (("task_states.States.freeze", "self.frozen.update(dict.fromkeys(tasks, update))", "pass"),),
+    ),
+    Mutation(
+        "the first line of a decision file is written when it pleases the client",
+        "it comes over the abort of another host, which has aborted a log by then",
+        "update-steps",
+        (("OwnDecisionFiles._made", "if group.fs.shared: ...", "if False: ..."),),
+        first=1117,
     ),
 ]
