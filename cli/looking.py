@@ -133,9 +133,11 @@ def show(queue: str, task: str, as_json: bool) -> None:
         except fsqueue.TaskNotFound:
             movements = []  # the queue keeps none of finished tasks, but their dead letters
         settled = outcomes.settled_as(q.store, task_id) if info.state in ("completed", "dead") else None
+        kin = fsqueue.Group(q.group.path).lineage(q.name, task_id) if isinstance(q, fsqueue.GroupQueue) else None
     done, new_id = settled or (None, None)
     if as_json:
-        more = {"settled": done, "retried_as": new_id} if done is not None else {}
+        more: dict[str, Any] = {"settled": done, "retried_as": new_id} if done is not None else {}
+        more |= {"lineage": kin.as_dict()} if kin is not None else {}
         print_json(info.as_dict() | more | {"history": [move.as_dict() for move in movements]})
         return
     times = ("since", "available_at", "lease_until")
@@ -156,6 +158,21 @@ def show(queue: str, task: str, as_json: bool) -> None:
             for name, value in rest.items()
         ]
         say(*f"  {moment(move.at)}  {move.op:<9} {', '.join(shown)}".rstrip().split("\n"))
+    if kin is not None:
+        _say_lineage(kin)
+
+
+def _say_lineage(kin: fsqueue.Lineage) -> None:
+    """Print the tasks that a task came of, the earliest stage first, and those that came of it, indented by stage."""
+    for title, found in (("came of", list(reversed(kin.ancestors))), ("led to", kin.successors)):
+        if found:
+            say(title)
+        for one in found:
+            among = f" (one of {one.among} that its update has ended)" if one.op != "insert" and one.among > 1 else ""
+            indent = "  " * max(1, one.steps)
+            say(f"{indent}{moment(one.at)}  {one.op:<9} {brief(one.queue)} {one.id}{among}")
+    if not kin.is_whole:
+        say("There may be more: not all that leads to the other tasks of its updates was read, or is still there.")
 
 
 def _text(value: Any) -> str:

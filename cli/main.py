@@ -45,6 +45,7 @@ GROUPS = {
         "release": ("leases", "Put leased tasks back."),
         "fail": ("leases", "Report failed attempts, to be tried again."),
         "bury": ("leases", "Make leased tasks dead letters at once."),
+        "update": ("updating", "Change tasks in several queues of a group, all or nothing."),
     },
     "Upkeep": {
         "cancel": ("leases", "Cancel waiting tasks."),
@@ -86,6 +87,7 @@ Exit codes:
   3    nothing is available; or there is no such task
   4    a lease is lost
   5    there is no such queue
+  6    update: a lease was lost, or others were in the way; nothing was done
   7    no room is left (disk, inodes, quota)
   8    the filesystem is unsafe for a queue
   9    drained, but there are dead letters

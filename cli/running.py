@@ -68,6 +68,7 @@ fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q -j 8 --output line --tag -- ./process {}
 fsqueue run Q -j 4 --gpus-per-task 1 -- ./train {config}
 fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m
+fsqueue run /scratch/me/crawl/fetch --then extract -- ./fetch {page}    # what it prints becomes tasks of 'extract'
 fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of a group, also those that come later"""
     ),
 )
@@ -121,6 +122,9 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 @click.option("--upstream", multiple=True, metavar="NAME",
               help="A queue of an earlier stage, by its name in Q's group, or its path: end only when it is drained, "
               "too. Repeatable.")  # fmt: skip
+@click.option("--then", metavar="NAME",
+              help="Insert each line of JSON that COMMAND prints into this queue of Q's group, in one step with the "
+              "task's completion.")  # fmt: skip
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
 @click.option(
     "--grace",
@@ -196,6 +200,11 @@ def run(
     FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT. It may write small JSON to the
     file that FSQUEUE_RESULT names, which does not exist before; the history keeps it. The command inherits the
     standard streams, and no other open file.
+
+    With --then, each line that the command prints to standard output must be JSON: a payload. When the command exits
+    with 0, all of them are inserted into that queue, in one step with the completion of its task; otherwise none is.
+    A line that is no JSON fails the attempt. The task becomes a dead letter if a line takes more than 64 KiB, or if
+    there are more than 9,999 lines or 8 MiB. Standard output is then not shown. A function returns fsqueue.Then.
 
     Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. A failed task is
     retried after a growing pause, up to the queue's number of attempts ('fsqueue set' changes it). --retries N lets
@@ -303,12 +312,27 @@ def run(
         raise click.exceptions.Exit(code)
 
 
-def _source_at(path: str, worker: str | None, match: str | None) -> fsqueue.Queue | fsqueue.GroupQueues:
+def _source_at(
+    path: str, worker: str | None, match: str | None
+) -> fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue:
     """Return the queue at a path, or the queues of the group at it; with `match`, those whose whole names match."""
+    if "://" in path and not path.startswith("fq://"):
+        return _remote_at(path, worker, match)
     if group_at(path, {"--match": match}) is None:
         return queue_at(path, worker)
     group = fsqueue.Group(path, worker=worker)
     return group if match is None else group.matching(match)
+
+
+def _remote_at(url: str, worker: str | None, match: str | None) -> fsqueue.RemoteQueue:
+    """Return the queue of a gateway at an address."""
+    found = fsqueue.connect(url, worker=worker)
+    if isinstance(found, fsqueue.RemoteGroup) or match is not None:
+        raise click.UsageError(
+            f"{url} is a gateway that serves a group. A worker takes one queue of it: {url.rstrip('/')}/QUEUE. No task "
+            "was touched."
+        )
+    return found
 
 
 def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
@@ -318,9 +342,11 @@ def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
     return queue_at(name, worker) if holder is None else fsqueue.Group(holder, worker=worker)[name]
 
 
-def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues) -> fsqueue.Status:
+def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> fsqueue.Status:
     """Return the status of a queue; of queues of a group their sum, by names."""
-    return source.status() if isinstance(source, fsqueue.Queue) else source.status(exact=False).status
+    if isinstance(source, fsqueue.GroupQueues):
+        return source.status(exact=False).status
+    return source.status()
 
 
 def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, load: tuple[str, ...]) -> None:
@@ -343,7 +369,9 @@ def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, l
     raise click.UsageError(either)
 
 
-def _too_many(queues: list[fsqueue.Queue | fsqueue.GroupQueues], retries: int | None) -> list[str]:
+def _too_many(
+    queues: list[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], retries: int | None
+) -> list[str]:
     """Return a hint for each queue that gives tasks up before so many retries."""
     return [
         f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "

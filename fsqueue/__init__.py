@@ -57,6 +57,7 @@ from fsqueue.poll import Poll, wait
 from fsqueue.queue import Queue
 from fsqueue.several import lease
 from fsqueue.storage.discovery import queues
+from fsqueue.then import Then
 from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate, TimeLeft
 
 __version__ = "0.1.0"
@@ -64,12 +65,15 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
     "Event": "fsqueue.worker",
+    "Flow": "fsqueue.views.flows",
     "Group": "fsqueue.groups",
     "GroupQueue": "fsqueue.groups",
     "GroupQueues": "fsqueue.groups",
     "GroupStatus": "fsqueue.groups",
+    "Lineage": "fsqueue.groups",
     "LeaseHolder": "fsqueue.views.lease_holders",
     "PriorityRange": "fsqueue.views.priorities",
+    "Relative": "fsqueue.groups",
     "RemoteGroup": "fsqueue.service.client",
     "RemoteQueue": "fsqueue.service.client",
     "Report": "fsqueue.doctor",
@@ -86,8 +90,9 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
-    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Update
+    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
     from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
+    from fsqueue.views.flows import Flow
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
@@ -125,6 +130,7 @@ __all__ = [
     "Event",
     "Failure",
     "Finding",
+    "Flow",
     "ForkedChild",
     "FormatTooNew",
     "FormatTooOld",
@@ -142,6 +148,7 @@ __all__ = [
     "LeaseHolder",
     "LeaseLost",
     "LeasedTask",
+    "Lineage",
     "LockTimeout",
     "MostUsed",
     "Movement",
@@ -154,6 +161,7 @@ __all__ = [
     "QueueNotFound",
     "QueuePurged",
     "Rate",
+    "Relative",
     "RemoteGroup",
     "RemoteQueue",
     "Report",
@@ -171,6 +179,7 @@ __all__ = [
     "TaskNotFound",
     "TaskRef",
     "TaskTooLarge",
+    "Then",
     "TimeLeft",
     "Timeline",
     "UnsafeFilesystem",

@@ -6,12 +6,12 @@ a decision file may wait for another host, and no process waits with a log locke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fsqueue.clock import Backoff
 from fsqueue.errors import FsqueueError, LockTimeout
 from fsqueue.format import movements
-from fsqueue.format.decisions import Decision, Outcome
+from fsqueue.format.decisions import Decision, LogName, Outcome
 from fsqueue.format.names import Batch, UpdateId
 from fsqueue.format.replay import AVAILABLE, ReplayState
 from fsqueue.format.task_states import Prepared
@@ -67,48 +67,56 @@ def decide(store: Store, batch: Batch, wanted: Sequence[Undecided], wait_s: floa
     Decide against those that are old. Call it while no log is locked; it waits for the log's lock as `LockedBatch`
     does. LockTimeout; OutOfGroup if the queue was moved out of its group; OSError if a decision cannot be read.
     """
-    decided: dict[UpdateId, Outcome] = {}
-    for each in wanted:
-        decision = decisions.ask(store, each.file, each.update, each.is_old)
-        if decision is not None:
-            decided[each.update] = decision.outcome
-            if each.is_old and decision.outcome == "commit":
-                _give_others(store, batch, each.update, decision)
+    decided = decisions.ask_all(store, [(each.file, each.update, each.is_old) for each in wanted])
     if decided:
         given = False
         try:
             with LockedBatch(store, batch, wait_s) as locked:
-                for update, outcome in decided.items():
+                for update, decision in decided.items():
                     if locked.log.fd < 0:
                         break  # the last one has finished the batch
-                    given = give(locked, update, outcome) or given
+                    given = give(locked, update, decision.outcome) or given
         except FileNotFoundError:
             pass  # the batch has finished, or was purged: all of its updates were decided
         finally:
             if given:
                 store.doorbell.ring()
+        _give_others(store, batch, {each.update: decided[each.update] for each in wanted if _is_left(each, decided)})
     return len(decided) == len(wanted)
 
 
-def _give_others(store: Store, batch: Batch, update: UpdateId, decision: Decision) -> None:
-    """Give the outcome to the other logs that a `commit` names: its process has died, or is held up.
+def _is_left(each: Undecided, decided: Mapping[UpdateId, Decision]) -> bool:
+    """Return whether an update was committed long ago: its process has died, or is held up."""
+    return each.is_old and each.update in decided and decided[each.update].outcome == "commit"
 
-    No worker may be looking at them. What fails is left to the next process that meets the records.
+
+def _give_others(store: Store, batch: Batch, committed: Mapping[UpdateId, Decision]) -> None:
+    """Give the outcomes to the other logs that these commits name: no worker may be looking at them.
+
+    What fails is left to the next process that meets the records.
     """
-    group = decisions.group_of(store)
-    for name in decision.logs:
-        if name.batch == batch:
-            continue
+    updates: dict[LogName, list[UpdateId]] = {}
+    for update, decision in committed.items():
+        for name in decision.logs:
+            if name.batch != batch:
+                updates.setdefault(name, []).append(update)
+    for name, of_log in updates.items():
         try:
-            with group_queues.opened(group, name, store) as queue:
-                if queue is None:
-                    continue
-                with LockedBatch(queue, name.batch, 0) as locked:
-                    given = give(locked, update, decision.outcome)
-                if given:
-                    queue.doorbell.ring()
+            with group_queues.opened(decisions.group_of(store), name, store) as queue:
+                if queue is not None:
+                    _give_all(queue, name.batch, of_log)
         except (OSError, FsqueueError):
             continue
+
+
+def _give_all(queue: Store, batch: Batch, updates: Sequence[UpdateId]) -> None:
+    given = False
+    with LockedBatch(queue, batch, 0) as locked:
+        for update in updates:
+            if locked.log.fd >= 0:
+                given = give(locked, update, "commit") or given
+    if given:
+        queue.doorbell.ring()
 
 
 def freezing(locked: LockedBatch, tasks: Iterable[int]) -> list[Undecided]:

@@ -68,7 +68,12 @@ class UpdateInOneLog:
             if not wanted:
                 self._make_durable(syncs)
                 return True
-            waiting.out(wanted)
+            try:
+                waiting.out(wanted)
+            except (OSError, FsqueueError) as error:
+                if failure is None:
+                    raise
+                raise update_traces.unknown(failure) from error
 
     @property
     def _is_written(self) -> bool:
@@ -86,7 +91,7 @@ class UpdateInOneLog:
         records = Records(locked, self._endings, part, at)
         records.name_earlier()
         lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)
-        self._log = LogSync(locked)
+        self._log = LogSync(locked, bool(tasks) and self._store.sync_inserts)
         locked.write(b"".join([*lines, movements.commit(at, self._update, len(lines))]))
         acted = [record for _, record in locked.replay_state.acted]
         if len(acted) != len(lines):

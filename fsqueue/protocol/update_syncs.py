@@ -21,9 +21,9 @@ class LogSync:
 
     __slots__ = ("_kept", "batch", "fd", "store")
 
-    def __init__(self, locked: LockedBatch) -> None:
+    def __init__(self, locked: LockedBatch, is_needed: bool) -> None:
         self.store, self.batch, self.fd = locked.store, locked.batch, -1
-        if not locked.log.sync:  # else each append is synced
+        if is_needed and not locked.log.sync:  # else each append is synced
             self.fd = locked.store.fs.look(locked.log.path)
             self._kept = resources.Kept(self.fd, locked.store.fs.drop)
 
@@ -32,7 +32,8 @@ class LogSyncs:
     """Know of which logs the names are on disk. Threads may share it."""
 
     def __init__(self) -> None:
-        self._named: set[tuple[str, Batch]] = set()
+        self._named: set[tuple[str, Batch, bool]] = set()
+        """Logs, and whether the names of their task files are on disk, too."""
 
     def sync(self, log: LogSync, is_insert: bool, has_new_name: bool) -> None:
         """Make a log durable, and the names that lead to it. OSError: it may not be.
@@ -44,14 +45,12 @@ class LogSyncs:
             store.fs.fsync(log.fd)
         if store.fs.shared:
             return
-        layout, key = store.layout, (store.path, log.batch)
-        is_known = key in self._named
+        layout, named = store.layout, self._named
         with suppress(FileNotFoundError):  # a purge took it along
-            if not is_known:
+            if named.isdisjoint({(store.path, log.batch, False), (store.path, log.batch, True)}):
                 store.names.sync(os.path.dirname(layout.log(log.batch)))
-            if is_insert and (has_new_name or not is_known):
+            if is_insert and (has_new_name or (store.path, log.batch, True) not in named):
                 store.names.sync(os.path.dirname(layout.task_file(names.open_batch(log.batch))))
-        if len(self._named) >= NAMED_MAX:
-            self._named.clear()
-        if is_insert:
-            self._named.add(key)
+        if len(named) >= NAMED_MAX:
+            named.clear()
+        named.add((store.path, log.batch, is_insert))

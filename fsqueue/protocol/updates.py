@@ -70,9 +70,9 @@ class _Touched:
 
     __slots__ = ("batch", "has_new_name", "layout", "log", "opened", "records")
 
-    def __init__(self, opened: _Opened, locked: LockedBatch) -> None:
+    def __init__(self, opened: _Opened, locked: LockedBatch, syncs: bool) -> None:
         self.opened, self.batch, self.layout = opened, locked.batch, locked.log.layout
-        self.log = LogSync(locked)
+        self.log = LogSync(locked, syncs)
         self.records = 0
         """How many records were appended."""
         self.has_new_name = False
@@ -149,8 +149,9 @@ class _Try:
 
     def _open(self, plan: QueuePlan) -> None:
         try:
-            store, inserter = plan.open()
-            store.verify()
+            store, inserter = plan.open()  # which verifies it, if there are inserts
+            if not plan.inserts:
+                store.verify()
         except QueueNotFound:
             if not plan.endings:
                 raise _Anew("A queue was deleted just now.") from None
@@ -189,6 +190,8 @@ class _Try:
                 raise  # the update is the parent's
             if not vote.is_begun:
                 self._give("abort")
+                if type(error) is StorageError:  # a lock was lost, perhaps
+                    raise StorageError(f"{error} {NOTHING}") from error
                 raise
             decision = self._settle(file.name, error)
             self._give(decision.outcome)
@@ -309,7 +312,7 @@ class _Try:
         for touched in self._touched:
             if touched.batch == locked.batch and touched.opened is opened:
                 return touched
-        touched = _Touched(opened, locked)
+        touched = _Touched(opened, locked, self._syncs)
         self._touched.append(touched)
         return touched
 
@@ -321,9 +324,10 @@ class _Try:
             store = opened.store
             try:
                 store.verify()
-                self._group.prove(store, opened.plan.directory)
             except QueueNotFound:
                 raise _Anew("A queue was deleted just now.") from None
+            if not store.fs.is_in_place():
+                raise _Anew("The directory of a queue was moved just now.")
             generations = {each.layout.generation for each in self._touched if each.opened is opened}
             if generations != {store.queue_state.generation}:
                 raise _Anew("A queue was purged just now.")

@@ -14,7 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import fsqueue
@@ -42,8 +42,8 @@ def connect(
 
     `url`: http://HOST:PORT, https://HOST:PORT or http+unix://SOCKET, with the socket's path percent-encoded; behind it
     /QUEUE for one queue of the group. `token`: as `fsqueue serve` has shown it; otherwise that of the environment
-    variable FSQUEUE_TOKEN. `worker`: a name to appear under in histories. `patience_s`: how long what can be repeated
-    without harm is repeated while the gateway is away. InvalidArgument, StorageError.
+    variable FSQUEUE_SERVE_TOKEN. `worker`: a name to appear under in histories. `patience_s`: how long what can be
+    repeated without harm is repeated while the gateway is away. InvalidArgument, StorageError.
     """
     if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
         raise fsqueue.InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
@@ -130,6 +130,12 @@ class RemoteTask(fsqueue.LeasedTask):
         return True
 
 
+class WhereItIs(NamedTuple):
+    """What a worker calls the queue of a task, in its reports and to its children."""
+
+    path: str
+
+
 class RemoteQueue:
     """A queue of a gateway, with the methods of `Queue`. Safe to use from many threads, and after a fork; it pickles.
 
@@ -139,6 +145,7 @@ class RemoteQueue:
     def __init__(self, wire: Wire, name: str, holder: dict[str, Any]) -> None:
         self._wire, self.name, self._holder = wire, name, holder
         self._path = f"/queues/{segment(name)}"
+        self.store = WhereItIs(self.url)
 
     def __repr__(self) -> str:
         return f"RemoteQueue({self.url!r})"
@@ -153,6 +160,11 @@ class RemoteQueue:
     def url(self) -> str:
         """Return its address, as `connect` takes it."""
         return f"{_base(self._wire)}/{quote(self.name, safe='')}"
+
+    @property
+    def path(self) -> str:
+        """Return its address: what a worker's messages call it."""
+        return self.url
 
     def _get(self, what: str, **query: Any) -> Any:
         return self._wire.ask("GET", self._path + what, query=query, again=True)
@@ -254,9 +266,11 @@ class RemoteQueue:
         _end(mine)
 
     def renew(self, tasks: fsqueue.LeasedTask | Iterable[fsqueue.LeasedTask], lease_s: float | None = None) -> None:
-        """Extend leases: see `Queue.renew`. `lease_until` is counted on this host's clock then."""
+        """Extend leases: see `Queue.renew`."""
         mine = _listed(tasks)
-        self._post("/renew", {"tokens": [one.token for one in mine], "lease_s": lease_s}, again=True)
+        found = self._post("/renew", {"tokens": [one.token for one in mine], "lease_s": lease_s}, again=True)
+        for task, until in zip(mine, found["lease_until"], strict=True):
+            task.until_ms = round(until * 1000)
 
     def release(self, tasks: fsqueue.LeasedTask | Iterable[fsqueue.LeasedTask], delay_s: float = 0) -> None:
         """Put tasks back: see `Queue.release`."""
@@ -268,8 +282,7 @@ class RemoteQueue:
         self.complete([task], None if result is None else {task.id: result})
 
     def _fail(self, task: fsqueue.LeasedTask, error: object, delay_s: float | None) -> None:
-        text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
-        self._post("/fail", {"token": task.token, "error": text, "delay_s": delay_s})
+        self._post("/fail", {"token": task.token, "error": _text_of(error), "delay_s": delay_s})
         _end([task])
 
     def _bury(self, task: fsqueue.LeasedTask, reason: object) -> None:
@@ -329,6 +342,30 @@ class RemoteQueue:
         found = (_fields(fsqueue.Result, one) for one in self._wire.lines(f"{self._path}/results", {"failed": failed}))
         return found if where is None else filter(where, found)
 
+    def activity(self, window_s: float | None = None) -> dict[str, Any]:
+        """Return `Queue.activity` as a dict: rates, durations, the oldest leases, failures by reason."""
+        return dict(self._get("/activity", window_s=window_s))
+
+    def timeline(self, window_s: float = 3600, pieces: int = 60) -> dict[str, Any]:
+        """Return `Queue.timeline` as a dict."""
+        return dict(self._get("/timeline", window_s=window_s, pieces=pieces))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return `Queue.workers` as dicts. Slurm is not asked."""
+        return list(self._get("/workers")["workers"])
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Return `Queue.usage` as dicts."""
+        return dict(self._get("/usage"))
+
+    def waiting_by_priority(self, ranges: int = 8) -> list[dict[str, Any]]:
+        """Return `Queue.waiting_by_priority` as dicts."""
+        return list(self._get("/priorities", ranges=ranges)["ranges"])
+
+    def stuck(self) -> list[dict[str, Any]]:
+        """Return `Queue.stuck` as dicts."""
+        return list(self._get("/stuck")["locks"])
+
     # -- dead letters, and the whole queue ------------------------------------------------------------------------
 
     def dead(self, where: Callable[[fsqueue.DeadLetter], bool] | None = None) -> Iterator[fsqueue.DeadLetter]:
@@ -343,6 +380,16 @@ class RemoteQueue:
     def purge_dead(self, ids: str | Iterable[str] | None = None, *, all: bool = False) -> int:
         """Remove dead letters, by id, or all of them. Return how many."""
         return int(self._post("/dead/purge", _meant(ids, all))["purged"])
+
+    def retry_completed(self, ids: str | Iterable[str] | None = None, *, all: bool = False) -> fsqueue.RetryReport:
+        """Insert completed tasks again, by id, or all of them: see `Queue.retry_completed`."""
+        found: fsqueue.RetryReport = _fields(fsqueue.RetryReport, self._post("/completed/retry", _meant(ids, all)))
+        return found
+
+    def gc(self) -> fsqueue.GcReport:
+        """Finish what crashes left half done; remove trash: see `Queue.gc`."""
+        found: fsqueue.GcReport = _fields(fsqueue.GcReport, self._post("/gc", {}, again=True))
+        return found
 
     def release_all(self, **named: str) -> int:
         """End leases of other workers: see `Queue.release_all`. Without a name: all."""
@@ -416,9 +463,83 @@ class RemoteGroup:
             lambda one: RemoteTask(self[one["queue"]], one),
         )  # fmt: skip
 
+    def update(self) -> RemoteUpdate:
+        """Return an update: changes that happen all together, or not at all: see `Group.update`."""
+        return RemoteUpdate(self._wire)
+
     def delete(self, name: str) -> None:
         """Delete a queue: see `Group.delete`."""
         self[name].delete()
+
+
+class RemoteUpdate:
+    """Changes to tasks of several queues that happen all together, or not at all: see `Update`.
+
+    As a context manager it is applied at the end of the block, and not after an exception. `inserted`: the new tasks,
+    in the order of the inserts, once it is applied. UpdateConflict: nothing has happened. StorageError: nobody knows.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire, self._sent, self._ended = wire, dict[str, list[dict[str, Any]]](), list[fsqueue.LeasedTask]()
+        self._renewed: list[fsqueue.LeasedTask] = []
+        self.inserted: list[fsqueue.TaskRef] = []
+
+    def __enter__(self) -> RemoteUpdate:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.apply()
+
+    def insert(self, queue: str | RemoteQueue, payload: Any) -> None:
+        """Insert a payload or a Task. `queue`: its name, or the queue."""
+        name = queue.name if isinstance(queue, RemoteQueue) else queue
+        self._sent.setdefault("inserts", []).append({"queue": name, **_task_line(payload)})
+
+    def complete(self, task: fsqueue.LeasedTask, result: Any = None) -> None:
+        """Report a task as done."""
+        self._end("complete", task, result=result)
+
+    def renew(self, task: fsqueue.LeasedTask, lease_s: float | None = None) -> None:
+        """Extend a task's lease."""
+        self._sent.setdefault("renew", []).append(_named(task) | {"lease_s": lease_s})
+        self._renewed.append(task)
+
+    def release(self, task: fsqueue.LeasedTask, delay_s: float = 0) -> None:
+        """Put a task back."""
+        self._end("release", task, delay_s=delay_s)
+
+    def fail(self, task: fsqueue.LeasedTask, error: object, delay_s: float | None = None) -> None:
+        """Record a failed attempt."""
+        self._end("fail", task, error=_text_of(error), delay_s=delay_s)
+
+    def bury(self, task: fsqueue.LeasedTask, reason: object) -> None:
+        """Give a task up."""
+        self._end("bury", task, reason=str(reason))
+
+    def apply(self) -> list[fsqueue.TaskRef]:
+        """Let all of it happen, and return the tasks that were inserted."""
+        found = self._wire.ask("POST", "/update", self._sent)
+        self.inserted = [fsqueue.TaskRef(one["id"], one["inserted"]) for one in found["inserted"]]
+        for task, one in zip(self._renewed, found["renewed"], strict=True):
+            task.until_ms = round(one["lease_until"] * 1000)
+        _end(self._ended)
+        return self.inserted
+
+    def _end(self, verb: str, task: fsqueue.LeasedTask, **how: Any) -> None:
+        self._sent.setdefault(verb, []).append(_named(task) | how)
+        self._ended.append(task)
+
+
+def _named(task: fsqueue.LeasedTask) -> dict[str, Any]:
+    queue: Any = task.queue
+    if not isinstance(queue, RemoteQueue):
+        raise fsqueue.InvalidArgument(f"The task {task.id} was leased from no queue of a gateway. Nothing was done.")
+    return {"queue": queue.name, "token": task.token}
+
+
+def _text_of(error: object) -> str:
+    return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
 
 
 class RemotePoll:

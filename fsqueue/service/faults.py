@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import fsqueue
+from fsqueue.service.wire import CONFLICTS
 
 logger = logging.getLogger("fsqueue")
 
@@ -23,6 +24,7 @@ STATUS: dict[type[fsqueue.FsqueueError], int] = {
     fsqueue.NotAQueue: 409,
     fsqueue.QueueExists: 409,
     fsqueue.LeaseLost: 409,
+    fsqueue.UpdateConflict: 409,
     fsqueue.CommitLost: 409,
     fsqueue.QueuePurged: 410,
     fsqueue.StorageFull: 507,
@@ -60,6 +62,8 @@ def answer_to(error: fsqueue.FsqueueError) -> Response:
     if isinstance(error, fsqueue.LeaseLost):
         said |= {"tokens": error.tokens, "reason": error.reason}
         status = 410 if error.reason in GONE else status
+    if isinstance(error, fsqueue.UpdateConflict):
+        said |= {name: [list(one) for one in getattr(error, name)] for name in CONFLICTS}
     if isinstance(error, fsqueue.InvalidResult):
         said["reasons"] = error.reasons
         lost = error.__cause__

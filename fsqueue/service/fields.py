@@ -72,7 +72,7 @@ class Field:
             found |= {"enum": list(self.choices)}
         if self.nullable:
             found = {"anyOf": [found, {"type": "null"}]}
-        if self.default is not None:
+        if self.default not in (None, ()):
             found["default"] = self.default
         return {**found, "description": self.about}
 
@@ -231,7 +231,11 @@ def _texts(field: Field, value: Any, where: str) -> Any:
 
 
 def _objects(field: Field, value: Any, where: str) -> Any:
-    return [given_in(field.of, one, f"{where}[{index}]") for index, one in enumerate(_list(field, value, where))]
+    found = [given_in(field.of, one, f"{where}[{index}]") for index, one in enumerate(_list(field, value, where))]
+    if BYTES in field.of:  # tasks to insert: null is a payload, too
+        for index, (one, sent) in enumerate(zip(found, value, strict=True)):
+            one["payload"] = payload_in(one, sent, f"{where}[{index}]")
+    return found
 
 
 def _object(field: Field, value: Any, where: str) -> Any:

@@ -92,8 +92,9 @@ def complete(queue: fsqueue.Queue, given: Given) -> Any:
 
 def renew(queue: fsqueue.Queue, given: Given) -> Any:
     """Extend leases."""
-    queue.renew([queue.attach(token, verify=False) for token in given["tokens"]], given["lease_s"])
-    return {"renewed": len(given["tokens"])}
+    tasks = [queue.attach(token, verify=False) for token in given["tokens"]]
+    queue.renew(tasks, given["lease_s"])
+    return {"renewed": len(tasks), "lease_until": [task.lease_until for task in tasks]}
 
 
 def release(queue: fsqueue.Queue, given: Given) -> Any:
@@ -273,6 +274,23 @@ QUEUES = Operation(
 )  # fmt: skip
 GROUP_STATUS = Operation("GET", "/status", "group_status", "Counts and activity over queues of the group.",
                          query=(MATCH, EXACT))  # fmt: skip
-OTHERS = (ABOUT, QUEUES, GROUP_STATUS, INSERT, LEASE_ONE, LEASE_ANY, WAIT, FOLLOW, FOLLOW_TASK)
+OF_QUEUE = Field("queue", "text", "The name of the task's queue.", needed=True, least=1, most=1024)
+HELD = (OF_QUEUE, TOKEN)
+UPDATE = Operation(
+    "POST", "/update", "update", "Changes to tasks of several queues that happen all together, or not at all.",
+    body=(
+        Field("inserts", "objects", "Tasks to insert.", default=(), of=(OF_QUEUE, *fields.TASK)),
+        Field("complete", "objects", "Leased tasks to report as done.", default=(),
+              of=(*HELD, Field("result", "any", "Any JSON value; null: none.", nullable=True))),
+        Field("renew", "objects", "Leases to extend.", default=(), of=(*HELD, LEASE_S)),
+        Field("release", "objects", "Leased tasks to put back.", default=(), of=(*HELD, DELAY_S)),
+        Field("fail", "objects", "Failed attempts.", default=(),
+              of=(*HELD, Field("error", "text", "Why it failed.", needed=True, most=1 << 20),
+                  Field("delay_s", "number", "Seconds before it comes back.", most=SECONDS_MAX, nullable=True))),
+        Field("bury", "objects", "Leased tasks to give up.", default=(),
+              of=(*HELD, Field("reason", "text", "Why.", needed=True, most=1 << 20))),
+    ),
+)  # fmt: skip
+OTHERS = (ABOUT, QUEUES, GROUP_STATUS, UPDATE, INSERT, LEASE_ONE, LEASE_ANY, WAIT, FOLLOW, FOLLOW_TASK)
 """Those that do more than call a verb."""
 OPERATIONS = (*QUEUE_OPERATIONS, *OTHERS)

@@ -23,7 +23,7 @@ RETRY_S = (0.2, 10.0)
 """Shortest and longest pause before something is asked again."""
 PART_BYTES, PART_S = 64 << 10, 0.5
 """How much of a stream is sent at once, and after how long less than that."""
-TOKEN_VARIABLE = "FSQUEUE_TOKEN"
+TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
 NDJSON = "application/x-ndjson"
 
 
@@ -260,6 +260,10 @@ def segment(name: str) -> str:
         raise fsqueue.InvalidArgument(f"The name {name!r:.100} is no text that UTF-8 can hold.") from None
 
 
+CONFLICTS = ("missing", "changed", "owned", "depends", "busy")
+"""What an UpdateConflict tells."""
+
+
 def error_of(status: int, body: bytes | dict[str, Any], retry_after: str | None) -> fsqueue.FsqueueError:
     """Return the exception that an answer stands for: that which the verb itself would have raised."""
     said: dict[str, Any] = {}
@@ -278,6 +282,8 @@ def error_of(status: int, body: bytes | dict[str, Any], retry_after: str | None)
         return fsqueue.FsqueueError(message)
     if issubclass(found, fsqueue.LeaseLost):
         return found(message, said.get("tokens", ()), said.get("reason", ""))
+    if issubclass(found, fsqueue.UpdateConflict):
+        return found(message, **{name: [fsqueue.Conflict(*one) for one in said.get(name, ())] for name in CONFLICTS})
     if issubclass(found, fsqueue.InvalidResult):
         refused = found(message, said.get("reasons"))
         if said.get("lost"):

@@ -8,6 +8,7 @@ without its lock, since a first line never changes.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from fsqueue import forks
@@ -80,6 +81,30 @@ def ask(store: Store, name: DecisionFileName, update: UpdateId, may_abort: bool 
     OutOfGroup if the queue was moved out of its group. Other errors: nothing is known, ask again.
     """
     return ask_in(group_of(store), name, update, may_abort, store.clock, store.entropy)
+
+
+def ask_all(store: Store, asked: Iterable[tuple[DecisionFileName, UpdateId, bool]]) -> dict[UpdateId, Decision]:
+    """Return what is decided about several updates, each with its file and `may_abort`: see `ask`.
+
+    Each file is read once. Updates about which nothing is decided are left out.
+    """
+    group = group_of(store)
+    states: dict[DecisionFileName, DecisionState | None] = {}
+    synced: set[DecisionFileName] = set()
+    found: dict[UpdateId, Decision] = {}
+    for name, update, may_abort in asked:
+        if name not in states:
+            states[name] = read(group, name)
+        state = states[name]
+        decision = ABORTED if state is None else state.about(update)
+        if decision is None and may_abort:
+            decision = ask_in(group, name, update, may_abort, store.clock, store.entropy)
+        elif decision is not None and decision.outcome == "commit" and name not in synced:
+            read(group, name, update)  # which makes it durable
+            synced.add(name)
+        if decision is not None:
+            found[update] = decision
+    return found
 
 
 def ask_in(
@@ -158,7 +183,7 @@ def append(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, 
         fs.fsync(fd)
     if fs.pread(fd, len(data) + 1, begin + torn) != data:
         raise StorageError(f"What was appended to {path} is not what is there: the lock was lost. Look again.")
-    state.replay(fs.all_pieces(fd, begin))
+    state.replay(fs.all_pieces(fd, begin) if torn else [(begin, line)])
 
 
 # -- the process's own ---------------------------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from fsqueue.filesystem import NO_RESULT_FILES, ResultFile, ResultFiles, program
 from fsqueue.format.results import RESULT_BYTES_MAX, decode_result
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.worker import output, placeholders, scripts, shortages
+from fsqueue.worker import inserts, output, placeholders, scripts, shortages
 from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.output import Leftovers, Stream
+from fsqueue.worker.remote import RemoteSource
 from fsqueue.worker.result_keeper import CLOSE_S, TEMPORARY, ResultKeeper, no_results
 from fsqueue.worker.spawning import NOT_EXECUTABLE, NOT_FOUND, Process, ProcessExecutor, describe, not_executed
 from fsqueue.worker.supervision import NoForkServer
@@ -50,6 +51,8 @@ class _Running:
         self.job, self.result = job, result
         self.seconds = 0.0
         """How long it took. Set when it has exited."""
+        self.printed = b""
+        """The beginning of what it has printed, as far as that is data. Set when it has exited."""
         argv, environment, stdin = commands.invocation(job.task)
         environment[b"FSQUEUE_RESULT"] = os.fsencode(result.path)
         self.slot, how = commands.free[-1], commands.how
@@ -156,8 +159,11 @@ class Commands(ProcessExecutor):
         self.shortage.over()
         self._running[job] = running
         self.free.remove(running.slot)  # others may have become free meanwhile
-        for stream in running.streams:
-            stream.head_bytes_max = RESULT_BYTES_MAX + 1 if self.how.result_from_stdout else 0
+        out = running.streams[0]
+        if self.how.then is not None:
+            out.head_bytes_max, out.is_shown = inserts.INSERTS_BYTES_MAX + 1, False
+        elif self.how.result_from_stdout:
+            out.head_bytes_max = RESULT_BYTES_MAX + 1
         return True
 
     def _having_descriptors(self, action: Callable[[], T]) -> T:
@@ -259,6 +265,7 @@ class Commands(ProcessExecutor):
         job.killed, job.used = (running.process.status or 0) < 0, running.process.used
         for stream in running.streams:
             stream.drain()
+        running.printed = running.streams[0].take_head()
         status = running.process.status
         if status == 0 and not job.doomed and not self.how.result_from_stdout:
             self._finish(running)
@@ -289,6 +296,8 @@ class Commands(ProcessExecutor):
         self._has_let_go(written)
         if self._awaited.pop(running.job, None) is not None:
             verb, value = self._result_of(running, written)
+            if verb == "complete" and self.how.then is not None:
+                verb, value = self._then(running, self.how.then, value)
             self.loop.done(running.job, verb, value, running.seconds)
 
     def _has_let_go(self, written: bytes | OSError) -> None:
@@ -328,7 +337,7 @@ class Commands(ProcessExecutor):
 
     def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self.how.result_from_stdout:
-            data, where = running.streams[0].head, "standard output"
+            data, where = running.printed, "standard output"
         elif isinstance(written, OSError) and written.errno not in NO_RESULT_FILES:
             return self._unread(running.job, written)
         elif isinstance(written, OSError):
@@ -346,6 +355,14 @@ class Commands(ProcessExecutor):
             return "complete", decode_result(data)
         except InvalidTask as error:
             return "bury", f"{UNKEPT} ({where}): {error}"
+
+    def _then(self, running: _Running, queue: str, result: Any) -> tuple[str, Any]:
+        """Judge a command that has succeeded by what it has printed, which is inserted with its completion."""
+        try:
+            following = inserts.of_output(running.printed, queue)
+        except inserts.NotInserted as unfit:
+            return unfit.verb, output.reason(str(unfit), running.streams[1].tail)
+        return ("then", (result, following)) if following.each else ("complete", result)
 
     def _unread(self, job: Job, error: OSError) -> tuple[str, Any]:
         """Put back a task whose command succeeded, and whose result this worker could not read: it is not to blame."""
@@ -399,4 +416,6 @@ class Commands(ProcessExecutor):
 
 def _path_for_commands(queue: Verbs) -> str:
     """Return a queue's path as commands of fsqueue take it: of a queue of a group, with the name as it is."""
+    if isinstance(queue, RemoteSource):
+        return queue.url
     return queue.typed_path if isinstance(queue, GroupQueue) else os.path.abspath(queue.store.path)

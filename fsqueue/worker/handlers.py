@@ -21,7 +21,8 @@ from fsqueue import functions
 from fsqueue.clock import duration_ms
 from fsqueue.errors import UNKEPT, Bury, InvalidArgument, InvalidTask, Retry, bury_reason, in_unicode, said
 from fsqueue.format.results import encode_result
-from fsqueue.worker import shortages
+from fsqueue.then import Then
+from fsqueue.worker import inserts, shortages
 from fsqueue.worker.background import end_in_child
 
 TRACEBACK_CHARS = 4000
@@ -33,7 +34,7 @@ is_loading = False
 """Whether this is a child that imports its handler: a worker that starts now would start in every child."""
 
 Result = tuple[str, Any]
-"""The verb that ends the lease, and its result, reason or delay in seconds."""
+"""The verb that ends the lease, and its result, reason or delay in seconds; for "then" a result and `Inserts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +245,20 @@ def _call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str
         return "fail", describe(error)
     except BaseException as error:
         return "fail", describe(error)
-    if result is None:
-        return "complete", None
+    following = inserts.NONE
+    if isinstance(result, Then):
+        try:
+            following, result = inserts.of_then(result), result.result
+        except inserts.NotInserted as unfit:
+            return unfit.verb, str(unfit)
+        except Exception as error:  # raised by what the handler gave as a list
+            return "fail", describe(error)
     try:
         # Decoded again: the handler's threads may go on changing `result`.
-        return "complete", orjson.loads(encode_result(result))
+        kept = None if result is None else orjson.loads(encode_result(result))
     except InvalidTask as error:  # the work is done, and would end so each time
         return "bury", f"{UNKEPT}: {error}"
+    return ("then", (kept, following)) if following.each else ("complete", kept)
 
 
 def describe(error: BaseException) -> str:

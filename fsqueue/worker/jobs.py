@@ -68,6 +68,8 @@ class How:
     keep_output: str | None
     result_dir: str | None
     result_from_stdout: bool
+    then: str | None
+    """The queue of the group into which goes what a command prints."""
     output: Output
     has_tags: bool
 

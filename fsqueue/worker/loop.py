@@ -18,11 +18,13 @@ from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.format.wording import counted, duration
+from fsqueue.groups.queue import GroupQueue
+from fsqueue.worker import inserts
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder
 from fsqueue.worker.jobs import Executor, Job, capacity
-from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_MAX, Limits, stop_time
+from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_BYTES_MAX, UNTOLD_MAX, Limits, stop_time
 from fsqueue.worker.output import OutputWriter
 from fsqueue.worker.pace import Pace
 from fsqueue.worker.passing import PassOn
@@ -40,6 +42,11 @@ from fsqueue.worker.settling import (
     give_back,
 )
 from fsqueue.worker.sources import Sources
+
+_NO_GROUP = (
+    "is no queue of a group, so nothing can be inserted in one step with a completion. Nothing was inserted. Use "
+    "queues of a group: fsqueue.Group(path)[name], or GROUP/NAME."
+)
 
 
 class Loop:
@@ -86,6 +93,8 @@ class Loop:
         self._outbox: list[Outcome] = []
         self._untold: dict[int, Outcome] = {}
         """What the reporter was told and has not answered, by identity."""
+        self._untold_bytes = 0
+        """The size of the tasks to insert with these."""
         self._pending = PendingFailures()
         self._report = WorkerReport()
         self._asked = self._taken = 0  # taken: leased, and not put back untouched
@@ -188,6 +197,8 @@ class Loop:
             return
         if self._failures >= self._failures_noted and (self._untold or self._pending):
             return
+        if self._untold_bytes > UNTOLD_BYTES_MAX:
+            return
         most = capacity(self._executor, self._each(), self._now())
         held, at_work = len(self._ahead) + len(self._executor.held()), len(self._executor.at_work())
         few = held <= most // 2 or at_work < self._executor.slots
@@ -247,6 +258,7 @@ class Loop:
         self._outbox += self._pending.ripe(self._now())
         if self._outbox:
             self._untold.update((id(outcome), outcome) for outcome in self._outbox)
+            self._untold_bytes += sum(outcome.inserts.size for outcome in self._outbox)
             self._reporter.tell(self._outbox)
             self._outbox = []
 
@@ -363,7 +375,7 @@ class Loop:
         task = job.task
         task.took_s = job.begun_under.took_s = seconds
         task.used = job.begun_under.used = job.used
-        if job.doomed in ("", "timeout") and verb in ("complete", "fail", "bury"):
+        if job.doomed in ("", "timeout") and verb in ("complete", "then", "fail", "bury"):
             self._pace.took(seconds)
         if job.gone:
             self._report.count(job.gone)
@@ -372,12 +384,15 @@ class Loop:
             self._outbox.append(Outcome(task, "release"))
         elif job.doomed == "timeout":
             self._failed(job, "fail", value if verb == "fail" and value else job.why, seconds)
-        elif verb == "complete":
+        elif verb == "then" and not isinstance(task.queue, GroupQueue):
+            self._failed(job, "fail", f"fsqueue.Then: {task.queue.path} {_NO_GROUP}", seconds)
+        elif verb in ("complete", "then"):
+            result, following = value if verb == "then" else (value, inserts.NONE)
             self._failures = self._pauses = 0
             if self._failures_first < math.inf:
                 self._failures_first = math.inf
                 self._failures_noted = self._noted()
-            self._outbox.append(Outcome(task, "complete", result=value))
+            self._outbox.append(Outcome(task, "complete", result=result, inserts=following))
             self._note("completed", task, seconds)
         elif verb == "release":
             self._pauses += value is None
@@ -420,7 +435,8 @@ class Loop:
                 self._report.count(kind, outcome.task.attempt)
                 if said:
                     self._say("lost", said, task=outcome.task.id)
-            self._untold.pop(id(outcome), None)  # last, for `completed_about`
+            if self._untold.pop(id(outcome), None) is not None:  # last, for `completed_about`
+                self._untold_bytes -= outcome.inserts.size
         if settled.error is not None:
             self._give_up(settled.error)
         elif self._is_idle():  # the feeder may have waited for long, and this may have been the last task of all

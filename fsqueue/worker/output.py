@@ -188,9 +188,11 @@ class Stream:
         self._has_passed = self._is_over = False
         """Whether anything was passed on since an attempt began or ended; whether it has ended."""
         self.tail = b""
-        self.head = b""
+        self.head = bytearray()
         """The beginning, up to `head_bytes_max` bytes."""
         self.head_bytes_max = 0
+        self.is_shown = True
+        """Whether what is printed is passed on."""
         self.kept: KeptFile | None = None
         """The file that everything is appended to, too. Set by `keep_in`."""
         self._fd, self.write_end = os.pipe()
@@ -241,7 +243,8 @@ class Stream:
             self.head += chunk[: self.head_bytes_max - len(self.head)]
         if self.kept is not None:
             self._output_writer.keep(self.kept, chunk)
-        if (sys.__stdout__, sys.__stderr__)[self._ours - 1] is not None:  # None: closed when this process began
+        is_open = (sys.__stdout__, sys.__stderr__)[self._ours - 1] is not None  # None: closed when this process began
+        if self.is_shown and is_open:
             self._has_passed = True
             channel = self._channel
             self._output_writer.do(lambda: channel.take(chunk), len(chunk))
@@ -258,11 +261,20 @@ class Stream:
     def drain_to_end(self) -> None:
         """Read all that an exited process has printed, also if the output writer is full: nothing reads it later.
 
-        That is no more than a pipe holds, unless another process prints on.
+        That is no more than a pipe holds, unless another process prints on: then, as far as `head` goes.
         """
-        for _ in range(DRAIN_READS_MAX):
-            if self._fd < 0 or not self._read():
+        reads = 0
+        while self._fd >= 0 and self._read():
+            reads += 1
+            if reads >= DRAIN_READS_MAX and len(self.head) >= self.head_bytes_max:
                 return
+
+    def take_head(self) -> bytes:
+        """Return what was asked for of what an exited process has printed, none of it missing. Collect no more."""
+        if self.head_bytes_max:
+            self.drain_to_end()
+        head, self.head, self.head_bytes_max = bytes(self.head), bytearray(), 0
+        return head
 
     def tail_of(self, number: int) -> bytes:
         """Return the end of what was printed by the task that was given with this number."""
@@ -275,7 +287,7 @@ class Stream:
 
     def fresh(self, task: LeasedTask) -> None:
         """Forget what was printed: what follows belongs to this task. Where there are marks, these tell."""
-        self.head = b""
+        self.head = bytearray()
         if self.marks is None:
             self.tail = b""
         self._is_over = False

@@ -30,7 +30,9 @@ from fsqueue.cluster import schedulers, slurm
 from fsqueue.errors import FsqueueError
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.storage.nodes import NodeFailures
+from fsqueue.worker import updating
 from fsqueue.worker.background import BackgroundThread, Died
+from fsqueue.worker.inserts import NONE, Inserts
 from fsqueue.worker.jobs import Job
 from fsqueue.worker.limits import GIVE_BACK_S, Limits
 
@@ -55,6 +57,8 @@ GIVE_BACK_LOOK_S = 0.05
 LOST = (errors.LeaseLost, errors.TaskNotFound, errors.QueueNotFound)
 BROKEN = (errors.StorageError, errors.StorageFull)
 _HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+REFUSED = "the tasks to insert with its completion were refused"
+"""The reason of a failure begins so if the attempt succeeded, and what it wanted to insert was refused."""
 COUNTED_AS = {"complete": "completed", "fail": "failed", "bury": "buried", "release": "released"}
 
 Verb = Literal["complete", "fail", "bury", "release"]
@@ -78,6 +82,8 @@ class Outcome:
     verb: Verb
     reason: str = ""
     result: Any = None
+    inserts: Inserts = NONE
+    """What is inserted in one step with a completion."""
     delay_s: float | None = None
     begun: bool = True
     """Whether the task was at work; else it is put back untouched, and counts nowhere."""
@@ -220,7 +226,12 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
     """
     bulk: dict[tuple[int, str, float | None, int], list[Outcome]] = {}
     told: Counter[str] = Counter()
+    following = [outcome for outcome in outcomes if outcome.inserts.each]
+    for mine in updating.grouped(following):
+        yield mine[0].task.queue, "complete", None, mine
     for outcome in outcomes:
+        if outcome.inserts.each:
+            continue
         if outcome.verb in ("release", "complete"):
             before = told[outcome.task.id]
             told[outcome.task.id] += 1
@@ -236,6 +247,8 @@ def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
     """Report outcomes of one verb by one call. Return the tokens of the leases that were lost, each with its error."""
     tasks = [outcome.task for outcome in mine]
     try:
+        if mine[0].inserts.each:
+            return _settle_refused(mine, updating.complete_and_insert(mine))
         if verb == "release":
             queue.release(tasks, delay_s or 0)
         elif verb == "fail":
@@ -252,6 +265,27 @@ def _tell(queue: Verbs, verb: Verb, delay_s: float | None, mine: list[Outcome]) 
         lost = dict.fromkeys(cause.tokens, cause) if isinstance(cause, errors.LeaseLost) else {}
         return lost | _bury_refused(queue, mine, error.reasons)
     return {}
+
+
+def _settle_refused(mine: list[Outcome], refused: Mapping[str, FsqueueError]) -> dict[str, FsqueueError]:
+    """Report what became of those that an update refused. Return the leases that were lost, by token.
+
+    Where the tasks to insert are to blame, the attempt fails. All become failures first: see `_bury_refused`.
+    """
+    lost: dict[str, FsqueueError] = {}
+    failed: list[Outcome] = []
+    for outcome in mine:
+        error = refused.get(outcome.task.token)
+        if isinstance(error, (*LOST, errors.UpdateConflict)):
+            lost[outcome.task.token] = error
+        elif error is not None:
+            outcome.verb = "bury" if isinstance(error, (errors.TaskTooLarge, errors.InvalidResult)) else "fail"
+            why = errors.UNKEPT if isinstance(error, errors.InvalidResult) else REFUSED
+            outcome.reason, outcome.result, outcome.inserts = f"{why}: {error}", None, NONE
+            failed.append(outcome)
+    for outcome in failed:
+        lost |= _tell(outcome.task.queue, outcome.verb, None, [outcome])
+    return lost
 
 
 def _bury_refused(queue: Verbs, mine: list[Outcome], reasons: Mapping[str, str]) -> dict[str, FsqueueError]:

@@ -17,13 +17,14 @@ import orjson
 
 from fsqueue.format.models import Used
 from fsqueue.format.task_file import decode_fields, payload_fields
+from fsqueue.worker import inserts
 
 MESSAGE_BYTES_MAX = 32_768
 """A larger body travels beside the message, in a memory file."""
 HEAD_BYTES_MAX = 1024
 """The room for the line that names the task."""
-VERBS = ("complete", "fail", "bury", "release")
-"""The verbs of an answer: how the task ended."""
+VERBS = ("complete", "then", "fail", "bury", "release")
+"""The verbs of an answer: how the task ended. `then`: completed, with tasks to insert."""
 _BESIDE = b"beside"
 _ROOM = socket.CMSG_SPACE(4)
 
@@ -61,8 +62,10 @@ def decode_task(body: bytes) -> tuple[int, str, Any]:
 
 def encode_answer(verb: str, value: Any, seconds: float, used: Used) -> bytes:
     """Encode what became of a task: a verb; its result, reason or delay; the seconds that the handler took, and what
-    it used.
+    it used. With "then", the value is a result and `Inserts`.
     """
+    if verb == "then":
+        value = [value[0], inserts.packed(value[1])]
     return orjson.dumps([verb, value, seconds, *used])
 
 
@@ -74,6 +77,12 @@ def decode_answer(body: bytes) -> tuple[str, Any, float, Used]:
         raise Garbled(f"no answer: {error}") from error
     if verb not in VERBS or not isinstance(seconds, float) or not type(cpu_ms) is type(peak_kib) is int:
         raise Garbled("no answer: neither verb nor time")
+    if verb == "then":
+        try:
+            result, packed = value
+            value = result, inserts.unpacked(packed)
+        except (ValueError, TypeError) as error:
+            raise Garbled(f"no answer: {error}") from error
     return verb, value, seconds, Used(cpu_ms, peak_kib)
 
 

@@ -17,6 +17,8 @@ from fsqueue.clock import duration_ms
 from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import ResultFiles
+from fsqueue.format import names
+from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
 from fsqueue.queue import Queue
 from fsqueue.worker import devices, handlers, placeholders, reclaiming, scripts, shortages
@@ -27,6 +29,7 @@ from fsqueue.worker.limits import FAILURES_FIRST, Limits
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.processes import Children
+from fsqueue.worker.remote import RemoteSource
 from fsqueue.worker.report import Event, Tell, WorkerReport
 from fsqueue.worker.sources import sources_of
 from fsqueue.worker.spawning import ProcessExecutor
@@ -78,6 +81,9 @@ class Worker:
         for temporary files. If commands may run on other nodes, a place in the queue instead: they name srun or mpirun,
         or this is the only worker in a Slurm job of several nodes.
     result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
+    then: the name of a queue in the group of each task's queue. Each line that a command prints to standard output is a
+        payload in JSON. When the command exits with 0, all of them are inserted there in one step with the completion
+        of its task. A function returns `fsqueue.Then` instead. docs/pipelines.md has the rules.
     patience_s: how long the worker waits for a failing filesystem.
     output: how output is passed on: "group", together when an attempt ends; "line", line by line; "ungrouped", as it
         comes. By default in groups if commands run side by side, otherwise in lines.
@@ -91,7 +97,7 @@ class Worker:
 
     def __init__(
         self,
-        queues: Queue | Selected | Sequence[Queue | Selected],
+        queues: Queue | Selected | RemoteSource | Sequence[Queue | Selected | RemoteSource],
         handler: Callable[..., Any] | str | None = None,
         *,
         command: Sequence[str] = (),
@@ -116,6 +122,7 @@ class Worker:
         keep_output: str | Path | None = None,
         result_dir: str | Path | None = None,
         result_from_stdout: bool = False,
+        then: str | None = None,
         patience_s: float = 600.0,
         retries: int | None = None,
         output: Output | None = None,
@@ -124,6 +131,11 @@ class Worker:
         tell: Tell = lambda event: None,
     ) -> None:
         self._queues = sources_of(queues, upstream)
+        if self._queues.remote is not None and (exclude_after is not None or then is not None):
+            raise InvalidArgument(
+                "exclude_after and then need the queue's directory, and a queue of a gateway has none here. Leave them "
+                "out, or start the worker on a host that has mounted the filesystem."
+            )
         if (handler is not None) + bool(command) + bool(load) != 1:
             raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
         for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):
@@ -131,6 +143,8 @@ class Worker:
                 raise InvalidArgument(f"{name} must be a list of texts, such as {like}, not {words!r}.")
         if command:
             scripts.check_command(command, allow_in_script)
+        if then is not None:
+            self._check_then(then, is_command=bool(command), is_result=result_from_stdout)
         if until not in ("drained", "forever"):
             raise InvalidArgument(f"until must be 'drained' or 'forever', not {until!r}.")
         if on_lease_lost not in ("kill", "finish"):
@@ -175,6 +189,7 @@ class Worker:
             keep_output=None if keep_output is None else str(Path(keep_output).absolute()),
             result_dir=None if result_dir is None else str(Path(result_dir).absolute()),
             result_from_stdout=result_from_stdout,
+            then=then,
             output=output or ("group" if command and processes > 1 else "line"),
             has_tags=tag,
         )
@@ -259,11 +274,28 @@ class Worker:
         say = self._tell if self._how.command else lambda event: None
         return shortages.room_for(self._how.slots, lambda text: say(Event("warning", text, {})))
 
+    def _check_then(self, then: str, is_command: bool, is_result: bool) -> None:
+        """Refuse a next queue into which nothing could be inserted."""
+        names.queue_directory(then)
+        if not is_command:
+            raise InvalidArgument("then is for commands. A function returns fsqueue.Then instead (docs/pipelines.md).")
+        if is_result:
+            raise InvalidArgument(
+                "What a command prints is either its result or the tasks to insert: give either result_from_stdout "
+                "(--result-stdout) or then (--then). With then, write the result to the file FSQUEUE_RESULT."
+            )
+        for source in self._queues.given:
+            if not isinstance(source, (GroupQueue, Selected)):
+                raise InvalidArgument(
+                    f"{source.path} is no queue of a group, and only these have a next one. Make a group "
+                    "('fsqueue create --group'), and insert into its queues: GROUP/NAME."
+                )
+
     def _check_fields(self) -> None:
         """Refuse a command that does not suit a task which waits, before any task is leased."""
         if not placeholders.asks_for_fields(self._how.command):
             return
-        for queue in list(self._queues):
+        for queue in [self._queues.remote] if self._queues.remote is not None else list(self._queues):
             try:
                 waiting = queue.peek(1)
             except FsqueueError:

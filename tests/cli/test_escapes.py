@@ -174,6 +174,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("simulate",): [["--pops=50", "--lag=10"], ["--lag=10", "--figures"]],
     ("completion",): [["bash"]],
     ("serve",): [["Q", "--listen", EVIL], ["FILE", "--listen", "nowhere"]],
+    ("update",): [["Q"], ["Q", "--insert", f"{EVIL}={EVIL}"], ["Q", "--complete", "TOKEN", "--insert", "q=1"]],
     ("spark", "seed"): [["Q", EVIL]],
     ("spark", "audit"): [["Q"]],
     ("spark", "report"): [["Q", EVIL]],
@@ -188,7 +189,7 @@ def test_every_command_is_fed() -> None:
 
 
 ENDLESS = {"--forever", "--watch", "--join"}
-REFUSED: dict[tuple[str, ...], Words] = {("serve",): ["--listen", "nowhere"]}
+REFUSED: dict[tuple[str, ...], Words] = {("serve",): ["--listen", "unix:missing/socket"]}
 """What ends a command at once that would go on for ever."""
 
 

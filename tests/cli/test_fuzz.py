@@ -24,7 +24,12 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 CODES = {0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 124}
 ENDLESS = {"--forever", "--watch", "--join", "--help"}
 """They wait for what does not come, or do nothing."""
-LAST = {"wait": ["--timeout", "0.01"], "bench": ["--tasks", "1", "--seconds", "0.01"], "simulate": ["--lag", "1"]}
+LAST = {
+    "wait": ["--timeout", "0.01"],
+    "bench": ["--tasks", "1", "--seconds", "0.01"],
+    "simulate": ["--lag", "1"],
+    "serve": ["--listen", "unix:missing/socket"],
+}
 """What keeps the others from taking long: the last of an option counts."""
 PATHS = [
     "q",

@@ -6,7 +6,9 @@ import http.client
 import os
 import signal
 import socket
+import ssl
 import stat
+import subprocess
 from pathlib import Path
 from urllib.parse import quote
 
@@ -161,3 +163,20 @@ def test_a_client_that_sends_half_a_head_is_left(tmp_path: Path) -> None:
         return rest
 
     assert until(lambda: asyncio.run(story()) == b"", "the end of the connection")
+
+
+def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: Spawn, fsqueue_cli: Run) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    made += f" -addext subjectAltName=DNS:localhost -keyout {key} -out {cert}"
+    subprocess.run(made.split(), check=True, capture_output=True)
+    options = ["serve", tmp_path / "q", "--listen", "localhost:0", "--token-file", tmp_path / "tokens"]
+    served = spawn(*options, "--tls-cert", cert, "--tls-key", key)
+    address = address_of(served)
+    assert address.startswith("https://localhost:")
+    trusting = ssl.create_default_context(cafile=str(cert))
+    connection = http.client.HTTPSConnection(address.removeprefix("https://"), context=trusting, timeout=60)
+    assert status(connection, "/healthz") == 200
+    key.write_text("no key")
+    assert "cannot be used" in fsqueue_cli(*options, "--tls-cert", cert, "--tls-key", key, code=1).output

@@ -15,7 +15,7 @@ from tests.house.source import PACKAGE, TOP, imported, parse
 LAYERS = (
     "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "cluster", "storage",
     "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
-    "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "worker", "metrics",
+    "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "then", "worker", "metrics",
     "webpages", "spark", "service",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""

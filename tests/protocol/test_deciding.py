@@ -333,14 +333,14 @@ def test_the_log_is_unlocked_while_the_decision_is_asked_for(story: Story, monke
     """Reading a decision file may wait for another host's lease on it; workers of the batch must not wait, too."""
     task = story.leased()
     story.prepare_end(task)
-    real, asked = decisions.ask, []
+    real, asked = decisions.ask_all, []
 
     def ask(store: Any, *args: Any) -> Any:
         with LockedBatch(story.open().store, task.batch, 0):
             asked.append(args)
         return real(store, *args)
 
-    monkeypatch.setattr(decisions, "ask", ask)
+    monkeypatch.setattr(decisions, "ask_all", ask)
     story.decide("abort", task.batch)
     task.complete()
     assert len(asked) == 1
@@ -371,7 +371,7 @@ def test_a_decision_that_cannot_be_read_holds_up_no_other_batch_and_is_an_error_
 
     other = story.open()
     with monkeypatch.context() as patched:
-        patched.setattr(decisions, "ask", failing)
+        patched.setattr(decisions, "ask_all", failing)
         assert [each.payload for each in other.lease(2)] == ["elsewhere"]
         with pytest.raises(StorageError, match="Input/output error"):
             other.lease(1)
@@ -388,17 +388,17 @@ def test_whoever_dies_before_or_after_the_question_leaves_the_outcome_to_others(
     story.prepare_insert(task.batch)
     story.decide(how, task.batch)
     story.clock.advance(2 * PATIENCE_S)
-    real = decisions.ask
+    real = decisions.ask_all
 
     def dying(*args: Any) -> Any:
         if has_asked:
             real(*args)
         raise Crash
 
-    monkeypatch.setattr(decisions, "ask", dying)
+    monkeypatch.setattr(decisions, "ask_all", dying)
     with pytest.raises(Crash):
         story.open().lease(1)
-    monkeypatch.setattr(decisions, "ask", real)
+    monkeypatch.setattr(decisions, "ask_all", real)
     got = story.open().lease(1)
     assert [each.payload for each in got] == (["inserted"] if how == "commit" else [])
     assert story.said() == story.outcomes(task.batch) == ["commit" if how == "commit" else "abort"]

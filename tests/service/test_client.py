@@ -40,6 +40,9 @@ def test_what_is_inserted_there_is_leased_here_and_the_other_way(remote: RemoteQ
     assert (task.id, task.payload, task.key, task.priority) == (ref.id, {"tile": 7}, "s7", 3)
     local.release(task)
     [held] = remote.lease(lease_s=60)
+    until_then = held.lease_until
+    held.renew(600)
+    assert held.lease_until > until_then + 300
     assert (held.id, held.payload, held.key, held.priority, held.attempt) == (ref.id, {"tile": 7}, "s7", 3, 1)
     held.complete({"pixels": 9})
     held.complete({"pixels": 9})  # the same once more: as on a queue, as long as its batch lives
@@ -178,7 +181,17 @@ def test_upkeep(remote: RemoteQueue, local: Queue) -> None:
     assert remote.cancel(first.id) == 1
     remote.lease(2)
     assert remote.release_all(worker="other") == 0
+    [worker] = remote.workers()
+    assert (worker["worker"]["name"], len(worker["tasks"])) == ("me", 2)
     assert remote.release_all(worker="me") == 2
+    remote.complete(remote.lease(1))
+    assert remote.retry_completed(all=True).retried == 1
+    assert remote.activity(60)["at"] > 0
+    assert sum(remote.timeline(60, pieces=3)["inserted"]) >= 3
+    assert remote.usage()["all"]["files"] >= 2
+    assert remote.waiting_by_priority()[-1]["waiting"] == 2
+    assert remote.stuck() == []
+    assert remote.gc().trash_reaped == 0
 
 
 def test_a_group(group: Group, serve: Serve) -> None:
@@ -229,7 +242,7 @@ def test_the_token_is_that_of_the_environment(group: Group, serve: Serve, monkey
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     with pytest.raises(fsqueue.FsqueueError, match="token is needed"):
         fsqueue.connect(address)
-    monkeypatch.setenv("FSQUEUE_TOKEN", "w" * 20)
+    monkeypatch.setenv("FSQUEUE_SERVE_TOKEN", "w" * 20)
     remote = fsqueue.connect(f"{address}/q")
     assert isinstance(remote, RemoteQueue)
     remote.insert(1)
@@ -277,3 +290,32 @@ def test_more_clients_than_tasks_and_each_task_once(group: Group, serve: Serve) 
         queue.insert(None)
         queue.wait()
     assert sorted(got) == list(range(40))
+
+
+def test_an_update_happens_whole_or_not_at_all(group: Group, serve: Serve) -> None:
+    remote = fsqueue.connect(serve(group.path))
+    assert isinstance(remote, RemoteGroup)
+    remote["fetch"].insert_many(["a", "b", "c", "d", "e"])
+    first, second, third, fourth, fifth = remote["fetch"].lease(5, lease_s=60)
+    with remote.update() as update:
+        update.complete(first, {"bytes": 7})
+        update.insert("parse", {"page": first.payload})
+        update.insert(remote["parse"], Task(b"\x00", priority=3))
+        update.renew(second, 600)
+        update.release(third)
+        update.bury(fourth, "no such page")
+        update.fail(fifth, ValueError("odd"), delay_s=100)
+    assert group["fetch"].status() == fsqueue.Status(waiting=1, delayed=1, leased=1, completed=1, dead=1)
+    assert [str(ref) for ref in update.inserted] == [info.id for info in group["parse"].tasks()]
+    assert second.lease_until > group["fetch"].task(first.id).since + 300  # type: ignore[operator]
+    again = remote.update()
+    again.complete(second)
+    again.complete(third)
+    again.insert("parse", "never")
+    with pytest.raises(fsqueue.UpdateConflict) as conflict:
+        again.apply()
+    assert [one.id for one in conflict.value.owned] == [third.id]
+    assert group["fetch"].status().leased == 1
+    assert group["parse"].status().inserted == 2
+    with pytest.raises(fsqueue.InvalidArgument, match="no queue of a gateway"):
+        remote.update().complete(group["fetch"].lease()[0])

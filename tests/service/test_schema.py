@@ -76,6 +76,7 @@ def described(app: Any) -> Any:
     return schema
 
 
+@pytest.mark.slow
 def test_no_request_brings_it_down(fuzzed: Any) -> None:
     """Requests that the description allows, and such as it does not: each has an answer that is described."""
     import hypothesis

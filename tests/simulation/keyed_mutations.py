@@ -39,7 +39,7 @@ MUTATIONS = [
         "a batch without a log counts as ended on a network mount",
         "the inserter that has named it may be about to make the log",
         "keyed-cut",
-        (("Claims.living", "if not may_come_late: ...", "if True: ..."),),
+        (("Claims._living", "if not may_come_late: ...", "if True: ..."),),
     ),
     Mutation(
         "a task lives because the key's last line names it",
@@ -48,8 +48,8 @@ MUTATIONS = [
         (
             (
                 "InsertIds.find",
-                "return index if index >= 0 and state.state[index] in LIVING else None",
-                "return index if index >= 0 else None",
+                "if state.places.get(index) == offset and state.state[index] in LIVING: ...",
+                "if True: ...",
             ),
             (
                 "Claims._in_open_log",

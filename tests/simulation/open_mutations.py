@@ -116,7 +116,7 @@ MUTATIONS = [
                 """
                 if replay_state is None:
                     return not name.is_open, 0
-                return replay_state.remaining > 0, replay_state.count
+                return replay_state.remaining > 0 or bool(replay_state.prepared), replay_state.count
                 """,
                 """
                 if replay_state is None:

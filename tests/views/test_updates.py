@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -12,19 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsqueue import Queue, Status, StorageError, TaskNotFound
+from fsqueue import Group, Queue, Status, StorageError, TaskNotFound
 from fsqueue.clock import ManualClock
+from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions, movements, names
 from fsqueue.format.decisions import DecisionState
 from fsqueue.format.replay import COMPLETED, LEASED, SKIPPED
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.spark.attempts import attempts_of
-from fsqueue.storage import decided, history, listing
+from fsqueue.storage import decided, group_directory, history, listing, store
 from fsqueue.storage import decisions as stored
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, task_history
 from fsqueue.views.finished import FinishedBatch
 from fsqueue.views.inspection import DrainCheck
+from tests.concurrency.trapped import Trapped
 from tests.format.test_replay_properties import folded
 from tests.format.test_updates import records_of, soups
 from tests.levels import how_many
@@ -163,14 +166,14 @@ def test_a_decision_file_is_read_once_for_all_that_a_log_has_prepared_by_it(
     real, reads, syncs = stored.read, [], []
 
     def read(*args: Any) -> Any:
-        reads.append(args[2])
+        reads.append(args[2:])
         return real(*args)
 
     directory = stored.group_of(update.first.store)
     monkeypatch.setattr(stored, "read", read)
     monkeypatch.setattr(directory.fs, "fsync", syncs.append)
     assert update.first.status() == Status(leased=1, completed=1)
-    assert (reads[:2], len(reads), len(syncs)) == ([V, U], 2, 1)
+    assert (reads, len(syncs)) == ([(), (U,)], 1)
 
 
 def test_a_log_that_has_ended_meanwhile_is_no_batch_at_work(update: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +215,40 @@ def test_a_decision_file_that_stays_locked_is_named(update: ByHand) -> None:
         assert group.fs.try_lock(fd)
         assert [lock.what for lock in update.first.stuck()] == [f"decision file {FILE}"]
     assert update.first.stuck() == []
+
+
+def test_what_is_seen_in_one_queue_is_seen_in_the_other_at_each_step_of_an_update(tmp_path: Path) -> None:
+    others = Group.create(tmp_path / "group", shards=1, durability="none")
+    first, then = others["first"], others["then"]
+    first.insert("old")
+    then.insert("made")
+    then.complete(then.lease())
+    seen: list[tuple[int, int]] = []
+
+    def look(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        done = call(*args)
+        if step == "write":
+            before, other, after = first.status(), then.status(), first.status()
+            assert not before.completed or other.waiting
+            assert not other.waiting or after.completed
+            assert not others.is_drained(), "there is a task at each moment"
+            seen.append((after.completed, other.waiting))
+        return done
+
+    def filesystem(root: str, **_: Any) -> Filesystem:
+        return Trapped(root, look)
+
+    with (
+        mock.patch.object(store, "Filesystem", filesystem),
+        mock.patch.object(group_directory, "Filesystem", filesystem),
+    ):
+        mine = Group(tmp_path / "group")
+        (task,) = mine["first"].lease(1)
+        with mine.update() as changes:
+            changes.complete(task)
+            changes.insert("then", "new")
+    assert list(dict.fromkeys(seen)) == [(0, 0), (1, 1)]
+    assert seen.count((1, 1)) >= 3, "from the decision on, and not only from the outcomes on"
 
 
 # -- whoever waits for the end -----------------------------------------------------------------------------------------

@@ -180,3 +180,14 @@ def stormy(payload: Any) -> Any:
         while time.perf_counter() < until:
             pass
     return payload["n"]
+
+
+def follow(payload: Any) -> Any:
+    """Return what the payload says: {"result": …, "inserts": [[queue, payload], …]}."""
+    return fsqueue.Then(payload.get("result"), [tuple(pair) for pair in payload["inserts"]])
+
+
+def follow_with(payload: Any) -> Any:
+    """Return inserts that a payload cannot say."""
+    later = fsqueue.Task(b"\xff", priority=3, delay_s=60)
+    return fsqueue.Then(1, {"later": [("next", later)], "set": [("next", {1, 2})]}[payload])

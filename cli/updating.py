@@ -1,0 +1,283 @@
+"""update: change tasks in several queues of a group, all or nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import click
+
+import fsqueue
+from fsqueue.format import user_json
+from fsqueue.views import outcomes
+
+from .common import example, json_option, worker_option
+from .options import DURATION
+from .printing import complain, print_done, print_json
+
+OPERATIONS_MAX = 10_000
+"""Most operations of an update."""
+LINE_BYTES_MAX = 1 << 20
+"""Longest line of standard input: a payload may take 64 KiB, a result the same."""
+SEARCHED_MAX = 64
+"""Number of queues in which a task is looked for whose queue is not named."""
+FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "insert": {"queue": (str,), "payload": (), "priority": (str, int), "delay_s": (int, float),
+               "available_at": (int, float)},
+    "complete": {"token": (str,), "queue": (str,), "result": ()},
+    "renew": {"token": (str,), "queue": (str,), "lease_s": (int, float)},
+    "release": {"token": (str,), "queue": (str,), "delay_s": (int, float)},
+    "fail": {"token": (str,), "queue": (str,), "error": (str,), "delay_s": (int, float)},
+    "bury": {"token": (str,), "queue": (str,), "reason": (str,)},
+}  # fmt: skip
+"""The fields of each operation, and their types; () for any JSON."""
+NEEDS = {"insert": ("queue", "payload"), "fail": ("token", "error"), "bury": ("token", "reason")}
+"""The fields that an operation must have; of the others it is the token."""
+
+
+class Typed(NamedTuple):
+    """An operation as it was typed: the verb, its fields, and where it stands, for errors."""
+
+    verb: str
+    fields: dict[str, Any]
+    where: str
+
+
+@click.command(
+    epilog=example(
+        """fsqueue update /scratch/me/crawl --complete fetch="$token" --insert extract='{"page": 1}'
+fsqueue update "$FSQUEUE_QUEUE" --complete "$FSQUEUE_TOKEN" --insert extract=1 --insert extract=2   # within a command
+fsqueue update /scratch/me/crawl --json < operations.jsonl"""
+    )
+)
+@click.argument("group", metavar="GROUP")
+@click.option("--complete", "completes", metavar="[QUEUE=]TOKEN", multiple=True, help="Complete a leased task.")
+@click.option("--result", metavar="JSON", help="Its result, with a single --complete.")
+@click.option("--insert", "inserts", metavar="QUEUE=JSON", multiple=True, help="Insert a task.")
+@click.option("--renew", "renews", metavar="[QUEUE=]TOKEN", multiple=True, help="Extend a lease.")
+@click.option("--lease", "lease_s", type=DURATION, help="How long from now, for --renew [the queue's].")
+@click.option("--release", "releases", metavar="[QUEUE=]TOKEN", multiple=True, help="Put a task back.")
+@click.option("--fail", "fails", metavar="[QUEUE=]TOKEN", multiple=True, help="Report a failed attempt.")
+@click.option("--bury", "buries", metavar="[QUEUE=]TOKEN", multiple=True, help="Make a task a dead letter.")
+@click.option("--reason", help="What went wrong, for --fail and --bury.")
+@click.option("--delay", "delay_s", type=DURATION, help="How long until tasks of --release and --fail are available.")
+@worker_option
+@json_option
+def update(
+    group: str, completes: tuple[str, ...], result: str | None, inserts: tuple[str, ...], renews: tuple[str, ...],
+    lease_s: float | None, releases: tuple[str, ...], fails: tuple[str, ...], buries: tuple[str, ...],
+    reason: str | None, delay_s: float | None, worker: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Change tasks in several queues of GROUP in one step: either all of it happens, or nothing.
+
+    Without options for operations, standard input has them, one in JSON on each line, and all of them are one update:
+
+    \b
+      {"insert": {"queue": "extract", "payload": {"page": 1}, "priority": 3, "delay_s": 60}}
+      {"complete": {"queue": "fetch", "token": "...", "result": 5}}
+      {"renew": {"token": "...", "lease_s": 600}}    {"release": {"token": "...", "delay_s": 0}}
+      {"fail": {"token": "...", "error": "..."}}     {"bury": {"token": "...", "reason": "..."}}
+
+    A token is what 'fsqueue lease' prints. Name its queue, too, as QUEUE=TOKEN or "queue": otherwise the task is looked
+    for in all queues of the group, if these are at most 64. GROUP may be GROUP/QUEUE: then tokens are of that queue.
+
+    A queue comes into being with its first task. Payloads may take 64 KiB, and an update may have 10,000 operations.
+
+    \b
+    Exit codes:
+      0    all was done
+      1    it is not known whether it was done: the error says how to find out
+      2    an operation is wrong; nothing was done
+      6    conflict: a lease was lost, or other updates were in the way; nothing was done. --json prints the lists
+    """
+    given = _from_options(completes, result, inserts, renews, lease_s, releases, fails, buries, reason, delay_s)
+    operations = given or _from_stdin()
+    opened, default = _group_at(group, worker)
+    prepared = opened.update()
+    lost: list[dict[str, str]] = []
+    for operation in operations:
+        _add(opened, default, prepared, operation, lost)
+    if lost:
+        _conflict({"missing": lost}, as_json)
+    try:
+        results = prepared.apply()
+    except fsqueue.UpdateConflict as conflict:
+        lists = {name: [_as_dict(one) for one in getattr(conflict, name)] for name in ("missing", "owned", "busy")}
+        _conflict(lists, as_json)
+    done = [_done(operation, result) for operation, result in zip(operations, results, strict=True)]
+    print_done(as_json, {"done": done}, *(f"{one['op']:<9}{one.get('id', '')}".rstrip() for one in done))
+
+
+def _from_options(
+    completes: Sequence[str], result: str | None, inserts: Sequence[str], renews: Sequence[str], lease_s: float | None,
+    releases: Sequence[str], fails: Sequence[str], buries: Sequence[str], reason: str | None, delay_s: float | None,
+) -> list[Typed]:  # fmt: skip
+    """Return the operations that options ask for; UsageError."""
+    for name, value, users, of in (
+        ("--result", result, completes, "--complete"), ("--lease", lease_s, renews, "--renew"),
+        ("--reason", reason, (*fails, *buries), "--fail or --bury"),
+        ("--delay", delay_s, (*releases, *fails), "--release or --fail"),
+    ):  # fmt: skip
+        if value is not None and not users:
+            raise click.UsageError(f"{name} needs {of}. Nothing was done.")
+    if result is not None and len(completes) > 1:
+        raise click.UsageError("--result is for a single --complete. Give several results on standard input.")
+    if reason is None and (fails or buries):
+        raise click.UsageError("--fail and --bury need --reason TEXT. Nothing was done.")
+    delay = {} if delay_s is None else {"delay_s": delay_s}
+    found = [
+        *_with_tokens("complete", completes, {} if result is None else {"result": _decoded(result, "--result")}),
+        *_with_tokens("renew", renews, {} if lease_s is None else {"lease_s": lease_s}),
+        *_with_tokens("release", releases, delay),
+        *_with_tokens("fail", fails, {"error": reason, **delay}),
+        *_with_tokens("bury", buries, {"reason": reason}),
+    ]
+    for text in inserts:
+        queue, equals, payload = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--insert {text!r:.100} is not QUEUE=JSON. Nothing was done.")
+        where = f"--insert {queue}"
+        found.append(Typed("insert", {"queue": queue, "payload": _decoded(payload, where)}, where))
+    return found
+
+
+def _with_tokens(verb: str, given: Sequence[str], more: dict[str, Any]) -> Iterator[Typed]:
+    for text in given:
+        queue, equals, token = text.rpartition("=")
+        fields = {"token": token, **more, **({"queue": queue} if equals else {})}
+        yield Typed(verb, fields, f"--{verb}")
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return user_json.decode_with_constants(text) if where == "--result" else user_json.decode(text)
+    except user_json.NotExact as error:
+        raise click.UsageError(f"{where} {error}. Nothing was done.") from None
+
+
+def _from_stdin() -> list[Typed]:
+    """Return the operations on standard input; UsageError names the first line that is none."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise click.UsageError("Give operations, such as --complete and --insert, or JSON Lines on standard input.")
+    found: list[Typed] = []
+    read = sys.stdin.buffer
+    for number, line in enumerate(iter(lambda: read.readline(LINE_BYTES_MAX + 1), b""), 1):
+        where = f"Standard input, line {number},"
+        if len(line) > LINE_BYTES_MAX:
+            raise click.UsageError(f"{where} takes more than {LINE_BYTES_MAX:,} bytes. Nothing was done.")
+        if not line.strip():
+            continue
+        if len(found) >= OPERATIONS_MAX:
+            raise click.UsageError(f"An update has at most {OPERATIONS_MAX:,} operations. Nothing was done.")
+        value = _decoded(line.decode("utf-8", "surrogateescape"), where)
+        if not isinstance(value, dict) or len(value) != 1 or not isinstance(fields := next(iter(value.values())), dict):
+            raise click.UsageError(f'{where} is no operation, such as {{"complete": {{"token": "..."}}}}.'
+                                   " Nothing was done.")  # fmt: skip
+        found.append(_checked(Typed(next(iter(value)), fields, where)))
+    if not found:
+        raise click.UsageError("Standard input has no operation. Nothing was done.")
+    return found
+
+
+def _checked(operation: Typed) -> Typed:
+    """Return an operation that has the fields that it needs, and no others; UsageError."""
+    verb, fields, where = operation
+    if verb not in FIELDS:
+        raise click.UsageError(f"{where} has the operation {verb!r:.100}, which is none of {', '.join(FIELDS)}. "
+                               "Nothing was done.")  # fmt: skip
+    known = FIELDS[verb]
+    if unknown := [name for name in fields if name not in known]:
+        raise click.UsageError(f"{where} has the field {unknown[0]!r:.100}; {verb} knows {', '.join(known)}. "
+                               "Nothing was done.")  # fmt: skip
+    if missing := [name for name in NEEDS.get(verb, ("token",)) if name not in fields]:
+        raise click.UsageError(f"{where} lacks the field {missing[0]!r}. Nothing was done.")
+    for name, value in fields.items():
+        if known[name] and (not isinstance(value, known[name]) or isinstance(value, bool)):
+            raise click.UsageError(f"{where} has the field {name!r} with a value of a wrong type. Nothing was done.")
+    return operation
+
+
+def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]:
+    """Return the group at a path, or of the queue at it, and the name of that queue. QueueNotFound, NotAQueue."""
+    group = fsqueue.Group.at(path, worker)
+    if group is not None:
+        return group, None
+    queue = fsqueue.Group.queue_at(path, worker)
+    if not isinstance(queue, fsqueue.GroupQueue):
+        raise click.UsageError(
+            f"{path} is a queue of no group, and an update changes queues of a group. Nothing was done. To make one: "
+            "fsqueue create --group PATH"
+        )
+    return fsqueue.Group(queue.group.path, worker=worker), queue.name
+
+
+def _add(
+    group: fsqueue.Group, default: str | None, prepared: Any, operation: Typed, lost: list[dict[str, str]]
+) -> None:
+    """Add an operation to an update; note a lease that does not hold."""
+    verb, fields = operation.verb, dict(operation.fields)
+    if verb == "insert":
+        prepared.insert(fields.pop("queue"), fields.pop("payload"), **fields)
+        return
+    token, queue = fields.pop("token"), fields.pop("queue", default)
+    if "@" not in token:
+        raise click.UsageError(f"{operation.where} {token!r:.100} is not a token, as 'fsqueue lease' prints them.")
+    try:
+        task = _task_of(group, queue, token)
+    except (fsqueue.LeaseLost, fsqueue.TaskNotFound) as error:
+        why = error.reason if isinstance(error, fsqueue.LeaseLost) else _why_absent(group, queue, token, error)
+        lost.append({"op": verb, "queue": queue or "", "id": token.partition("@")[0], "reason": why})
+        return
+    act: Callable[..., object] = getattr(prepared, verb)
+    act(task, **fields)
+
+
+def _task_of(group: fsqueue.Group, queue: str | None, token: str) -> fsqueue.LeasedTask:
+    """Return the leased task that a token means. LeaseLost, TaskNotFound."""
+    if queue is not None:
+        return group[queue].attach(token)
+    queues = list(islice(group.queues(tasks_min=0), SEARCHED_MAX + 1))
+    if len(queues) > SEARCHED_MAX:
+        raise click.UsageError(
+            f"The group has more than {SEARCHED_MAX} queues. Name the queue of each token: QUEUE=TOKEN. "
+            "Nothing was done."
+        )
+    for one in queues:
+        try:
+            return one.attach(token)
+        except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.NotAQueue):
+            continue
+    raise fsqueue.TaskNotFound("No queue of the group has this task any more.")
+
+
+def _why_absent(group: fsqueue.Group, queue: str | None, token: str, error: fsqueue.FsqueueError) -> str:
+    """Return why a task is not at work, as the history tells it."""
+    if queue is not None and group[queue].exists():
+        loss = outcomes.why_lost(group[queue].store, [token])[token]
+        if loss is not None:
+            return loss.why
+    return str(error)
+
+
+def _conflict(lists: dict[str, list[dict[str, str]]], as_json: bool) -> None:
+    """Say what stood in the way of an update, and end."""
+    if as_json:
+        print_json({"conflict": lists})
+    for name, conflicts in lists.items():
+        for one in conflicts:
+            complain(f"{name}: {one['op']} {one['queue']} {one['id']}: {one['reason']}")
+    complain("nothing was done")
+    raise click.exceptions.Exit(fsqueue.UpdateConflict.exit_code)
+
+
+def _as_dict(conflict: Any) -> dict[str, str]:
+    return {name: getattr(conflict, name) for name in ("op", "queue", "id", "reason")}
+
+
+def _done(operation: Typed, result: Any) -> dict[str, str]:
+    """Return what an operation did: of an insert with the id of the new task."""
+    token = operation.fields.get("token")
+    task = token.partition("@")[0] if token is not None else str(result) if result is not None else ""
+    return {"op": operation.verb, **({"id": task} if task else {})}

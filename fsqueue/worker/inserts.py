@@ -1,0 +1,175 @@
+"""Tasks to insert as another one completes: what a handler returns with `Then`, or what a command prints with --then.
+
+They are checked and encoded where they come to be: in the handler's process, or as a command ends. From there to the
+update that inserts them they are bytes, so that their number and size bound the memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fsqueue.errors import InvalidArgument, InvalidTask
+from fsqueue.format import names, user_json
+from fsqueue.format.models import Task
+from fsqueue.format.priority import Priority
+from fsqueue.format.task_file import decode_task
+from fsqueue.protocol.encoding import When, encode
+from fsqueue.protocol.single_inserts import TASK_BYTES_MAX
+from fsqueue.then import Then
+
+INSERTS_MAX = 9_999
+"""Most tasks that are inserted with one completion: an update has at most 10,000 operations."""
+INSERTS_BYTES_MAX = 8 << 20
+"""Most bytes of their lines together: a worker holds them in memory, for each task at work and each outcome to tell."""
+
+
+class NotInserted(Exception):
+    """Say why tasks cannot be inserted. `verb`: what becomes of the task: "fail", or "bury" if it would not help."""
+
+    def __init__(self, verb: str, why: str) -> None:
+        super().__init__(why)
+        self.verb = verb
+
+
+class Insert(NamedTuple):
+    """A task to insert into a queue of the group."""
+
+    queue: str
+    line: bytes
+    """The task as it stands in a task file."""
+    when: When
+    """When it becomes available: (absolute or from now on, milliseconds)."""
+
+    def task(self) -> Task:
+        """Return it as a Task."""
+        record = decode_task(self.line)
+        is_absolute, ms = self.when
+        priority: Priority | None = record.get("priority")
+        if is_absolute and ms:
+            return Task(record["payload"], priority=priority, available_at=ms / 1000)
+        return Task(record["payload"], priority=priority, delay_s=ms / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Inserts:
+    """All that is inserted with one completion."""
+
+    each: tuple[Insert, ...] = ()
+    size: int = 0
+    """Number of bytes of their lines."""
+
+
+NONE = Inserts()
+
+
+def of_then(then: Then) -> Inserts:
+    """Check and encode what a handler returned. NotInserted."""
+    given: Any = then.inserts
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise NotInserted("fail", f"fsqueue.Then: inserts must be a list of pairs, not {type(given).__name__}.{_PAIR}")
+    return _collected(_of_pair(number, one) for number, one in enumerate(given, 1))
+
+
+_PAIR = ' Give each as ("NAME OF A QUEUE", payload).'
+
+
+def _of_pair(number: int, pair: Any) -> Insert:
+    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        raise NotInserted("fail", f"fsqueue.Then: insert number {number} is no pair.{_PAIR}")
+    name, payload = pair
+    task = payload if isinstance(payload, Task) else Task(payload)
+    if task.key is not None:
+        why = "has a key, and a task that is inserted in one step with a completion takes none. Leave it out"
+        raise NotInserted("fail", f"fsqueue.Then: insert number {number} {why}.")
+    return _encoded(queue_name(name, f"fsqueue.Then: insert number {number}"), task, f"insert number {number}")
+
+
+def queue_name(name: object, where: str) -> str:
+    """Return the name of a queue of a group. NotInserted."""
+    if not isinstance(name, str):
+        raise NotInserted("fail", f"{where}: the name of a queue is a text, not {name!r:.100}.")
+    try:
+        names.queue_directory(name)
+    except InvalidArgument as error:
+        raise NotInserted("fail", f"{where}: {error}") from None
+    return name
+
+
+def of_output(data: bytes, queue: str) -> Inserts:
+    """Return the tasks that a command has printed, one in JSON on each line. Blank lines are none. NotInserted.
+
+    `data`: the beginning of what it printed, at least one byte more than INSERTS_BYTES_MAX if there is more.
+    """
+    if len(data) > INSERTS_BYTES_MAX:
+        raise NotInserted("bury", f"its output takes more than {INSERTS_BYTES_MAX:,} bytes. {_LESS}")
+    return _collected(_of_lines(data, queue))
+
+
+_LESS = "Nothing was inserted. Write large data to files and print their paths, or split the task into smaller ones."
+
+
+def _of_lines(data: bytes, queue: str) -> Iterator[Insert]:
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"line {number} of its output"
+        if len(line) > TASK_BYTES_MAX:
+            raise NotInserted("bury", _too_large(where, len(line)))
+        try:
+            payload = user_json.decode(line)
+        except user_json.NotExact as error:
+            raise NotInserted(
+                "fail", f"{where} {error}. Nothing was inserted. Print a task in JSON on each line."
+            ) from None
+        yield _encoded(queue, Task(payload), where)
+
+
+def _encoded(queue: str, task: Task, where: str) -> Insert:
+    try:
+        encoded = encode(task, sys.maxsize)
+    except InvalidTask as error:
+        raise NotInserted("fail", f"{where} cannot be inserted. {error} Nothing was inserted.") from None
+    if len(encoded.line) > TASK_BYTES_MAX:
+        raise NotInserted("bury", _too_large(where, len(encoded.line)))
+    return Insert(queue, encoded.line, encoded.when)
+
+
+def _too_large(where: str, size: int) -> str:
+    return (
+        f"{where} takes {size:,} bytes; a task that is inserted in one step with a completion may take "
+        f"{TASK_BYTES_MAX:,}. Nothing was inserted. Store the data in a file, and give its path."
+    )
+
+
+def _collected(inserts: Iterable[Insert]) -> Inserts:
+    """Collect them. NotInserted for more than are allowed, as soon as that is known."""
+    each: list[Insert] = []
+    size = 0
+    for insert in inserts:
+        each.append(insert)
+        size += len(insert.line)
+        if len(each) > INSERTS_MAX:
+            raise NotInserted(
+                "bury", f"more than {INSERTS_MAX:,} tasks were to be inserted with one completion. {_LESS}"
+            )
+        if size > INSERTS_BYTES_MAX:
+            raise NotInserted("bury", f"the tasks to insert take more than {INSERTS_BYTES_MAX:,} bytes. {_LESS}")
+    return Inserts(tuple(each), size)
+
+
+def packed(inserts: Inserts) -> list[Any]:
+    """Return them as JSON values, for a message between processes."""
+    return [[one.queue, one.line.decode(), *one.when] for one in inserts.each]
+
+
+def unpacked(values: Any) -> Inserts:
+    """Return what `packed` was given. ValueError or TypeError for anything else."""
+    each = []
+    for queue, line, is_absolute, ms in values:
+        if not (type(queue) is type(line) is str and type(is_absolute) is bool and type(ms) is int):
+            raise ValueError("no task to insert")
+        each.append(Insert(queue, line.encode(), (is_absolute, ms)))
+    return Inserts(tuple(each), sum(len(one.line) for one in each))

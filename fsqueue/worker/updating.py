@@ -1,0 +1,102 @@
+"""Complete tasks and insert what follows them, by updates: each of them all or nothing (docs/pipelines.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from fsqueue import errors
+from fsqueue.errors import FsqueueError
+from fsqueue.groups.group import Group
+from fsqueue.groups.queue import GroupQueue
+from fsqueue.leased_task import LeasedTask
+from fsqueue.protocol.update_plan import ALREADY
+from fsqueue.worker.inserts import INSERTS_BYTES_MAX, INSERTS_MAX, Inserts
+
+APPLY_S = 10.0
+"""Longest wait for others that are in the way of an update. Then the reporter pauses, and tries again."""
+TOGETHER_MAX = 64
+"""Maximum number of completions in one update: if one of them stands in the way, each is told by itself."""
+
+
+class Completion(Protocol):
+    """A task to complete, and what is inserted with it. Its queue is one of a group."""
+
+    @property
+    def task(self) -> LeasedTask:
+        """Return the task."""
+
+    @property
+    def result(self) -> Any:
+        """Return what to keep with it."""
+
+    @property
+    def inserts(self) -> Inserts:
+        """Return the tasks to insert."""
+
+
+C = TypeVar("C", bound=Completion)
+
+
+def grouped(completions: Iterable[C]) -> Iterator[list[C]]:
+    """Yield lists of completions that one update can tell: those of one group, each task once."""
+    open_: dict[Group, list[C]] = {}
+    for one in completions:
+        group = group_of(one)
+        mine = open_.setdefault(group, [])
+        if mine and _is_full(mine, one):
+            yield mine
+            open_[group] = mine = []
+        mine.append(one)
+    yield from open_.values()
+
+
+def _is_full(mine: Sequence[Completion], more: Completion) -> bool:
+    """Return whether one more would be too much for an update, or has a task that is in it already."""
+    return (
+        len(mine) >= TOGETHER_MAX
+        or sum(1 + len(one.inserts.each) for one in mine) + len(more.inserts.each) > INSERTS_MAX
+        or sum(one.inserts.size for one in mine) + more.inserts.size > INSERTS_BYTES_MAX
+        or any(one.task.id == more.task.id for one in mine)
+    )
+
+
+def group_of(completion: Completion) -> Group:
+    """Return the group of a task's queue. The loop has seen that there is one."""
+    queue = completion.task.queue
+    assert isinstance(queue, GroupQueue)
+    assert isinstance(queue.group, Group)
+    return queue.group
+
+
+def complete_and_insert(mine: Sequence[Completion]) -> dict[str, FsqueueError]:
+    """Complete tasks and insert what follows them by one update. Return the error of each that it refused, by token.
+
+    If one of several stands in the way, each is told by an update of its own. StorageError, StorageFull: try again.
+    To tell again what has been decided does no harm: a lease can complete its task only once.
+    """
+    try:
+        update = group_of(mine[0]).update()
+        for one in mine:
+            update.complete(one.task, one.result)
+            for insert in one.inserts.each:
+                update.insert(insert.queue, insert.task())
+        update.apply(timeout_s=APPLY_S)
+    except (errors.StorageError, errors.StorageFull):
+        raise
+    except errors.UpdateConflict as conflict:
+        if len(mine) == 1 and {one.reason for one in conflict.missing} == {ALREADY} and not conflict.owned:
+            return {}  # by an earlier try that seemed to fail, or by the command itself
+        if len(mine) == 1 and not (conflict.missing or conflict.owned):  # others were in the way: that passes
+            raise errors.LockTimeout(str(conflict)) from conflict
+        refused: FsqueueError = conflict
+    except FsqueueError as error:
+        refused = error
+    else:
+        return {}
+    if len(mine) == 1:
+        return {mine[0].task.token: refused}
+    found: dict[str, FsqueueError] = {}
+    for one in mine:
+        found |= complete_and_insert([one])
+    return found

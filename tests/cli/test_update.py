@@ -1,0 +1,139 @@
+"""fsqueue update: several queues of a group in one step; and `run --then`, `show` over stages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Group
+from tests.cli.conftest import Run
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group.create(tmp_path / "group", shards=2, durability="none")
+
+
+def leased(group: Group, payload: Any = 1) -> str:
+    group["first"].insert(payload)
+    return group["first"].lease()[0].token
+
+
+def waiting(group: Group, name: str = "next") -> list[Any]:
+    return [info.payload for info in group[name].tasks()]
+
+
+def test_a_task_is_completed_and_others_are_inserted(group: Group, fsqueue_cli: Run) -> None:
+    token = leased(group)
+    said = fsqueue_cli(
+        "update", group.path, "--complete", f"first={token}", "--result", "5", "--insert", 'next={"a": "b=c"}',
+        "--insert", "next=2", "--json",
+    )  # fmt: skip
+    done = json.loads(said.stdout)["done"]
+    assert [one["op"] for one in done] == ["complete", "insert", "insert"]
+    assert [one["id"] for one in done] == [token.partition("@")[0], *(info.id for info in group["next"].tasks())]
+    assert waiting(group) == [{"a": "b=c"}, 2]
+    assert [one.result for one in group["first"].results()] == [5]
+
+
+def test_the_queue_of_a_token_is_found_or_comes_from_the_path(group: Group, fsqueue_cli: Run) -> None:
+    fsqueue_cli("update", group.path, "--complete", leased(group))
+    fsqueue_cli("update", f"{group.path}/first", "--complete", leased(group), "--insert", "next=1")
+    assert (group["first"].status().completed, waiting(group)) == (2, [1])
+
+
+def test_each_verb(group: Group, fsqueue_cli: Run) -> None:
+    renewed, released, failed, buried = (leased(group, number) for number in range(4))
+    fsqueue_cli(
+        "update", f"{group.path}/first", "--renew", renewed, "--lease", "1h", "--release", released, "--fail", failed,
+        "--bury", buried, "--reason", "why", "--delay", "1m",
+    )  # fmt: skip
+    found = {info.payload: info for info in (*group["first"].tasks(), *group["first"].tasks("dead"))}
+    assert [found[number].state for number in range(4)] == ["leased", "delayed", "delayed", "dead"]
+    assert (found[2].error, found[3].error) == ("why", "why")
+
+
+def test_lines_of_standard_input_are_one_update(group: Group, fsqueue_cli: Run) -> None:
+    token = leased(group)
+    lines = [
+        {"insert": {"queue": "next", "payload": [1], "priority": 3, "delay_s": 60}},
+        {"complete": {"queue": "first", "token": token, "result": {"n": 1}}},
+    ]
+    fsqueue_cli("update", group.path, input="\n\n".join(map(json.dumps, lines)))
+    (info,) = group["next"].tasks()
+    assert (info.payload, info.priority, info.state) == ([1], 3, "delayed")
+
+
+def test_a_lost_lease_is_a_conflict_and_nothing_is_done(group: Group, fsqueue_cli: Run) -> None:
+    token = leased(group)
+    fsqueue_cli("complete", f"{group.path}/first", token)
+    said = fsqueue_cli("update", group.path, "--complete", f"first={token}", "--insert", "next=1", "--json", code=6)
+    (lost,) = json.loads(said.stdout)["conflict"]["missing"]
+    assert (lost["op"], lost["queue"], lost["id"]) == ("complete", "first", token.partition("@")[0])
+    assert "nothing was done" in said.stderr
+    assert waiting(group) == []
+
+
+WRONG = {
+    "": "no operation",
+    "{": "line 1, is not JSON",
+    "[]": "is no operation",
+    '{"insert": {}, "complete": {}}': "is no operation",
+    '{"drop": {}}': "'drop', which is none of insert, complete",
+    '{"insert": {"queue": "a"}}': "lacks the field 'payload'",
+    '{"insert": {"queue": "a", "payload": 1, "key": "k"}}': "has the field 'key'",
+    '{"insert": {"queue": "a", "payload": 1}}\n{"release": {"token": "x", "delay_s": "1"}}': "line 2, has the field",
+    '{"fail": {"token": "x"}}': "lacks the field 'error'",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_lines_are_refused_before_anything_is_done(group: Group, fsqueue_cli: Run, text: str) -> None:
+    assert WRONG[text] in fsqueue_cli("update", group.path, input=text, code=2).stderr
+
+
+def test_wrong_options_are_refused(group: Group, fsqueue_cli: Run, tmp_path: Path) -> None:
+    for arguments, why in (
+        (["--insert", "next"], "QUEUE=JSON"),
+        (["--insert", "next=x"], "is not JSON"),
+        (["--insert", "next=1", "--result", "1"], "--result needs --complete"),
+        (["--complete", "nothing"], "is not a token"),
+        (["--fail", "x", "--insert", "next=1"], "--reason"),
+    ):
+        assert why in fsqueue_cli("update", group.path, *arguments, code=2).stderr
+    fsqueue_cli("create", tmp_path / "queue")
+    assert "no group" in fsqueue_cli("update", tmp_path / "queue", "--insert", "a=1", code=2).stderr
+    fsqueue_cli("update", tmp_path / "nowhere", "--insert", "a=1", code=5)
+    assert not group["next"].exists()
+
+
+def test_show_follows_a_task_over_stages(group: Group, fsqueue_cli: Run) -> None:
+    group["fetch"].insert("page")
+    fsqueue_cli("run", f"{group.path}/fetch", "--then", "parse", "--", "echo", "1")
+    fsqueue_cli("run", f"{group.path}/parse", "--then", "store", "--", "seq", "2")
+    (middle,) = group["parse"].tasks("completed")
+    shown = json.loads(fsqueue_cli("show", f"{group.path}/parse", middle.id, "--json").stdout)["lineage"]
+    assert [(one["queue"], one["op"], one["steps"]) for one in shown["ancestors"]] == [("fetch", "complete", -1)]
+    assert [(one["queue"], one["op"], one["steps"]) for one in shown["successors"]] == [("store", "insert", 1)] * 2
+    assert shown["is_whole"]
+    last = shown["successors"][-1]["id"]
+    text = fsqueue_cli("show", f"{group.path}/store", last).stdout
+    assert text.index(shown["ancestors"][0]["id"]) < text.index(middle.id), "the earliest stage comes first"
+    first = Group(group.path).lineage("fetch", shown["ancestors"][0]["id"])
+    assert [one.steps for one in first.successors] == [1, 2, 2]
+
+
+def test_where_the_decision_file_is_gone_only_that_is_said(group: Group, fsqueue_cli: Run) -> None:
+    group["fetch"].insert("page")
+    fsqueue_cli("run", f"{group.path}/fetch", "--then", "parse", "--", "echo", "1")
+    for file in (group.path / ".updates").iterdir():
+        file.unlink()
+    (info,) = group["parse"].tasks()
+    found = group.lineage("parse", info.id)
+    assert (found.ancestors, found.is_whole) == ([], False)
+    assert "There may be more" in fsqueue_cli("show", f"{group.path}/parse", info.id).stdout
