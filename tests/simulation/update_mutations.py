@@ -6,12 +6,6 @@ from tests.simulation.mutations import Mutation
 
 MUTATIONS = [
     Mutation(
-        "a bystander decides about an update by itself",
-        "the updater has committed, and one log is told that it was aborted",
-        "update-stop",
-        (("deciding.decide", "decisions.ask(store, each.file, each.update, each.is_old)", "decisions.ABORTED"),),
-    ),
-    Mutation(
         "an update is aborted in a log and not in its file",
         "the updater commits after that, and the other logs act",
         "update-stop",
