@@ -48,11 +48,13 @@ def queue_at(path: str, worker: str | None = None) -> fsqueue.Queue:
     return fsqueue.Group.queue_at(path, worker)
 
 
-def path_of(source: fsqueue.Queue | fsqueue.GroupQueues) -> str:
-    """Return the path of a queue as the user would type it, or that of a group."""
+def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> str:
+    """Return the path of a queue as the user would type it, or that of a group; the address of a gateway's queue."""
     if isinstance(source, fsqueue.GroupQueue):
         return source.typed_path
-    return str(source.path if isinstance(source, fsqueue.Queue) else source.group.path)
+    if isinstance(source, fsqueue.Queue):
+        return str(source.path)
+    return str(source.group.path) if isinstance(source, fsqueue.GroupQueues) else source.url
 
 
 def each_queue(path: str) -> Iterator[fsqueue.Queue]:

@@ -312,12 +312,27 @@ def run(
         raise click.exceptions.Exit(code)
 
 
-def _source_at(path: str, worker: str | None, match: str | None) -> fsqueue.Queue | fsqueue.GroupQueues:
+def _source_at(
+    path: str, worker: str | None, match: str | None
+) -> fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue:
     """Return the queue at a path, or the queues of the group at it; with `match`, those whose whole names match."""
+    if "://" in path and not path.startswith("fq://"):
+        return _remote_at(path, worker, match)
     if group_at(path, {"--match": match}) is None:
         return queue_at(path, worker)
     group = fsqueue.Group(path, worker=worker)
     return group if match is None else group.matching(match)
+
+
+def _remote_at(url: str, worker: str | None, match: str | None) -> fsqueue.RemoteQueue:
+    """Return the queue of a gateway at an address."""
+    found = fsqueue.connect(url, worker=worker)
+    if isinstance(found, fsqueue.RemoteGroup) or match is not None:
+        raise click.UsageError(
+            f"{url} is a gateway that serves a group. A worker takes one queue of it: {url.rstrip('/')}/QUEUE. No task "
+            "was touched."
+        )
+    return found
 
 
 def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
@@ -327,9 +342,11 @@ def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
     return queue_at(name, worker) if holder is None else fsqueue.Group(holder, worker=worker)[name]
 
 
-def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues) -> fsqueue.Status:
+def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> fsqueue.Status:
     """Return the status of a queue; of queues of a group their sum, by names."""
-    return source.status() if isinstance(source, fsqueue.Queue) else source.status(exact=False).status
+    if isinstance(source, fsqueue.GroupQueues):
+        return source.status(exact=False).status
+    return source.status()
 
 
 def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, load: tuple[str, ...]) -> None:
@@ -352,7 +369,9 @@ def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, l
     raise click.UsageError(either)
 
 
-def _too_many(queues: list[fsqueue.Queue | fsqueue.GroupQueues], retries: int | None) -> list[str]:
+def _too_many(
+    queues: list[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], retries: int | None
+) -> list[str]:
     """Return a hint for each queue that gives tasks up before so many retries."""
     return [
         f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "

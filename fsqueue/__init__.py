@@ -65,6 +65,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
     "Event": "fsqueue.worker",
+    "Flow": "fsqueue.views.flows",
     "Group": "fsqueue.groups",
     "GroupQueue": "fsqueue.groups",
     "GroupQueues": "fsqueue.groups",
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from fsqueue.doctor import Report
     from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
     from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
+    from fsqueue.views.flows import Flow
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
@@ -128,6 +130,7 @@ __all__ = [
     "Event",
     "Failure",
     "Finding",
+    "Flow",
     "ForkedChild",
     "FormatTooNew",
     "FormatTooOld",

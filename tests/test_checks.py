@@ -197,7 +197,7 @@ def test_a_completion_by_another_than_the_latest_lease_is_noticed(
     leased.release()
     queue.lease()
     with monkeypatch.context() as patch, fires(3):
-        patch.setattr(ReplayState, "held", lambda state, tasks, lease: tasks)
+        patch.setattr(ReplayState, "named_by", lambda state, tasks, lease: tasks)
         queue.renew([other])
     with fires(3), LockedBatch(queue.store, other.batch) as locked:
         transitions.completion(locked, other, locked.replay_state.at)

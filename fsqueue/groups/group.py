@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fsqueue import administration
+from fsqueue import administration, forks
 from fsqueue.arguments import bound_of, holder_of, whole
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument, NotAQueue, from_os_error
+from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings
@@ -34,11 +34,18 @@ from fsqueue.queue import Queue
 from fsqueue.storage import group_directory
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.store import Store
+from fsqueue.views import flows
 from fsqueue.views.activity import LEAST_S, Activity, activity, together
+from fsqueue.views.flows import Flow
 from fsqueue.views.rates import total
 
 KEPT_MAX = 64
 """Maximum number of queues that a group keeps open for its updates."""
+
+
+if TYPE_CHECKING:
+    from fsqueue.views.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,12 +280,39 @@ class Group(GroupQueues):
         """
         return Update(self)
 
+    def flows(self) -> list[Flow]:
+        """Return which queues' tasks updates complete that insert into which, the most frequent first; [] if none did.
+
+        It is read from the latest updates, in bounds, as far as `gc` keeps what decided them. A hint.
+        """
+        group = self.opened()
+        if group is None:
+            return []
+        opened: dict[QueueDirectory, GroupQueue] = {}
+
+        def store_of(directory: QueueDirectory) -> Store | None:
+            queue = opened[directory] = opened.get(directory) or self.queue_in(directory)
+            try:
+                return queue.store
+            except (QueueNotFound, NotAQueue):
+                return None
+
+        try:
+            with resources.Scope():
+                return flows.flows(group, store_of)
+        except OSError as error:
+            raise from_os_error(error, f"reading the updates of the group {group.path}") from error
+        finally:
+            for queue in opened.values():
+                queue.close()
+
     def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
         """Return the queue of a directory, the same object as the last time: a few are kept for updates."""
-        queue = self._kept.pop(directory, None) or self.queue_in(directory)
-        self._kept[directory] = queue
-        while len(self._kept) > KEPT_MAX:
-            self._kept.pop(next(iter(self._kept)))
+        with self._opening:
+            queue = self._kept.pop(directory, None) or self.queue_in(directory)
+            self._kept[directory] = queue
+            while len(self._kept) > KEPT_MAX:
+                self._kept.pop(next(iter(self._kept)))
         return queue
 
     def delete(self, name: str, *, wait: bool = False) -> bool:
@@ -290,6 +324,26 @@ class Group(GroupQueues):
         is_there = queue.exists()
         queue.delete(wait=wait)
         return is_there
+
+    def usage(self) -> dict[str, Usage]:
+        """Return the files, directories and bytes of the group, and of its queues, by what they are for: see
+        `Queue.usage`. Those that decide about updates are "updates". QueueNotFound if there is no group.
+        """
+        with forks.held_off():
+            from fsqueue.views import usage
+        group = self.directory()
+
+        def of_each() -> Iterator[dict[str, Usage]]:
+            for queue in self.queues(tasks_min=0):
+                with suppress(NotAQueue):
+                    yield queue.usage()
+                    queue.close()
+
+        try:
+            with resources.Scope():
+                return usage.of_group(group, of_each())
+        except OSError as error:
+            raise from_os_error(error, f"counting the files of the group {group.path}") from error
 
     def lineage(self, queue: str, id: str) -> Lineage:
         """Return the tasks that a task came of by updates, stage by stage, and those that came of it. A hint.

@@ -84,6 +84,11 @@ class GroupQueue(Queue):
     # -- what it is ---------------------------------------------------------------------------------------------
 
     @property
+    def directory(self) -> names.QueueDirectory:
+        """Return the name of its directory in the group."""
+        return self._directory
+
+    @property
     def path(self) -> Path:
         """Return its directory, whether the queue has come into being or not."""
         return self._path

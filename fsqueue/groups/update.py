@@ -214,7 +214,11 @@ class Update:
 
     def _plan(self, queue: object) -> QueuePlan:
         """Return the plan of a queue: by its name, or the queue itself. InvalidArgument if it is not this group's."""
-        if isinstance(queue, str):
+        own: object = self.group
+        if isinstance(queue, GroupQueue) and queue.group is own:
+            directory = queue.directory
+            self._queues[directory] = queue
+        elif isinstance(queue, str):
             directory = names.queue_directory(queue)
         elif isinstance(queue, Queue):
             found = names.listed_queue_directory(queue.path.name)

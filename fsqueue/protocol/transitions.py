@@ -20,7 +20,7 @@ from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
 from fsqueue.format.movements import to_ranges
 from fsqueue.format.names import Batch, TaskFileName, parse_task_file
-from fsqueue.format.replay import COMPLETED, ReplayState
+from fsqueue.format.replay import COMPLETED, LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, finishing, worktimes
 from fsqueue.protocol.losses import ALREADY, EXPIRED, Losses, completed_by, why_lost
@@ -256,9 +256,11 @@ def completions(locked: LockedBatch, lease: str, held: list[int], at: int, more:
 
 def _check_fenced(locked: LockedBatch, lease: str, tasks: list[int]) -> None:
     """Check invariant 3 before a record that ends or extends a lease: it is the latest one of each task."""
+    replay_state = locked.replay_state
     for index in tasks:
         what = f"the lease {lease} is about to act on task {index} of batch {locked.batch}, and does not hold it"
-        checks.hold(3, bool(locked.replay_state.named_by([index], lease)), what)
+        holder = replay_state.holder[index]
+        checks.hold(3, replay_state.state[index] == LEASED and holder is not None and holder.id == lease, what)
 
 
 def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:

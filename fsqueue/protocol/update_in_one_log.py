@@ -68,7 +68,12 @@ class UpdateInOneLog:
             if not wanted:
                 self._make_durable(syncs)
                 return True
-            waiting.out(wanted)
+            try:
+                waiting.out(wanted)
+            except (OSError, FsqueueError) as error:
+                if failure is None:
+                    raise
+                raise update_traces.unknown(failure) from error
 
     @property
     def _is_written(self) -> bool:

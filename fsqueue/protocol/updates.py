@@ -162,8 +162,9 @@ class _Try:
 
     def _open(self, plan: QueuePlan) -> None:
         try:
-            store, inserter, keyed = plan.open()
-            store.verify()
+            store, inserter, keyed = plan.open()  # which verifies it, if there are inserts
+            if not plan.has_inserts:
+                store.verify()
         except QueueNotFound:
             if not plan.endings:
                 raise _Anew("A queue was deleted just now.") from None
@@ -205,6 +206,8 @@ class _Try:
                 raise  # the update is the parent's
             if not vote.is_begun:
                 self._give("abort")
+                if type(error) is StorageError:  # a lock was lost, perhaps
+                    raise StorageError(f"{error} {NOTHING}") from error
                 raise
             decision = self._settle(file.name, error)
             self._give(decision.outcome)

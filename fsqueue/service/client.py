@@ -14,7 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import fsqueue
@@ -42,8 +42,8 @@ def connect(
 
     `url`: http://HOST:PORT, https://HOST:PORT or http+unix://SOCKET, with the socket's path percent-encoded; behind it
     /QUEUE for one queue of the group. `token`: as `fsqueue serve` has shown it; otherwise that of the environment
-    variable FSQUEUE_TOKEN. `worker`: a name to appear under in histories. `patience_s`: how long what can be repeated
-    without harm is repeated while the gateway is away. InvalidArgument, StorageError.
+    variable FSQUEUE_SERVE_TOKEN. `worker`: a name to appear under in histories. `patience_s`: how long what can be
+    repeated without harm is repeated while the gateway is away. InvalidArgument, StorageError.
     """
     if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
         raise fsqueue.InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
@@ -130,6 +130,12 @@ class RemoteTask(fsqueue.LeasedTask):
         return True
 
 
+class WhereItIs(NamedTuple):
+    """What a worker calls the queue of a task, in its reports and to its children."""
+
+    path: str
+
+
 class RemoteQueue:
     """A queue of a gateway, with the methods of `Queue`. Safe to use from many threads, and after a fork; it pickles.
 
@@ -139,6 +145,7 @@ class RemoteQueue:
     def __init__(self, wire: Wire, name: str, holder: dict[str, Any]) -> None:
         self._wire, self.name, self._holder = wire, name, holder
         self._path = f"/queues/{segment(name)}"
+        self.store = WhereItIs(self.url)
 
     def __repr__(self) -> str:
         return f"RemoteQueue({self.url!r})"
@@ -153,6 +160,11 @@ class RemoteQueue:
     def url(self) -> str:
         """Return its address, as `connect` takes it."""
         return f"{_base(self._wire)}/{quote(self.name, safe='')}"
+
+    @property
+    def path(self) -> str:
+        """Return its address: what a worker's messages call it."""
+        return self.url
 
     def _get(self, what: str, **query: Any) -> Any:
         return self._wire.ask("GET", self._path + what, query=query, again=True)

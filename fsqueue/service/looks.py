@@ -26,6 +26,8 @@ CALLS_A_MINUTE = 25
 """... or when, with the calls that it makes, no more than these are made in a minute."""
 CALLS_A_QUEUE, CALLS_A_SHARD = 150, 18
 """About how many calls a look at a queue makes (tests/service/test_looks.py counts them)."""
+CALLS_OF_FLOWS = 400
+"""About how many calls a look at the flows between queues makes, at most."""
 PAGES_MAX = 256
 """Maximum number of pages that are remembered."""
 
@@ -205,14 +207,17 @@ class GroupPage:
     matching: int
     first: int
     is_whole: bool
+    flows: Sequence[fsqueue.Flow] = ()
+    """Those between queues that were looked at, if all queues of the group were."""
 
     def signature(self) -> object:
         """Return what is equal as long as nothing has changed."""
-        return self.total, self.matching, [look.signature() for look in self.looks]
+        ways = {(flow.source, flow.target) for flow in self.flows}
+        return self.total, self.matching, [look.signature() for look in self.looks], ways
 
     def calls(self) -> int:
         """Return about how many calls the look has made to the filesystem."""
-        return sum(look.calls() for look in self.looks)
+        return sum(look.calls() for look in self.looks) + CALLS_OF_FLOWS
 
     @property
     def rows(self) -> Sequence[QueueLook]:
@@ -250,10 +255,51 @@ class Names:
         return [name for name in names if wanted in name.casefold()] if wanted else names, len(names)
 
 
-def look_over(names: Names, look: Callable[[str], QueueLook], text: str, page: int) -> GroupPage:
+def look_over(
+    names: Names,
+    look: Callable[[str], QueueLook],
+    flows: Callable[[], Sequence[fsqueue.Flow]],
+    text: str,
+    page: int,
+) -> GroupPage:
     """Look at the queues of a group whose names contain `text`, for page `page`, from 0 on."""
     found, total = names.containing(text)
     first = min(page, max(0, (len(found) - 1) // ROWS)) * ROWS
     is_whole = len(found) <= WHOLE_MAX
     wanted = found if is_whole else found[first : first + ROWS]
-    return GroupPage([look(name) for name in wanted], total, len(found), first, is_whole)
+    seen = [look(name) for name in wanted]
+    shown = {one.name for one in seen}
+    ways = [flow for flow in flows() if {flow.source, flow.target} <= shown] if is_whole and not text else []
+    return GroupPage(seen, total, len(found), first, is_whole, ways)
+
+
+def stages(flows: Sequence[fsqueue.Flow]) -> list[list[str]]:
+    """Return the names of queues between which tasks flow, in stages: each queue behind all that flow into it.
+
+    A flow that leads back does not count. The most frequent flows come first, so rare ones are those that lead back.
+    """
+    into: dict[str, set[str]] = {}
+    for flow in flows:
+        into.setdefault(flow.source, set())
+        before = into.setdefault(flow.target, set())
+        if flow.target not in _above(into, flow.source):
+            before.add(flow.source)
+    depth: dict[str, int] = {}
+    while len(depth) < len(into):  # one more each time, since no flow leads back
+        for name, before in into.items():
+            if name not in depth and all(one in depth for one in before):
+                depth[name] = max((depth[one] + 1 for one in before), default=0)
+    made: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for name in sorted(depth):
+        made[depth[name]].append(name)
+    return made
+
+
+def _above(into: dict[str, set[str]], name: str) -> set[str]:
+    """Return a queue with all from which tasks get into it."""
+    found, left = {name}, [name]
+    while left:
+        for one in into[left.pop()] - found:
+            found.add(one)
+            left.append(one)
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads
 from fsqueue.webpages import charts, rendering
 from fsqueue.webpages.rendering import Link
+
+logger = logging.getLogger("fsqueue")
 
 FIRST_S = 0.4
 """How long a request waits for a look. After that it shows the last one, or that queues are being read."""
@@ -82,6 +85,22 @@ class Pages:
         """Return the directory of the group, or the one that the only queue is in."""
         path, only = self.served.path, self.served.only
         return path if only is None else path.removesuffix(f"/{only}")
+
+    def flows(self) -> list[fsqueue.Flow]:
+        """Return the flows between the queues of the group; none if they cannot be read."""
+        try:
+            return [] if self.served.group is None else self.served.group.flows()
+        except fsqueue.FsqueueError as error:
+            logger.warning("the page shows no stages: %s", error)
+            return []
+
+    def lineage(self, name: str, task_id: str) -> fsqueue.Lineage | None:
+        """Return the tasks that a task came of, and those that came of it; None if that cannot be read."""
+        try:
+            return None if self.served.group is None else self.served.group.lineage(name, task_id)
+        except fsqueue.FsqueueError as error:
+            logger.warning("the page shows no lineage: %s", error)
+            return None
 
     def path_of(self, name: str) -> str:
         """Return how a queue is typed in a command."""
@@ -211,7 +230,9 @@ async def _front(request: Request) -> Response:
         return await _one(request, str(pages.served.only))
     names, text, number = pages.names, request.query_params.get("q", "")[:CELL_CHARS_MAX], _number(request, "page")
     key = "group", text, number
-    seen = await pages.seen(key, lambda: looks.look_over(names, pages.look, text, number), _is_fresh(request))
+    seen = await pages.seen(
+        key, lambda: looks.look_over(names, pages.look, pages.flows, text, number), _is_fresh(request)
+    )
     values = _common(request, "Queues") | {"q": text}
     if seen is None:
         return _answer(request, "group.html", key, None, values)
@@ -235,6 +256,7 @@ async def _front(request: Request) -> Response:
             "said": _said(told),
             "totals": [{state: sum(getattr(one, state) for one in counts) for state in states}],
             "rows": [_row(look) for look in shown.rows],
+            "stages": _stages(shown),
             "before": _url("/", q=text, page=at - 1) if at else "",
             "after": _url("/", q=text, page=at + 1) if at < last else "",
             "number": at + 1,
@@ -253,6 +275,25 @@ def _said(notices: list[attention.Notice]) -> str:
     if not still and not problems:
         return "Nothing stands still."
     return f"{counted(len(still), 'reason')} to stand still, {counted(len(problems), 'problem')}."
+
+
+def _stages(shown: GroupPage) -> list[list[dict[str, Any]]]:
+    """Return what the graph of the stages shows of each queue, stage by stage."""
+    known = {look.name: look for look in shown.looks}
+    return [
+        [
+            {
+                "link": queue_link(name),
+                "state": attention.verdict(known[name]),
+                "status": known[name].status,
+                "to": [
+                    {"name": flow.target, "share": f"{flow.updates:,}"} for flow in shown.flows if flow.source == name
+                ],
+            }
+            for name in stage
+        ]
+        for stage in looks.stages(shown.flows)
+    ]
 
 
 def _row(look: QueueLook) -> dict[str, Any]:
@@ -484,10 +525,11 @@ async def _dead(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class TaskPage:
-    """A task and its history."""
+    """A task, its history, and the tasks that it came of and that came of it."""
 
     task: fsqueue.TaskInfo
     history: list[fsqueue.Movement]
+    lineage: fsqueue.Lineage | None = None
 
     def signature(self) -> object:
         """Return what is equal as long as nothing has changed."""
@@ -507,9 +549,10 @@ async def _task(request: Request) -> Response:
         with pages.served.queue(name) as queue:
             task = queue.task(task_id)
             try:
-                return TaskPage(task, queue.history(task_id))
-            except fsqueue.TaskNotFound:  # its history is not kept
-                return TaskPage(task, [])
+                history = queue.history(task_id)
+            except fsqueue.TaskNotFound:  # it is not kept
+                history = []
+        return TaskPage(task, history, pages.lineage(name, task_id) if any(one.update for one in history) else None)
 
     seen = await pages.seen(key, make, _is_fresh(request))
     heading = f"Task {attention.cut(task_id, CELL_CHARS_MAX)}"
@@ -536,8 +579,21 @@ async def _task(request: Request) -> Response:
         "payload": None if task.payload is None else _lines(_as_text(task.payload, 2)),
         "result": None if task.result is None else _lines(_as_text(task.result, 2)),
         "history": [_movement(one) for one in shown.history],
+        "before": [] if shown.lineage is None else list(map(_relative, shown.lineage.ancestors)),
+        "after": [] if shown.lineage is None else list(map(_relative, shown.lineage.successors)),
+        "is_whole": shown.lineage is None or shown.lineage.is_whole,
     }
     return _answer(request, "task.html", key, seen, values | more)
+
+
+def _relative(one: fsqueue.Relative) -> dict[str, Any]:
+    return {
+        "task": task_link(one.queue, one.id),
+        "queue": queue_link(one.queue),
+        "steps": abs(one.steps),
+        "when": charts.moment(one.at),
+        "update": one.update + (f", which ended {one.among:,} tasks" if one.among > 1 else ""),
+    }
 
 
 def _movement(one: fsqueue.Movement) -> dict[str, Any]:

@@ -23,7 +23,7 @@ RETRY_S = (0.2, 10.0)
 """Shortest and longest pause before something is asked again."""
 PART_BYTES, PART_S = 64 << 10, 0.5
 """How much of a stream is sent at once, and after how long less than that."""
-TOKEN_VARIABLE = "FSQUEUE_TOKEN"
+TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
 NDJSON = "application/x-ndjson"
 
 

@@ -11,8 +11,8 @@ import errno
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fsqueue.format.decisions import ABORTED, Outcome
-from fsqueue.format.names import Batch, DecisionFileName, UpdateId
+from fsqueue.format.decisions import Outcome
+from fsqueue.format.names import Batch, UpdateId
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.task_states import Prepared
 from fsqueue.storage import decisions, history
@@ -83,26 +83,13 @@ def with_outcomes(
 
 
 def _ask(store: Store, wanted: dict[UpdateId, Prepared]) -> dict[UpdateId, Outcome]:
-    """Return what is decided about updates, as far as anything is. Each decision file is read once, or twice."""
-    files: dict[DecisionFileName, list[UpdateId]] = {}
-    for update, prepared in wanted.items():
-        if prepared.file is not None:
-            files.setdefault(prepared.file, []).append(update)
-    found: dict[UpdateId, Outcome] = {}
-    if not files:
-        return found
+    """Return what is decided about updates, as far as anything is."""
+    asked = [(prepared.file, update, False) for update, prepared in wanted.items() if prepared.file is not None]
     try:
-        group = decisions.group_of(store)
+        found = decisions.ask_all(store, asked) if asked else {}
     except OutOfGroup:
-        return found
-    for file, updates in files.items():
-        state = decisions.read(group, file, updates[0])
-        told = {update: ABORTED if state is None else state.about(update) for update in updates}
-        commits = [update for update, decision in told.items() if decision is not None and decision.outcome == "commit"]
-        if commits and commits[0] != updates[0]:
-            decisions.read(group, file, commits[0])  # which makes it durable before anything is seen of it
-        found.update({update: decision.outcome for update, decision in told.items() if decision is not None})
-    return found
+        return {}
+    return {update: decision.outcome for update, decision in found.items()}
 
 
 MET_MAX = 10_000

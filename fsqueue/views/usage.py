@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fsqueue.format import names
+from fsqueue.filesystem import Filesystem
+from fsqueue.format import decisions, names
+from fsqueue.format.groups import group_file
+from fsqueue.format.layout import quarantine_of
 from fsqueue.format.models import AsDict
+from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 
 BLOCK_BYTES = 512
@@ -57,36 +62,61 @@ def of_store(store: Store) -> dict[str, Usage]:
     kinds = ("settings", *PARTS.values(), KEYS, "trash", *OUTSIDE.values(), "other", "all")
     found = {name: Usage() for name in kinds}
     base = store.layout.base.rpartition("/")[2]
-    _add(store, store.path, found["settings"])
+    _add(store.fs, store.path, found["settings"])
     for name, kind in store.fs.entries(store.path):
         path = f"{store.path}/{name}"
         if name == base:
-            _add(store, path, found["settings"])
+            _add(store.fs, path, found["settings"])
             for part, inner in store.fs.entries(path):
                 called = KEYS if names.parse_key_epoch(part) is not None else PARTS.get(part, "other")
-                _add_tree(store, f"{path}/{part}", inner, found[called])
+                _add_tree(store.fs, f"{path}/{part}", inner, found[called])
         elif kind == "file" and path in (store.layout.settings_file, store.layout.doorbell):
-            _add(store, path, found["settings"])
+            _add(store.fs, path, found["settings"])
         else:
             part = "trash" if name.startswith(".trash") else OUTSIDE.get(name, "other")
-            _add_tree(store, path, kind, found[part])
-    for usage in [*found.values()][:-1]:
-        found["all"].add(usage)
+            _add_tree(store.fs, path, kind, found[part])
+    found["all"] = sum_of(found.values())
     return found
 
 
-def _add_tree(store: Store, path: str, kind: str, usage: Usage) -> None:
+def of_group(group: GroupDirectory, queues: Iterable[dict[str, Usage]]) -> dict[str, Usage]:
+    """Return what each kind of files of a group takes: its own, and those of its queues. What is no queue is left out.
+
+    Its own are its file as "settings", decision files as "updates", and what fsck moved away as "quarantine".
+    """
+    own = {"settings": Usage(), "updates": Usage(), "quarantine": Usage()}
+    _add(group.fs, group.path, own["settings"])
+    _add(group.fs, group_file(group.path), own["settings"])
+    for kind, path in (("updates", decisions.directory(group.path)), ("quarantine", quarantine_of(group.path))):
+        if group.fs.is_directory(path):
+            _add_tree(group.fs, path, "directory", own[kind])
+    found: dict[str, Usage] = {}
+    for part in (own, {"all": sum_of(own.values())}, *queues):
+        for kind, usage in part.items():
+            found.setdefault(kind, Usage()).add(usage)
+    return found
+
+
+def sum_of(parts: Iterable[Usage]) -> Usage:
+    """Return the sum of several."""
+    found = Usage()
+    for usage in parts:
+        found.add(usage)
+    return found
+
+
+def _add_tree(fs: Filesystem, path: str, kind: str, usage: Usage) -> None:
     below = [(path, kind)]
     while below:
         path, kind = below.pop()
-        _add(store, path, usage)
+        _add(fs, path, usage)
         if kind == "directory":
-            below += ((f"{path}/{name}", inner) for name, inner in store.fs.entries(path))
+            below += ((f"{path}/{name}", inner) for name, inner in fs.entries(path))
 
 
-def _add(store: Store, path: str, usage: Usage) -> None:
+def _add(fs: Filesystem, path: str, usage: Usage) -> None:
     try:
-        found = store.fs.stat(path)
+        found = fs.stat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return  # it went meanwhile, or is another user's
     is_directory = stat.S_ISDIR(found.st_mode)

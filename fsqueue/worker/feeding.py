@@ -27,6 +27,7 @@ from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import lease_holders
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.limits import Limits
+from fsqueue.worker.remote import RemoteWatch
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
 from fsqueue.worker.sources import Sources
 
@@ -171,8 +172,10 @@ class Feeder(BackgroundThread):
             self._listener.close()
 
     def _answer_all(self) -> None:
-        self._watches: Watch | Several
-        if self._queues.groups:
+        self._watches: Watch | Several | RemoteWatch
+        if self._queues.remote is not None:
+            self._watches = RemoteWatch(self._queues.remote, self._lease_s)
+        elif self._queues.groups:
             self._members = Members(self._queues.given, self._make_watch, self._clock)
             self._watches = Several(self._members.watches)
         else:

@@ -12,6 +12,7 @@ from fsqueue.groups.drained import GroupDrainCheck, Source, source_of
 from fsqueue.groups.selection import Selected
 from fsqueue.queue import Queue
 from fsqueue.views.inspection import DrainCheck
+from fsqueue.worker.remote import RemoteSource
 
 
 class Sources(list[Queue]):
@@ -20,18 +21,23 @@ class Sources(list[Queue]):
     Only the feeder's thread changes it. Other threads may read it at any time, in one step: `list(sources)`.
     """
 
-    def __init__(self, given: list[Source], upstream: list[Source]) -> None:
+    def __init__(self, given: list[Source], upstream: list[Source], remote: RemoteSource | None = None) -> None:
         super().__init__(source for source in given if isinstance(source, Queue))
         self.given, self.upstream = given, upstream
         self.groups = [source for source in given if isinstance(source, Selected)]
+        self.remote = remote
+        """The queue of a gateway, which then is the only source."""
+        self._of_remote = [] if remote is None else [remote.settings]
         self._of_groups = [selected.group.settings for selected in self.groups]  # a thread that may not wait asks
 
     def settings(self) -> list[Settings]:
         """Return the settings of each queue that is open, and those that the queues of each group begin with."""
-        return [queue.settings for queue in list(self)] + self._of_groups
+        return [queue.settings for queue in list(self)] + self._of_groups + self._of_remote
 
     def drain_check(self) -> Callable[[], bool]:
         """Return a check whether all of them, and what stands before them, were drained at one instant."""
+        if self.remote is not None:
+            return self.remote.is_drained
         each = [*self.given, *self.upstream]
         queues = [source for source in each if isinstance(source, Queue)]
         return GroupDrainCheck(each) if len(queues) < len(each) else _Checked(DrainCheck(*(q.store for q in queues)))
@@ -57,6 +63,13 @@ class _Checked:
 
 def sources_of(queues: Any, upstream: Any = ()) -> Sources:
     """Return what a worker was given, and what it waits for; InvalidArgument for anything else."""
+    given = [queues] if isinstance(queues, RemoteSource) else list(queues) if isinstance(queues, list) else []
+    if any(isinstance(one, RemoteSource) for one in given):
+        if len(given) > 1 or upstream:
+            raise InvalidArgument(
+                "A worker takes one queue of a gateway, without others and without upstream. Start a worker for each."
+            )
+        return Sources([], [], given[0])
     found = _listed(queues)
     if not found:
         raise InvalidArgument(f"A worker takes a Queue, a Group, or several in a list, not {queues!r}.")

@@ -29,6 +29,7 @@ from fsqueue.worker.limits import FAILURES_FIRST, Limits
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.processes import Children
+from fsqueue.worker.remote import RemoteSource
 from fsqueue.worker.report import Event, Tell, WorkerReport
 from fsqueue.worker.sources import sources_of
 from fsqueue.worker.spawning import ProcessExecutor
@@ -96,7 +97,7 @@ class Worker:
 
     def __init__(
         self,
-        queues: Queue | Selected | Sequence[Queue | Selected],
+        queues: Queue | Selected | RemoteSource | Sequence[Queue | Selected | RemoteSource],
         handler: Callable[..., Any] | str | None = None,
         *,
         command: Sequence[str] = (),
@@ -130,6 +131,11 @@ class Worker:
         tell: Tell = lambda event: None,
     ) -> None:
         self._queues = sources_of(queues, upstream)
+        if self._queues.remote is not None and (exclude_after is not None or then is not None):
+            raise InvalidArgument(
+                "exclude_after and then need the queue's directory, and a queue of a gateway has none here. Leave them "
+                "out, or start the worker on a host that has mounted the filesystem."
+            )
         if (handler is not None) + bool(command) + bool(load) != 1:
             raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
         for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):
@@ -289,7 +295,7 @@ class Worker:
         """Refuse a command that does not suit a task which waits, before any task is leased."""
         if not placeholders.asks_for_fields(self._how.command):
             return
-        for queue in list(self._queues):
+        for queue in [self._queues.remote] if self._queues.remote is not None else list(self._queues):
             try:
                 waiting = queue.peek(1)
             except FsqueueError:

@@ -160,6 +160,7 @@ PLANS = {
         elsewhere={
             "fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py",
             "In Python": "tests/service/test_client.py",
+            "Workers": "tests/service/test_worker.py",
             "In any language": "tests/service/test_asking.py",
         },
     ),

@@ -20,7 +20,7 @@ from fsqueue.service import attention, looks, page
 from fsqueue.simulation import figures as simulation_figures
 from fsqueue.storage import listening, payloads, queue_file, staging
 from fsqueue.upkeep import collect, doctorplaces
-from fsqueue.views import activity, stuck_locks
+from fsqueue.views import activity, flows, stuck_locks
 from fsqueue.worker import feeding
 from tests.pages import text_of
 
@@ -48,6 +48,8 @@ NUMBERS = [
     ("docs/guarantees.md", "idle workers look every few seconds", waiting.BELL_S[1] == 6),
     ("docs/guarantees.md", "idle workers ask every half minute", feeding.DRAIN_CHECK_S == 30),
     ("docs/metrics.md", "At most 1,000 queues have series", metrics.QUEUES_MAX == 1000),
+    ("docs/page.md", "in the four latest decision files", flows.FILES_MAX == 4),
+    ("docs/page.md", "four are looked into", flows.ALIKE_MAX == 4),
     ("docs/page.md", "50 queues a page", looks.ROWS == 50),
     ("docs/page.md", "Up to 150 queues", looks.WHOLE_MAX == 150),
     (

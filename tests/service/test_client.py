@@ -242,7 +242,7 @@ def test_the_token_is_that_of_the_environment(group: Group, serve: Serve, monkey
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     with pytest.raises(fsqueue.FsqueueError, match="token is needed"):
         fsqueue.connect(address)
-    monkeypatch.setenv("FSQUEUE_TOKEN", "w" * 20)
+    monkeypatch.setenv("FSQUEUE_SERVE_TOKEN", "w" * 20)
     remote = fsqueue.connect(f"{address}/q")
     assert isinstance(remote, RemoteQueue)
     remote.insert(1)

@@ -155,12 +155,23 @@ def test_of_many_queues_those_of_the_table_are_looked_at(group: fsqueue.Group, m
         looked.append(name)
         return looks.QueueLook(name)
 
-    page = looks.look_over(names, look, "", 1)
+    page = looks.look_over(names, look, list, "", 1)
     assert (looked, page.is_whole, page.matching, [one.name for one in page.rows]) == (["c", "d"], False, 5, ["c", "d"])
-    assert [one.name for one in looks.look_over(names, look, "", 99).rows] == ["e"]
-    found = looks.look_over(names, look, "B", 0)
+    assert [one.name for one in looks.look_over(names, look, list, "", 99).rows] == ["e"]
+    found = looks.look_over(names, look, list, "B", 0)
     assert (found.is_whole, found.matching, found.total) == (True, 1, 5)
     group["f"].insert(1)
-    assert looks.look_over(names, look, "f", 0).matching == 0  # it is listed every two seconds at most
+    assert looks.look_over(names, look, list, "f", 0).matching == 0  # it is listed every two seconds at most
     time.now += 3
-    assert looks.look_over(names, look, "f", 0).matching == 1
+    assert looks.look_over(names, look, list, "f", 0).matching == 1
+
+
+def test_stages_come_in_the_order_of_the_flow_and_what_leads_back_does_not_count() -> None:
+    flows = [
+        fsqueue.Flow("fetch", "parse", 9), fsqueue.Flow("parse", "index", 8), fsqueue.Flow("fetch", "index", 5),
+        fsqueue.Flow("parse", "fetch", 2), fsqueue.Flow("other", "index", 1), fsqueue.Flow("index", "index", 1),
+    ]  # fmt: skip
+    assert looks.stages(flows) == [["fetch", "other"], ["parse"], ["index"]]
+    assert looks.stages([]) == []
+    loop = [fsqueue.Flow(f"{n}", f"{(n + 1) % 150}", 150 - n) for n in range(150)]
+    assert [stage for [stage] in looks.stages(loop)] == [f"{n}" for n in range(150)]

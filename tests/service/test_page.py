@@ -108,9 +108,48 @@ def test_what_one_update_did_is_told_with_each_task(client: TestClient, group: G
         update.complete(task)
         update.insert("parse", "text")
     [made] = group["parse"].peek()
-    told = re.findall(r"by the update (\w+)", text(client, "/task", queue="fetch", id=task.id))
+    first = text(client, "/task", queue="fetch", id=task.id)
+    second = text(client, "/task", queue="parse", id=made.id)
+    told = re.findall(r"by the update (\w+)", first)
     assert len(told) == 1
-    assert told == re.findall(r"by the update (\w+)", text(client, "/task", queue="parse", id=made.id))
+    assert told == re.findall(r"by the update (\w+)", second)
+    assert f'<a href="/task?queue=parse&amp;id={made.id}">' in first[first.index("What came of it</caption>") :]
+    assert f'<a href="/task?queue=fetch&amp;id={task.id}">' in second[second.index("It came of, the nearest") :]
+    group["fetch"].insert("alone")
+    assert "came of" not in text(client, "/task", queue="fetch", id=group["fetch"].peek()[0].id)
+
+
+def test_updates_that_cannot_be_read_leave_the_page_whole(
+    client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*given: object) -> None:
+        raise fsqueue.StorageError("The decision files cannot be read.")
+
+    group["fetch"].insert("page")
+    [task] = group["fetch"].lease()
+    with group.update() as update:
+        update.complete(task)
+        update.insert("parse", "text")
+    monkeypatch.setattr(Group, "flows", away)
+    monkeypatch.setattr(Group, "lineage", away)
+    assert "2 queues" in text(client, "/")
+    assert "by the update" in text(client, "/task", queue="fetch", id=task.id)
+
+
+def test_the_stages_of_a_pipeline_stand_in_the_order_of_the_flow(client: TestClient, group: Group) -> None:
+    group[HOSTILE].insert_many(range(3))
+    for source, target in ((HOSTILE, "parse"), ("parse", "index")):
+        [task] = group[source].lease()
+        with group.update() as update:
+            update.complete(task)
+            update.insert(target, "text")
+    group["index"].pause()
+    shown = text(client, "/")
+    graph = shown[shown.index('<ol class="stages">') : shown.index("</ol>")]
+    links = re.findall(r"<a href=[^>]*>([^<]*)</a>: <strong>([^<]*)</strong>", graph)
+    assert links == [(SHOWN, "at work"), ("parse", "done"), ("index", "paused")]
+    assert "→ parse (about 1 of the latest updates)" in graph
+    assert '<ol class="stages">' not in text(client, "/", q="parse")
 
 
 def test_buttons(client: TestClient, group: Group) -> None:

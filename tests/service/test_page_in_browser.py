@@ -91,6 +91,9 @@ def some_of_all(group: Group) -> None:
             task.bury(f"{HOSTILE} out of memory {n}" + "y" * (64 << 10))
         elif n < 16:
             task.fail(HOSTILE, delay_s=3600)
+    with group.update() as update:
+        update.complete(group["fetch"].lease()[0])
+        update.insert("index", HOSTILE)
     group[HOSTILE].insert(HOSTILE + "x" * (64 << 10))
     group["parse"].insert(1)
     group["parse"].pause(HOSTILE)
@@ -120,10 +123,13 @@ def test_real_workers_are_seen_at_work_without_loading_the_page_again(served: Se
 def test_each_page_fits_each_window_and_runs_nothing_that_others_wrote(served: Served, browser: Browser) -> None:
     some_of_all(served.group)
     served.show("/")
-    served.says("3 queues")
+    served.says("4 queues")
+    served.says("→ index", "#part-stages")
     dead = next(served.group["fetch"].tasks("dead")).id
+    [moved] = served.group["index"].peek()
     for path in (
         "/", "/queue?name=fetch", "/dead?queue=fetch", f"/queue?name={quote(HOSTILE)}", f"/task?queue=fetch&id={dead}",
+        f"/task?queue=index&id={moved.id}",
     ):  # fmt: skip
         for width, dark in ((320, False), (420, True), (641, False), (1280, True)):
             where = f"{path} at {width}"

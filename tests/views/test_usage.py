@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue, Usage
+from tests.prepared import ByHand
 from tests.support import QueueFactory, base_of
 
 pytestmark = pytest.mark.once
@@ -78,3 +79,16 @@ def test_what_vanishes_meanwhile_is_passed_by(q: Queue, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(q.store.fs, "entries", late)
     assert q.usage()["dead"].files == 0
+
+
+def test_of_a_group_each_file_is_counted_once(tmp_path: Path) -> None:
+    update = ByHand(tmp_path / "group")
+    update.says("commit")
+    (tmp_path / "group" / ".quarantine").mkdir()
+    found = update.group.usage()
+    total = found["all"]
+    assert (total.files, total.directories, total.bytes) == seen(tmp_path / "group")
+    assert (found["updates"].files, found["updates"].directories) == (1, 1)
+    assert found["logs"].files == 2
+    rest = [usage for part, usage in found.items() if part != "all"]
+    assert sum(usage.files + usage.directories for usage in rest) == total.files + total.directories

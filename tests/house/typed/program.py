@@ -190,9 +190,18 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
     for task in chosen.poll(until="drained"):
         with task:
             group["second"].insert(task.payload)
+    flows: list[fsqueue.Flow] = group.flows()
+    print([f"{flow.source} to {flow.target}: {flow.updates}" for flow in flows])
     found: fsqueue.GroupStatus = group.status(".*", exact=False)
     print(found.status.waiting, found.queues, [queue.name for queue in group.queues("s.*", tasks_min=0)])
     print(fsqueue.wait([group, first]), group.wait(60), group.lease(2, wait_s=1), group.delete("first"))
+    update: fsqueue.Update = group.update()
+    update.insert("second", {"page": 2}, priority=1)
+    try:
+        print(update.apply(timeout_s=5), update.results)
+    except fsqueue.UpdateConflict as error:
+        found_wrong: list[fsqueue.Conflict] = error.missing + error.busy
+        print(found_wrong[0].reason)
     lineage: fsqueue.Lineage = group.lineage("first", "id")
     kin: list[fsqueue.Relative] = [*lineage.ancestors, *lineage.successors]
     print(kin[0].queue, kin[0].steps, lineage.as_dict(), fsqueue.Then(1, [("second", 2), ("second", fsqueue.Task(3))]))

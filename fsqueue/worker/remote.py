@@ -1,0 +1,53 @@
+"""A queue of a gateway as what a worker takes tasks from: it has no doorbell and no log that the worker could read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol, runtime_checkable
+
+from fsqueue.format.layout import Settings
+from fsqueue.leased_task import LeasedTask
+
+LOOK_S = 2.0
+"""How long a look waits at the gateway for a task. A worker that is told to end waits for it."""
+
+
+@runtime_checkable
+class RemoteSource(Protocol):
+    """A queue of a gateway, as `fsqueue.connect` returns it: what a worker asks of it beside a task's verbs."""
+
+    @property
+    def url(self) -> str:
+        """Return its address."""
+
+    @property
+    def settings(self) -> Settings:
+        """Return its settings, which it is asked for."""
+
+    def lease(self, n: int = 1, *, lease_s: float | None = None, wait_s: float = 0) -> list[Any]:
+        """Lease up to `n` tasks."""
+
+    def peek(self, n: int = 1) -> list[Any]:
+        """Return up to `n` waiting tasks."""
+
+    def is_drained(self) -> bool:
+        """Return whether nothing is waiting, delayed or leased."""
+
+
+class RemoteWatch:
+    """Poll a queue of a gateway, as `Watch` polls one on a filesystem. The gateway does the waiting."""
+
+    is_deaf = False
+
+    def __init__(self, source: RemoteSource, lease_s: float | None) -> None:
+        self._source, self._lease_s = source, lease_s
+        self._has_looked = False
+
+    def look(self, n: int) -> list[LeasedTask]:
+        """Return up to `n` tasks. The first look waits for none, so that a queue without tasks is soon known."""
+        wait_s, self._has_looked = LOOK_S if self._has_looked else 0, True
+        return self._source.lease(n, lease_s=self._lease_s, wait_s=wait_s)
+
+    def due_s(self) -> float:
+        """Return infinity: it does not know what is delayed."""
+        return math.inf

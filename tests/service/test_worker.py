@@ -1,0 +1,91 @@
+"""A worker on a gateway's queue: the same worker as on a queue of the filesystem."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fsqueue_cli.main import cli
+
+import fsqueue
+from fsqueue import Group, InvalidArgument, RemoteQueue, Worker
+from tests.service.conftest import Serve
+from tests.waiting import until
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def remote(group: Group, serve: Serve) -> RemoteQueue:
+    """A queue of a gateway."""
+    found = fsqueue.connect(f"{serve(group.path)}/q")
+    assert isinstance(found, RemoteQueue)
+    return found
+
+
+def test_commands_are_run_until_the_queue_is_drained(group: Group, remote: RemoteQueue) -> None:
+    queue = group["q"]
+    queue.insert_many({"n": n} for n in range(6))
+    queue.insert({"n": "x"})
+    queue.change_settings(max_attempts=1)
+    arguments = ["run", remote.url, "--worker", "me", "-j", "2", "--json", "--result-stdout", "--"]
+    arguments += ["expr", "{n}", "+", "1"]
+    ended = CliRunner().invoke(cli, arguments, prog_name="fsqueue")
+    assert ended.exit_code == 9, ended.output
+    assert json.loads(ended.stdout.splitlines()[-1])["completed"] == 6
+    assert queue.status() == fsqueue.Status(completed=6, dead=1)
+    completed = [result for result in queue.results() if result.state == "completed"]
+    assert {(result.payload["n"], result.result) for result in completed} == {(n, n + 1) for n in range(6)}
+    assert {result.worker for result in completed} == {"me"}
+
+
+def test_leases_are_renewed_while_a_command_works(group: Group, remote: RemoteQueue, tmp_path: Path) -> None:
+    """It ends when its lease has been renewed: by the history, which it reads itself."""
+    queue = group["q"]
+    queue.insert("a")
+    script = tmp_path / "work"
+    until_renewed = f'until grep -rqs \'"op":"renew"\' {queue.path}; do sleep 0.05; done'
+    script.write_text(f"#!/bin/sh\n{until_renewed}\n")
+    script.chmod(0o755)
+    assert Worker(remote, command=[str(script)], lease_s=1.0).run().completed == 1
+    assert "renew" in [move.op for move in queue.history(next(queue.results()).id)]
+
+
+def test_a_worker_that_is_stopped_puts_back_what_it_holds(group: Group, remote: RemoteQueue) -> None:
+    queue = group["q"]
+    queue.insert_many(range(3))
+    worker = Worker(remote, command=["sleep", "1000"], grace_s=0, prefetch=3)
+    running = threading.Thread(target=worker.run)
+    running.start()
+    until(lambda: queue.status().leased, "a task to be leased")
+    worker.stop()
+    running.join()
+    assert queue.status() == fsqueue.Status(waiting=3)
+
+
+def test_what_a_gateways_queue_cannot_do_is_a_sentence(group: Group, remote: RemoteQueue) -> None:
+    for wrong in ({"exclude_after": 3}, {"upstream": group["q"]}, {"then": "next"}):
+        with pytest.raises(InvalidArgument, match="gateway"):
+            Worker(remote, command=["true"], **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="one queue of a gateway"):
+        Worker([remote, group["q"]], command=["true"])
+    ended = CliRunner().invoke(cli, ["run", remote.url.rpartition("/")[0], "--", "true"], prog_name="fsqueue")
+    assert ended.exit_code == 2
+    assert "serves a group" in ended.output
+
+
+def follow_up(n: int) -> fsqueue.Then:
+    """Ask for a next task, which needs an update in the group's directory."""
+    return fsqueue.Then(inserts=[("next", n)])
+
+
+def test_a_function_that_asks_for_a_next_task_fails_with_a_reason(group: Group, remote: RemoteQueue) -> None:
+    queue = group["q"]
+    queue.insert({"n": 1})
+    queue.change_settings(max_attempts=1)
+    assert Worker(remote, "tests.service.test_worker:follow_up").run().buried == 1
+    [letter] = queue.dead()
+    assert "fsqueue.Then" in letter.reason
