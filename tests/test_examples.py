@@ -43,7 +43,7 @@ def test_the_converter_gives_up_what_cannot_be_converted_with_the_reason(tmp_pat
 
 def test_a_crawler_visits_each_page_once_with_workers_killed(tmp_path: Path) -> None:
     """Each page links to itself, to the next one, back to the first, and some to one that is not there."""
-    site, count = tmp_path / "site", 40
+    site, count = tmp_path / "site", 24
     site.mkdir()
     for number in range(count):
         to = [number, (number + 1) % count, number * 7 % count, 0]
