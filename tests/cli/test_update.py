@@ -86,7 +86,8 @@ WRONG = {
     '{"insert": {}, "complete": {}}': "is no operation",
     '{"drop": {}}': "'drop', which is none of insert, complete",
     '{"insert": {"queue": "a"}}': "lacks the field 'payload'",
-    '{"insert": {"queue": "a", "payload": 1, "key": "k"}}': "has the field 'key'",
+    '{"insert": {"queue": "a", "payload": 1, "key": 5}}': "has the field 'key'",
+    '{"insert": {"queue": "a", "payload": 1, "kee": "k"}}': "has the field 'kee'",
     '{"insert": {"queue": "a", "payload": 1}}\n{"release": {"token": "x", "delay_s": "1"}}': "line 2, has the field",
     '{"fail": {"token": "x"}}': "lacks the field 'error'",
 }
