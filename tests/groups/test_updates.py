@@ -385,7 +385,7 @@ def test_after_an_error_of_each_step_what_is_told_is_so(
 ) -> None:
     number, unknown = 0, 0
     while True:
-        number += {in_one: 1, over_three: 2 + number % 2, with_keys: 19}[plan]
+        number += {in_one: 1, over_three: 2 + number % 2, with_keys: 7}[plan]
         trap = FailAt(number, done=number % 4 < 2)
         group, token = begun(tmp_path / f"g{number}", plan)
         said = told(group.path, plan, token, trap, shared)
