@@ -207,7 +207,13 @@ def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]
     group = fsqueue.Group.at(path, worker)
     if group is not None:
         return group, None
-    queue = fsqueue.Group.queue_at(path, worker)
+    try:
+        queue = fsqueue.Group.queue_at(path, worker)
+    except fsqueue.QueueNotFound:
+        raise fsqueue.QueueNotFound(
+            f"There is no group at {path}. Nothing was done. Check the path, or create it: "
+            f"fsqueue create --group {path}"
+        ) from None
     if not isinstance(queue, fsqueue.GroupQueue):
         raise click.UsageError(
             f"{path} is a queue of no group, and an update changes queues of a group. Nothing was done. To make one: "
@@ -270,7 +276,8 @@ def _conflict(lists: dict[str, list[dict[str, str]]], as_json: bool) -> None:
         print_json({"conflict": lists})
     for name, conflicts in lists.items():
         for one in conflicts:
-            complain(f"{name}: {one['op']} {one['queue']} {one['id']}: {one['reason']}")
+            task = " ".join(filter(None, (one["op"], one["queue"], one["id"])))
+            complain(f"{name}: {task}: {one['reason']}")
     complain("nothing was done")
     raise click.exceptions.Exit(fsqueue.UpdateConflict.exit_code)
 
