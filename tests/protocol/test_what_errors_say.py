@@ -562,10 +562,13 @@ OTHERS = {
     "cli/slurm.py": "no error of an insert",
     "fsqueue/administration.py": "no error of an insert",
     "fsqueue/arguments.py": "an argument that is refused first",
+    "fsqueue/service/client.py": "an argument that is refused before anything is sent",
     "fsqueue/spark/options.py": "an option that is refused first",
     "fsqueue/storage/group_directory.py": "the queue of a group could not be begun: tests/groups",
     "fsqueue/storage/queue_changes.py": "the queue is gone",
     "fsqueue/storage/staging.py": "an inserter that was away for half a day: tests/upkeep/test_collect.py",
+    "fsqueue/worker/inserts.py": "an outcome that is refused before its update begins: tests/worker/test_then.py",
+    "fsqueue/worker/loop.py": "an argument that is refused first",
 }
 """Where sentences stand that no row here leads to, and why they are true."""
 

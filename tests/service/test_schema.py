@@ -50,7 +50,7 @@ def test_it_is_served(client: TestClient) -> None:
 def test_there_is_an_operation_for_each_verb() -> None:
     """Those that are left out act on this process alone, or take a function."""
     left_out = {
-        "create", "close", "path", "settings", "generation", "has_priorities", "paused", "poll", "poll_async", "attach",
+        "create", "close", "path", "directory", "settings", "generation", "has_priorities", "paused", "poll", "poll_async", "attach",
         "commit", "result_columns", "fsck", "insert_many", "lease_for_others", "typed_path", "exists",
     }  # fmt: skip
     verbs = {name for name in dir(fsqueue.GroupQueue) if not name.startswith("_")} - {"store", "group", "name"}
