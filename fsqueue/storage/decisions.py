@@ -262,9 +262,11 @@ class OwnDecisionFile:
         if opened is None or self.is_left:
             raise DecisionBusy(f"The decision file {self.path} is used no more. Begin anew in another one.")
         fd = opened.fd
-        if not fs.try_lock(fd) and not fs.lock(fd, clock, entropy, WAIT_S):
-            raise DecisionBusy(f"The decision file {self.path} has been locked for {WAIT_S:g} s by a stopped process.")
-        try:
+        try:  # an error of locking may come after it was done
+            if not fs.try_lock(fd) and not fs.lock(fd, clock, entropy, WAIT_S):
+                raise DecisionBusy(
+                    f"The decision file {self.path} has been locked for {WAIT_S:g} s by a stopped process."
+                )
             torn = state.replay(fs.all_pieces(fd, state.end))
             links = fs.fstat(fd).st_nlink
             if links != 1:  # another program has removed it, or given it a second name
@@ -277,8 +279,17 @@ class OwnDecisionFile:
                 append(fs, fd, self.path, state, torn, line)
                 found = state.first[vote.update]
             self.is_left = self.is_left or state.is_gone
+        except BaseException:
+            del opened  # no traceback may keep the descriptor open, which may keep the lock
+            raise
         finally:
-            fs.end_lock(fd)
+            try:
+                fs.unlock(fd)
+            except OSError:
+                self._leave()  # closed, it gives the lock back
+            except BaseException:  # of a signal handler, perhaps, that came before the call
+                fs.end_lock(fd)
+                raise
         self.used_at = clock.monotonic()
         return opened, found
 
@@ -366,6 +377,8 @@ class OwnDecisionFiles:
         fd = group.fs.create(decisions.path_of(group.path, name))
         try:
             group.fs.write_all(fd, decisions.opening(now, group.state.id, worker))
+            if group.fs.shared:
+                group.fs.fsync(fd)  # a client that writes it later would write over another host's `abort`
             opened = _Opened(group.fs, fd)
         except BaseException:
             group.fs.close(fd)

@@ -84,7 +84,7 @@ def gc(store: Store, touch: bool = False, keep: Keep = Keep()) -> GcReport:
     report.inodes_given_back += removed.inodes
     report.bytes_given_back += removed.bytes
     if touch:
-        report.touched = refresh(store)
+        report.touched = refresh(store) + decision_files.refresh(store)
     if full:
         raise full[0]
     return report

@@ -7,10 +7,12 @@ costs one file.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from fsqueue.errors import FsqueueError, LockTimeout
 from fsqueue.format import decisions, names
 from fsqueue.format.decisions import DecisionState, LogName
+from fsqueue.format.groups import group_file
 from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.protocol import deciding
 from fsqueue.storage import decisions as stored
@@ -42,6 +44,24 @@ def retire(store: Store) -> int:
     return sum(_retire(store, group, name) for name in found if name is not None)
 
 
+def refresh(store: Store) -> int:
+    """Set the times of the group's own files to now, and return how many they are: a cleaner must not remove them."""
+    if store.queue_state.group is None:
+        return 0
+    try:
+        group = stored.group_of(store)
+    except OutOfGroup:
+        return 0
+    here = decisions.directory(group.path)
+    found = [f"{here}/{name}" for name in group.fs.names(here) if names.parse_decision_file(name) is not None]
+    touched = 0
+    for path in [group_file(group.path), *found]:
+        with suppress(FileNotFoundError, PermissionError):  # it was retired just now, or is another user's
+            group.fs.touch(path)
+            touched += 1
+    return touched
+
+
 def _retire(store: Store, group: GroupDirectory, name: DecisionFileName) -> bool:
     """Retire a file, if it is old and all of its logs are settled. Return whether it was removed."""
     path = decisions.path_of(group.path, name)
@@ -60,9 +80,9 @@ def _retire(store: Store, group: GroupDirectory, name: DecisionFileName) -> bool
 
 
 def _age_ms(store: Store, group: GroupDirectory, path: str, name: DecisionFileName, state: DecisionState) -> int:
-    """Return how long ago the last line was written. A clock that was ahead does not count: the file's stamp does."""
-    last = max(state.at, names.birth_ms(name))
-    return store.clock.now_ms() - min(last, group.fs.stat(path).st_mtime_ns // 1_000_000)
+    """Return how long ago the last line was written. Of a clock that was ahead, the file's own stamp tells it."""
+    now, last = store.clock.now_ms(), max(state.at, names.birth_ms(name))
+    return now - (last if last <= now else group.fs.stat(path).st_mtime_ns // 1_000_000)
 
 
 def _logs_of(state: DecisionState) -> list[tuple[LogName, list[UpdateId]]]:

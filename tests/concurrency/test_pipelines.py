@@ -60,4 +60,5 @@ def test_each_task_goes_through_all_stages_once_while_workers_are_killed(tmp_pat
     for stage in ("fetch", "parse", "store"):
         assert group[stage].status() == Status(completed=TASKS)
         assert Counter(one.result for one in group[stage].results()) == Counter(range(TASKS)), stage
-        assert list(group[stage].fsck()) == []
+        if TASKS < 1_000:  # of 20,000 it takes minutes
+            assert list(group[stage].fsck()) == []

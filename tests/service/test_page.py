@@ -119,6 +119,23 @@ def test_what_one_update_did_is_told_with_each_task(client: TestClient, group: G
     assert "came of" not in text(client, "/task", queue="fetch", id=group["fetch"].peek()[0].id)
 
 
+def test_updates_that_cannot_be_read_leave_the_page_whole(
+    client: TestClient, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*given: object) -> None:
+        raise fsqueue.StorageError("The decision files cannot be read.")
+
+    group["fetch"].insert("page")
+    [task] = group["fetch"].lease()
+    with group.update() as update:
+        update.complete(task)
+        update.insert("parse", "text")
+    monkeypatch.setattr(Group, "flows", away)
+    monkeypatch.setattr(Group, "lineage", away)
+    assert "2 queues" in text(client, "/")
+    assert "by the update" in text(client, "/task", queue="fetch", id=task.id)
+
+
 def test_the_stages_of_a_pipeline_stand_in_the_order_of_the_flow(client: TestClient, group: Group) -> None:
     group[HOSTILE].insert_many(range(3))
     for source, target in ((HOSTILE, "parse"), ("parse", "index")):

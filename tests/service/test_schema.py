@@ -22,7 +22,7 @@ from tests.levels import how_many
 
 pytestmark = pytest.mark.once
 
-EXAMPLES = how_many(2, 300)
+EXAMPLES = how_many(1, 300)
 """How many requests are made of each operation."""
 FEW = settings(
     max_examples=EXAMPLES,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsqueue import LeasedTask, Queue
 from fsqueue.protocol.waiting import IdlePoller
-from tests.simulation import commit_acts, fork_acts, group_acts, invariants, keyed_acts, order, relays
+from tests.simulation import commit_acts, fork_acts, group_acts, invariants, keyed_acts, order, relays, update_acts
 from tests.simulation.books import APART, BEFORE
 from tests.simulation.history import DONE, Actor
 from tests.simulation.order import PRIORITIES
@@ -265,7 +265,7 @@ ACTS: dict[str, Act] = {
         insert_few, insert_few_ranked, insert_many_ranked, consume_ranked, keyed_acts.insert_keyed,
         keyed_acts.insert_many_keyed, fsck,
     )
-} | commit_acts.ACTS | group_acts.ACTS | relays.ACTS | fork_acts.ACTS  # fmt: skip
+} | commit_acts.ACTS | group_acts.ACTS | update_acts.ACTS | relays.ACTS | fork_acts.ACTS  # fmt: skip
 
 
 def cast(story: Story) -> list[Act]:

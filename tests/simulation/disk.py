@@ -115,7 +115,7 @@ class Disk:
         file = File(self.numbers, self.world.now, directory)
         self.files.append(file)
         self.put([(directory, name, file)])
-        if len(name) == 38 and name.endswith(".jsonl") and not _is_of_keys(directory):
+        if len(name) == 38 and name.endswith(".jsonl") and not _is_of_keys(directory) and not _is_of_updates(directory):
             self.logs.setdefault(name[:32], []).append(file)
         return file
 
@@ -328,6 +328,11 @@ def _remains(data: bytes, durable: bytes, chance: float, rng: Random) -> bytes:
     if rng.random() < 0.3:  # the size was journaled, and some of the bytes never written
         return durable + bytes(kept) + data[len(durable) + kept :]
     return data[: len(durable) + kept]
+
+
+def _is_of_updates(directory: Directory) -> bool:
+    """Whether decision files are in a directory, whose names look like those of logs, too."""
+    return directory.above is not None and directory.above.entries.get(".updates") is directory
 
 
 def _is_of_keys(directory: Directory) -> bool:

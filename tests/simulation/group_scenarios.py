@@ -6,6 +6,14 @@ from typing import Any
 
 from tests.simulation.stories import Scenario
 
+RESTATED = (
+    ("format.checkpoints:LEAST_BYTES", 1),
+    ("format.checkpoints:SHARE", 0),
+    ("storage.logs:TAIL_BYTES", 128),
+    ("storage.logs:FAR_BYTES", 64),
+)
+"""A checkpoint behind every movement, but beside records of updates."""
+
 BEGIN = {
     "insert": 5.0,
     "insert_few": 1.0,
@@ -40,6 +48,24 @@ DELETES = {
 GROUP: dict[str, Any] = {"group": True, "two_queues": True, "tasks_before": 0, "settings": {"max_attempts": None}}
 """A task lives until a worker completes it."""
 
+UPDATES = {
+    "update": 6.0,
+    "insert_into_both": 2.0,
+    "feed": 2.0,
+    "consume_any": 2.0,
+    "consume": 1.0,
+    "drained_any": 1.0,
+    "gc": 0.5,
+    "status": 0.3,
+    "wait": 0.5,
+}
+UPDATED: dict[str, Any] = {
+    "group": True,
+    "two_queues": True,
+    "tasks_before": 4,
+    "settings": {"max_attempts": None, "batch_tasks_max": 4},
+}
+"""Queues with open batches, into which updates insert."""
 SCENARIOS = {
     one.name: one
     for one in (
@@ -82,6 +108,66 @@ SCENARIOS = {
             workers=4,
             **GROUP,
         ),
+        Scenario("update", shared=False, hosts=1, actions=UPDATES, faults=("kill", "delay"), workers=4, **UPDATED),
+        Scenario("update-calm", actions=UPDATES, workers=4, **UPDATED),
+        Scenario("update-stop", shared=False, hosts=1, actions=UPDATES, faults=("stop", "delay", "kill"), **UPDATED),
+        Scenario("update-error", shared=False, hosts=1, actions=UPDATES, faults=("error", "after", "full"), **UPDATED),
+        Scenario(
+            "update-unclean",
+            shared=False,
+            hosts=1,
+            actions=UPDATES,
+            faults=("broken", "unclean", "unclosed"),
+            **UPDATED,
+        ),
+        Scenario(
+            "update-interrupt",
+            shared=False,
+            hosts=1,
+            actions=UPDATES,
+            faults=("interrupt", "interrupt", "delay"),
+            **UPDATED,
+        ),
+        Scenario(
+            "update-nfs",
+            actions=UPDATES,
+            faults=("kill", "delay", "cut", "reply", "stop"),
+            stale=0.4,
+            stale_listings=0.3,
+            **UPDATED,
+        ),
+        Scenario("update-cut", actions=UPDATES, faults=("cut", "cut", "host", "delay"), stale=0.4, **UPDATED),
+        Scenario("update-error-nfs", actions=UPDATES, faults=("error", "after", "reply"), stale=0.4, **UPDATED),
+        Scenario(
+            "update-power", shared=False, hosts=1, actions=UPDATES, faults=("power", "kill"), lossy=True, **UPDATED
+        ),
+        Scenario("update-power-nfs", actions=UPDATES, faults=("power", "kill"), lossy=True, **UPDATED),
+        Scenario("update-steps", actions=UPDATES, faults=("clock", "clock", "delay", "kill"), **UPDATED),
+        Scenario(
+            "update-delete",
+            shared=False,
+            hosts=1,
+            actions=UPDATES | {"delete_any": 1.0},
+            faults=("kill", "delay", "error"),
+            **UPDATED,
+        ),
+        Scenario(
+            "update-purge-nfs",
+            actions=UPDATES | {"purge": 1.0},
+            faults=("kill", "delay", "reply"),
+            stale=0.4,
+            **UPDATED,
+        ),
+        Scenario(
+            "update-restated",
+            shared=False,
+            hosts=1,
+            actions=UPDATES,
+            faults=("kill", "delay", "error", "stop"),
+            limits=RESTATED,
+            **UPDATED,
+        ),
+        Scenario("update-away", actions=UPDATES | {"gc": 3.0}, faults=("away", "nap", "cut", "kill"), **UPDATED),
     )
 }
 """By name."""

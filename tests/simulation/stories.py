@@ -17,7 +17,7 @@ from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound, Task, TaskTooLarge
 from fsqueue.format.layout import Settings, birth_record
-from tests.simulation import commit_acts, group_acts, invariants, keyed_acts, order, relays
+from tests.simulation import commit_acts, group_acts, invariants, keyed_acts, order, relays, update_acts
 from tests.simulation.books import END, Book
 from tests.simulation.disk import Disk
 from tests.simulation.faults import BESIDE, DAY_S, LONG_S, QUEUE, Fault, draw
@@ -98,6 +98,7 @@ class Story:
         self.letters: dict[Any, set[str]] = {}
         self.payloads = 0
         self.staged = commit_acts.Staged()
+        self.updates = update_acts.Updates()
         self.serial = 0
         self.settings = self._settings()
         self._make_queue()
@@ -329,7 +330,9 @@ class Story:
         if not self.scenario.two_queues:
             return self._end()
         if self.scenario.group:
-            return [*group_acts.at_rest(self), *self._end(), *self.beside()._end(), *group_acts.judge(self)]
+            beside = self.beside()
+            wrong = [*group_acts.at_rest(self), *self._end(), *beside._end(), *group_acts.judge(self)]
+            return [*wrong, *update_acts.judge(self)]
         return [*relays.at_rest(self), *self._end(), *self.beside()._end()]
 
     def _end(self) -> list[str]:

@@ -16,6 +16,7 @@ from tests.simulation import (
     order_mutations,
     relay_mutations,
     unclean_mutations,
+    update_mutations,
 )
 from tests.simulation.corpus import kept_for, tell_kept
 from tests.simulation.exhaustive import Schedule, calls_of, play
@@ -36,6 +37,7 @@ ALL = (
     + relay_mutations.MUTATIONS
     + fork_mutations.MUTATIONS
     + group_mutations.MUTATIONS
+    + update_mutations.MUTATIONS
 )
 BY_NAME = {mutation.name: mutation for mutation in ALL}
 Case = Callable[[], list[str]]
@@ -78,6 +80,8 @@ SAMPLE = (
     "an inserter does not look into the epoch before the present one",  # key epochs
     "a task is appended before its batch's file has the name",  # priorities of names
     "a batch's tasks are chosen as they came",  # priorities of tasks
+    "a directory of a group that seems missing is believed missing",  # groups
+    "an update is aborted in a log and not in its file",  # updates
     "staged files are reaped without their lock",  # upkeep
     "status looks at letters and tasks, and not at what lies between",  # status
     "an idle worker looks only when the bell rings",  # waiting

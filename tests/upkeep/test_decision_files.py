@@ -14,6 +14,8 @@ import pytest
 from fsqueue import Group, Queue
 from fsqueue.clock import Clock
 from fsqueue.format import decisions, layout
+from fsqueue.format.groups import GROUP_FILE
+from fsqueue.format.names import UpdateId
 from fsqueue.protocol import updates
 from fsqueue.upkeep import decision_files
 from tests.concurrency.books import drain
@@ -80,7 +82,6 @@ def test_a_full_one_goes_an_hour_after_it(group: Group, monkeypatch: pytest.Monk
 def test_an_empty_one_goes_too_and_a_stray_stays(group: Group) -> None:
     for name in ("0" * 32 + ".jsonl", "notes.txt"):
         (group.path / decisions.DIRECTORY / name).touch()
-    os.utime(group.path / decisions.DIRECTORY / ("0" * 32 + ".jsonl"), (0, 0))
     assert gc(group, "a", 0) == 1
     assert sorted(files(group))[-1] == "notes.txt"
 
@@ -156,13 +157,33 @@ def test_a_line_that_comes_during_the_visits_keeps_it(group: Group) -> None:
 
     def adds(store: Any, directory: Any, path: str, visited: Any) -> bool:
         with Path(path).open("ab") as appended:
-            appended.write(decisions.abort(1, "0" * 16))  # type: ignore[arg-type]
+            appended.write(decisions.abort(1, UpdateId("0" * 16)))
         return original(store, directory, path, visited)
 
     with mock.patch.object(decision_files, "_remove", adds):
         assert gc(group, "a", DAY_MS + 60_000) == 0
     assert len(files(group)) == 1
     assert gc(group, "a", DAY_MS + 60_000) == 1
+
+
+def test_one_of_a_clock_that_was_ahead_goes_by_its_stamp(group: Group) -> None:
+    [name] = files(group)
+    path = group.path / decisions.DIRECTORY / name
+    with path.open("ab") as appended:
+        appended.write(decisions.abort(9_000_000_000_000, UpdateId("0" * 16)))
+    assert gc(group, "a", 0) == 0
+    os.utime(path, (0, 0))
+    assert gc(group, "a", 0) == 1
+
+
+def test_a_cleaner_is_kept_from_the_files_of_the_group(group: Group) -> None:
+    """Without `.group.jsonl` there is no group, and without a decision file its updates count as given up."""
+    mine = [group.path / GROUP_FILE, *(group.path / decisions.DIRECTORY).iterdir()]
+    for path in mine:
+        os.utime(path, (0, 0))
+    assert group["a"].gc(touch=True).touched > 2
+    assert all(path.stat().st_mtime > 0 for path in mine)
+    assert Queue(group.path / "a").gc().decision_files_retired == 0
 
 
 def test_killed_at_every_step_of_a_removal(tmp_path: Path) -> None:

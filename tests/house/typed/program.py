@@ -198,7 +198,7 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
     update: fsqueue.Update = group.update()
     update.insert("second", {"page": 2}, priority=1)
     try:
-        print(update.apply(timeout_s=5), update.results)
+        print(update.apply(timeout_s=60), update.results)
     except fsqueue.UpdateConflict as error:
         found_wrong: list[fsqueue.Conflict] = error.missing + error.busy
         print(found_wrong[0].reason)
