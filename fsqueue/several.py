@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from threading import local
+from typing import Protocol, runtime_checkable
 
 from fsqueue.arguments import bound_of, whole
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import resources
+from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import put_back_dropped
 from fsqueue.protocol.several import Several, Watch
@@ -18,6 +20,19 @@ from fsqueue.queue import Queue
 
 _turns = local()
 """Of each thread: which queue gave something last, so that another one is asked first the next time."""
+
+
+@runtime_checkable
+class MayNotBeThere(Protocol):
+    """A queue of a group, which may not have come into being."""
+
+    def _opens(self) -> bool:
+        """Return whether it has, and was not deleted."""
+
+    def _lease_together(
+        self, given: Sequence[Queue], n: int, lease_ms: int | None, wait_s: float, up_to: Rank | None
+    ) -> list[LeasedTask]:
+        """Do what `lease` does, with queues that come and go."""
 
 
 def lease(
@@ -32,7 +47,7 @@ def lease(
 
     Queues whose tasks are equally urgent take turns, and share `n`. `lease_s`, `wait_s`, `up_to`: see `Queue.lease`.
     [] only after a full look at each queue. A queue that was deleted is left out, with a warning in the log;
-    QueueNotFound if all were.
+    QueueNotFound if all were. From a queue of a group that has not come into being nothing is leased until it has.
     """
     several = _several(queues)
     whole("n", n)
@@ -43,12 +58,17 @@ def lease(
     if last_queue in several:
         place = several.index(last_queue) + 1
         several = several[place:] + several[:place]
-    watches = [Watch(queue._leaser, queue._lease_ms(lease_s), bound) for queue in several]
-    stores = [queue.store for queue in several]
+    waits_s = duration_ms(wait_s, "wait_s") / 1000
     with resources.Scope():
-        got = wait(Several(watches, skips_gone=True), stores, n, duration_ms(wait_s, "wait_s") / 1000)
+        unborn = next((queue for queue in several if isinstance(queue, MayNotBeThere) and not queue._opens()), None)
+        if unborn is not None:
+            lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
+            got = unborn._lease_together(several, n, lease_ms, waits_s, bound)
+        else:
+            watches = [Watch(queue._leaser, queue._lease_ms(lease_s), bound) for queue in several]
+            got = wait(Several(watches, skips_gone=True), [queue.store for queue in several], n, waits_s)
     if got:
-        giver = next(queue for queue in several if queue is got[-1].queue)
+        giver = next(queue for queue in several if queue == got[-1].queue)
         _turns.last = weakref.ref(giver)
     return got
 

@@ -19,6 +19,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
+from fsqueue.format.priority import Rank
 from fsqueue.fsck import Finding, fsck_group
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
@@ -143,6 +144,11 @@ class GroupQueues(Selected):
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
     ) -> list[Status]:
         return drained.wait(given, timeout_s, poll)
+
+    def _lease_together(
+        self, given: Sequence[Queue], n: int, lease_ms: int | None, wait_s: float, up_to: Rank | None
+    ) -> list[LeasedTask]:
+        return GroupLeaser(map(drained.source_of, given), lease_ms, up_to).lease(n, wait_s)
 
     def lease(
         self,

@@ -18,6 +18,7 @@ from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import GcReport, RetryReport, Status, TaskRef
+from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until
 from fsqueue.protocol import insert_errors
@@ -52,6 +53,11 @@ class HasQueues(Protocol):
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
     ) -> list[Status]:
         """Wait for what was given to `fsqueue.wait`, if one of those is a queue of a group, or queues of one."""
+
+    def _lease_together(
+        self, given: Sequence[Queue], n: int, lease_ms: int | None, wait_s: float, up_to: Rank | None
+    ) -> list[LeasedTask]:
+        """Lease from what was given to `fsqueue.lease`, if a queue of this group is among it."""
 
 
 class GroupQueue(Queue):
@@ -312,6 +318,12 @@ class GroupQueue(Queue):
     ) -> list[Status]:
         """Wait for what was given to `fsqueue.wait`, this queue among it."""
         return self.group._wait_together(given, timeout_s, poll)
+
+    def _lease_together(
+        self, given: Sequence[Queue], n: int, lease_ms: int | None, wait_s: float, up_to: Rank | None
+    ) -> list[LeasedTask]:
+        """Lease from what was given to `fsqueue.lease`, this queue among it."""
+        return self.group._lease_together(given, n, lease_ms, wait_s, up_to)
 
     def delete(self, *, wait: bool = False) -> None:
         """Delete the queue at once, whatever its size: see `Queue.delete`. Nothing happens if there is none."""

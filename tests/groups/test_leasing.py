@@ -55,6 +55,22 @@ def test_a_waiting_lease_finds_a_queue_that_comes_meanwhile(group: Group) -> Non
     waiting.join()
 
 
+def test_several_queues_are_leased_from_some_of_which_never_were(group: Group, tmp_path: Path) -> None:
+    outside = Queue.create(tmp_path / "outside")
+    group["a"].insert_many(range(2))
+    outside.insert("outside")
+    given = [group["a"], group["never"], outside]
+    assert sorted(str(task.payload) for task in fsqueue.lease(given, 9)) == ["0", "1", "outside"]
+    assert fsqueue.lease(given) == []
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.extend(fsqueue.lease(given, wait_s=60)), daemon=True)
+    waiting.start()
+    group["never"].insert("late")
+    until(lambda: found, "the new queue to be found")
+    waiting.join()
+    assert fsqueue.lease([group["nowhere"]]) == []
+
+
 def test_of_more_queues_than_are_open_each_is_looked_into(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also again later: what is not open is opened when its doorbell was rung, or a task of it comes due."""
     monkeypatch.setattr(members, "OPEN_MAX", 3)
