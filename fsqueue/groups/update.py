@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import orjson
-
 from fsqueue import forks
 from fsqueue.arguments import one_task, payloads_of, refuse, results_of
 from fsqueue.clock import duration_ms
@@ -162,8 +160,8 @@ class Update:
                 "another one."
             )
         encoded = _encoded(one_task(payload, None, None), None, encoding.NOW)
-        fresh = task_file.encode_json(task_file.decode_task(encoded.line)["payload"], "payload")
-        self._end(task, TaskChange("replace", _seen(task), fresh))
+        value = task_file.decode_task(encoded.line)["payload"]  # as a lessee would get it
+        self._end(task, TaskChange("replace", _seen(task), task_file.encode_json(value, "payload")), value)
 
     # -- to do it ----------------------------------------------------------------------------------
 
@@ -196,7 +194,7 @@ class Update:
         if self._is_applied:
             raise InvalidArgument("This update has been applied. Nothing was done now: make another one.")
 
-    def _end(self, task: LeasedTask | TaskInfo, ending: TaskChange) -> None:
+    def _end(self, task: LeasedTask | TaskInfo, ending: TaskChange, payload: Any = None) -> None:
         if task.id in self._tasks:
             raise InvalidArgument(
                 f"The task {task.id} is in this update already. An update changes a task once. Nothing was done."
@@ -213,7 +211,6 @@ class Update:
             return
 
         def changed(applied: Applied, taken: dict[QueueDirectory, int]) -> LeasedTask | TaskInfo:
-            payload = None if ending.result is None else orjson.loads(ending.result)
             if isinstance(task, TaskInfo):
                 return replace(task, payload=payload, version=applied.versions[place])
             if ending.kind == "replace":
