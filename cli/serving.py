@@ -57,7 +57,7 @@ def address_in(text: str) -> Address:
 
 @click.command(
     epilog=example(
-        """fsqueue serve /scratch/me/crawl                            # on localhost:8750; prints a token the first time
+        """fsqueue serve /scratch/me/crawl                            # on localhost:8750; shows a token the first time
 fsqueue serve /scratch/me/crawl --listen unix:$HOME/crawl.sock    # whoever may open the socket may use it
 fsqueue serve /scratch/me/crawl --listen 0.0.0.0:8750 --tls-cert host.pem --tls-key host.key --allow-host node7
 ssh -N -L 8750:localhost:8750 login1                       # on your own machine: then open http://localhost:8750"""
@@ -153,9 +153,10 @@ def default_token_file() -> Path:
 
 
 def tokens_in(path: Path) -> dict[Role, str]:
-    """Return the tokens of a file: lines `write TOKEN` and `read TOKEN`. It is made, and the tokens shown, if missing.
+    """Return the tokens of a file: lines `write TOKEN` and `read TOKEN`. It is made if missing.
 
-    It appears whole: of two gateways that begin at once, one makes it and both read it.
+    The tokens are shown then, on a terminal alone. The file appears whole: of two gateways that begin at once, one
+    makes it and both read it.
     """
     try:
         text = _private_text(path)
@@ -165,9 +166,12 @@ def tokens_in(path: Path) -> dict[Role, str]:
             "read": secrets.token_urlsafe(TOKEN_BYTES),
         }
         if _make_private(path, "".join(f"{role} {token}\n" for role, token in made.items())):
-            say(f"Tokens were made, and are shown this once. They are in {path}.")
-            say(f"  to do everything: {made['write']}")
-            say(f"  to read only:     {made['read']}")
+            if sys.stdout.isatty():
+                say(f"Tokens were made, and are shown this once. They are in {path}.")
+                say(f"  to do everything: {made['write']}")
+                say(f"  to read only:     {made['read']}")
+            else:  # a batch job's output and the journal have other readers
+                say(f"Tokens were made. They are in {path}, and are shown only on a terminal.")
         text = _private_text(path)
     found: dict[Role, str] = {}
     for line in text.splitlines():

@@ -16,7 +16,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 class SlowHeadProtocol(H11Protocol):
     """HTTP/1.1 as uvicorn speaks it. A connection ends that has sent a part of a head, or nothing, for too long.
 
-    uvicorn bounds the pause between two requests, and no other. A client could hold connections for ever otherwise.
+    It also ends if its request was answered before its body was whole, and the rest takes too long: a client without
+    a token is answered so. uvicorn bounds the pause between two requests, and no other, and forgets that pause once a
+    byte has come. A client could hold connections for ever otherwise.
     """
 
     head_s: ClassVar[float] = 20.0
@@ -28,23 +30,36 @@ class SlowHeadProtocol(H11Protocol):
         self._count()
 
     def data_received(self, data: bytes) -> None:
-        """Go on counting while a head is not whole."""
+        """Go on counting while a head is not whole, or the rest of a body that was answered."""
+        was_answered = self._is_answered()
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
-            if self._deadline is None and not self.transport.is_closing():
-                self._count()
-        else:
+        if self.conn.their_state is not h11.IDLE:
+            if not self._is_answered():
+                self._stop()
+        elif was_answered:  # the pause between two requests begins here: uvicorn has just forgotten it
             self._stop()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        elif self._deadline is None and not self.transport.is_closing():
+            self._count()
 
     def on_response_complete(self) -> None:
-        """Leave the pause between two requests to uvicorn."""
+        """Leave the pause between two requests to uvicorn. Count if the body is not whole."""
         super().on_response_complete()
         self._stop()
+        if self._is_answered() and not self.transport.is_closing():
+            self._count()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count no more."""
         self._stop()
         super().connection_lost(exc)
+
+    def _is_answered(self) -> bool:
+        """Return whether a body is under way whose request was answered."""
+        return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
 
     def _count(self) -> None:
         self._deadline = self.loop.call_later(self.head_s, self._too_slow)
@@ -56,7 +71,7 @@ class SlowHeadProtocol(H11Protocol):
 
     def _too_slow(self) -> None:
         self._deadline = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+        if (self.conn.their_state is h11.IDLE or self._is_answered()) and not self.transport.is_closing():
             self.transport.close()
 
 

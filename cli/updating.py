@@ -25,7 +25,7 @@ LINE_BYTES_MAX = 1 << 20
 SEARCHED_MAX = 64
 """Number of queues in which a task is looked for whose queue is not named."""
 FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "insert": {"queue": (str,), "payload": (), "priority": (str, int), "delay_s": (int, float),
+    "insert": {"queue": (str,), "payload": (), "key": (str,), "priority": (str, int), "delay_s": (int, float),
                "available_at": (int, float)},
     "complete": {"token": (str,), "queue": (str,), "result": ()},
     "renew": {"token": (str,), "queue": (str,), "lease_s": (int, float)},
@@ -102,6 +102,9 @@ def update(
     A version is what 'fsqueue show' and 'ls --json' print of a task. An operation that names it is refused if the task
     was changed since, or is leased.
 
+    An insert may have a "key". While a task with it is waiting, delayed or leased, nothing is inserted for it, and the
+    rest is done: the line says "taken by" and the id of that task; --json has "inserted": false.
+
     A token is what 'fsqueue lease' prints. Name its queue, too, as QUEUE=TOKEN or "queue": otherwise the task is looked
     for in all queues of the group, if these are at most 64. GROUP may be GROUP/QUEUE: then tokens are of that queue.
 
@@ -132,7 +135,7 @@ def update(
         lists = {name: [_as_dict(one) for one in getattr(conflict, name)] for name in LISTS}
         _conflict(lists, as_json)
     done = [_done(operation, result) for operation, result in zip(operations, results, strict=True)]
-    print_done(as_json, {"done": done}, *(f"{one['op']:<9}{one.get('id', '')}".rstrip() for one in done))
+    print_done(as_json, {"done": done}, *map(_as_line, done))
 
 
 def _from_options(
@@ -243,7 +246,13 @@ def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]
     group = fsqueue.Group.at(path, worker)
     if group is not None:
         return group, None
-    queue = fsqueue.Group.queue_at(path, worker)
+    try:
+        queue = fsqueue.Group.queue_at(path, worker)
+    except fsqueue.QueueNotFound:
+        raise fsqueue.QueueNotFound(
+            f"There is no group at {path}. Nothing was done. Check the path, or create it: "
+            f"fsqueue create --group {path}"
+        ) from None
     if not isinstance(queue, fsqueue.GroupQueue):
         raise click.UsageError(
             f"{path} is a queue of no group, and an update changes queues of a group. Nothing was done. To make one: "
@@ -319,7 +328,8 @@ def _conflict(lists: dict[str, list[dict[str, str]]], as_json: bool) -> None:
         print_json({"conflict": lists})
     for name, conflicts in lists.items():
         for one in conflicts:
-            complain(f"{name}: {one['op']} {one['queue']} {one['id']}: {one['reason']}")
+            task = " ".join(filter(None, (one["op"], one["queue"], one["id"])))
+            complain(f"{name}: {task}: {one['reason']}")
     complain("nothing was done")
     raise click.exceptions.Exit(fsqueue.UpdateConflict.exit_code)
 
@@ -328,8 +338,17 @@ def _as_dict(conflict: Any) -> dict[str, str]:
     return {name: getattr(conflict, name) for name in ("op", "queue", "id", "reason")}
 
 
-def _done(operation: Typed, result: Any) -> dict[str, str]:
-    """Return what an operation did: of an insert with the id of the new task."""
+def _done(operation: Typed, result: Any) -> dict[str, Any]:
+    """Return what an operation did: of an insert with the id of the new task, or of the one that has the key."""
     token = operation.fields.get("token", operation.fields.get("id"))
     task = token.partition("@")[0] if token is not None else str(result) if result is not None else ""
-    return {"op": operation.verb, **({"id": task} if task else {})}
+    found: dict[str, Any] = {"op": operation.verb, **({"id": task} if task else {})}
+    if isinstance(result, fsqueue.TaskRef) and not result.inserted:
+        found["inserted"] = False
+    return found
+
+
+def _as_line(done: dict[str, Any]) -> str:
+    """Return what an operation did, for people."""
+    taken = "" if done.get("inserted", True) else "taken by "
+    return f"{done['op']:<9}{taken}{done.get('id', '')}".rstrip()

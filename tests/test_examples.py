@@ -41,6 +41,25 @@ def test_the_converter_gives_up_what_cannot_be_converted_with_the_reason(tmp_pat
     assert "a &lt; b" in (tmp_path / "pages/1.html").read_text()
 
 
+def test_a_crawler_visits_each_page_once_with_workers_killed(tmp_path: Path) -> None:
+    """Each page links to itself, to the next one, back to the first, and some to one that is not there."""
+    site, count = tmp_path / "site", 24
+    site.mkdir()
+    for number in range(count):
+        to = [number, (number + 1) % count, number * 7 % count, 0]
+        links = "".join(f' <a href="{each}.html">x</a>' for each in to) + (' <a href="lost.html">x</a>' * (number % 2))
+        (site / f"{number}.html").write_text(f"page{links}")
+    done = run("crawler.py", site, "0.html", tmp_path / "crawl", "--workers", 2, "--kill", 2)
+    words = sum(len(path.read_text().split()) for path in site.iterdir())
+    assert done.stdout == f"{count} pages with {words} words\nbroken links: lost.html\n"
+    assert done.stderr.splitlines()[-1] == "killed 2 workers"
+    group = Group(tmp_path / "crawl")
+    indexed = sorted(one.result["page"] for one in group["index"].results())
+    assert indexed == sorted(path.name for path in site.iterdir())
+    assert group["fetch"].status().inserted == group["extract"].status().inserted + 1 == count + 1
+    assert len({task.key for task in group["fetch"].tasks("delayed")}) == count + 1
+
+
 def test_map_reduce_counts_as_a_plain_computation_does_with_workers_killed(tmp_path: Path) -> None:
     sources = Path(email.__file__).parent
     finished = run("mapreduce.py", sources, tmp_path / "words", "--workers", 3, "--kill", 2)

@@ -21,6 +21,7 @@ from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import encoding, transitions
 from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
 from fsqueue.protocol.update_plan import Applied, QueuePlan, SeenTask, TaskChange
 from fsqueue.protocol.updates import Coordinator
@@ -61,7 +62,7 @@ class Update:
         self.results: list[Any] = []
         """What each call has brought about, in their order, once it is applied: a TaskRef of an insert, a list of them
         of `insert_many`, the task of a renewal or a replacement, None of all others."""
-        self._calls: list[Callable[[Applied, dict[QueueDirectory, int]], Any]] = []
+        self._calls: list[Callable[[_Outcome], Any]] = []
         self._plans: dict[QueueDirectory, QueuePlan] = {}
         self._queues: dict[QueueDirectory, Queue] = {}
         self._tasks: set[str] = set()
@@ -92,14 +93,18 @@ class Update:
     ) -> None:
         """Insert one task, as `Queue.insert` does. The queue comes into being if it is not there.
 
-        `queue`: its name in the group, or the queue. A payload may take 64 KiB as JSON. Tasks with a key are refused.
+        `queue`: its name in the group, or the queue. A payload may take 64 KiB as JSON, with its key. While a task with
+        the `key` is waiting, delayed or leased, nothing is inserted, and the rest of the update happens: `results` has
+        the id of that task, with `inserted` False. It lived while the update was applied. `apply` raises
+        InvalidArgument if this update completes, fails or buries the task that has the key: it cannot insert it anew.
+        To do that task again, `release` it, with a delay.
         """
         task = one_task(payload, key, priority)
         default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
         self._insert(queue, [_encoded(task, None, default)], lambda refs: refs[0])
 
     def insert_many(self, queue: str | Queue, payloads: Iterable[Any]) -> None:
-        """Insert payloads or Tasks, in their order."""
+        """Insert payloads or Tasks, in their order; those with keys after the others, as `insert` does."""
         try:
             tasks = [
                 _encoded(one_task(item, None, None), index, encoding.NOW)
@@ -173,21 +178,21 @@ class Update:
         """
         duration_ms(timeout_s, "timeout_s")
         self._refuse_second()
-        plans = [plan for plan in self._plans.values() if plan.inserts or plan.endings]
+        plans = [plan for plan in self._plans.values() if plan.has_inserts or plan.endings]
         process = forks.depth
         try:
             with resources.Scope():
-                directory = self.group.directory(begins=any(plan.inserts for plan in plans))
+                directory = self.group.directory(begins=any(plan.has_inserts for plan in plans))
                 applied = self.group.coordinator.apply(directory, plans, timeout_s) if plans else Applied()
         except OSError as error:
             raise from_os_error(error, f"applying an update in {self.group.path}", NOTHING) from error
         if forks.depth != process:
             raise resources.in_child(None)
         self._is_applied = True
-        taken: dict[QueueDirectory, int] = {}
         for task in self._ended:
             task.done = True
-        self.results = [call(applied, taken) for call in self._calls]
+        outcome = _Outcome(applied)
+        self.results = [call(outcome) for call in self._calls]
         return self.results
 
     def _refuse_second(self) -> None:
@@ -207,16 +212,16 @@ class Update:
         if ending.kind not in ("renew", "replace"):
             if isinstance(task, LeasedTask):
                 self._ended.append(task)
-            self._calls.append(lambda applied, taken: None)
+            self._calls.append(lambda outcome: None)
             return
 
-        def changed(applied: Applied, taken: dict[QueueDirectory, int]) -> LeasedTask | TaskInfo:
+        def changed(outcome: _Outcome) -> LeasedTask | TaskInfo:
             if isinstance(task, TaskInfo):
-                return replace(task, payload=payload, version=applied.versions[place])
+                return replace(task, payload=payload, version=outcome.applied.versions[place])
             if ending.kind == "replace":
-                task.payload, task.version = payload, applied.versions[place]
+                task.payload, task.version = payload, outcome.applied.versions[place]
             else:
-                task.until_ms = applied.until.get(place, task.until_ms)
+                task.until_ms = outcome.applied.until.get(place, task.until_ms)
             return task
 
         self._calls.append(changed)
@@ -224,15 +229,12 @@ class Update:
     def _insert(self, queue: object, tasks: list[EncodedTask], form: Callable[[list[TaskRef]], Any]) -> None:
         self._add(len(tasks))
         plan = self._plan(queue)
-        plan.inserts += tasks
-
-        def inserted(applied: Applied, taken: dict[QueueDirectory, int]) -> Any:
-            first = taken.get(plan.directory, 0)
-            taken[plan.directory] = first + len(tasks)
-            ids = applied.inserted.get(plan.name, [])[first : first + len(tasks)]
-            return form([TaskRef(one) for one in ids])
-
-        self._calls.append(inserted)
+        plan.inserts += [task for task in tasks if task.key is None]
+        for task in tasks:
+            if task.key is not None:
+                plan.keyed.setdefault(task.key, task)
+        found = [task.key for task in tasks]
+        self._calls.append(lambda outcome: form([outcome.of_insert(plan.name, key) for key in found]))
 
     def _add(self, operations: int) -> None:
         self._refuse_second()
@@ -269,15 +271,16 @@ class Update:
             plan = self._plans[directory] = QueuePlan(name, directory, lambda: self._open(directory))
         return plan
 
-    def _open(self, directory: QueueDirectory) -> tuple[Store, SingleInserter]:
+    def _open(self, directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
         """Open a queue; make it, if there are inserts for it."""
-        inserts = self._plans[directory].inserts
+        plan = self._plans[directory]
+        inserts = [*plan.inserts, *plan.keyed.values()]
         queue = self._queues.get(directory)
         if queue is None or (inserts and not isinstance(queue, GroupQueue)):
             queue = self.group.opened_queue(directory)
         if not inserts:
-            _check_sizes(queue.store, self._plans[directory])
-            return queue.store, queue._inserter
+            _check_sizes(queue.store, plan)
+            return queue.store, queue._inserter, queue._keyed
         assert isinstance(queue, GroupQueue)
         queue._begin(verifies=True)
         store, inserter = queue.store, queue._inserter
@@ -287,8 +290,25 @@ class Update:
                 f"{store.settings.batch_tasks_max}), or this host has no boot id: an update cannot insert into it. "
                 f"{NOTHING}"
             )
-        _check_sizes(store, self._plans[directory])
-        return store, inserter
+        _check_sizes(store, plan)
+        return store, inserter, queue._keyed
+
+
+class _Outcome:
+    """Tell what has happened, call by call."""
+
+    def __init__(self, applied: Applied) -> None:
+        self.applied = applied
+        self._ids = {queue: iter(ids) for queue, ids in applied.inserted.items()}
+        self._keyed = dict(applied.keyed)
+
+    def of_insert(self, queue: str, key: str | None) -> TaskRef:
+        """Return the task of the next insert into a queue; of a key only the first insert may have made a task."""
+        if key is None:
+            return TaskRef(next(self._ids[queue]))
+        found = self._keyed[queue, key]
+        self._keyed[queue, key] = TaskRef(found.id, inserted=False)
+        return found
 
 
 NOTHING = "Nothing of the update has happened."
@@ -297,7 +317,8 @@ NOTHING = "Nothing of the update has happened."
 def _check_sizes(store: Store, plan: QueuePlan) -> None:
     """Raise TaskTooLarge if an insert, or a new payload, is longer than the queue takes."""
     new = (each.result for endings in plan.endings.values() for each in endings if each.kind == "replace")
-    longest = max((*(len(task.line) for task in plan.inserts), *(len(payload or b"") for payload in new)), default=0)
+    inserts = (*plan.inserts, *plan.keyed.values())
+    longest = max((*(len(task.line) for task in inserts), *(len(payload or b"") for payload in new)), default=0)
     if longest > store.settings.task_bytes_max:
         raise TaskTooLarge(
             f"A task for {store.path} takes {longest:,} bytes; the queue takes {store.settings.task_bytes_max:,}. "
@@ -330,12 +351,6 @@ def _held(task: object) -> LeasedTask:
 
 def _encoded(task: Task, index: int | None, default: encoding.When) -> EncodedTask:
     encoded = encoding.encode(task, ENCODED_BYTES_MAX, index, default)
-    if encoded.key is not None:
-        raise InvalidTask(
-            f"{encoding.task_at(index)} has a key, and an update takes no keys yet. Nothing was done. Insert it by "
-            "itself (`Queue.insert`), or without the key.",
-            index,
-        )
     if len(encoded.line) > TASK_BYTES_MAX:
         raise TaskTooLarge(
             f"{encoding.task_at(index)} takes {len(encoded.line):,} bytes; in an update it may take "

@@ -4,14 +4,15 @@ Under the lock of the key's file: does the task that its last line names live? I
 task, synced, and then insert that into an open batch, as any single task. The line comes first, and is durable first:
 no task lives whose key's file does not name it. What does not go into an open batch takes no key.
 
-Keys are locked before logs. No process locks a key while it holds a log.
+Keys are locked before logs. No process locks a key while it holds a log. An update inserts with the same steps: what
+follows the line is a prepared record (`KeyedInserter.prepare`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from fsqueue.errors import FsqueueError, InvalidTask, StorageError, TaskTooLarge
 from fsqueue.filesystem import LOST
@@ -19,13 +20,14 @@ from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import TaskRef
-from fsqueue.format.names import Batch
+from fsqueue.format.movements import UpdatePart
+from fsqueue.format.names import Batch, DecisionFileName, UpdateId
 from fsqueue.protocol import deciding, finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
-from fsqueue.storage import insert_ids, jsonl, keys, logs, published, record_times
+from fsqueue.storage import decisions, insert_ids, jsonl, keys, logs, published, record_times
 from fsqueue.storage.keys import KeyFile
 from fsqueue.storage.locked_batch import LockedBatch, Undecided
 from fsqueue.storage.store import Store
@@ -37,7 +39,7 @@ REPEAT = "Repeat the insert: the key keeps it from being inserted twice while it
 
 
 class _Moved(Exception):
-    """A purge or a key epoch has begun since this process locked the key's file: insert anew."""
+    """A purge or a key epoch has begun since this process locked the key's file, or it was removed: insert anew."""
 
 
 class KeyedInserter:
@@ -89,15 +91,52 @@ class KeyedInserter:
         store, key = self.store, task.key
         assert key is not None
         with keys.locked(store, layout, key) as key_file:
-            claim = key_file.last(key) or keys.earlier(store, key_file, key)
-            if claim is not None:
-                living = self._claims.living(layout, claim)
-                if living is not None:
-                    return TaskRef(living, inserted=False) if self._single.is_in_queue(layout) else None
-                if key_file.size > keys.BYTES_MAX and not store.fs.shared:
-                    key_file.remove()
-                    return None
+            living = self._living(key_file, key, jsonl.LOCK_TIMEOUT_S)
+            if living is not None:
+                return TaskRef(living, inserted=False) if self._single.is_in_queue(layout) else None
             return TaskRef(self._single.insert(task, self._announcing(key_file, key)))
+
+    def prepare(
+        self, task: EncodedTask, part: UpdatePart, note: Callable[[LockedBatch], object], sync: bool, wait_s: float
+    ) -> TaskRef | None:
+        """Prepare the insert of a task as a part of an update; or return the id of the task that has the key, with
+        `inserted` False. That task lived during this call.
+
+        None: the queue was purged. `note`: see `SingleInserter.prepare`. `sync`: make the claim durable, even if the
+        queue's own inserts are not. LockTimeout if the key's lock stays busy for `wait_s` seconds, or another update
+        that inserts with the key stays undecided for as long. OSError. After an error the update must be given up.
+        """
+        store, key, layout = self.store, task.key, self.store.layout
+        assert key is not None
+        for _ in range(TRIES):
+            epochs = store.queue_state.key_epochs
+            try:
+                with keys.locked(store, layout, key, wait_s) as key_file:
+                    living = self._living(key_file, key, wait_s)
+                    if living is not None:
+                        return TaskRef(living, inserted=False)
+                    found = self._single.prepare([task], part, note, self._announcing(key_file, key, sync))
+                    return TaskRef(names.task_id(found.batch, found.first))
+            except _Moved:
+                pass
+            except OSError as error:
+                is_overtaken(store, error, layout, epochs)
+                store.make_generation()
+            if store.layout is not layout:
+                return None
+        raise StorageError(f"The files of keys of {store.path} were moved or removed by others again and again.")
+
+    def _living(self, key_file: KeyFile, key: str, wait_s: float) -> str | None:
+        """Return the id of the task that has the key; None if it is free. _Moved: its file had grown too long."""
+        store = self.store
+        claim = key_file.last(key) or keys.earlier(store, key_file, key, wait_s)
+        if claim is None:
+            return None
+        living = self._claims.living(key_file.layout, claim, wait_s)
+        if living is None and key_file.size > keys.BYTES_MAX and not store.fs.shared:
+            key_file.remove()
+            raise _Moved
+        return living
 
     def _refusal(self, given: EncodedTask) -> InvalidTask:
         """Return the error for a task that does not go into an open batch. It says why, and what to do."""
@@ -121,13 +160,13 @@ class KeyedInserter:
             index,
         )
 
-    def _announcing(self, key_file: KeyFile, key: str) -> Callable[[Layout, Batch, str], None]:
+    def _announcing(self, key_file: KeyFile, key: str, sync: bool = False) -> Callable[[Layout, Batch, str], None]:
         """Return a function that appends a claim to the key's file. Call it before the `insert` record is appended."""
 
         def announce(layout: Layout, batch: Batch, identity: str) -> None:
             if layout.generation != key_file.layout.generation:
                 raise _Moved
-            key_file.append(self._claim(key, batch, identity))
+            key_file.append(self._claim(key, batch, identity), sync)
             if not key_file.is_current():
                 raise _Moved
 
@@ -141,7 +180,11 @@ class KeyedInserter:
 
 
 class _Prepared(Exception):
-    """A record that a claim names is part of an update that is not decided."""
+    """Whether a task lives depends on an update that is not decided in its log: one that inserts or changes it."""
+
+    def __init__(self, update: UpdateId, file: DecisionFileName | None, is_insert: bool) -> None:
+        super().__init__(update)
+        self.update, self.file, self.is_insert = update, file, is_insert
 
 
 class Claims:
@@ -154,22 +197,35 @@ class Claims:
         self._durable: dict[Batch, int] = {}
         """Up to where this process knows the logs of some batches to be on disk: the end of a line."""
 
-    def living(self, layout: Layout, claim: KeyClaim) -> str | None:
+    def living(self, layout: Layout, claim: KeyClaim, wait_s: float = jsonl.LOCK_TIMEOUT_S) -> str | None:
         """Return the id of the task that a claim names, durably inserted, if it lives.
 
         None: it does not, and never will again, a power loss included. Call it under the lock of the key's file.
 
-        A task lives also while an update that is not decided completes it. One that such an update inserts is neither
-        there nor not: the decision is waited for. LockTimeout if there is none in time.
+        A task lives also while an update that is not decided completes it: nobody waits for that. Otherwise two pages
+        that link to each other would wait for each other. One that such an update inserts is neither there nor not: the
+        decision is waited for. LockTimeout if there is none in `wait_s` seconds.
         """
-        waiting = deciding.DecisionWait(self.store, claim.batch, jsonl.LOCK_TIMEOUT_S)
+        waiting = deciding.DecisionWait(self.store, claim.batch, wait_s)
+        passed: set[UpdateId] = set()
         while True:
             try:
-                return self._living(layout, claim)
-            except _Prepared:
+                return self._living(layout, claim, passed)
+            except _Prepared as prepared:
+                if not prepared.is_insert:
+                    self._look_at(prepared, claim.batch, waiting.wait_s)
+                    passed.add(prepared.update)
+                    continue
                 wanted = self._wanted(claim, waiting.wait_s)
             if wanted:
                 waiting.out(wanted)
+
+    def _look_at(self, prepared: _Prepared, batch: Batch, wait_s: float) -> None:
+        """Give a batch the outcome of an update that changes the task, if it is decided: whoever reads the queue sees
+        it already, and the key may be free.
+        """
+        if prepared.file is not None and decisions.ask(self.store, prepared.file, prepared.update) is not None:
+            deciding.decide(self.store, batch, [Undecided(prepared.update, prepared.file, False, 0)], wait_s)
 
     def _wanted(self, claim: KeyClaim, wait_s: float) -> list[Undecided]:
         """Return the update that inserts the claimed task, unless it is decided by now."""
@@ -180,11 +236,14 @@ class Claims:
         except FileNotFoundError:
             return []
 
-    def _living(self, layout: Layout, claim: KeyClaim) -> str | None:
-        """Do the same, but raise _Prepared if it depends on an update that is not decided."""
+    def _living(self, layout: Layout, claim: KeyClaim, passed: Collection[UpdateId]) -> str | None:
+        """Do the same, but raise _Prepared if it depends on an update that is not decided.
+
+        `passed`: updates that were not decided during this call. A task that they change lives.
+        """
         store, batch, identity = self.store, claim.batch, claim.insert
         may_come_late = store.fs.shared or claim.shared
-        found = None if may_come_late else self._in_open_log(layout, batch, identity)
+        found = None if may_come_late else self._in_open_log(layout, batch, identity, passed)
         if found is not None:
             index, needed, end = found
             if index is None:
@@ -202,7 +261,7 @@ class Claims:
                     break
                 continue  # it has ended, if there is no log now that the task file is gone
             with store.fs.closing(fd):
-                index, is_known, end = self._read(fd, identity)
+                index, is_known, end = self._read(fd, identity, passed)
                 if index is not None:
                     self._make_durable(layout, batch, end, end)
                     return names.task_id(batch, index)
@@ -212,41 +271,51 @@ class Claims:
             break
         else:
             return None
-        return self._end(batch, identity)
+        return self._end(batch, identity, passed)
 
-    def _in_open_log(self, layout: Layout, batch: Batch, identity: str) -> tuple[int | None, int, int] | None:
+    def _in_open_log(
+        self, layout: Layout, batch: Batch, identity: str, passed: Collection[UpdateId]
+    ) -> tuple[int | None, int, int] | None:
         """Return the index of the task, if it lives, by the log that this process keeps open. It is replayed once, and
         not once a key. With it: where the task's record begins or a line behind it, and where the log ends.
 
         None: read the log without its lock. Another process may have that, and is not waited for: it may be stopped.
+        Or an update that is not decided inserts or changes the task.
         """
         store = self.store
         try:
             with LockedBatch(store, batch, 0.0) as locked:
-                log = locked.log
+                log, frozen = locked.log, locked.replay_state.frozen
                 if locked.replay_state.prepared_insert(identity) is not None:
                     return None
                 if log.layout is layout and store.fs.fstat(log.fd).st_nlink:
                     index = log.find_insert(identity)
+                    if index in frozen and frozen[index] not in passed:
+                        return None
                     return index, 0 if index is None else locked.replay_state.places[index] + 1, log.end
                 locked.drop()  # a cleaner has removed it, or a purge
         except (OSError, FsqueueError):
             pass
         return None
 
-    def _read(self, fd: int, identity: str) -> tuple[int | None, bool, int]:
+    def _read(self, fd: int, identity: str, passed: Collection[UpdateId]) -> tuple[int | None, bool, int]:
         """Return the index of the task that an `insert` of this id has given to an open log, if it lives; whether
         there is such a record at all; and where the log's last whole line ends. _Prepared if an update that is not
-        decided inserts it.
+        decided inserts it, or changes it and is not `passed`.
         """
         fs = self.store.fs
         state, begin = logs.last_checkpoint(fs, fd)
         end = state.replay_pieces(fs.all_pieces(fd, begin), begin)
-        if state.prepared_insert(identity) is not None:
-            raise _Prepared
-        return *insert_ids.find(state, fs.all_pieces(fd, 0), identity), end
+        update = state.prepared_insert(identity)
+        if update is not None:
+            raise _Prepared(update, state.prepared[update].file, is_insert=True)
+        index, is_known = insert_ids.find(state, fs.all_pieces(fd, 0), identity)
+        update = None if index is None else state.frozen.get(index)
+        if update is not None and update not in passed:
+            raise _Prepared(update, state.prepared[update].file, is_insert=False)
+        return index, is_known, end
 
-    def _end(self, batch: Batch, identity: str) -> str | None:
+    def _end(self, batch: Batch, identity: str, passed: Collection[UpdateId]) -> str | None:
         """Seal a batch whose log lacks the record that a claim names, so that the record cannot come late.
 
         An inserter that a network mount has cut off may have lost the lock of the key. It would append its record late.
@@ -258,7 +327,7 @@ class Claims:
                 if not transitions.open_untouched(locked):
                     finishing.retire(locked)
                     return None  # the batch has ended
-                index, is_known, _ = self._read(locked.log.fd, identity)
+                index, is_known, _ = self._read(locked.log.fd, identity, passed)
                 if index is not None:
                     return names.task_id(batch, index)
                 if not is_known and locked.replay_state.takes_inserts:

@@ -424,18 +424,24 @@ class SingleInserter:
     # -- of an update ------------------------------------------------------------------------------
 
     def prepare(
-        self, tasks: Sequence[EncodedTask], part: UpdatePart, note: Callable[[LockedBatch], object]
+        self,
+        tasks: Sequence[EncodedTask],
+        part: UpdatePart,
+        note: Callable[[LockedBatch], object],
+        announce: Announce | None = None,
     ) -> PreparedInserts:
         """Append prepared inserts of an update to one batch, by one append. Return where they are.
 
         `note` is called under the log's lock, before anything of the update may be in it. No append is repeated: after
         an error that comes later, the update is given up in that log, too. LockTimeout, or another error before `note`
-        was called: nothing of these tasks is anywhere.
+        was called: nothing of these tasks is anywhere. `announce`: of a single task, as for `insert`.
         """
         store, rank = self.store, min(task.rank for task in tasks)
         queue_changes.mark_ordered(store, rank)
         pending = [(store.entropy.hex16(), task) for task in tasks]
         for batch in self._batches(rank):
+            if announce is not None:
+                announce(store.layout, batch, pending[0][0])
             try:
                 with LockedBatch(store, batch, BUSY_WAIT_S, create=True) as locked:
                     opening = self._prepare(locked, batch == self._named, pending)

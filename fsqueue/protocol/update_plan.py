@@ -12,18 +12,22 @@ from typing import Any, Literal, NamedTuple
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import Conflict
 from fsqueue.format import movements, names
+from fsqueue.format.models import TaskRef
 from fsqueue.format.movements import UpdatePart, to_ranges
 from fsqueue.format.names import Batch, QueueDirectory
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import transitions, worktimes
 from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.losses import EXPIRED, completed_by, why_lost
 from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, SingleInserter
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 Kind = Literal["complete", "renew", "release", "fail", "bury", "cancel", "replace"]
+ENDS = frozenset({"complete", "fail", "bury", "cancel"})
+"""The kinds of changes after which a task may have ended."""
 MAY_STILL_COMPLETE = "has a lease on it that has run out, but may still complete it"
 ALREADY = "completed by this lease"
 """The reason of a conflict if the same lease has completed the task before."""
@@ -62,16 +66,29 @@ class QueuePlan:
 
     name: str
     directory: QueueDirectory
-    open: Callable[[], tuple[Store, SingleInserter]]
+    open: Callable[[], tuple[Store, SingleInserter, KeyedInserter]]
     """Open the queue, made if it is not there and the update inserts into it."""
     endings: dict[Batch, list[TaskChange]] = field(default_factory=dict)
     inserts: list[EncodedTask] = field(default_factory=list)
+    """Those without keys."""
+    keyed: dict[str, EncodedTask] = field(default_factory=dict)
+    """Of each key the first task that is to be inserted with it."""
+
+    @property
+    def has_inserts(self) -> bool:
+        """Return whether it inserts anything, with a key or without."""
+        return bool(self.inserts or self.keyed)
+
+    def ends(self, task: str) -> bool:
+        """Return whether it ends the task of this id, or may: a failed attempt may be the last one."""
+        every = (each for endings in self.endings.values() for each in endings if each.kind in ENDS)
+        return any(names.task_id(each.task.batch, each.task.index) == task for each in every)
 
     @property
     def makes_available(self) -> bool:
         """Return whether it makes tasks available, now or later."""
         ended = (each.kind for endings in self.endings.values() for each in endings)
-        return bool(self.inserts) or not {"release", "fail", "replace"}.isdisjoint(ended)
+        return self.has_inserts or not {"release", "fail", "replace"}.isdisjoint(ended)
 
     @property
     def freezes_free_tasks(self) -> bool:
@@ -79,7 +96,7 @@ class QueuePlan:
         return any(isinstance(each.task, SeenTask) for endings in self.endings.values() for each in endings)
 
     def chunks(self, tasks_max: int) -> list[list[EncodedTask]]:
-        """Return the inserts in their order, in runs for one append each."""
+        """Return the inserts without keys in their order, in runs for one append each."""
         found: list[list[EncodedTask]] = []
         size = 0
         for task in self.inserts:
@@ -96,7 +113,9 @@ class Applied:
 
     def __init__(self) -> None:
         self.inserted: dict[str, list[str]] = {}
-        """The ids of the new tasks, in the order of their inserts, by the queue's name."""
+        """The ids of the new tasks without keys, in the order of their inserts, by the queue's name."""
+        self.keyed: dict[tuple[str, str], TaskRef] = {}
+        """The task that each key has, by the queue's name and the key."""
         self.until: dict[tuple[Batch, int], int] = {}
         """The new ends of renewed leases (ms)."""
         self.versions: dict[tuple[Batch, int], int] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fsqueue import forks
@@ -15,6 +16,7 @@ from fsqueue.clock import Backoff
 from fsqueue.errors import (
     Conflict,
     FsqueueError,
+    InvalidArgument,
     LockTimeout,
     QueueNotFound,
     StorageError,
@@ -29,14 +31,15 @@ from fsqueue.format.names import Batch, DecisionFileName
 from fsqueue.format.priority import LAST
 from fsqueue.protocol import deciding, transitions, update_traces
 from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
 from fsqueue.protocol.update_plan import ALREADY, Applied, Conflicts, QueuePlan, Records, SeenTask, TaskChange, check
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
-from fsqueue.storage import decisions, history, record_times
+from fsqueue.storage import decisions, history, jsonl, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
 from fsqueue.storage.group_directory import GroupDirectory
-from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch
 from fsqueue.storage.store import Store
 
 PATIENCE_MS = 5_000
@@ -69,6 +72,7 @@ class _Opened(NamedTuple):
     plan: QueuePlan
     store: Store
     inserter: SingleInserter
+    keyed: KeyedInserter
 
 
 class _Touched:
@@ -141,6 +145,13 @@ def _busy(queues: Sequence[QueuePlan], why: BaseException) -> UpdateConflict:
     )
 
 
+def _own_key(plan: QueuePlan, key: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"The update ends the task of {plan.name} that has the key {key!r:.100}, and inserts a task with this key. It "
+        f"cannot do both. {NOTHING} To do that task again, release it, with a delay; or leave the insert out."
+    )
+
+
 class _Try:
     """One try at an update, under an id of its own."""
 
@@ -154,6 +165,8 @@ class _Try:
         self._update = names.new_update(group.entropy)
         self._conflicts, self._applied = Conflicts(), Applied()
         self._touched: list[_Touched] = []
+        self._collapsed: list[tuple[_Opened, int]] = []
+        """The queues in which a key is taken, each with the generation in which its task lives."""
         self._queues: list[_Opened] = []
         for plan in sorted(queues, key=lambda plan: plan.directory):
             self._open(plan)
@@ -161,8 +174,8 @@ class _Try:
 
     def _open(self, plan: QueuePlan) -> None:
         try:
-            store, inserter = plan.open()  # which verifies it, if there are inserts
-            if not plan.inserts:
+            store, inserter, keyed = plan.open()  # which verifies it, if there are inserts
+            if not plan.has_inserts:
                 store.verify()
         except QueueNotFound:
             if not plan.endings:
@@ -173,7 +186,7 @@ class _Try:
         generation = store.queue_state.generation
         for endings in plan.endings.values():
             self._conflicts.miss(plan, [each for each in endings if not each.is_of(generation)], "purged")
-        self._queues.append(_Opened(plan, store, inserter))
+        self._queues.append(_Opened(plan, store, inserter, keyed))
 
     @property
     def _wait_s(self) -> float:
@@ -189,11 +202,14 @@ class _Try:
         began = self._clock.monotonic()
         worker = self._queues[0].store.worker
         file = self._coordinator.files.present(self._group, self._clock, self._entropy, worker, self._syncs)
-        logs = sum(len(each.plan.endings) + bool(each.plan.inserts) for each in self._queues)
+        plans = [each.plan for each in self._queues]
+        logs = sum(len(plan.endings) + bool(plan.inserts) + len(plan.keyed) for plan in plans)
         vote = Vote(self._update, [])
         try:
             self._prepare(UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries)))
             self._look()
+            if not self._touched:
+                return self._applied  # all keys were taken
             self._sync()
             vote.logs += [each.name for each in self._touched]
             decision = file.decide(vote, self._clock, self._entropy, self._syncs)
@@ -227,8 +243,8 @@ class _Try:
         """Let the update happen by one write, if one log takes all of it. Return whether it has happened."""
         if len(self._queues) > 1:
             return False
-        [(plan, store, inserter)] = self._queues
-        if len(plan.endings) != 1 or len(plan.chunks(store.settings.batch_tasks_max)) > 1:
+        [(plan, store, inserter, _)] = self._queues
+        if plan.keyed or len(plan.endings) != 1 or len(plan.chunks(store.settings.batch_tasks_max)) > 1:
             return False
         one = UpdateInOneLog(self._update, plan, store, inserter, self._conflicts)
         try:
@@ -254,6 +270,8 @@ class _Try:
             tasks_max = opened.store.settings.batch_tasks_max
             for chunk in opened.plan.chunks(tasks_max):
                 self._insert(opened, chunk, part)
+        self._insert_keyed(part)
+        for opened in self._queues:
             self._notify(opened.plan, opened.store)
 
     def _check_all(self) -> None:
@@ -323,17 +341,43 @@ class _Try:
                 self._conflicts.miss(plan, [ending], FINISHED_OR_PURGED if is_seen else "the batch has finished")
 
     def _insert(self, opened: _Opened, tasks: Sequence[EncodedTask], part: UpdatePart) -> None:
-        def note(locked: LockedBatch) -> None:
-            touched = self._touch(opened, locked)
-            touched.records += len(tasks)
-            touched.has_new_name = touched.has_new_name or any(task.rank != LAST for task in tasks)
-
         try:
-            found = opened.inserter.prepare(tasks, part, note)
+            found = opened.inserter.prepare(tasks, part, partial(self._note_inserts, opened, tasks))
         except QueueNotFound:
             raise _Anew("A queue was deleted just now.") from None
         ids = [names.task_id(found.batch, found.first + place) for place in range(len(tasks))]
         self._applied.inserted.setdefault(opened.plan.name, []).extend(ids)
+
+    def _note_inserts(self, opened: _Opened, tasks: Sequence[EncodedTask], locked: LockedBatch) -> None:
+        touched = self._touch(opened, locked)
+        touched.records += len(tasks)
+        touched.has_new_name = touched.has_new_name or any(task.rank != LAST for task in tasks)
+
+    def _insert_keyed(self, part: UpdatePart) -> None:
+        """Prepare the inserts with keys, after all others. An insert that waits for another update waits for one that
+        inserts with the same key. All go through their keys in one order, so none waits in a circle.
+        """
+        ordered = sorted(
+            (names.key_digest(key), opened.plan.directory, key, opened)
+            for opened in self._queues
+            for key in opened.plan.keyed
+        )
+        for _, _, key, opened in ordered:
+            task, generation = opened.plan.keyed[key], opened.store.queue_state.generation
+
+            note = partial(self._note_inserts, opened, [task])
+            wait_s = max(LEAST_WAIT_S, min(jsonl.LOCK_TIMEOUT_S, self._wait_s))
+            try:
+                ref = opened.keyed.prepare(task, part, note, self._syncs, wait_s)
+            except QueueNotFound:
+                raise _Anew("A queue was deleted just now.") from None
+            if ref is None:
+                raise _Anew("A queue was purged just now.")
+            if not ref.inserted:
+                if opened.plan.ends(ref.id):
+                    raise _own_key(opened.plan, key)
+                self._collapsed.append((opened, generation))
+            self._applied.keyed[opened.plan.name, key] = ref
 
     def _touch(self, opened: _Opened, locked: LockedBatch) -> _Touched:
         for touched in self._touched:
@@ -356,6 +400,7 @@ class _Try:
             if not store.fs.is_in_place():
                 raise _Anew("The directory of a queue was moved just now.")
             generations = {each.layout.generation for each in self._touched if each.opened is opened}
+            generations |= {generation for other, generation in self._collapsed if other is opened}
             if generations != {store.queue_state.generation}:
                 raise _Anew("A queue was purged just now.")
 
@@ -363,10 +408,10 @@ class _Try:
         if not self._syncs:
             return
         for touched in self._touched:
-            is_insert = bool(touched.opened.plan.inserts) or touched.is_begun
+            is_insert = touched.opened.plan.has_inserts or touched.is_begun
             self._coordinator.syncs.sync(touched.log, is_insert, touched.has_new_name)
         for opened in self._queues:
-            if opened.plan.inserts:
+            if opened.plan.has_inserts:
                 opened.store.secure_generation()
 
     # -- 5. and 6. what was decided ----------------------------------------------------------------

@@ -177,8 +177,8 @@ class Gate:
         refusal = _said(
             401,
             "Unauthorized",
-            "A token is needed: the header 'Authorization: Bearer TOKEN'. 'fsqueue serve' prints it when it makes it, "
-            "and names the file that has it.",
+            "A token is needed: the header 'Authorization: Bearer TOKEN'. 'fsqueue serve' names the file that has "
+            "it when it makes it: ~/.config/fsqueue/serve.tokens, if nobody said otherwise.",
         )
         refusal.headers["www-authenticate"] = "Bearer"
         return refusal

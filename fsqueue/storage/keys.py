@@ -67,16 +67,17 @@ class KeyFile:
         """Return how long the file is."""
         return self._store.fs.fstat(self._fd).st_size if self._size is None else self._size
 
-    def append(self, claim: KeyClaim) -> None:
+    def append(self, claim: KeyClaim, sync: bool = False) -> None:
         """Append a claim, and sync it, with the file's name. OSError or StorageError: the lock may be lost.
 
-        After an error nothing may be inserted under this lock.
+        After an error nothing may be inserted under this lock. `sync`: even if the queue's own inserts are not synced.
         """
         store, line = self._store, keys.encode(claim)
         size, self._size = self._size, None  # a torn line may be voided, or the append fail: ask for it again
-        if store.sync_inserts and not size:
+        sync = sync or store.sync_inserts
+        if sync and not size:
             store.names.secure(self._fd, self.path)
-        jsonl.append(store.fs, self._fd, line, store.sync_inserts, size)
+        jsonl.append(store.fs, self._fd, line, sync, size)
         if store.fs.shared and store.fs.pread(self._fd, len(line) + 1, self.size - len(line)) != line:
             raise StorageError(
                 f"What was appended to {self.path} is not what is there: the lock was lost. The task was not inserted; "

@@ -10,6 +10,7 @@ import os
 from contextlib import suppress
 
 from fsqueue.errors import FsqueueError, LockTimeout
+from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import decisions, names
 from fsqueue.format.decisions import DecisionState, LogName
 from fsqueue.format.groups import group_file
@@ -40,8 +41,11 @@ def retire(store: Store) -> int:
         group = stored.group_of(store)
     except OutOfGroup:
         return 0
-    found = map(names.parse_decision_file, sorted(group.fs.names(decisions.directory(group.path))))
-    return sum(_retire(store, group, name) for name in found if name is not None)
+    retired = 0
+    for name in map(names.parse_decision_file, _names(group)):
+        with PassingOverStrays():  # fsck tells of them: one link must not stop the upkeep of all queues
+            retired += name is not None and _retire(store, group, name)
+    return retired
 
 
 def refresh(store: Store) -> int:
@@ -53,13 +57,20 @@ def refresh(store: Store) -> int:
     except OutOfGroup:
         return 0
     here = decisions.directory(group.path)
-    found = [f"{here}/{name}" for name in group.fs.names(here) if names.parse_decision_file(name) is not None]
+    found = [f"{here}/{name}" for name in _names(group) if names.parse_decision_file(name) is not None]
     touched = 0
     for path in [group_file(group.path), *found]:
         with suppress(FileNotFoundError, PermissionError):  # it was retired just now, or is another user's
             group.fs.touch(path)
             touched += 1
     return touched
+
+
+def _names(group: GroupDirectory) -> list[str]:
+    """Return what lies in the directory of decision files, sorted; nothing if something else is in its place."""
+    with PassingOverStrays():
+        return sorted(group.fs.names(decisions.directory(group.path)))
+    return []
 
 
 def _retire(store: Store, group: GroupDirectory, name: DecisionFileName) -> bool:

@@ -42,6 +42,7 @@ class Insert(NamedTuple):
     """The task as it stands in a task file."""
     when: When
     """When it becomes available: (absolute or from now on, milliseconds)."""
+    key: str | None = None
 
     def task(self) -> Task:
         """Return it as a Task."""
@@ -49,8 +50,8 @@ class Insert(NamedTuple):
         is_absolute, ms = self.when
         priority: Priority | None = record.get("priority")
         if is_absolute and ms:
-            return Task(record["payload"], priority=priority, available_at=ms / 1000)
-        return Task(record["payload"], priority=priority, delay_s=ms / 1000)
+            return Task(record["payload"], self.key, priority, available_at=ms / 1000)
+        return Task(record["payload"], self.key, priority, delay_s=ms / 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,6 @@ def _of_pair(number: int, pair: Any) -> Insert:
         raise NotInserted("fail", f"fsqueue.Then: insert number {number} is no pair.{_PAIR}")
     name, payload = pair
     task = payload if isinstance(payload, Task) else Task(payload)
-    if task.key is not None:
-        why = "has a key, and a task that is inserted in one step with a completion takes none. Leave it out"
-        raise NotInserted("fail", f"fsqueue.Then: insert number {number} {why}.")
     return _encoded(queue_name(name, f"fsqueue.Then: insert number {number}"), task, f"insert number {number}")
 
 
@@ -134,7 +132,7 @@ def _encoded(queue: str, task: Task, where: str) -> Insert:
         raise NotInserted("fail", f"{where} cannot be inserted. {error} Nothing was inserted.") from None
     if len(encoded.line) > TASK_BYTES_MAX:
         raise NotInserted("bury", _too_large(where, len(encoded.line)))
-    return Insert(queue, encoded.line, encoded.when)
+    return Insert(queue, encoded.line, encoded.when, encoded.key)
 
 
 def _too_large(where: str, size: int) -> str:
@@ -162,14 +160,16 @@ def _collected(inserts: Iterable[Insert]) -> Inserts:
 
 def packed(inserts: Inserts) -> list[Any]:
     """Return them as JSON values, for a message between processes."""
-    return [[one.queue, one.line.decode(), *one.when] for one in inserts.each]
+    return [[one.queue, one.line.decode(), *one.when, one.key] for one in inserts.each]
 
 
 def unpacked(values: Any) -> Inserts:
     """Return what `packed` was given. ValueError or TypeError for anything else."""
     each = []
-    for queue, line, is_absolute, ms in values:
+    for queue, line, is_absolute, ms, key in values:
         if not (type(queue) is type(line) is str and type(is_absolute) is bool and type(ms) is int):
             raise ValueError("no task to insert")
-        each.append(Insert(queue, line.encode(), (is_absolute, ms)))
+        if key is not None and type(key) is not str:
+            raise ValueError("no key")
+        each.append(Insert(queue, line.encode(), (is_absolute, ms), key))
     return Inserts(tuple(each), sum(len(one.line) for one in each))

@@ -39,7 +39,9 @@ C = TypeVar("C", bound=Completion)
 
 
 def grouped(completions: Iterable[C]) -> Iterator[list[C]]:
-    """Yield lists of completions that one update can tell: those of one group, each task once."""
+    """Yield lists of completions that one update can tell: those of one group, each task once, and none that inserts
+    with the key of a task that another one completes.
+    """
     open_: dict[Group, list[C]] = {}
     for one in completions:
         group = group_of(one)
@@ -58,7 +60,21 @@ def _is_full(mine: Sequence[Completion], more: Completion) -> bool:
         or sum(1 + len(one.inserts.each) for one in mine) + len(more.inserts.each) > INSERTS_MAX
         or sum(one.inserts.size for one in mine) + more.inserts.size > INSERTS_BYTES_MAX
         or any(one.task.id == more.task.id for one in mine)
+        or any(_inserts_key_of(more, one) or _inserts_key_of(one, more) for one in mine)
     )
+
+
+def _inserts_key_of(one: Completion, other: Completion) -> bool:
+    """Return whether one inserts with the key of the task that the other completes: an update cannot do both."""
+    key = other.task.key
+    return key is not None and any(
+        insert.key == key and insert.queue == _name_of(other.task) for insert in one.inserts.each
+    )
+
+
+def _name_of(task: LeasedTask) -> str:
+    assert isinstance(task.queue, GroupQueue)
+    return task.queue.name
 
 
 def group_of(completion: Completion) -> Group:

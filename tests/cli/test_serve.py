@@ -9,6 +9,7 @@ import socket
 import ssl
 import stat
 import subprocess
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -163,6 +164,57 @@ def test_a_client_that_sends_half_a_head_is_left(tmp_path: Path) -> None:
         return rest
 
     assert until(lambda: asyncio.run(story()) == b"", "the end of the connection")
+
+
+@pytest.mark.parametrize("then", [b"x", b"xxxxx"])
+def test_a_client_that_was_refused_and_goes_on_sending_is_left(tmp_path: Path, then: bytes) -> None:
+    """A client without a token is answered before its body is read. It could hold the connection with one more byte."""
+    import asyncio
+
+    import uvicorn
+    from fsqueue_cli.serving_protocol import SlowHeadProtocol
+
+    class Impatient(SlowHeadProtocol):
+        head_s = 0.05
+
+    async def app(scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def story() -> bytes:
+        config = uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            http=Impatient, log_level="critical", lifespan="off", timeout_keep_alive=1,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        listener = socket.create_server(("localhost", 0))
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n")
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.write(then)
+        rest = await reader.read()  # until the server has ended the connection
+        writer.close()
+        server.should_exit = True
+        await running
+        return answer[:12] + rest
+
+    assert asyncio.run(story()) == b"HTTP/1.1 401"
+
+
+def test_tokens_are_shown_on_a_terminal_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a batch job or a unit prints has other readers: everybody on the host, or those of the journal."""
+    from fsqueue_cli import serving
+
+    made = serving.tokens_in(tmp_path / "a")
+    printed = capsys.readouterr()
+    assert str(tmp_path / "a") in printed.out
+    assert not [token for token in made.values() if token in printed.out + printed.err]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    made = serving.tokens_in(tmp_path / "b")
+    assert [token for token in made.values() if token in capsys.readouterr().out] != []
 
 
 def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: Spawn, fsqueue_cli: Run) -> None:

@@ -109,7 +109,8 @@ WRONG = {
     '{"insert": {}, "complete": {}}': "is no operation",
     '{"drop": {}}': "'drop', which is none of insert, complete",
     '{"insert": {"queue": "a"}}': "lacks the field 'payload'",
-    '{"insert": {"queue": "a", "payload": 1, "key": "k"}}': "has the field 'key'",
+    '{"insert": {"queue": "a", "payload": 1, "key": 5}}': "has the field 'key'",
+    '{"insert": {"queue": "a", "payload": 1, "kee": "k"}}': "has the field 'kee'",
     '{"insert": {"queue": "a", "payload": 1}}\n{"release": {"token": "x", "delay_s": "1"}}': "line 2, has the field",
     '{"cancel": {"id": "x"}}': 'needs the field "token", or "id" and "version"',
     '{"replace": {"id": "x", "token": "x", "payload": 1}}': 'needs the field "token", or "id" and "version"',
@@ -133,7 +134,9 @@ def test_wrong_options_are_refused(group: Group, fsqueue_cli: Run, tmp_path: Pat
         assert why in fsqueue_cli("update", group.path, *arguments, code=2).stderr
     fsqueue_cli("create", tmp_path / "queue")
     assert "no group" in fsqueue_cli("update", tmp_path / "queue", "--insert", "a=1", code=2).stderr
-    fsqueue_cli("update", tmp_path / "nowhere", "--insert", "a=1", code=5)
+    absent = fsqueue_cli("update", tmp_path / "absent", "--insert", "a=1", code=5).stderr
+    assert f"fsqueue create --group {tmp_path / 'absent'}" in absent
+    assert not (tmp_path / "absent").exists()
     assert not group["next"].exists()
 
 

@@ -186,3 +186,22 @@ def test_something_else_in_the_place_of_the_directory(update: ByHand) -> None:
     (Path(update.group.path) / ".updates").symlink_to("/etc")
     assert found(update, repair=True) == [("link", ".updates", True)]
     assert found(update) == []
+
+
+@pytest.mark.parametrize("stray", ["link", "pipe", "directory"])
+def test_a_stray_in_the_place_of_a_decision_file_ends_no_check(update: ByHand, tmp_path: Path, stray: str) -> None:
+    """The group's own check tells of it. The updates that it has decided keep their outcomes."""
+    add(update.first, update.source, update.commit())
+    update.file.parent.mkdir(exist_ok=True)
+    match stray:
+        case "link":
+            update.file.symlink_to(tmp_path / "elsewhere")
+        case "pipe":
+            os.mkfifo(update.file)
+        case "directory":
+            update.file.mkdir()
+    assert [name for name, _ in kinds(update.first)] == []
+    assert [name for name, _ in kinds(update.then)] == ["lost-decision"]
+    assert kinds(update.then, repair=True) == [("lost-decision", True)]
+    assert update.then.status().waiting == 1
+    assert not (tmp_path / "elsewhere").exists()

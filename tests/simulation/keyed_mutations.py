@@ -75,7 +75,7 @@ MUTATIONS = [
                 """
                 with __import__("contextlib").nullcontext(
                     keys.KeyFile(self.store, self.layout, self.epochs, self.store.fs.look(path), path)
-                ) as held: ...
+                ) as key_file: ...
                 """,
             ),
         ),
@@ -99,7 +99,7 @@ MUTATIONS = [
         (
             (
                 "KeyFile.append",
-                "jsonl.append(store.fs, self._fd, line, store.sync_inserts, size)",
+                "jsonl.append(store.fs, self._fd, line, sync, size)",
                 "jsonl.append(store.fs, self._fd, line, False, size)",
             ),
         ),
@@ -108,7 +108,7 @@ MUTATIONS = [
         "the name of the key's file is not synced",
         "a power loss takes the file, and keeps the task",
         "keyed-power",
-        (("KeyFile.append", "if store.sync_inserts and not size: ...", "if False: ..."),),
+        (("KeyFile.append", "if sync and not size: ...", "if False: ..."),),
     ),
     Mutation(
         "an inserter goes on after a purge with the key of the generation before",
@@ -120,7 +120,7 @@ MUTATIONS = [
                 "state.generation == self.layout.generation and state.key_epochs == self.epochs",
                 "state.key_epochs == self.epochs",
             ),
-            ("KeyedInserter._announcing", "if layout.generation != held.layout.generation: ...", "if False: ..."),
+            ("KeyedInserter._announcing", "if layout.generation != key_file.layout.generation: ...", "if False: ..."),
         ),
     ),
     # -- key epochs --------------------------------------------------------------------------------------
@@ -140,13 +140,19 @@ MUTATIONS = [
         "an inserter does not look into the epoch before the present one",
         "the task with its key is named there only: two tasks live",
         "keyed-epochs",
-        (("KeyedInserter._insert", "key_file.last(key) or keys.earlier(store, key_file, key)", "key_file.last(key)"),),
+        (
+            (
+                "KeyedInserter._living",
+                "key_file.last(key) or keys.earlier(store, key_file, key, wait_s)",
+                "key_file.last(key)",
+            ),
+        ),
     ),
     Mutation(
         "an epoch ends without its claims being carried over",
         "no file names the tasks that live: second ones are inserted",
         "keyed-epochs",
-        (("KeyCollector._carry", "held.append(claim)", ""),),
+        (("KeyCollector._carry", "key_file.append(claim)", ""),),
     ),
     Mutation(
         "upkeep removes the files of keys on a network mount one by one",
@@ -175,8 +181,8 @@ MUTATIONS = [
         (
             (
                 "KeyedInserter._insert",
-                "self._single.insert(task, self._announcing(held, key))",
-                r"self._single.insert(task._replace(rank=b'\x01'), self._announcing(held, key))",
+                "self._single.insert(task, self._announcing(key_file, key))",
+                r"self._single.insert(task._replace(rank=b'\x01'), self._announcing(key_file, key))",
             ),
         ),
     ),
@@ -217,8 +223,8 @@ MUTATIONS = [
         (
             (
                 "KeyedInserter._insert",
-                "return TaskRef(self._single.insert(task, self._announcing(held, key)))",
-                "return TaskRef(self._single.insert(task, self._announcing(held, key)), inserted=False)",
+                "return TaskRef(self._single.insert(task, self._announcing(key_file, key)))",
+                "return TaskRef(self._single.insert(task, self._announcing(key_file, key)), inserted=False)",
             ),
         ),
     ),

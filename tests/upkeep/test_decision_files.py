@@ -186,6 +186,29 @@ def test_a_cleaner_is_kept_from_the_files_of_the_group(group: Group) -> None:
     assert Queue(group.path / "a").gc().decision_files_retired == 0
 
 
+@pytest.mark.parametrize("place", ["directory", "file"])
+@pytest.mark.parametrize("stray", ["link", "pipe", "other"])
+def test_a_stray_stops_no_upkeep(group: Group, place: str, stray: str, tmp_path: Path) -> None:
+    """fsck tells of it. Its target is not touched."""
+    directory = group.path / decisions.DIRECTORY
+    path = directory if place == "directory" else directory / f"{'0' * 32}.jsonl"
+    if place == "directory":
+        os.rename(directory, tmp_path / "away")
+    if stray == "link":
+        (tmp_path / "target").mkdir()
+        path.symlink_to(tmp_path / "target")
+    elif stray == "pipe":
+        os.mkfifo(path)
+    elif place == "directory":
+        path.touch()
+    else:
+        path.mkdir()
+    assert gc(group, "a", DAY_MS + 60_000) == (place == "file")
+    assert group["b"].gc(touch=True).touched > 1
+    assert os.path.lexists(path)
+    assert stray != "link" or not os.listdir(tmp_path / "target")
+
+
 def test_killed_at_every_step_of_a_removal(tmp_path: Path) -> None:
     step = 0
     while True:

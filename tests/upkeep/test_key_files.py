@@ -176,8 +176,8 @@ def after_the_next_claim(step: Callable[[], object]) -> Iterator[None]:
     """Do a step right after the next claim is written, before its inserter goes on."""
     append = keys.KeyFile.append
 
-    def appended(file: keys.KeyFile, claim: KeyClaim) -> None:
-        append(file, claim)
+    def appended(file: keys.KeyFile, claim: KeyClaim, sync: bool = False) -> None:
+        append(file, claim, sync)
         keys.KeyFile.append = append  # type: ignore[method-assign]
         step()
 

@@ -187,6 +187,11 @@ def follow(payload: Any) -> Any:
     return fsqueue.Then(payload.get("result"), [tuple(pair) for pair in payload["inserts"]])
 
 
+def follow_with_key(payload: Any) -> Any:
+    """Return what the payload says, each task with the key "self"."""
+    return fsqueue.Then(None, [(name, fsqueue.Task(each, key="self")) for name, each in payload["inserts"]])
+
+
 def follow_with(payload: Any) -> Any:
     """Return inserts that a payload cannot say."""
     later = fsqueue.Task(b"\xff", priority=3, delay_s=60)

@@ -72,7 +72,7 @@ BAD_INSERTS: dict[str, tuple[Any, str, str]] = {
     "an empty name": ([("", 1)], "fail", "name"),
     "a long name": ([("x" * 256, 1)], "fail", "255"),
     "no JSON": ([("next", {1, 2})], "fail", "insert number 1 cannot be inserted"),
-    "a key": ([("next", Task(1, key="k"))], "fail", "has a key"),
+    "a bad key": ([("next", Task(1, key=""))], "fail", "the key is empty"),
     "a bad delay": ([("next", Task(1, delay_s=-1))], "fail", "delay_s"),
     "too large": ([("next", "x" * 65_536)], "bury", "65,536"),
     "too many": ([("next", 1)] * (INSERTS_MAX + 1), "bury", "9,999"),
@@ -110,10 +110,10 @@ def test_a_result_that_cannot_be_kept_is_given_up_and_nothing_is_inserted(group:
 
 
 def test_tasks_come_through_a_message_between_processes_as_they_were() -> None:
-    following = inserts.of_then(Then(None, [("a", {"x": "ü"}), ("b", Task(b"\0", delay_s=2, priority="p"))]))
+    following = inserts.of_then(Then(None, [("a", {"x": "ü"}), ("b", Task(b"\0", "k", "p", 2))]))
     answer = wire.encode_answer("then", ({"r": 1}, following), 0.5, Used(1, 2))
     assert wire.decode_answer(answer) == ("then", ({"r": 1}, following), 0.5, Used(1, 2))
-    assert [one.task() for one in following.each] == [Task({"x": "ü"}), Task(b"\0", delay_s=2, priority="p")]
+    assert [one.task() for one in following.each] == [Task({"x": "ü"}), Task(b"\0", "k", "p", 2)]
 
 
 @pytest.mark.parametrize("value", ["5", "[1]", "[1,5]", "[1,[5]]", '[1,[["a","b",true,"c"]]]', "null"])
