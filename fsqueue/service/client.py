@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import fsqueue
-from fsqueue.service.wire import Wire, address_of, segment
+from fsqueue.service.wire import Wire, address_of, not_a_gateway, segment
 
 logger = logging.getLogger("fsqueue")
 
@@ -56,6 +56,8 @@ def connect(
     wire = Wire(address, token, timeout_s, patience_s)
     about = wire.ask("GET", "", again=True)
     holder = _this_process(worker)
+    if about.get("service") != "fsqueue":
+        raise not_a_gateway(address.host, about)
     name = address.queue if address.queue is not None else about["queue"]
     return RemoteGroup(wire, holder) if name is None else RemoteQueue(wire, name, holder)
 

@@ -114,26 +114,28 @@ class Wire:
         while True:
             try:
                 with _Answer(self, method, _target(path, query), body, told | (headers or {}), wait_s) as answer:
-                    return user_json.decode(answer.read() or b"null")
+                    found = answer.read()
             except fsqueue.StorageError as error:
                 nothing_done = isinstance(error, _Later) and error.nothing_done
                 if not (again or nothing_done) or time.monotonic() + pause_s > until:
                     raise
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S[1])
+            else:
+                return _value_of(found, self.address.host)  # what is no gateway will not be one later
 
     def send_lines(self, path: str, lines: Iterable[bytes], query: dict[str, Any]) -> Any:
         """Return the answer to a body of JSON Lines, which is sent as it comes."""
         with _Answer(self, "POST", _target(path, query), _parts(lines), {"content-type": NDJSON}, 0) as answer:
-            return user_json.decode(answer.read())
+            return _value_of(answer.read(), self.address.host)
 
     def lines(self, path: str, query: dict[str, Any]) -> Iterator[Any]:
         """Yield the values of JSON Lines, as they come. It has a connection of its own."""
         aside = Wire(self.address, self._token, self.timeout_s, self.patience_s)
         with _Answer(aside, "GET", _target(path, query), None, {}, 0) as answer:
             for line in answer:
-                value = user_json.decode(line)
-                if type(value) is dict and set(value) == {"error"} and type(value["error"]) is dict:
+                value = _value_of(line, self.address.host)
+                if set(value) == {"error"} and type(value["error"]) is dict:
                     raise error_of(503, value, None)
                 yield value
 
@@ -231,6 +233,25 @@ class _Answer:
             self._wire.drop()
 
 
+def _value_of(body: bytes, host: str) -> dict[str, Any]:
+    """Return what an answer holds, which is one object. StorageError for anything else."""
+    try:
+        value = user_json.decode(body)
+    except user_json.NotExact:
+        value = None
+    if type(value) is not dict:
+        raise not_a_gateway(host, body[:100])
+    return value
+
+
+def not_a_gateway(host: str, answer: object) -> fsqueue.StorageError:
+    """Return what is raised for an answer that no gateway gives."""
+    return fsqueue.StorageError(
+        f"What answers at {host} is no gateway of fsqueue: {answer!r:.120}. Whether it has done what it was asked is "
+        "unknown. Look at the address: 'fsqueue serve' prints it."
+    )
+
+
 def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Yield lines joined to parts of some size; what a slow stream has brought is sent with the next line."""
     part, size, sent_at = list[bytes](), 0, time.monotonic()
@@ -266,6 +287,14 @@ CONFLICTS = ("missing", "changed", "owned", "depends", "busy")
 
 def error_of(status: int, body: bytes | dict[str, Any], retry_after: str | None) -> fsqueue.FsqueueError:
     """Return the exception that an answer stands for: that which the verb itself would have raised."""
+    try:
+        return _error_of(status, body)
+    except (AttributeError, KeyError, TypeError):
+        return fsqueue.FsqueueError(f"The gateway answered {status}: {body!r:.200}")
+
+
+def _error_of(status: int, body: bytes | dict[str, Any]) -> fsqueue.FsqueueError:
+    """Return it. AttributeError, KeyError, TypeError if the answer is not one of a gateway."""
     said: dict[str, Any] = {}
     try:
         value = user_json.decode(body) if isinstance(body, bytes) else body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import threading
 from multiprocessing import reduction
 from pathlib import Path
@@ -319,3 +320,41 @@ def test_an_update_happens_whole_or_not_at_all(group: Group, serve: Serve) -> No
     assert group["parse"].status().inserted == 2
     with pytest.raises(fsqueue.InvalidArgument, match="no queue of a gateway"):
         remote.update().complete(group["fetch"].lease()[0])
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>"), (200, b""), (200, b"[]"), (200, b"{}"), (200, b"\xff"), (200, b"[" * 9999), (204, b""),
+        (302, b""), (409, b'{"error": {"type": "LeaseLost", "message": "m", "tokens": 5}}'),
+        (409, b'{"error": {"type": "UpdateConflict", "message": "m", "missing": [5]}}'),
+        (507, b'{"error": {"type": "StorageFull", "message": "m", "is_exact": 5}}'),
+    ],
+)  # fmt: skip
+def test_what_is_no_gateway_is_said_at_once_and_nothing_is_asked_elsewhere(status: int, body: bytes) -> None:
+    """A wrong port, or a portal before it. The token is sent to no other place."""
+    asked: list[str] = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *told: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("localhost", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            with pytest.raises(fsqueue.FsqueueError, match=r"no gateway|answered") as raised:
+                fsqueue.connect(f"http://localhost:{other.server_port}", token="s" * 20)
+        finally:
+            other.shutdown()
+            thread.join()
+    assert "ssss" not in str(raised.value)
+    assert asked == ["/v1"]
