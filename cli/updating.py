@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -31,10 +32,21 @@ FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "release": {"token": (str,), "queue": (str,), "delay_s": (int, float)},
     "fail": {"token": (str,), "queue": (str,), "error": (str,), "delay_s": (int, float)},
     "bury": {"token": (str,), "queue": (str,), "reason": (str,)},
+    "cancel": {"token": (str,), "id": (str,), "version": (int,), "queue": (str,)},
+    "replace": {"token": (str,), "id": (str,), "version": (int,), "queue": (str,), "payload": ()},
 }  # fmt: skip
 """The fields of each operation, and their types; () for any JSON."""
-NEEDS = {"insert": ("queue", "payload"), "fail": ("token", "error"), "bury": ("token", "reason")}
-"""The fields that an operation must have; of the others it is the token."""
+NEEDS = {"insert": ("queue", "payload"), "fail": ("token", "error"), "bury": ("token", "reason"), "cancel": (),
+         "replace": ("payload",)}  # fmt: skip
+"""The fields that an operation must have; of the others it is the token. A task is cancelled and replaced by its token,
+or by its id and the version that was seen."""
+LEASE_DIGITS = 16
+"""The length of what stands behind the @ of a token. A version is shorter: an offset in a file."""
+
+
+LISTS = ("missing", "changed", "owned", "busy")
+"""What a conflict tells."""
+Found = TypeVar("Found")
 
 
 class Typed(NamedTuple):
@@ -49,6 +61,7 @@ class Typed(NamedTuple):
     epilog=example(
         """fsqueue update /scratch/me/crawl --complete fetch="$token" --insert extract='{"page": 1}'
 fsqueue update "$FSQUEUE_QUEUE" --complete "$FSQUEUE_TOKEN" --insert extract=1 --insert extract=2   # within a command
+fsqueue update /scratch/me/crawl --cancel fetch=ID@VERSION --insert fetch='{"page": 2}'      # if it still waits
 fsqueue update /scratch/me/crawl --json < operations.jsonl"""
     )
 )
@@ -61,6 +74,10 @@ fsqueue update /scratch/me/crawl --json < operations.jsonl"""
 @click.option("--release", "releases", metavar="[QUEUE=]TOKEN", multiple=True, help="Put a task back.")
 @click.option("--fail", "fails", metavar="[QUEUE=]TOKEN", multiple=True, help="Report a failed attempt.")
 @click.option("--bury", "buries", metavar="[QUEUE=]TOKEN", multiple=True, help="Make a task a dead letter.")
+@click.option(
+    "--cancel", "cancels", metavar="[QUEUE=]TOKEN|ID@VERSION", multiple=True,
+    help="Take a task out that is leased; or one that waits, if it still has this version ('show', 'ls --json').",
+)  # fmt: skip
 @click.option("--reason", help="What went wrong, for --fail and --bury.")
 @click.option("--delay", "delay_s", type=DURATION, help="How long until tasks of --release and --fail are available.")
 @worker_option
@@ -68,7 +85,7 @@ fsqueue update /scratch/me/crawl --json < operations.jsonl"""
 def update(
     group: str, completes: tuple[str, ...], result: str | None, inserts: tuple[str, ...], renews: tuple[str, ...],
     lease_s: float | None, releases: tuple[str, ...], fails: tuple[str, ...], buries: tuple[str, ...],
-    reason: str | None, delay_s: float | None, worker: str | None, as_json: bool,
+    cancels: tuple[str, ...], reason: str | None, delay_s: float | None, worker: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Change tasks in several queues of GROUP in one step: either all of it happens, or nothing.
 
@@ -79,6 +96,11 @@ def update(
       {"complete": {"queue": "fetch", "token": "...", "result": 5}}
       {"renew": {"token": "...", "lease_s": 600}}    {"release": {"token": "...", "delay_s": 0}}
       {"fail": {"token": "...", "error": "..."}}     {"bury": {"token": "...", "reason": "..."}}
+      {"cancel": {"token": "..."}}                   {"cancel": {"id": "...", "version": 812}}
+      {"replace": {"token": "...", "payload": 6}}    {"replace": {"id": "...", "version": 812, "payload": 6}}
+
+    A version is what 'fsqueue show' and 'ls --json' print of a task. An operation that names it is refused if the task
+    was changed since, or is leased.
 
     An insert may have a "key". While a task with it is waiting, delayed or leased, nothing is inserted for it, and the
     rest is done: the line says "taken by" and the id of that task; --json has "inserted": false.
@@ -93,9 +115,12 @@ def update(
       0    all was done
       1    it is not known whether it was done: the error says how to find out
       2    an operation is wrong; nothing was done
-      6    conflict: a lease was lost, or other updates were in the way; nothing was done. --json prints the lists
+      6    conflict: a lease was lost, a task was changed, or other updates were in the way; nothing was done. --json
+           prints the lists: missing, changed, owned, busy
     """
-    given = _from_options(completes, result, inserts, renews, lease_s, releases, fails, buries, reason, delay_s)
+    given = _from_options(
+        completes, result, inserts, renews, lease_s, releases, fails, buries, cancels, reason, delay_s
+    )
     operations = given or _from_stdin()
     opened, default = _group_at(group, worker)
     prepared = opened.update()
@@ -107,7 +132,7 @@ def update(
     try:
         results = prepared.apply()
     except fsqueue.UpdateConflict as conflict:
-        lists = {name: [_as_dict(one) for one in getattr(conflict, name)] for name in ("missing", "owned", "busy")}
+        lists = {name: [_as_dict(one) for one in getattr(conflict, name)] for name in LISTS}
         _conflict(lists, as_json)
     done = [_done(operation, result) for operation, result in zip(operations, results, strict=True)]
     print_done(as_json, {"done": done}, *map(_as_line, done))
@@ -115,7 +140,8 @@ def update(
 
 def _from_options(
     completes: Sequence[str], result: str | None, inserts: Sequence[str], renews: Sequence[str], lease_s: float | None,
-    releases: Sequence[str], fails: Sequence[str], buries: Sequence[str], reason: str | None, delay_s: float | None,
+    releases: Sequence[str], fails: Sequence[str], buries: Sequence[str], cancels: Sequence[str], reason: str | None,
+    delay_s: float | None,
 ) -> list[Typed]:  # fmt: skip
     """Return the operations that options ask for; UsageError."""
     for name, value, users, of in (
@@ -136,6 +162,7 @@ def _from_options(
         *_with_tokens("release", releases, delay),
         *_with_tokens("fail", fails, {"error": reason, **delay}),
         *_with_tokens("bury", buries, {"reason": reason}),
+        *map(_with_version, _with_tokens("cancel", cancels, {})),
     ]
     for text in inserts:
         queue, equals, payload = text.partition("=")
@@ -151,6 +178,15 @@ def _with_tokens(verb: str, given: Sequence[str], more: dict[str, Any]) -> Itera
         queue, equals, token = text.rpartition("=")
         fields = {"token": token, **more, **({"queue": queue} if equals else {})}
         yield Typed(verb, fields, f"--{verb}")
+
+
+def _with_version(operation: Typed) -> Typed:
+    """Return an operation with an id and a version, if ID@VERSION stands in place of its token."""
+    id, at, version = operation.fields["token"].rpartition("@")
+    if not at or len(version) == LEASE_DIGITS or not version.isascii() or not version.isdigit():
+        return operation
+    rest = {name: value for name, value in operation.fields.items() if name != "token"}
+    return operation._replace(fields={"id": id, "version": int(version), **rest})
 
 
 def _decoded(text: str, where: str) -> Any:
@@ -199,6 +235,9 @@ def _checked(operation: Typed) -> Typed:
     for name, value in fields.items():
         if known[name] and (not isinstance(value, known[name]) or isinstance(value, bool)):
             raise click.UsageError(f"{where} has the field {name!r} with a value of a wrong type. Nothing was done.")
+    names_task = sorted(fields.keys() & {"token", "id", "version"})
+    if "version" in known and names_task not in (["token"], ["id", "version"]):
+        raise click.UsageError(f'{where} needs the field "token", or "id" and "version". Nothing was done.')
     return operation
 
 
@@ -230,11 +269,14 @@ def _add(
     if verb == "insert":
         prepared.insert(fields.pop("queue"), fields.pop("payload"), **fields)
         return
-    token, queue = fields.pop("token"), fields.pop("queue", default)
-    if "@" not in token:
+    token, queue = fields.pop("token", None) or fields["id"], fields.pop("queue", default)
+    if "id" not in fields and "@" not in token:
         raise click.UsageError(f"{operation.where} {token!r:.100} is not a token, as 'fsqueue lease' prints them.")
     try:
-        task = _task_of(group, queue, token)
+        if "id" in fields:
+            task: Any = replace(_seen(group, queue, fields.pop("id")), version=fields.pop("version"))
+        else:
+            task = _task_of(group, queue, token)
     except (fsqueue.LeaseLost, fsqueue.TaskNotFound) as error:
         why = error.reason if isinstance(error, fsqueue.LeaseLost) else _why_absent(group, queue, token, error)
         lost.append({"op": verb, "queue": queue or "", "id": token.partition("@")[0], "reason": why})
@@ -245,8 +287,18 @@ def _add(
 
 def _task_of(group: fsqueue.Group, queue: str | None, token: str) -> fsqueue.LeasedTask:
     """Return the leased task that a token means. LeaseLost, TaskNotFound."""
+    return _found(group, queue, lambda one: one.attach(token))
+
+
+def _seen(group: fsqueue.Group, queue: str | None, id: str) -> fsqueue.TaskInfo:
+    """Return what is known of a task. TaskNotFound."""
+    return _found(group, queue, lambda one: one.task(id))
+
+
+def _found(group: fsqueue.Group, queue: str | None, look: Callable[[fsqueue.Queue], Found]) -> Found:
+    """Return what a look into the task's queue finds; into all of them, if it is not named. TaskNotFound."""
     if queue is not None:
-        return group[queue].attach(token)
+        return look(group[queue])
     queues = list(islice(group.queues(tasks_min=0), SEARCHED_MAX + 1))
     if len(queues) > SEARCHED_MAX:
         raise click.UsageError(
@@ -255,7 +307,7 @@ def _task_of(group: fsqueue.Group, queue: str | None, token: str) -> fsqueue.Lea
         )
     for one in queues:
         try:
-            return one.attach(token)
+            return look(one)
         except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.NotAQueue):
             continue
     raise fsqueue.TaskNotFound("No queue of the group has this task any more.")
@@ -263,7 +315,7 @@ def _task_of(group: fsqueue.Group, queue: str | None, token: str) -> fsqueue.Lea
 
 def _why_absent(group: fsqueue.Group, queue: str | None, token: str, error: fsqueue.FsqueueError) -> str:
     """Return why a task is not at work, as the history tells it."""
-    if queue is not None and group[queue].exists():
+    if "@" in token and queue is not None and group[queue].exists():
         loss = outcomes.why_lost(group[queue].store, [token])[token]
         if loss is not None:
             return loss.why
@@ -288,7 +340,7 @@ def _as_dict(conflict: Any) -> dict[str, str]:
 
 def _done(operation: Typed, result: Any) -> dict[str, Any]:
     """Return what an operation did: of an insert with the id of the new task, or of the one that has the key."""
-    token = operation.fields.get("token")
+    token = operation.fields.get("token", operation.fields.get("id"))
     task = token.partition("@")[0] if token is not None else str(result) if result is not None else ""
     found: dict[str, Any] = {"op": operation.verb, **({"id": task} if task else {})}
     if isinstance(result, fsqueue.TaskRef) and not result.inserted:

@@ -164,7 +164,7 @@ class Conflict(NamedTuple):
     """Why an update could not happen: one of its operations."""
 
     op: str
-    """The operation: complete, renew, release, fail, bury, insert."""
+    """The operation: complete, renew, release, fail, bury, cancel, replace, insert."""
     queue: str
     """The queue's name in its group."""
     id: str
@@ -176,8 +176,9 @@ class UpdateConflict(FsqueueError):
     """An update could not happen. Nothing of it has happened, in any queue.
 
     `missing`: tasks that have ended ("completed by this lease" says that an earlier try has succeeded), or whose queue
-    is gone. `owned`: tasks whose lease does not hold any more. `busy`: only other processes were in the way; the same
-    update may be applied again. `changed` and `depends` are empty in this version.
+    is gone. `changed`: tasks of another version than the one that was seen. `owned`: tasks whose lease does not hold
+    any more, or that were seen free and are leased. Each names all that is wrong. `busy`: only other processes were in
+    the way; the same update may be applied again. `depends` is empty in this version.
     """
 
     exit_code = 6

@@ -140,6 +140,8 @@ class LeasedTask:
         self.attempt = attempt
         """1 for the first attempt; failures and expired leases count."""
         self.version = version
+        """A number that each change of the task changes; the one that the lease has given it. A renewal gives another,
+        which is not told here: updates go by the lease."""
         self.until_ms = until_ms
         self.generation = generation
         """The queue's generation that it was leased from."""

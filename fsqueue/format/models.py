@@ -82,10 +82,13 @@ class TaskInfo(AsDict):
     error: str | None = None
     result: Any = None
     version: int = 0
+    """A number that each change of the task changes: `Update.cancel` and `replace` act only if it still has it."""
     key: str | None = None
     priority: str | int | None = None
     update: str | None = None
     """An atomic update that is not decided yet and changes this task. It is shown as it was before."""
+    queue: str | None = None
+    """The queue's name in its group; None outside of a group."""
 
 
 class Used(NamedTuple):

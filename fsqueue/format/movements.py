@@ -114,6 +114,16 @@ def insert(
     return f'{{"op":"insert","at":{at},"id":"{identity}","first":{first}{of},{later}'.encode() + task[1:]
 
 
+def replace(at: int, lease: str | None, version: int, task: int, payload: bytes, part: UpdatePart) -> bytes:
+    """Return a `replace` record of an update. `payload` is JSON. Without a lease it names the `version` seen."""
+    of = f'"version":{version}' if lease is None else f'"lease":"{lease}"'
+    return (
+        f'{{"op":"replace","at":{at},{of},"tasks":[[{task},{task + 1}]]{part.text},"payload":'.encode()
+        + payload
+        + b"}\n"
+    )
+
+
 def commit(at: int, update: UpdateId, of: int) -> bytes:
     """Return the record at which the records of an update in this log act; `of` is their number."""
     return record("commit", at, update=update, of=of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -10,11 +11,11 @@ from typing import Any, Protocol
 from fsqueue import forks
 from fsqueue.arguments import one_task, payloads_of, refuse, results_of
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument, TaskTooLarge, from_os_error, said, text_of
+from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge, from_os_error, said, text_of
 from fsqueue.filesystem import resources
-from fsqueue.format import names
+from fsqueue.format import names, task_file
 from fsqueue.format.decisions import OPERATIONS_MAX
-from fsqueue.format.models import Task, TaskRef
+from fsqueue.format.models import Task, TaskInfo, TaskRef
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
@@ -22,7 +23,7 @@ from fsqueue.protocol import encoding, transitions
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
-from fsqueue.protocol.update_plan import Applied, LeaseChange, QueuePlan
+from fsqueue.protocol.update_plan import Applied, QueuePlan, SeenTask, TaskChange
 from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage.group_directory import GroupDirectory
@@ -60,11 +61,11 @@ class Update:
         self.group = group
         self.results: list[Any] = []
         """What each call has brought about, in their order, once it is applied: a TaskRef of an insert, a list of them
-        of `insert_many`, the task of a renewal, None of all others."""
+        of `insert_many`, the task of a renewal or a replacement, None of all others."""
         self._calls: list[Callable[[_Outcome], Any]] = []
         self._plans: dict[QueueDirectory, QueuePlan] = {}
         self._queues: dict[QueueDirectory, Queue] = {}
-        self._tasks: dict[str, LeasedTask] = {}
+        self._tasks: set[str] = set()
         self._ended: list[LeasedTask] = []
         self._count = 0
         self._is_applied = False
@@ -120,27 +121,52 @@ class Update:
             found, refused = results_of({_held(task).id: result})
             refuse(refused)
             encoded = found[task.batch, task.index]
-        self._end(task, LeaseChange("complete", task, encoded))
+        self._end(task, TaskChange("complete", _held(task), encoded))
 
     def renew(self, task: LeasedTask, lease_s: float | None = None) -> None:
         """Extend a task's lease, as `task.renew` does; by default by the time that its queue gives."""
         lease_ms = _held(task).queue.store.lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
-        self._end(task, LeaseChange("renew", task, ms=lease_ms))
+        self._end(task, TaskChange("renew", task, ms=lease_ms))
 
     def release(self, task: LeasedTask, delay_s: float = 0) -> None:
         """Put a task back, uncharged, as `task.release` does."""
-        self._end(task, LeaseChange("release", task, ms=duration_ms(delay_s, "delay_s")))
+        self._end(task, TaskChange("release", _held(task), ms=duration_ms(delay_s, "delay_s")))
 
     def fail(self, task: LeasedTask, error: object, delay_s: float | None = None) -> None:
         """Record a failed attempt, as `task.fail` does."""
         text = transitions.shorten(said(error) if isinstance(error, BaseException) else text_of(error))
         self._end(
-            task, LeaseChange("fail", task, ms=None if delay_s is None else duration_ms(delay_s, "delay_s"), text=text)
+            task,
+            TaskChange("fail", _held(task), ms=None if delay_s is None else duration_ms(delay_s, "delay_s"), text=text),
         )
 
     def bury(self, task: LeasedTask, reason: object) -> None:
         """Give a task up at once, as `task.bury` does."""
-        self._end(task, LeaseChange("bury", task, text=transitions.shorten(text_of(reason))))
+        self._end(task, TaskChange("bury", _held(task), text=transitions.shorten(text_of(reason))))
+
+    def cancel(self, task: LeasedTask | TaskInfo) -> None:
+        """Take a task out: it counts as cancelled, and no worker executes it.
+
+        `task`: one that this process has leased; or one that was looked up (`group[name].task(id)`), and that is still
+        as it was then when the update is applied. UpdateConflict then says of one that is not: `changed`, `owned` if
+        a worker has leased it, or `missing`.
+        """
+        self._end(task, TaskChange("cancel", _seen(task)))
+
+    def replace(self, task: LeasedTask | TaskInfo, payload: Any) -> None:
+        """Give a task another payload, any JSON of up to 64 KiB. Its id, key, priority and attempts stay.
+
+        `task`: as in `cancel`. A lease of this process goes on, and `task.payload` is the new one afterwards. A task
+        whose lease has run out is `owned`, too, until a worker takes it over: the former one may still complete it.
+        """
+        if isinstance(payload, (bytes, Task)):
+            raise InvalidTask(
+                f"A new payload is JSON, not {type(payload).__name__}. Nothing was done. Cancel the task, and insert "
+                "another one."
+            )
+        encoded = _encoded(one_task(payload, None, None), None, encoding.NOW)
+        value = task_file.decode_task(encoded.line)["payload"]  # as a lessee would get it
+        self._end(task, TaskChange("replace", _seen(task), task_file.encode_json(value, "payload")), value)
 
     # -- to do it ----------------------------------------------------------------------------------
 
@@ -173,25 +199,32 @@ class Update:
         if self._is_applied:
             raise InvalidArgument("This update has been applied. Nothing was done now: make another one.")
 
-    def _end(self, task: LeasedTask, ending: LeaseChange) -> None:
-        if _held(task).id in self._tasks:
+    def _end(self, task: LeasedTask | TaskInfo, ending: TaskChange, payload: Any = None) -> None:
+        if task.id in self._tasks:
             raise InvalidArgument(
                 f"The task {task.id} is in this update already. An update changes a task once. Nothing was done."
             )
         self._add(1)
         plan = self._plan(task.queue)
-        self._tasks[task.id] = task
-        plan.endings.setdefault(task.batch, []).append(ending)
-        if ending.kind != "renew":
-            self._ended.append(task)
+        self._tasks.add(task.id)
+        place = ending.task.batch, ending.task.index
+        plan.endings.setdefault(ending.task.batch, []).append(ending)
+        if ending.kind not in ("renew", "replace"):
+            if isinstance(task, LeasedTask):
+                self._ended.append(task)
             self._calls.append(lambda outcome: None)
             return
 
-        def renewed(outcome: _Outcome) -> LeasedTask:
-            task.until_ms = outcome.applied.until.get((task.batch, task.index), task.until_ms)
+        def changed(outcome: _Outcome) -> LeasedTask | TaskInfo:
+            if isinstance(task, TaskInfo):
+                return replace(task, payload=payload, version=outcome.applied.versions[place])
+            if ending.kind == "replace":
+                task.payload, task.version = payload, outcome.applied.versions[place]
+            else:
+                task.until_ms = outcome.applied.until.get(place, task.until_ms)
             return task
 
-        self._calls.append(renewed)
+        self._calls.append(changed)
 
     def _insert(self, queue: object, tasks: list[EncodedTask], form: Callable[[list[TaskRef]], Any]) -> None:
         self._add(len(tasks))
@@ -246,6 +279,7 @@ class Update:
         if queue is None or (inserts and not isinstance(queue, GroupQueue)):
             queue = self.group.opened_queue(directory)
         if not inserts:
+            _check_sizes(queue.store, plan)
             return queue.store, queue._inserter, queue._keyed
         assert isinstance(queue, GroupQueue)
         queue._begin(verifies=True)
@@ -256,12 +290,7 @@ class Update:
                 f"{store.settings.batch_tasks_max}), or this host has no boot id: an update cannot insert into it. "
                 f"{NOTHING}"
             )
-        longest = max(len(task.line) for task in inserts)
-        if longest > store.settings.task_bytes_max:
-            raise TaskTooLarge(
-                f"A task for {queue.path} takes {longest:,} bytes; the queue takes {store.settings.task_bytes_max:,}. "
-                f"{NOTHING} Store the data in a file, and insert its path."
-            )
+        _check_sizes(store, plan)
         return store, inserter, queue._keyed
 
 
@@ -283,6 +312,35 @@ class _Outcome:
 
 
 NOTHING = "Nothing of the update has happened."
+
+
+def _check_sizes(store: Store, plan: QueuePlan) -> None:
+    """Raise TaskTooLarge if an insert, or a new payload, is longer than the queue takes."""
+    new = (each.result for endings in plan.endings.values() for each in endings if each.kind == "replace")
+    inserts = (*plan.inserts, *plan.keyed.values())
+    longest = max((*(len(task.line) for task in inserts), *(len(payload or b"") for payload in new)), default=0)
+    if longest > store.settings.task_bytes_max:
+        raise TaskTooLarge(
+            f"A task for {store.path} takes {longest:,} bytes; the queue takes {store.settings.task_bytes_max:,}. "
+            f"{NOTHING} Store the data in a file, and insert its path."
+        )
+
+
+def _seen(task: object) -> LeasedTask | SeenTask:
+    """Return a leased task, or what was seen of one that was looked up. InvalidArgument for anything else."""
+    if isinstance(task, LeasedTask):
+        return task
+    if not isinstance(task, TaskInfo):
+        raise InvalidArgument(
+            f"A leased task is expected, or one that was looked up by `group[name].task(id)`, not {task!r:.100}. "
+            "Nothing was done."
+        )
+    if task.queue is None:
+        raise InvalidArgument(
+            f"The task {task.id} was not looked up in a queue of a group. Nothing was done. Look it up by "
+            "`group[name].task(id)`."
+        )
+    return SeenTask(*names.parse_task_id(task.id), task.version)
 
 
 def _held(task: object) -> LeasedTask:

@@ -19,7 +19,7 @@ from fsqueue.errors import FsqueueError, QueueNotFound, in_unicode
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
 from fsqueue.format.movements import to_ranges
-from fsqueue.format.names import Batch, TaskFileName, parse_task_file
+from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import COMPLETED, LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, finishing, worktimes
@@ -383,15 +383,15 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
 
     Tasks of an update that is not decided are waited for. LockTimeout.
     """
-    found = published.listed(store, store.layout, batch)
-    if not found:
+    name = file_of_waiting(store, batch)
+    if name is None:
         return 0
-    name = parse_task_file(found[0])
     waiting = deciding.DecisionWait(store, batch, jsonl.LOCK_TIMEOUT_S)
     try:
         while True:
             with LockedBatch(store, batch, waiting.wait_s, create=True) as locked:
-                locked.log.name = locked.log.name or name
+                if not begin_waiting(locked, name):
+                    return 0
                 wanted = deciding.freezing(locked, indices)
                 if not wanted:
                     return _cancel_in(locked, indices)
@@ -401,9 +401,6 @@ def cancel(store: Store, batch: Batch, indices: list[int]) -> int:
 
 
 def _cancel_in(locked: LockedBatch, indices: list[int]) -> int:
-    if not open_untouched(locked):
-        finishing.retire(locked)
-        return 0
     replay_state = locked.replay_state
     at = record_times.present(locked)
     free = sorted({index for index in indices if index < replay_state.count and replay_state.is_free(index, at)})
@@ -413,6 +410,24 @@ def _cancel_in(locked: LockedBatch, indices: list[int]) -> int:
     if not replay_state.remaining:
         finishing.try_finish(locked)
     return len(free)
+
+
+def file_of_waiting(store: Store, batch: Batch) -> TaskFileName | None:
+    """Return the name of a batch's task file, as a listing has it; None if it shows none: the batch has finished."""
+    found = published.names_of(store, store.layout, batch)
+    return found[0] if found else None
+
+
+def begin_waiting(locked: LockedBatch, name: TaskFileName) -> bool:
+    """Write the `open` of a batch from which nothing was leased so far, if its task file, of this name, is there.
+
+    False if it is not: the batch has finished, and a log that was made just now is retired.
+    """
+    locked.log.name = locked.log.name or name
+    if open_untouched(locked):
+        return True
+    finishing.retire(locked)
+    return False
 
 
 def open_untouched(locked: LockedBatch) -> bool:

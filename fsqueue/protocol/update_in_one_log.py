@@ -23,7 +23,7 @@ from fsqueue.storage.store import Store
 
 
 class UpdateInOneLog:
-    """An update that ends or extends leases on tasks of one batch, and inserts into that batch or nowhere."""
+    """An update that changes tasks of one batch, and inserts into that batch or nowhere."""
 
     def __init__(
         self, update: UpdateId, queue: QueuePlan, store: Store, inserter: SingleInserter, conflicts: Conflicts
@@ -93,7 +93,7 @@ class UpdateInOneLog:
         lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)
         self._log = LogSync(locked, bool(tasks) and self._store.sync_inserts)
         locked.write(b"".join([*lines, movements.commit(at, self._update, len(lines))]))
-        acted = [record for _, record in locked.replay_state.acted]
+        acted = locked.replay_state.acted
         if len(acted) != len(lines):
             raise StorageError(f"The records of an update do not act in {locked.log.path}. Nothing has happened.")
         self._take_in(acted)
@@ -103,11 +103,12 @@ class UpdateInOneLog:
             finishing.try_finish(locked)
         return True
 
-    def _take_in(self, acted: list[dict[str, Any]]) -> None:
+    def _take_in(self, acted: list[tuple[int, dict[str, Any]]]) -> None:
         """Note what has happened."""
-        ids = [names.task_id(self._batch, record["first"]) for record in acted if record["op"] == "insert"]
+        ids = [names.task_id(self._batch, record["first"]) for _, record in acted if record["op"] == "insert"]
         self.applied.inserted[self._queue.name] = ids
-        for record in acted:
+        for offset, record in acted:
+            self.applied.note_version(self._batch, offset, record)
             if record["op"] == "renew":
                 tasks = movements.from_ranges(record["tasks"])
                 self.applied.until.update({(self._batch, index): record["until"] for index in tasks})

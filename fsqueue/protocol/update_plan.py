@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from fsqueue.cluster.identity import describe
 from fsqueue.errors import Conflict
 from fsqueue.format import movements, names
 from fsqueue.format.models import TaskRef
 from fsqueue.format.movements import UpdatePart, to_ranges
 from fsqueue.format.names import Batch, QueueDirectory
-from fsqueue.format.replay import LEASED, ReplayState
+from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import transitions, worktimes
 from fsqueue.protocol.encoding import EncodedTask
@@ -24,24 +25,39 @@ from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, 
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
-Kind = Literal["complete", "renew", "release", "fail", "bury"]
-ENDS = frozenset({"complete", "fail", "bury"})
+Kind = Literal["complete", "renew", "release", "fail", "bury", "cancel", "replace"]
+ENDS = frozenset({"complete", "fail", "bury", "cancel"})
 """The kinds of changes after which a task may have ended."""
+MAY_STILL_COMPLETE = "has a lease on it that has run out, but may still complete it"
 ALREADY = "completed by this lease"
 """The reason of a conflict if the same lease has completed the task before."""
 
 
-class LeaseChange(NamedTuple):
-    """An operation of an update on a task that is held."""
+@dataclass(frozen=True, slots=True)
+class SeenTask:
+    """A task that nobody holds, as it was seen: an update changes it only if it still has this version."""
+
+    batch: Batch
+    index: int
+    version: int
+    lease: str = ""
+
+
+class TaskChange(NamedTuple):
+    """An operation of an update on a task that is held, or that was seen."""
 
     kind: Kind
-    task: LeasedTask
+    task: LeasedTask | SeenTask
     result: bytes | None = None
-    """JSON, of a completion."""
+    """JSON, of a completion; the new payload."""
     ms: int | None = None
     """For how long to renew; after which pause it comes back. None of a failure: the queue's own pause."""
     text: str = ""
     """The error, or the reason."""
+
+    def is_of(self, generation: int) -> bool:
+        """Return whether the task may be in this generation. Of one that was seen its batch tells."""
+        return isinstance(self.task, SeenTask) or self.task.generation == generation
 
 
 @dataclass(slots=True)
@@ -52,7 +68,7 @@ class QueuePlan:
     directory: QueueDirectory
     open: Callable[[], tuple[Store, SingleInserter, KeyedInserter]]
     """Open the queue, made if it is not there and the update inserts into it."""
-    endings: dict[Batch, list[LeaseChange]] = field(default_factory=dict)
+    endings: dict[Batch, list[TaskChange]] = field(default_factory=dict)
     inserts: list[EncodedTask] = field(default_factory=list)
     """Those without keys."""
     keyed: dict[str, EncodedTask] = field(default_factory=dict)
@@ -72,7 +88,12 @@ class QueuePlan:
     def makes_available(self) -> bool:
         """Return whether it makes tasks available, now or later."""
         ended = (each.kind for endings in self.endings.values() for each in endings)
-        return self.has_inserts or not {"release", "fail"}.isdisjoint(ended)
+        return self.has_inserts or not {"release", "fail", "replace"}.isdisjoint(ended)
+
+    @property
+    def freezes_free_tasks(self) -> bool:
+        """Return whether its prepared records keep tasks from others that no lease holds."""
+        return any(isinstance(each.task, SeenTask) for endings in self.endings.values() for each in endings)
 
     def chunks(self, tasks_max: int) -> list[list[EncodedTask]]:
         """Return the inserts without keys in their order, in runs for one append each."""
@@ -97,6 +118,13 @@ class Applied:
         """The task that each key has, by the queue's name and the key."""
         self.until: dict[tuple[Batch, int], int] = {}
         """The new ends of renewed leases (ms)."""
+        self.versions: dict[tuple[Batch, int], int] = {}
+        """The new versions of tasks whose payloads were replaced."""
+
+    def note_version(self, batch: Batch, offset: int, record: dict[str, Any]) -> None:
+        """Note the version that a `replace` gives its task; nothing of any other record."""
+        if record["op"] == "replace":
+            self.versions[batch, record["tasks"][0][0]] = offset
 
 
 class Conflicts:
@@ -104,42 +132,77 @@ class Conflicts:
 
     def __init__(self) -> None:
         self.missing: list[Conflict] = []
+        self.changed: list[Conflict] = []
         self.owned: list[Conflict] = []
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.owned)
+        return bool(self.missing or self.changed or self.owned)
 
-    def miss(self, queue: QueuePlan, endings: Iterable[LeaseChange], reason: str) -> None:
+    def miss(self, queue: QueuePlan, endings: Iterable[TaskChange], reason: str) -> None:
         """Note tasks that have ended, or are gone with their queue."""
         self.missing += [_conflict(queue, each, reason) for each in endings]
 
-    def own(self, queue: QueuePlan, ending: LeaseChange, reason: str) -> None:
+    def own(self, queue: QueuePlan, ending: TaskChange, reason: str) -> None:
         """Note a task whose lease does not hold any more."""
         self.owned.append(_conflict(queue, ending, reason))
 
-    def judge(self, queue: QueuePlan, replay_state: ReplayState, ending: LeaseChange) -> None:
-        """Note why a lease does not hold, by the state of the whole log."""
+    def judge(self, queue: QueuePlan, replay_state: ReplayState, ending: TaskChange, at: int) -> None:
+        """Note why a lease does not hold at `at`, or a task is not as it was seen, by the state of the whole log."""
         index, lease = ending.task.index, ending.task.lease
-        if completed_by(replay_state, index, lease):
+        if isinstance(ending.task, SeenTask):
+            self._judge_seen(queue, replay_state, ending, ending.task, at)
+        elif completed_by(replay_state, index, lease):
             self.miss(queue, [ending], ALREADY)
         elif index < replay_state.count and replay_state.state[index] <= LEASED:
             self.own(queue, ending, why_lost(replay_state, index))
         else:
             self.miss(queue, [ending], why_lost(replay_state, index))
 
+    def _judge_seen(
+        self, queue: QueuePlan, replay_state: ReplayState, ending: TaskChange, task: SeenTask, at: int
+    ) -> None:
+        state = replay_state.state[task.index] if task.index < replay_state.count else None
+        if state in (COMPLETED, CANCELLED, DEAD):
+            self.miss(queue, [ending], why_lost(replay_state, task.index))
+        elif state == LEASED and (replay_state.since[task.index] > at or ending.kind == "replace"):
+            holder = replay_state.holder[task.index]
+            worker = describe(holder.worker if holder is not None else None)
+            is_in_time = replay_state.since[task.index] > at
+            self.own(queue, ending, f"leased by {worker}" if is_in_time else f"{worker} {MAY_STILL_COMPLETE}")
+        elif state in (AVAILABLE, LEASED):
+            version = replay_state.version[task.index]
+            self.changed.append(_conflict(queue, ending, f"has the version {version} now; {task.version} was seen"))
+        else:
+            self.miss(queue, [ending], "there is no such task")
 
-def _conflict(queue: QueuePlan, ending: LeaseChange, reason: str) -> Conflict:
+
+def _conflict(queue: QueuePlan, ending: TaskChange, reason: str) -> Conflict:
     return Conflict(ending.kind, queue.name, names.task_id(ending.task.batch, ending.task.index), reason)
 
 
-def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[LeaseChange], at: int, conflicts: Conflicts) -> bool:
-    """Return whether all leases hold; note those that do not."""
+def _may_be_changed(replay_state: ReplayState, ending: TaskChange, at: int) -> bool:
+    """Return whether the lease of a task holds; of one that was seen, whether it still is so, and free.
+
+    A lease that has run out may still complete its task. So the payload is not replaced under it: the worker would
+    complete the old one, and the new one would never be executed. A cancellation ends the lease.
+    """
+    task = ending.task
+    if not isinstance(task, SeenTask):
+        return replay_state.holds(task.index, task.lease)
+    if task.index >= replay_state.count or replay_state.version[task.index] != task.version:
+        return False
+    is_available = replay_state.state[task.index] == AVAILABLE
+    return replay_state.is_free(task.index, at) and (is_available or ending.kind == "cancel")
+
+
+def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[TaskChange], at: int, conflicts: Conflicts) -> bool:
+    """Return whether all leases hold, and what was seen is so; note what is not."""
     replay_state = locked.replay_state
-    lost = [each for each in endings if not replay_state.holds(each.task.index, each.task.lease)]
+    lost = [each for each in endings if not _may_be_changed(replay_state, each, at)]
     if lost:
         replay_state = locked.recall()
         for ending in lost:
-            conflicts.judge(queue, replay_state, ending)
+            conflicts.judge(queue, replay_state, ending, at)
     late = [each for each in endings if each.kind == "renew" and each not in lost]
     for ending in late:
         if at >= replay_state.since[ending.task.index]:
@@ -149,9 +212,9 @@ def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[LeaseChange],
 
 
 class Records:
-    """The records of an update in one log that end or extend leases."""
+    """The records of an update in one log that change tasks which are there."""
 
-    def __init__(self, locked: LockedBatch, endings: Sequence[LeaseChange], part: UpdatePart, at: int) -> None:
+    def __init__(self, locked: LockedBatch, endings: Sequence[TaskChange], part: UpdatePart, at: int) -> None:
         self.lines: list[bytes] = []
         self.until: dict[int, int] = {}
         """The new ends of leases (ms), by the tasks' indices."""
@@ -160,11 +223,24 @@ class Records:
         self.earliest: int | None = None
         """The earliest time at which one of these tasks may be leased again (ms): see `transitions.name_earlier`."""
         self._locked, self._part, self._at = locked, part, at
-        self._work = worktimes.worked([each.task for each in endings])
+        self._work = worktimes.worked([each.task for each in endings if isinstance(each.task, LeasedTask)])
         ordered = sorted(endings, key=_alike)
         for (kind, lease, _, ms, text), alike in groupby(ordered, key=_alike):
             found = list(alike)
+            if kind in ("cancel", "replace"):
+                self._change(kind, lease or None, sorted(found, key=lambda each: each.task.index))
+                continue
             self._add(kind, lease, [each.task.index for each in found], found[0].result, ms, text)
+
+    def _change(self, kind: str, lease: str | None, found: list[TaskChange]) -> None:
+        """Cancel tasks, or replace the payload of one. `found` ascends: versions stand in the order of the indices."""
+        if kind == "cancel":
+            versions = [each.task.version for each in found] if lease is None else None
+            self._record("cancel", lease, [each.task.index for each in found], versions=versions)
+        else:
+            [(_, task, payload, _, _)] = found
+            assert payload is not None
+            self.lines.append(movements.replace(self._at, lease, task.version, task.index, payload, self._part))
 
     def _add(self, kind: str, lease: str, tasks: list[int], result: bytes | None, ms: int, text: str) -> None:
         locked, at, part = self._locked, self._at, self._part
@@ -199,7 +275,7 @@ class Records:
             self._promise(available_at)
             self._record("fail", lease, [index], **more, available_at=available_at, error=error)
 
-    def _record(self, op: str, lease: str, tasks: list[int], **fields: object) -> None:
+    def _record(self, op: str, lease: str | None, tasks: list[int], **fields: object) -> None:
         self.lines.append(
             movements.record(op, self._at, lease=lease, tasks=to_ranges(tasks), **fields, **self._part.fields)
         )
@@ -213,7 +289,7 @@ class Records:
             transitions.name_earlier(self._locked, self._at, self.earliest)
 
 
-def _alike(ending: LeaseChange) -> tuple[str, str, int, int, str]:
-    """Return what endings have in common that share a record. Of those with results each has its own."""
+def _alike(ending: TaskChange) -> tuple[str, str, int, int, str]:
+    """Return what endings have in common that share a record. Of those with results or payloads each has its own."""
     own = ending.task.index if ending.result is not None else -1
     return ending.kind, ending.task.lease, own, -1 if ending.ms is None else ending.ms, ending.text

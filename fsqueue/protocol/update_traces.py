@@ -19,16 +19,16 @@ HOW_TO_FIND_OUT = (
 """Advise how to go on when nobody knows whether an update has happened."""
 
 
-def acted_in(records: Records, update: UpdateId) -> list[dict[str, Any]]:
-    """Return the records of an update that have acted, in their order."""
-    return [record for _, record in ReplayState().effective(records) if record.get("update") == update]
+def acted_in(records: Records, update: UpdateId) -> list[tuple[int, dict[str, Any]]]:
+    """Return the records of an update that have acted, in their order, each with its offset."""
+    return [(offset, record) for offset, record in ReplayState().effective(records) if record.get("update") == update]
 
 
 def acted(
     store: Store, batch: Batch, update: UpdateId, wait_s: float = jsonl.LOCK_TIMEOUT_S
-) -> list[dict[str, Any]] | None:
-    """Return the records of an update that have acted in a batch: none, if it is prepared or void; None if nothing
-    tells.
+) -> list[tuple[int, dict[str, Any]]] | None:
+    """Return the records of an update that have acted in a batch, each with its offset: none, if it is prepared or
+    void; None if nothing tells.
 
     LockTimeout; OSError.
     """

@@ -6,6 +6,7 @@ decision has begun, only the decision file tells what the outcome is.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -28,12 +29,12 @@ from fsqueue.format.decisions import ABORTED, Decision, LogName, Outcome
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, DecisionFileName
 from fsqueue.format.priority import LAST
-from fsqueue.protocol import deciding, update_traces
+from fsqueue.protocol import deciding, transitions, update_traces
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
-from fsqueue.protocol.update_plan import ALREADY, Applied, Conflicts, LeaseChange, QueuePlan, Records, check
+from fsqueue.protocol.update_plan import ALREADY, Applied, Conflicts, QueuePlan, Records, SeenTask, TaskChange, check
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
 from fsqueue.storage import decisions, history, jsonl, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
@@ -56,6 +57,11 @@ FAILURES_MAX = 3
 NOTHING = "Nothing of the update has happened; it may be applied again."
 
 
+LOOK_AGAIN = "Discard the results of these tasks; of those that were only seen, look at what they are now."
+"""What to do after a conflict."""
+FINISHED_OR_PURGED = "it has finished, or was purged"
+
+
 class _Anew(Exception):
     """The update was given up, and may happen if it begins anew."""
 
@@ -72,19 +78,25 @@ class _Opened(NamedTuple):
 class _Touched:
     """A log that has prepared records of an update, or may have."""
 
-    __slots__ = ("batch", "has_new_name", "layout", "log", "opened", "records")
+    __slots__ = ("batch", "has_new_name", "is_begun", "layout", "log", "opened", "records")
 
     def __init__(self, opened: _Opened, locked: LockedBatch, syncs: bool) -> None:
         self.opened, self.batch, self.layout = opened, locked.batch, locked.log.layout
         self.log = LogSync(locked, syncs)
         self.records = 0
         """How many records were appended."""
+        self.is_begun = False
+        """Whether the log was begun for them, beside a task file whose name may not be on disk yet."""
         self.has_new_name = False
 
     @property
     def name(self) -> LogName:
         """Return how the decision file calls the log."""
         return LogName(self.opened.plan.directory, self.layout.directory, self.batch)
+
+
+def _has_seen(changes: Sequence[TaskChange]) -> bool:
+    return any(isinstance(each.task, SeenTask) for each in changes)
 
 
 class Coordinator:
@@ -173,7 +185,7 @@ class _Try:
             return
         generation = store.queue_state.generation
         for endings in plan.endings.values():
-            self._conflicts.miss(plan, [each for each in endings if each.task.generation != generation], "purged")
+            self._conflicts.miss(plan, [each for each in endings if not each.is_of(generation)], "purged")
         self._queues.append(_Opened(plan, store, inserter, keyed))
 
     @property
@@ -237,6 +249,8 @@ class _Try:
         one = UpdateInOneLog(self._update, plan, store, inserter, self._conflicts)
         try:
             if not one.apply(self._coordinator.syncs, self._wait_s):
+                if self._conflicts:
+                    raise self._conflict()  # that log has all of it: nothing else is to be checked
                 return False
         except FileNotFoundError:
             return False  # the batch has finished: what comes next finds that, too
@@ -261,33 +275,42 @@ class _Try:
             self._notify(opened.plan, opened.store)
 
     def _check_all(self) -> None:
-        """Note all conflicts. Nothing is written."""
+        """Note all conflicts. No record of the update is written."""
         for opened in self._queues:
             for batch, endings in sorted(opened.plan.endings.items()):
-                if all(each.task.generation == opened.store.queue_state.generation for each in endings):
+                if all(each.is_of(opened.store.queue_state.generation) for each in endings):
                     self._in_log(opened, batch, endings, None)
 
-    def _in_log(self, opened: _Opened, batch: Batch, endings: Sequence[LeaseChange], part: UpdatePart | None) -> None:
-        """Prepare what ends leases in one batch, or note why that cannot be. `part` None: only note it."""
+    def _in_log(self, opened: _Opened, batch: Batch, endings: Sequence[TaskChange], part: UpdatePart | None) -> None:
+        """Prepare what changes tasks of one batch, or note why that cannot be. `part` None: only note it.
+
+        A task that was seen may wait in a file: then the batch's log is begun.
+        """
         store = opened.store
+        file = transitions.file_of_waiting(store, batch) if _has_seen(endings) else None
+        is_begun = False
         indices = [each.task.index for each in endings]
         waiting = deciding.DecisionWait(store, batch, self._wait_s)
         try:
             while True:
-                with LockedBatch(store, batch, waiting.wait_s) as locked:
+                with LockedBatch(store, batch, waiting.wait_s, create=file is not None) as locked:
+                    if file is not None:
+                        is_begun = not locked.replay_state.opened or is_begun
+                        if not transitions.begin_waiting(locked, file):
+                            raise FileNotFoundError(errno.ENOENT, "The batch has finished just now")
                     wanted = deciding.freezing(locked, indices)
                     if not wanted:
                         at = record_times.present(locked)
                         if check(locked, opened.plan, endings, at, self._conflicts) and part and not self._conflicts:
-                            self._end(opened, locked, endings, part, at)
+                            self._change(opened, locked, endings, part, at).is_begun |= is_begun
                         return
                 waiting.out(wanted)
         except FileNotFoundError:
             self._judge_finished(opened, batch, endings)
 
-    def _end(
-        self, opened: _Opened, locked: LockedBatch, endings: Sequence[LeaseChange], part: UpdatePart, at: int
-    ) -> None:
+    def _change(
+        self, opened: _Opened, locked: LockedBatch, endings: Sequence[TaskChange], part: UpdatePart, at: int
+    ) -> _Touched:
         records = Records(locked, endings, part, at)
         records.name_earlier()
         touched = self._touch(opened, locked)
@@ -297,21 +320,25 @@ class _Try:
         if prepared is None or len(prepared.records) != touched.records:
             raise StorageError(f"The records of an update do not apply in {locked.log.path}. {NOTHING}")
         self._applied.until.update({(locked.batch, index): until for index, until in records.until.items()})
+        for offset, _, record in prepared.records:
+            self._applied.note_version(locked.batch, offset, record)
+        return touched
 
-    def _judge_finished(self, opened: _Opened, batch: Batch, endings: Sequence[LeaseChange]) -> None:
+    def _judge_finished(self, opened: _Opened, batch: Batch, endings: Sequence[TaskChange]) -> None:
         """Note the tasks of a batch that has no log any more: the history may tell how they have ended."""
         plan, store = opened.plan, opened.store
         store.refresh(now=True)
         generation = store.queue_state.generation
-        if any(each.task.generation != generation for each in endings):
+        if not all(each.is_of(generation) for each in endings):
             self._conflicts.miss(plan, endings, "purged")
             return
         state = history.replay(history.find(store, batch) or [])
         for ending in endings:
             if state.count > ending.task.index:
-                self._conflicts.judge(plan, state, ending)
+                self._conflicts.judge(plan, state, ending, 0)
             else:
-                self._conflicts.miss(plan, [ending], "the batch has finished")
+                is_seen = isinstance(ending.task, SeenTask)
+                self._conflicts.miss(plan, [ending], FINISHED_OR_PURGED if is_seen else "the batch has finished")
 
     def _insert(self, opened: _Opened, tasks: Sequence[EncodedTask], part: UpdatePart) -> None:
         try:
@@ -381,7 +408,7 @@ class _Try:
         if not self._syncs:
             return
         for touched in self._touched:
-            is_insert = touched.opened.plan.has_inserts
+            is_insert = touched.opened.plan.has_inserts or touched.is_begun
             self._coordinator.syncs.sync(touched.log, is_insert, touched.has_new_name)
         for opened in self._queues:
             if opened.plan.has_inserts:
@@ -425,24 +452,24 @@ class _Try:
                     deciding.give(locked, self._update, outcome)
             except (OSError, FsqueueError):
                 continue  # or it was purged, or another process has given the outcome, and finished the batch
-        if outcome == "commit":
-            for opened in self._queues:
-                self._notify(opened.plan, opened.store)
+        for opened in self._queues:
+            self._notify(opened.plan, opened.store, outcome)
 
-    def _notify(self, plan: QueuePlan, store: Store) -> None:
-        """Notify idle workers, if the update makes tasks of the queue available."""
-        if plan.makes_available:
+    def _notify(self, plan: QueuePlan, store: Store, outcome: Outcome = "commit") -> None:
+        """Notify idle workers, if the update makes tasks of the queue available; of an `abort`, if it thaws some."""
+        if plan.makes_available if outcome == "commit" else plan.freezes_free_tasks:
             store.doorbell.ring_now_and_then(self._clock.monotonic())
 
     def _conflict(self) -> UpdateConflict:
-        missing, owned = self._conflicts.missing, self._conflicts.owned
-        found = [*missing, *owned]
+        missing, changed, owned = self._conflicts.missing, self._conflicts.changed, self._conflicts.owned
+        found = [*missing, *changed, *owned]
         which = "; ".join(f"{each.op} {each.id} in {each.queue}: {each.reason}" for each in found[:3])
         more = f"; and {len(found) - 3:,} more" if len(found) > 3 else ""
         done = all(each.reason == ALREADY for each in found)
-        then = "An earlier update with this lease has completed it." if done else "Discard the results of these tasks."
+        then = "An earlier update with this lease has completed it." if done else LOOK_AGAIN
         return UpdateConflict(
             f"The update cannot happen ({which}{more}). Nothing of it was done now. {then}",
             missing=missing,
+            changed=changed,
             owned=owned,
         )

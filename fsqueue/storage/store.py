@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,7 +17,7 @@ from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, is_gone, mount_of, mountadvice, resources
 from fsqueue.filesystem.processes import boot_id
-from fsqueue.format import task_file
+from fsqueue.format import names, task_file
 from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.storage import jsonl, listening
@@ -116,6 +117,12 @@ class Store:
     def queue_state(self) -> QueueState:
         """Return the content of `queue.jsonl` as it was last read."""
         return self.queue_file.state
+
+    @property
+    def name_in_group(self) -> str | None:
+        """Return the queue's name in its group; None for one that was not made in a group."""
+        directory = names.listed_queue_directory(os.path.basename(self.path)) if self.queue_state.group else None
+        return names.parse_queue_directory(directory) if directory is not None else None
 
     @property
     def layout(self) -> Layout:

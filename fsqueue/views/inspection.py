@@ -428,7 +428,7 @@ def tasks(store: Store, state: str | None = None) -> Iterator[TaskInfo]:
                     yield info
     elif state == IS_DEAD:
         for letter in deadletters.letters(store):
-            yield _of_letter(letter)
+            yield _of_letter(letter, store.name_in_group)
     else:
         seen: set[str] = set()
         for found in partly_done(store):
@@ -533,11 +533,11 @@ def _of_replay_state(
     lines: list[bytes] | None,
     among: frozenset[int] | None = None,
 ) -> Iterator[TaskInfo]:
-    now = store.clock.now_ms()
+    now, queue = store.clock.now_ms(), store.name_in_group
     for index in range(replay_state.count):
         state = replay_state.state[index]
         if state != SKIPPED and (among is None or state in among):
-            yield _info(batch, replay_state, index, lines, now)
+            yield _info(batch, replay_state, index, lines, now, queue)
 
 
 def partly_done(store: Store, only: Container[Batch] | None = None) -> Iterator[finished.FinishedBatch]:
@@ -570,7 +570,9 @@ def _of_finished(store: Store, found: finished.FinishedBatch) -> Iterator[TaskIn
         yield info
 
 
-def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] | None, now: int) -> TaskInfo:
+def _info(
+    batch: str, replay_state: ReplayState, index: int, lines: list[bytes] | None, now: int, queue: str | None
+) -> TaskInfo:
     state, since, holder = replay_state.state[index], replay_state.since[index], replay_state.holder[index]
     known = _NAMES.get(state)
     if known is None:
@@ -601,10 +603,11 @@ def _info(batch: str, replay_state: ReplayState, index: int, lines: list[bytes] 
         key=record.get("key"),
         priority=record.get("priority"),
         update=replay_state.frozen.get(index),
+        queue=queue,
     )
 
 
-def _of_letter(letter: DeadLetter) -> TaskInfo:
+def _of_letter(letter: DeadLetter, queue: str | None) -> TaskInfo:
     return TaskInfo(
         letter.id,
         IS_DEAD,
@@ -615,6 +618,7 @@ def _of_letter(letter: DeadLetter) -> TaskInfo:
         error=letter.reason,
         key=letter.key,
         priority=letter.priority,
+        queue=queue,
     )
 
 
@@ -638,7 +642,7 @@ def task(store: Store, task_id: str) -> TaskInfo:
         return known
     letter = deadletters.letter_of(store, task_id)  # which has the payload, too
     if letter is not None:
-        return _of_letter(letter)
+        return _of_letter(letter, store.name_in_group)
     if known is not None:
         return known
     match deadletters.settled_as(store, task_id):

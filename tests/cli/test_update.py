@@ -79,6 +79,29 @@ def test_a_lost_lease_is_a_conflict_and_nothing_is_done(group: Group, fsqueue_cl
     assert waiting(group) == []
 
 
+def test_a_task_that_waits_is_changed_if_it_is_as_it_was_printed(group: Group, fsqueue_cli: Run) -> None:
+    group["first"].insert_many(["stays", "goes", "taken"])
+    printed = [json.loads(line) for line in fsqueue_cli("ls", f"{group.path}/first", "--json").stdout.splitlines()]
+    found = {one["payload"]: one for one in printed}
+    name = {payload: f"{one['id']}@{one['version']}" for payload, one in found.items()}
+    assert {one["queue"] for one in printed} == {"first"}
+    replaced = {"id": found["stays"]["id"], "version": found["stays"]["version"], "payload": "new"}
+    fsqueue_cli("update", f"{group.path}/first", input=json.dumps({"replace": replaced}))
+    done = json.loads(fsqueue_cli("update", group.path, "--cancel", name["goes"], "--json").stdout)["done"]
+    assert done == [{"op": "cancel", "id": found["goes"]["id"]}]
+    taken = next(task for task in group["first"].lease(2) if task.payload == "taken")
+    said = fsqueue_cli(
+        "update", f"{group.path}/first", *(word for one in name.values() for word in ("--cancel", one)), "--json",
+        "--insert", "next=1", code=6,
+    )  # fmt: skip
+    lists = {kind: [one["id"] for one in told] for kind, told in json.loads(said.stdout)["conflict"].items()}
+    leased = [found["stays"]["id"], taken.id]
+    assert lists == {"missing": [found["goes"]["id"]], "changed": [], "owned": leased, "busy": []}
+    fsqueue_cli("update", group.path, "--cancel", f"first={taken.token}")
+    assert [info.payload for info in group["first"].tasks()] == ["new"]
+    assert waiting(group) == []
+
+
 WRONG = {
     "": "no operation",
     "{": "line 1, is not JSON",
@@ -89,6 +112,8 @@ WRONG = {
     '{"insert": {"queue": "a", "payload": 1, "key": 5}}': "has the field 'key'",
     '{"insert": {"queue": "a", "payload": 1, "kee": "k"}}': "has the field 'kee'",
     '{"insert": {"queue": "a", "payload": 1}}\n{"release": {"token": "x", "delay_s": "1"}}': "line 2, has the field",
+    '{"cancel": {"id": "x"}}': 'needs the field "token", or "id" and "version"',
+    '{"replace": {"id": "x", "token": "x", "payload": 1}}': 'needs the field "token", or "id" and "version"',
     '{"fail": {"token": "x"}}': "lacks the field 'error'",
 }
 
