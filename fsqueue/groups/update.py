@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fsqueue import forks
 from fsqueue.arguments import one_task, payloads_of, refuse, results_of
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge, from_os_error, said, text_of
+from fsqueue.errors import InvalidArgument, InvalidTask, QueueNotFound, TaskTooLarge, from_os_error, said, text_of
 from fsqueue.filesystem import resources
 from fsqueue.format import names, task_file
 from fsqueue.format.decisions import OPERATIONS_MAX
@@ -23,7 +23,7 @@ from fsqueue.protocol import encoding, transitions
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
-from fsqueue.protocol.update_plan import Applied, QueuePlan, SeenTask, TaskChange
+from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, SeenTask, TaskChange
 from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage.group_directory import GroupDirectory
@@ -182,7 +182,7 @@ class Update:
         process = forks.depth
         try:
             with resources.Scope():
-                directory = self.group.directory(begins=any(plan.has_inserts for plan in plans))
+                directory = self._directory(plans)
                 applied = self.group.coordinator.apply(directory, plans, timeout_s) if plans else Applied()
         except OSError as error:
             raise from_os_error(error, f"applying an update in {self.group.path}", NOTHING) from error
@@ -194,6 +194,18 @@ class Update:
         outcome = _Outcome(applied)
         self.results = [call(outcome) for call in self._calls]
         return self.results
+
+    def _directory(self, plans: Sequence[QueuePlan]) -> GroupDirectory:
+        """Return the open group; made, if the update does nothing but insert. UpdateConflict if tasks went with it."""
+        ending = [plan for plan in plans if plan.endings]
+        try:
+            return self.group.directory(begins=not ending)
+        except QueueNotFound:
+            conflicts = Conflicts()
+            for plan in ending:
+                for changes in plan.endings.values():
+                    conflicts.miss(plan, changes, "the group was moved or deleted")
+            raise conflicts.error() from None
 
     def _refuse_second(self) -> None:
         if self._is_applied:

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from fsqueue.cluster.identity import describe
-from fsqueue.errors import Conflict
+from fsqueue.errors import Conflict, UpdateConflict
 from fsqueue.format import movements, names
 from fsqueue.format.models import TaskRef
 from fsqueue.format.movements import UpdatePart, to_ranges
@@ -31,6 +31,8 @@ ENDS = frozenset({"complete", "fail", "bury", "cancel"})
 MAY_STILL_COMPLETE = "has a lease on it that has run out, but may still complete it"
 ALREADY = "completed by this lease"
 """The reason of a conflict if the same lease has completed the task before."""
+LOOK_AGAIN = "Discard the results of these tasks; of those that were only seen, look at what they are now."
+"""What to do after a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,20 @@ class Conflicts:
             self.changed.append(_conflict(queue, ending, f"has the version {version} now; {task.version} was seen"))
         else:
             self.miss(queue, [ending], "there is no such task")
+
+    def error(self) -> UpdateConflict:
+        """Return the error that lists all of them."""
+        found = [*self.missing, *self.changed, *self.owned]
+        which = "; ".join(f"{each.op} {each.id} in {each.queue}: {each.reason}" for each in found[:3])
+        more = f"; and {len(found) - 3:,} more" if len(found) > 3 else ""
+        done = all(each.reason == ALREADY for each in found)
+        then = "An earlier update with this lease has completed it." if done else LOOK_AGAIN
+        return UpdateConflict(
+            f"The update cannot happen ({which}{more}). Nothing of it was done now. {then}",
+            missing=self.missing,
+            changed=self.changed,
+            owned=self.owned,
+        )
 
 
 def _conflict(queue: QueuePlan, ending: TaskChange, reason: str) -> Conflict:

@@ -34,7 +34,7 @@ from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
-from fsqueue.protocol.update_plan import ALREADY, Applied, Conflicts, QueuePlan, Records, SeenTask, TaskChange, check
+from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, SeenTask, TaskChange, check
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
 from fsqueue.storage import decisions, history, jsonl, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
@@ -57,8 +57,6 @@ FAILURES_MAX = 3
 NOTHING = "Nothing of the update has happened; it may be applied again."
 
 
-LOOK_AGAIN = "Discard the results of these tasks; of those that were only seen, look at what they are now."
-"""What to do after a conflict."""
 FINISHED_OR_PURGED = "it has finished, or was purged"
 
 
@@ -198,7 +196,7 @@ class _Try:
             return self._applied
         if self._conflicts:
             self._check_all()
-            raise self._conflict()
+            raise self._conflicts.error()
         began = self._clock.monotonic()
         worker = self._queues[0].store.worker
         file = self._coordinator.files.present(self._group, self._clock, self._entropy, worker, self._syncs)
@@ -250,7 +248,7 @@ class _Try:
         try:
             if not one.apply(self._coordinator.syncs, self._wait_s):
                 if self._conflicts:
-                    raise self._conflict()  # that log has all of it: nothing else is to be checked
+                    raise self._conflicts.error()  # that log has all of it: nothing else is to be checked
                 return False
         except FileNotFoundError:
             return False  # the batch has finished: what comes next finds that, too
@@ -265,7 +263,7 @@ class _Try:
             for batch, endings in sorted(opened.plan.endings.items()):
                 self._in_log(opened, batch, endings, part)
         if self._conflicts:
-            raise self._conflict()
+            raise self._conflicts.error()
         for opened in self._queues:
             tasks_max = opened.store.settings.batch_tasks_max
             for chunk in opened.plan.chunks(tasks_max):
@@ -459,17 +457,3 @@ class _Try:
         """Notify idle workers, if the update makes tasks of the queue available; of an `abort`, if it thaws some."""
         if plan.makes_available if outcome == "commit" else plan.freezes_free_tasks:
             store.doorbell.ring_now_and_then(self._clock.monotonic())
-
-    def _conflict(self) -> UpdateConflict:
-        missing, changed, owned = self._conflicts.missing, self._conflicts.changed, self._conflicts.owned
-        found = [*missing, *changed, *owned]
-        which = "; ".join(f"{each.op} {each.id} in {each.queue}: {each.reason}" for each in found[:3])
-        more = f"; and {len(found) - 3:,} more" if len(found) > 3 else ""
-        done = all(each.reason == ALREADY for each in found)
-        then = "An earlier update with this lease has completed it." if done else LOOK_AGAIN
-        return UpdateConflict(
-            f"The update cannot happen ({which}{more}). Nothing of it was done now. {then}",
-            missing=missing,
-            changed=changed,
-            owned=owned,
-        )

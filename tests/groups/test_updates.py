@@ -440,6 +440,18 @@ def test_a_purge_of_the_target_begins_it_anew_in_the_next_generation(group: Grou
     assert worked_off(group) == {"a": [], "b": ["x"]}
 
 
+def test_an_update_makes_no_group_in_place_of_one_that_was_moved(group: Group) -> None:
+    [task] = leased(group, "a")
+    update = group.update()
+    update.complete(task)
+    update.insert("b", "x")
+    os.rename(group.path, f"{group.path}-2")
+    with pytest.raises(UpdateConflict) as caught:
+        update.apply()
+    assert [each.reason for each in caught.value.missing] == ["the group was moved or deleted"]
+    assert not group.path.exists()
+
+
 def test_a_purge_of_the_source_is_a_conflict(group: Group) -> None:
     [task] = leased(group, "a")
     update = group.update()
