@@ -15,7 +15,7 @@ from urllib.parse import quote
 import click
 
 from .common import example
-from .printing import complain, say
+from .printing import complain, is_screen, say
 
 if TYPE_CHECKING:
     from fsqueue.service.gate import Role
@@ -166,7 +166,7 @@ def tokens_in(path: Path) -> dict[Role, str]:
             "read": secrets.token_urlsafe(TOKEN_BYTES),
         }
         if _make_private(path, "".join(f"{role} {token}\n" for role, token in made.items())):
-            if sys.stdout.isatty():
+            if is_screen(sys.stdout):
                 say(f"Tokens were made, and are shown this once. They are in {path}.")
                 say(f"  to do everything: {made['write']}")
                 say(f"  to read only:     {made['read']}")

@@ -183,7 +183,7 @@ Step = tuple[str, str, int]
 
 
 def ending_after(step: Step, how: signal.Signals) -> type[Filesystem]:
-    """A filesystem whose process is hit by a signal right after a step."""
+    """A filesystem whose process is hit by a signal right after a step, also one that the other party was faster in."""
     operation, pattern, number = step
 
     class Ending(Filesystem):
@@ -194,12 +194,13 @@ def ending_after(step: Step, how: signal.Signals) -> type[Filesystem]:
             real = getattr(self, operation)
 
             def done(*words: Any) -> Any:
-                found = real(*words)
-                if re.search(pattern, str(words[0])):
-                    Ending.left -= 1
-                    if not Ending.left:
-                        os.kill(os.getpid(), how)
-                return found
+                try:
+                    return real(*words)
+                finally:
+                    if re.search(pattern, str(words[0])):
+                        Ending.left -= 1
+                        if not Ending.left:
+                            os.kill(os.getpid(), how)
 
             setattr(self, operation, done)
 
