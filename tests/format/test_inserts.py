@@ -225,6 +225,19 @@ firsts = st.integers(-1, 2)
 """Where an insert's index stands beyond the count: gaps, and indices that are taken."""
 
 
+def as_seen(state: ReplayState, record: dict[str, Any]) -> dict[str, Any]:
+    """A record at a later time, with the versions that its tasks have now where it says "seen"."""
+    seen = [
+        state.version[index] for start, end in record.get("tasks", ()) for index in range(start, min(end, state.count))
+    ]
+    found = record | {"at": record["at"] + 90}
+    if found.get("versions") == "seen":
+        found["versions"] = seen
+    if found.get("version") == "seen":
+        found["version"] = seen[0] if seen else 0
+    return found
+
+
 @st.composite
 def open_logs(draw: st.DrawFn, most: int = 30) -> bytes:
     """The log of an open batch: records that often apply, inserts of all kinds, seals."""
@@ -242,17 +255,7 @@ def open_logs(draw: st.DrawFn, most: int = 30) -> bytes:
         elif choice == 9:
             tape.raw(draw(noise))
         else:
-            record = dict(draw(st.one_of(parts, parts, loose)))
-            record["at"] += 90
-            seen = [
-                tape.state.version[index]
-                for start, end in record.get("tasks", ())
-                for index in range(start, min(end, tape.state.count))
-            ]
-            if record.get("versions") == "seen":
-                record["versions"] = seen
-            if record.get("version") == "seen":
-                record["version"] = seen[0] if seen else 0
+            record = as_seen(tape.state, draw(st.one_of(parts, parts, loose)))
             tape.raw(json.dumps(record).encode() + b"\n")
     return tape.data
 

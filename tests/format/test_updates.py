@@ -15,7 +15,7 @@ from fsqueue.format.movements import UpdatePart
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import AVAILABLE, COMPLETED, LEASED, PATIENCE_MS, SKIPPED, ReplayState
 from tests.format import test_checkpoints as brief_readers
-from tests.format.test_inserts import LINE, OpenTape, judged, open_logs
+from tests.format.test_inserts import LINE, OpenTape, as_seen, judged, open_logs
 from tests.format.test_replay_properties import folded, json_or_none, lines_of, loose, parts
 from tests.levels import how_many
 from tests.support import full_state
@@ -446,18 +446,7 @@ def one_record(draw: st.DrawFn, tape: OpenTape) -> dict[str, Any]:
         first = max(0, tape.state.count + draw(st.integers(-1, 1)))
         line = movements.insert(draw(st.integers(90, 140)), draw(st.sampled_from("pqrst")), first, LINE)
         return json_or_none(line)
-    record = dict(draw(st.one_of(parts, loose)))
-    record["at"] += 90
-    seen = [
-        tape.state.version[index]
-        for start, end in record.get("tasks", ())
-        for index in range(start, min(end, tape.state.count))
-    ]
-    if record.get("versions") == "seen":
-        record["versions"] = seen
-    if record.get("version") == "seen":
-        record["version"] = seen[0] if seen else 0
-    return record
+    return as_seen(tape.state, draw(st.one_of(parts, loose)))
 
 
 @st.composite
