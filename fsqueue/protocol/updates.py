@@ -29,6 +29,7 @@ from fsqueue.format.decisions import ABORTED, Decision, LogName, Outcome
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, DecisionFileName
 from fsqueue.format.priority import LAST
+from fsqueue.format.replay import PATIENCE_MS
 from fsqueue.protocol import deciding, transitions, update_traces
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
@@ -42,10 +43,8 @@ from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch
 from fsqueue.storage.store import Store
 
-PATIENCE_MS = 5_000
-"""Shortest patience of a prepared record: how long others wait before they decide against its update."""
 SLOWER = 4
-"""The patience lets each log take so many times as long as the logs of the last update took."""
+"""How much longer than in the last update each log may take before other processes decide against the update."""
 OUTCOME_WAIT_S = 2.0
 """Seconds to wait for the lock of a log that is to get its outcome. Otherwise another process gives it."""
 SETTLE_WAIT_S = 10.0
@@ -55,9 +54,8 @@ PAUSES_S = (0.01, 1.0)
 FAILURES_MAX = 3
 """Maximum number of tries that may end with a lost lock: a broken disk gives the same error."""
 NOTHING = "Nothing of the update has happened; it may be applied again."
-
-
 FINISHED_OR_PURGED = "it has finished, or was purged"
+"""The reason of a conflict if nothing tells any more what has become of a task that was seen."""
 
 
 class _Anew(Exception):
@@ -132,8 +130,10 @@ class Coordinator:
             clock.sleep(min(left_s, backoff.next_s()))
 
     def patience_ms(self, logs: int, tries: int) -> int:
-        """Return how long others wait for an update of so many logs, at its n-th try, before they decide against it."""
-        return max(PATIENCE_MS, round(SLOWER * self.log_s * 1000 * (logs + 1))) << min(tries, 10)
+        """Return how long others wait before they decide against an update that changes `logs` logs, and was given up
+        `tries` times before.
+        """
+        return max(PATIENCE_MS[0], round(SLOWER * self.log_s * 1000 * (logs + 1))) << min(tries, 10)
 
 
 def _busy(queues: Sequence[QueuePlan], why: BaseException) -> UpdateConflict:
@@ -316,7 +316,7 @@ class _Try:
         locked.write(b"".join(records.lines))
         prepared = locked.replay_state.prepared.get(self._update)
         if prepared is None or len(prepared.records) != touched.records:
-            raise StorageError(f"The records of an update do not apply in {locked.log.path}. {NOTHING}")
+            raise StorageError(f"The records of an update do not apply in {locked.log.path}.")
         self._applied.until.update({(locked.batch, index): until for index, until in records.until.items()})
         for offset, _, record in prepared.records:
             self._applied.note_version(locked.batch, offset, record)

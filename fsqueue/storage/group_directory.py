@@ -22,7 +22,7 @@ from fsqueue.storage.queue_file import QueueClosed, state_in
 from fsqueue.storage.store import Store
 
 BEGIN_TRIES = 10
-"""How often a queue is begun whose directory others move away meanwhile."""
+"""Maximum number of times that a queue is begun whose directory others move away meanwhile."""
 
 
 class QueueMoved(StorageError):

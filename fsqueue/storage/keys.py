@@ -20,7 +20,7 @@ from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
 
 LOOKS = 10
-"""How often a file that others keep removing is opened anew."""
+"""Maximum number of times that a file is opened which others keep removing."""
 LOOK_BYTES_MAX = 1 << 20
 """Maximum number of bytes from the end in which the last line that can be read is looked for."""
 BYTES_MAX = 64 << 10

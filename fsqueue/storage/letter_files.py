@@ -39,7 +39,7 @@ LETTER = b'{"op":"dead",'
 BLOCK_BYTES = 4096
 """A file is replaced only if that gives back more than this: filesystems give room in blocks."""
 TRIES = 10
-"""How often a file is opened that others replace. Each replacement halves it."""
+"""Maximum number of times that a file is opened which others replace. Each replacement halves it."""
 MOVED_BYTES = 128
 """More than the length of a `moved` line."""
 _MOVED = re.compile(
