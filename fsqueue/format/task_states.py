@@ -57,6 +57,16 @@ class Prepared:
         """Return when the last one was written, as the log has it (ms)."""
         return self.records[-1][1]
 
+    def left_ms(self, waited_ms: int, now_ms: int, margin_ms: int) -> int:
+        """Return how long a process goes on waiting before it asks for an `abort`; 0 or less if they are old (ms).
+
+        They are old once the process has waited for their patience by its own clock. `waited_ms`: since it first met
+        them. They are old also by their own time, unless that is in the future: a clock that was ahead may have given
+        it. `margin_ms`: by how much the clocks of two hosts may differ.
+        """
+        left_ms = self.patience_ms - waited_ms
+        return left_ms if self.at > now_ms else min(left_ms, self.at + self.patience_ms + margin_ms - now_ms)
+
 
 Choice = tuple[list[int], list[int], bool]
 """What a lessee may take: tasks; tasks that are out of attempts instead; and whether the task must go alone."""

@@ -23,7 +23,8 @@ MAY_NOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 T = TypeVar("T")
 
 LOOKS = 8
-"""How often a log is read again because a decision is against an update, or gone. Each time that is another update."""
+"""Maximum number of times that a log is read: again if a decision is against an update, or gone. Each time that is
+another update."""
 
 
 def seen(store: Store, state: ReplayState, again: Callable[[], ReplayState | None]) -> ReplayState | None:
@@ -93,7 +94,7 @@ def _ask(store: Store, wanted: dict[UpdateId, Prepared]) -> dict[UpdateId, Outco
 
 
 MET_MAX = 10_000
-"""Number of updates of which a check remembers when it met them. With more of them it begins anew."""
+"""Maximum number of updates of which a check remembers when it met them. With more of them it begins anew."""
 
 
 class UpdatePatience:
@@ -114,23 +115,14 @@ class UpdatePatience:
         """
         if len(self._met) > MET_MAX:
             self._met.clear()
-        found = False
+        clock, found = store.clock, False
         for update, prepared in state.prepared.items():
-            met_s = self._met.setdefault((batch, update), store.clock.monotonic())
-            if is_old(store, prepared, met_s) and prepared.file is not None:
+            waited_s = clock.monotonic() - self._met.setdefault((batch, update), clock.monotonic())
+            left_ms = prepared.left_ms(round(waited_s * 1000), clock.now_ms(), clock.margin_ms)
+            if left_ms <= 0 and prepared.file is not None:
                 try:
                     found = decisions.ask(store, prepared.file, update, may_abort=True) is not None or found
                 except OSError as error:
                     if error.errno not in MAY_NOT_WRITE:
                         raise
         return found
-
-
-def is_old(store: Store, prepared: Prepared, met_s: float) -> bool:
-    """Return whether the patience for prepared records is over, which a process has met at `met_s` (monotonic).
-
-    By its own clock, or by their own time, if that is not in the future.
-    """
-    now_ms = store.clock.now_ms()
-    waited_ms = max((store.clock.monotonic() - met_s) * 1000, now_ms - prepared.at)
-    return waited_ms >= prepared.patience_ms

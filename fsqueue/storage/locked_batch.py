@@ -182,8 +182,8 @@ class LockedBatch:
     def undecided(self) -> list[Undecided]:
         """Return the updates that have prepared records here. Ask for a decision once the log is unlocked.
 
-        They are old once their patience has passed on this process's own clock, since it first met them in the log that
-        it keeps open; or by their own time, unless that is in the future: a clock that was ahead may have given it.
+        Which of them are old: see `Prepared.left_ms`. This process has met them when it first read them in the log that
+        it keeps open.
         """
         clock, seen, prepared = self.store.clock, self.log.met, self.replay_state.prepared
         now, now_ms = clock.monotonic(), clock.now_ms()
@@ -192,9 +192,8 @@ class LockedBatch:
                 del seen[update]
         found = []
         for update, each in prepared.items():
-            left_ms = each.patience_ms - round((now - seen.setdefault(update, now)) * 1000)
-            if each.at <= now_ms:
-                left_ms = min(left_ms, each.at + each.patience_ms + clock.margin_ms - now_ms)
+            waited_ms = round((now - seen.setdefault(update, now)) * 1000)
+            left_ms = each.left_ms(waited_ms, now_ms, clock.margin_ms)
             if each.file is not None:
                 found.append(Undecided(update, each.file, left_ms <= 0, now_ms + max(0, left_ms)))
         return found

@@ -279,6 +279,17 @@ def test_a_wrong_clock_makes_no_record_old_and_keeps_none_young(tmp_path: Path, 
         assert (check(), U.encode() in says(update)) == (is_decided, is_decided)
 
 
+def test_a_clock_that_is_ahead_by_less_than_clocks_may_differ_makes_no_record_old(update: ByHand) -> None:
+    update.prepare()
+    update.says("nothing")
+    update.then.store.clock = clock = ManualClock()
+    clock.now_s = (update.at + 5_000 + clock.margin_ms - 1) / 1000
+    check = DrainCheck(update.then.store)
+    assert not check()
+    clock.advance(0.002)
+    assert check()
+
+
 def test_who_may_not_write_waits_for_others(update: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
     update.prepare()
     update.says("nothing")
