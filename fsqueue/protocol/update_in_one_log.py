@@ -51,7 +51,9 @@ class UpdateInOneLog:
                 with LockedBatch(self._store, self._batch, waiting.wait_s) as locked:
                     wanted = deciding.freezing(locked, indices)
                     if not wanted and not self._apply_in(locked):
-                        return False
+                        if failure is None or not self._store.fs.shared:
+                            return False
+                        raise failure  # the first write may still land
             except (OSError, StorageError) as error:
                 if not self._is_written:
                     if failure is None:

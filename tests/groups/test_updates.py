@@ -30,9 +30,10 @@ from fsqueue.clock import Clock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions
 from fsqueue.format.decisions import DecisionState
-from fsqueue.protocol import updates
+from fsqueue.protocol import update_traces, updates
 from fsqueue.storage import decisions as stored
 from fsqueue.storage import group_directory, store
+from fsqueue.storage.locked_batch import LockedBatch
 from tests.concurrency.books import clock_of_later, drain
 from tests.concurrency.processes import Child, children, together
 from tests.concurrency.trapped import Count, DieAt, FullFrom, Trap, Trapped
@@ -396,6 +397,26 @@ def test_after_an_error_of_each_step_what_is_told_is_so(
             break
     assert number > 20
     assert unknown < number // 4 + 2
+
+
+def test_a_write_that_may_still_land_is_not_called_undone_if_the_second_try_is_refused(tmp_path: Path) -> None:
+    group, token = begun(tmp_path / "g", in_one)
+    with trapped(group.path, lambda step, call, *args: call(*args), shared=True) as mine, ExitStack() as later:
+        task, acted = mine["a"].attach(token), update_traces.acted
+
+        def runs_out(*args: Any) -> Any:
+            later.enter_context(mock.patch.object(Clock, "now_ms", clock_of_later().now_ms))
+            return acted(*args)
+
+        with (
+            mock.patch.object(update_traces, "acted", runs_out),
+            mock.patch.object(LockedBatch, "write", side_effect=OSError(errno.EIO, os.strerror(errno.EIO))) as write,
+            pytest.raises(StorageError) as caught,
+            mine.update() as update,
+        ):
+            update.renew(task, 60)
+    assert write.call_count == 1
+    assert caught.value.advice
 
 
 @pytest.mark.parametrize("partly", [False, True])
