@@ -100,9 +100,15 @@ def _give_others(store: Store, batch: Batch, committed: Mapping[UpdateId, Decisi
         for name in decision.logs:
             if name.batch != batch:
                 updates.setdefault(name, []).append(update)
+    if not updates:
+        return
+    try:
+        group = decisions.group_of(store)
+    except (OSError, FsqueueError):
+        return
     for name, of_log in updates.items():
         try:
-            with group_queues.opened(decisions.group_of(store), name, store) as queue:
+            with group_queues.opened(group, name, store) as queue:
                 if queue is not None:
                     _give_all(queue, name.batch, of_log)
         except (OSError, FsqueueError):

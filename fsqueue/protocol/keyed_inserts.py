@@ -27,7 +27,7 @@ from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
-from fsqueue.storage import decisions, insert_ids, jsonl, keys, logs, published, record_times
+from fsqueue.storage import insert_ids, jsonl, keys, logs, published, record_times
 from fsqueue.storage.keys import KeyFile
 from fsqueue.storage.locked_batch import LockedBatch, Undecided
 from fsqueue.storage.store import Store
@@ -221,10 +221,10 @@ class Claims:
                 waiting.out(wanted)
 
     def _look_at(self, prepared: _Prepared, batch: Batch, wait_s: float) -> None:
-        """Give a batch the outcome of an update that changes the task, if it is decided: whoever reads the queue sees
-        it already, and the key may be free.
+        """Give a batch the outcome of an update that changes the task, if it is decided: a process that reads the queue
+        sees it already, and the key may be free.
         """
-        if prepared.file is not None and decisions.ask(self.store, prepared.file, prepared.update) is not None:
+        if prepared.file is not None:
             deciding.decide(self.store, batch, [Undecided(prepared.update, prepared.file, False, 0)], wait_s)
 
     def _wanted(self, claim: KeyClaim, wait_s: float) -> list[Undecided]:

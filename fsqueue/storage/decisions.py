@@ -25,7 +25,7 @@ from fsqueue.storage.store import Store
 WAIT_S = 2.0
 """Seconds to wait for the lock of a decision file. Its holder is stopped then: the owner begins another file."""
 IDLE_S = 4 * 3600.0
-"""After so long without an update a process begins another file: upkeep retires one a day after its last line."""
+"""Seconds without an update after which a process begins another file: upkeep retires one a day after its last line."""
 LOOKS = 5
 """Maximum number of times to begin anew because others have written, or removed the file, in between."""
 
@@ -89,21 +89,18 @@ def ask_all(store: Store, asked: Iterable[tuple[DecisionFileName, UpdateId, bool
     Each file is read once. Updates about which nothing is decided are left out.
     """
     group = group_of(store)
-    states: dict[DecisionFileName, DecisionState | None] = {}
-    synced: set[DecisionFileName] = set()
-    found: dict[UpdateId, Decision] = {}
+    by_file: dict[DecisionFileName, dict[UpdateId, bool]] = {}
     for name, update, may_abort in asked:
-        if name not in states:
-            states[name] = read(group, name)
-        state = states[name]
-        decision = ABORTED if state is None else state.about(update)
-        if decision is None and may_abort:
-            decision = ask_in(group, name, update, may_abort, store.clock, store.entropy)
-        elif decision is not None and decision.outcome == "commit" and name not in synced:
-            read(group, name, update)  # which makes it durable
-            synced.add(name)
-        if decision is not None:
-            found[update] = decision
+        by_file.setdefault(name, {})[update] = may_abort
+    found: dict[UpdateId, Decision] = {}
+    for name, updates in by_file.items():
+        state = read(group, name, *updates)
+        for update, may_abort in updates.items():
+            decision = ABORTED if state is None else state.about(update)
+            if decision is None and may_abort:
+                decision = ask_in(group, name, update, may_abort, store.clock, store.entropy)
+            if decision is not None:
+                found[update] = decision
     return found
 
 
@@ -125,18 +122,17 @@ def ask_in(
     raise StorageError(f"The decision file {decisions.path_of(group.path, name)} is removed and made again. Repeat.")
 
 
-def read(group: GroupDirectory, name: DecisionFileName, update: UpdateId | None = None) -> DecisionState | None:
+def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> DecisionState | None:
     """Return what a decision file says, by a revalidating open; None if it is proven absent, and so retired.
 
-    It takes no lock. If it commits `update`, that is on disk when this returns. QueueNotFound if the group's directory
-    is not in its place: then nothing is known.
+    It takes no lock. If it commits any of `updates`, that is on disk when this returns. QueueNotFound if the group's
+    directory is not in its place: then nothing is known.
     """
     fs, state = group.fs, DecisionState()
     try:
         with fs.closing(fs.look_anew(decisions.path_of(group.path, name))) as fd:
             state.replay(fs.all_pieces(fd))
-            found = None if update is None else state.about(update)
-            if found is not None and found.outcome == "commit":
+            if not state.commits.keys().isdisjoint(updates):
                 fs.fsync(fd)  # before any outcome: a power loss could keep that, and lose what it follows from
     except FileNotFoundError:
         if not fs.is_in_place():
@@ -231,7 +227,7 @@ class OwnDecisionFile:
 
     @property
     def is_full(self) -> bool:
-        """Return whether it is so long that the next update goes into another file."""
+        """Return whether it is full: the next update goes into another file."""
         return self._state.end >= decisions.FILE_BYTES_MAX
 
     def decide(self, vote: Vote, clock: Clock, entropy: Entropy, sync: bool) -> Decision:

@@ -173,7 +173,7 @@ def test_a_decision_file_is_read_once_for_all_that_a_log_has_prepared_by_it(
     monkeypatch.setattr(stored, "read", read)
     monkeypatch.setattr(directory.fs, "fsync", syncs.append)
     assert update.first.status() == Status(leased=1, completed=1)
-    assert (reads, len(syncs)) == ([(), (U,)], 1)
+    assert ([set(updates) for updates in reads], len(syncs)) == ([{U, V}], 1)
 
 
 def test_a_log_that_has_ended_meanwhile_is_no_batch_at_work(update: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
