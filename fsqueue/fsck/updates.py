@@ -27,7 +27,8 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 AGE_MS = 86_400_000
-"""An update of this age without an outcome in a log was left behind. Any process that needs its tasks decides it."""
+"""Age from which an update without an outcome in a log counts as left behind. A process that needs its tasks decides
+earlier."""
 MARK = b'"file":"'
 """What is in the line of each prepared record."""
 
