@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fsqueue.errors import FsqueueError
+from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.format import movements, names
 from fsqueue.format.models import AsDict
 from fsqueue.format.names import Batch, Generation, QueueDirectory
@@ -21,7 +21,7 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.storage import decisions, history
 from fsqueue.storage.group_directory import GroupDirectory
-from fsqueue.views.task_history import records_of
+from fsqueue.views.task_history import decided_records
 
 TASKS_MAX = 100
 """Maximum number of tasks that are found in each direction."""
@@ -56,7 +56,8 @@ class Lineage(AsDict):
     ancestors: list[Relative]
     successors: list[Relative]
     is_whole: bool
-    """False if more may be known of it: there are more tasks than are looked for, or what leads to some is gone."""
+    """False if there may be more: there are more tasks than are looked for, or what leads to some is gone, or could not
+    be read."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, ready for JSON."""
@@ -160,8 +161,12 @@ class Search:
             if len(self._records) > LOGS_MAX:
                 self._is_whole = False
             else:
-                with suppress(FsqueueError, OSError):
+                try:
                     self._records[at] = self._read(at, generation)
+                except QueueNotFound:
+                    pass  # it was deleted, with all that was known of its tasks
+                except (FsqueueError, OSError):
+                    self._is_whole = False
         return [record for _, record in self._records[at]]
 
     def _read(self, at: _At, generation: Generation | None) -> history.Records:
@@ -171,7 +176,7 @@ class Search:
             store.verify()
             if generation not in (None, store.queue_state.directory):
                 return []  # it was purged, or deleted and made anew
-            records = records_of(store, at.batch) or history.find(store, at.batch) or []
+            records = decided_records(store, at.batch) or history.find(store, at.batch) or []
             sound = [(offset, one) for offset, one in records if movements.is_record(one)]
             return [(offset, one) for offset, one in ReplayState().effective(sound) if "update" in one]
         finally:

@@ -44,7 +44,7 @@ from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch
 from fsqueue.storage.store import Store
 
 SLOWER = 4
-"""How much longer than in the last update each log may take before other processes decide against the update."""
+"""The patience of an update is this factor times what its logs take, at the speed of the last update's logs."""
 OUTCOME_WAIT_S = 2.0
 """Seconds to wait for the lock of a log that is to get its outcome. Otherwise another process gives it."""
 SETTLE_WAIT_S = 10.0

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from fsqueue import Group, LeasedTask
+from fsqueue.format.names import Batch
 from fsqueue.groups import lineage
+from fsqueue.storage import history
+from fsqueue.storage.store import Store
+from fsqueue.views import task_history
 
 pytestmark = pytest.mark.once
 
@@ -52,6 +57,22 @@ def test_what_was_purged_since_is_left_out(group: Group) -> None:
     move_on(group, tasks, "second", 1)
     group["second"].purge()
     assert group.lineage("first", tasks[0].id).successors == []
+
+
+def test_a_queue_that_cannot_be_read_is_not_taken_for_one_without_tasks(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = leased(group, "first")
+    (inserted,) = move_on(group, tasks, "second", 1)
+
+    def failing(store: Store, batch: Batch) -> history.Records:
+        if store.path.endswith("second"):
+            raise OSError(errno.EIO, "Input/output error")
+        return task_history.decided_records(store, batch)
+
+    monkeypatch.setattr(lineage, "decided_records", failing)
+    assert group.lineage("first", tasks[0].id) == lineage.Lineage([], [], False)
+    assert group.lineage("second", inserted) == lineage.Lineage([], [], False)
 
 
 def test_no_more_tasks_are_named_than_the_limit_says(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
