@@ -62,7 +62,7 @@ class _SharedLessee:
         self.changed = threading.Condition()
         self.asked: list[_Asked] = []
         self.waits_until = 0.0
-        """Until when, on the monotonic clock, it waits for tasks. 0: it does not wait. Before that it has looked fully."""
+        """Until when it waits for tasks, by the monotonic clock, after a full look; 0: it does not wait."""
         threading.Thread(target=self._work, name="fsqueue-lessee", daemon=True).start()
 
     def add(self, asked: _Asked) -> None:
