@@ -372,7 +372,7 @@ def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, l
 def _too_many(
     queues: list[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], retries: int | None
 ) -> list[str]:
-    """Return a hint for each queue that gives tasks up before so many retries."""
+    """Return a hint for each queue that gives tasks up before that many retries."""
     return [
         f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
         f"allow them: fsqueue set {path_of(q)} max_attempts={retries + 1}"

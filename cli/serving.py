@@ -58,7 +58,7 @@ def address_in(text: str) -> Address:
 @click.command(
     epilog=example(
         """fsqueue serve /scratch/me/crawl                            # on localhost:8750; shows a token the first time
-fsqueue serve /scratch/me/crawl --listen unix:$HOME/crawl.sock    # whoever may open the socket may use it
+fsqueue serve /scratch/me/crawl --listen unix:$HOME/crawl.sock    # users who may open the socket may do all
 fsqueue serve /scratch/me/crawl --listen 0.0.0.0:8750 --tls-cert host.pem --tls-key host.key --allow-host node7
 ssh -N -L 8750:localhost:8750 login1                       # on your own machine: then open http://localhost:8750"""
     )

@@ -19,9 +19,9 @@ from .options import DURATION
 from .printing import complain, print_done, print_json
 
 OPERATIONS_MAX = 10_000
-"""Most operations of an update."""
+"""Maximum number of operations of an update."""
 LINE_BYTES_MAX = 1 << 20
-"""Longest line of standard input: a payload may take 64 KiB, a result the same."""
+"""Maximum number of bytes in a line of standard input: a payload may take 64 KiB, a result the same."""
 SEARCHED_MAX = 64
 """Number of queues in which a task is looked for whose queue is not named."""
 FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
@@ -128,7 +128,7 @@ def update(
     for operation in operations:
         _add(opened, default, prepared, operation, lost)
     if lost:
-        _conflict({"missing": lost}, as_json)
+        _conflict({name: lost if name == "missing" else [] for name in LISTS}, as_json)
     try:
         results = prepared.apply()
     except fsqueue.UpdateConflict as conflict:
@@ -269,7 +269,7 @@ def _add(
     if verb == "insert":
         prepared.insert(fields.pop("queue"), fields.pop("payload"), **fields)
         return
-    token, queue = fields.pop("token", None) or fields["id"], fields.pop("queue", default)
+    token, queue = fields.pop("token", fields.get("id", "")), fields.pop("queue", default)
     if "id" not in fields and "@" not in token:
         raise click.UsageError(f"{operation.where} {token!r:.100} is not a token, as 'fsqueue lease' prints them.")
     try:

@@ -11,7 +11,7 @@ or goes on twice, wherever a worker dies:
 - `extract`: insert the links of the page into `fetch`. Those whose key is taken are left out. Insert it into `index`.
 - `index`: complete the task with the number of the page's words.
 
-`--kill N` kills so many workers at random, with SIGKILL; others are started in their place.
+`--kill N` kills N workers at random, with SIGKILL; the program starts others in their place.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The first argument is a directory of sources, the second a new directory for a g
 few files. In one step with its completion it inserts what it has counted: a task, or several, for each partition of the
 words. When the map stage is drained, nothing can come any more into a partition: a reduce task for each adds up what is
 there. It completes all of that, and inserts the totals, in one update. So each file counts exactly once. `--kill N`
-kills so many workers at random, with SIGKILL; others are started in their place.
+kills N workers at random, with SIGKILL; the program starts others in their place.
 """
 
 from __future__ import annotations

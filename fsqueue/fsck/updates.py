@@ -27,7 +27,8 @@ from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
 AGE_MS = 86_400_000
-"""An update that has no outcome in a log for so long was left behind: any process that needs its tasks decides it."""
+"""Age from which an update without an outcome in a log counts as left behind. A process that needs its tasks decides
+earlier."""
 MARK = b'"file":"'
 """What is in the line of each prepared record."""
 

@@ -221,8 +221,8 @@ class Claims:
                 waiting.out(wanted)
 
     def _look_at(self, prepared: _Prepared, batch: Batch, wait_s: float) -> None:
-        """Give a batch the outcome of an update that changes the task, if it is decided: whoever reads the queue sees
-        it already, and the key may be free.
+        """Give a batch the outcome of an update that changes the task, if it is decided. Readers of the queue see it
+        already, and the key may be free.
         """
         if prepared.file is not None and decisions.ask(self.store, prepared.file, prepared.update) is not None:
             deciding.decide(self.store, batch, [Undecided(prepared.update, prepared.file, False, 0)], wait_s)

@@ -45,7 +45,7 @@ from fsqueue.storage.store import Store
 PATIENCE_MS = 5_000
 """Shortest patience of a prepared record: how long others wait before they decide against its update."""
 SLOWER = 4
-"""The patience lets each log take so many times as long as the logs of the last update took."""
+"""The patience of an update is this factor times what its logs take, at the speed of the last update's logs."""
 OUTCOME_WAIT_S = 2.0
 """Seconds to wait for the lock of a log that is to get its outcome. Otherwise another process gives it."""
 SETTLE_WAIT_S = 10.0

@@ -14,7 +14,7 @@ from typing import Any
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import LockTimeout, NotAQueue, QueueNotFound, StorageError
-from fsqueue.filesystem import Filesystem, directories_above, resources
+from fsqueue.filesystem import Filesystem, PassingOverStrays, directories_above, resources
 from fsqueue.format import decisions, layout, movements, names
 from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
 from fsqueue.format.names import DecisionFileName, UpdateId
@@ -70,6 +70,14 @@ def _group_at(path: str) -> GroupDirectory | None:
         return GroupDirectory(path)
     except (QueueNotFound, NotAQueue):
         return None
+
+
+def files(group: GroupDirectory) -> list[DecisionFileName]:
+    """Return a group's decision files, the oldest first; none if something else is in place of their directory."""
+    listed: list[str] = []
+    with PassingOverStrays():  # fsck tells of it
+        listed = sorted(group.fs.names(decisions.directory(group.path)))
+    return [name for text in listed if (name := names.parse_decision_file(text)) is not None]
 
 
 def ask(store: Store, name: DecisionFileName, update: UpdateId, may_abort: bool = False) -> Decision | None:

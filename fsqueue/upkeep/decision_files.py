@@ -28,49 +28,42 @@ AGE_MS = 86_400_000
 FULL_AGE_MS = 3_600_000
 """A full one, to which its owner adds nothing: an hour after it."""
 AWAY_MS = 30 * AGE_MS
-"""A queue that is not in its place keeps the files that name it for so long: it may have been moved, and come back."""
+"""How long a queue that is not in its place keeps the files that name it: it may have been moved, and come back."""
 WAIT_S = 2.0
 """Seconds to wait for a lock. Then the file is left to the next upkeep."""
 
 
 def retire(store: Store) -> int:
     """Retire the decision files of the group that an open queue lies in; how many. 0 if it lies in none."""
-    if store.queue_state.group is None:
-        return 0
-    try:
-        group = stored.group_of(store)
-    except OutOfGroup:
+    group = _group_of(store)
+    if group is None:
         return 0
     retired = 0
-    for name in map(names.parse_decision_file, _names(group)):
+    for name in stored.files(group):
         with PassingOverStrays():  # fsck tells of them: one link must not stop the upkeep of all queues
-            retired += name is not None and _retire(store, group, name)
+            retired += _retire(store, group, name)
     return retired
 
 
 def refresh(store: Store) -> int:
     """Set the times of the group's own files to now, and return how many they are: a cleaner must not remove them."""
-    if store.queue_state.group is None:
+    group = _group_of(store)
+    if group is None:
         return 0
-    try:
-        group = stored.group_of(store)
-    except OutOfGroup:
-        return 0
-    here = decisions.directory(group.path)
-    found = [f"{here}/{name}" for name in _names(group) if names.parse_decision_file(name) is not None]
     touched = 0
-    for path in [group_file(group.path), *found]:
+    for path in [group_file(group.path), *(decisions.path_of(group.path, name) for name in stored.files(group))]:
         with suppress(FileNotFoundError, PermissionError):  # it was retired just now, or is another user's
             group.fs.touch(path)
             touched += 1
     return touched
 
 
-def _names(group: GroupDirectory) -> list[str]:
-    """Return what lies in the directory of decision files, sorted; nothing if something else is in its place."""
-    with PassingOverStrays():
-        return sorted(group.fs.names(decisions.directory(group.path)))
-    return []
+def _group_of(store: Store) -> GroupDirectory | None:
+    """Return the group that an open queue lies in; None if it lies in none, or not in its own."""
+    try:
+        return None if store.queue_state.group is None else stored.group_of(store)
+    except OutOfGroup:
+        return None
 
 
 def _retire(store: Store, group: GroupDirectory, name: DecisionFileName) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from fsqueue.format import decisions as format_decisions
 from fsqueue.format import names
 from fsqueue.format.decisions import LogName
 from fsqueue.format.names import QueueDirectory, UpdateId
@@ -21,9 +20,10 @@ from fsqueue.storage.store import Store
 from fsqueue.views import task_history
 
 FILES_MAX = 4
-"""How many of the latest decision files are read. Each process that applies updates has one at a time, of 1 MiB."""
+"""Maximum number of decision files that are read, the latest ones. A process that applies updates has one at a time, of
+1 MiB."""
 ALIKE_MAX = 4
-"""Of updates that change the same queues, so many are looked into."""
+"""Maximum number of updates that are looked into, of those that change the same queues."""
 LOGS_MAX = 64
 """Maximum number of logs that are read, ..."""
 FINISHED_MAX = 16
@@ -71,9 +71,7 @@ def flows(group: GroupDirectory, opened: Opened) -> list[Flow]:
 
 def _latest(group: GroupDirectory) -> Iterator[tuple[UpdateId, Logs]]:
     """Yield the updates of the latest decision files, the latest first, each with the logs that it changed."""
-    listed = sorted(group.fs.names(format_decisions.directory(group.path)), reverse=True)
-    files = (name for text in listed if (name := names.parse_decision_file(text)) is not None)
-    for name in islice(files, FILES_MAX):
+    for name in reversed(decisions.files(group)[-FILES_MAX:]):
         state = decisions.read(group, name)
         if state is not None:
             yield from reversed(state.commits.items())

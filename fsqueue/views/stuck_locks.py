@@ -15,8 +15,8 @@ from fsqueue.cluster.identity import describe
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.processes import Holder, holders_of
-from fsqueue.format import decisions as format_decisions
 from fsqueue.format import names
+from fsqueue.format.decisions import path_of
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import commits, counters, decisions, history, listing
 from fsqueue.storage.store import Store
@@ -86,9 +86,8 @@ def _decision_files(store: Store) -> Iterator[tuple[Filesystem, str, str]]:
         group = decisions.group_of(store)
     except (OSError, FsqueueError):
         return  # it was moved elsewhere: that is fsck's matter
-    for text in group.fs.names(format_decisions.directory(group.path)):
-        if (name := names.parse_decision_file(text)) is not None:
-            yield group.fs, f"decision file {name}", format_decisions.path_of(group.path, name)
+    for name in decisions.files(group):
+        yield group.fs, f"decision file {name}", path_of(group.path, name)
 
 
 def _files(store: Store) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from fsqueue.storage.store import Store
 from fsqueue.views.activity import COMPLETIONS, FINISHED, INSERTED, LEASES, Survey
 
 PIECES_MAX = 1000
-"""A chart has room for no more."""
+"""Maximum number of pieces: a chart has room for no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Timeline(AsDict):
 
 
 def timeline(store: Store, window_ms: int, pieces: int) -> Timeline:
-    """Return what happened in the last `window_ms` milliseconds, in so many pieces. OSError, QueueNotFound."""
+    """Return what happened in the last `window_ms` milliseconds, in `pieces` equal pieces. OSError, QueueNotFound."""
     store.refresh(now=True)
     while True:
         survey = Survey(store, window_ms)

@@ -21,9 +21,10 @@ from fsqueue.protocol.single_inserts import TASK_BYTES_MAX
 from fsqueue.then import Then
 
 INSERTS_MAX = 9_999
-"""Most tasks that are inserted with one completion: an update has at most 10,000 operations."""
+"""Maximum number of tasks that are inserted with one completion: an update has at most 10,000 operations."""
 INSERTS_BYTES_MAX = 8 << 20
-"""Most bytes of their lines together: a worker holds them in memory, for each task at work and each outcome to tell."""
+"""Maximum number of bytes of their lines together. A worker holds them in memory, for each task at work and each
+outcome to tell."""
 
 
 class NotInserted(Exception):

@@ -22,9 +22,9 @@ FAILURES_FIRST = 10
 STALL_S = 1.0
 """Time after which what was leased ahead and is not begun is given to others."""
 UNTOLD_MAX = 256
-"""Number of outcomes that the queues have not been told with which a worker takes nothing more."""
+"""Maximum number of outcomes that the queues have not been told. Beyond it, a worker takes nothing more."""
 UNTOLD_BYTES_MAX = 64 << 20
-"""Number of bytes of tasks to insert with such outcomes with which it takes nothing more."""
+"""Maximum number of bytes of tasks to insert with such outcomes. Beyond it, a worker takes nothing more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,6 @@ class Loop:
         self._outbox: list[Outcome] = []
         self._untold: dict[int, Outcome] = {}
         """What the reporter was told and has not answered, by identity."""
-        self._untold_bytes = 0
-        """The size of the tasks to insert with these."""
         self._pending = PendingFailures()
         self._report = WorkerReport()
         self._asked = self._taken = 0  # taken: leased, and not put back untouched
@@ -197,8 +195,6 @@ class Loop:
             return
         if self._failures >= self._failures_noted and (self._untold or self._pending):
             return
-        if self._untold_bytes > UNTOLD_BYTES_MAX:
-            return
         most = capacity(self._executor, self._each(), self._now())
         held, at_work = len(self._ahead) + len(self._executor.held()), len(self._executor.at_work())
         few = held <= most // 2 or at_work < self._executor.slots
@@ -206,10 +202,16 @@ class Loop:
         if left <= 0:
             if held == at_work:
                 self._end("max-tasks", f"took {counted(self._taken, 'task')}, as --max-tasks says")
-        elif few and held < most and len(self._untold) + len(self._pending) <= most + UNTOLD_MAX:
+        elif few and held < most and self._has_room_for_outcomes(most):
             self._asked = int(min(most - held, left))
             self._feeder.ask(self._asked)
             self._idle_since = self._now()
+
+    def _has_room_for_outcomes(self, held_max: int) -> bool:
+        """Return whether this worker may take more, with the outcomes that its queues have not been told."""
+        if len(self._untold) + len(self._pending) > held_max + UNTOLD_MAX:
+            return False
+        return sum(outcome.inserts.size for outcome in self._untold.values()) <= UNTOLD_BYTES_MAX
 
     def _each(self) -> int:
         """Return how many tasks each slot may hold: the worker must notice failures before it begins more."""
@@ -258,7 +260,6 @@ class Loop:
         self._outbox += self._pending.ripe(self._now())
         if self._outbox:
             self._untold.update((id(outcome), outcome) for outcome in self._outbox)
-            self._untold_bytes += sum(outcome.inserts.size for outcome in self._outbox)
             self._reporter.tell(self._outbox)
             self._outbox = []
 
@@ -435,8 +436,7 @@ class Loop:
                 self._report.count(kind, outcome.task.attempt)
                 if said:
                     self._say("lost", said, task=outcome.task.id)
-            if self._untold.pop(id(outcome), None) is not None:  # last, for `completed_about`
-                self._untold_bytes -= outcome.inserts.size
+            self._untold.pop(id(outcome), None)  # last, for `completed_about`
         if settled.error is not None:
             self._give_up(settled.error)
         elif self._is_idle():  # the feeder may have waited for long, and this may have been the last task of all

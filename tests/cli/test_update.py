@@ -73,7 +73,9 @@ def test_a_lost_lease_is_a_conflict_and_nothing_is_done(group: Group, fsqueue_cl
     token = leased(group)
     fsqueue_cli("complete", f"{group.path}/first", token)
     said = fsqueue_cli("update", group.path, "--complete", f"first={token}", "--insert", "next=1", "--json", code=6)
-    (lost,) = json.loads(said.stdout)["conflict"]["missing"]
+    conflict = json.loads(said.stdout)["conflict"]
+    (lost,) = conflict.pop("missing")
+    assert conflict == {"changed": [], "owned": [], "busy": []}
     assert (lost["op"], lost["queue"], lost["id"]) == ("complete", "first", token.partition("@")[0])
     assert "nothing was done" in said.stderr
     assert waiting(group) == []
@@ -115,6 +117,7 @@ WRONG = {
     '{"cancel": {"id": "x"}}': 'needs the field "token", or "id" and "version"',
     '{"replace": {"id": "x", "token": "x", "payload": 1}}': 'needs the field "token", or "id" and "version"',
     '{"fail": {"token": "x"}}': "lacks the field 'error'",
+    '{"complete": {"token": ""}}': "'' is not a token",
 }
 
 
@@ -129,6 +132,7 @@ def test_wrong_options_are_refused(group: Group, fsqueue_cli: Run, tmp_path: Pat
         (["--insert", "next=x"], "is not JSON"),
         (["--insert", "next=1", "--result", "1"], "--result needs --complete"),
         (["--complete", "nothing"], "is not a token"),
+        (["--complete", "first="], "is not a token"),
         (["--fail", "x", "--insert", "next=1"], "--reason"),
     ):
         assert why in fsqueue_cli("update", group.path, *arguments, code=2).stderr

@@ -47,6 +47,8 @@ DELETES = {
 }
 GROUP: dict[str, Any] = {"group": True, "two_queues": True, "tasks_before": 0, "settings": {"max_attempts": None}}
 """A task lives until a worker completes it."""
+GROUP_NFS: dict[str, Any] = {"faults": ("kill", "delay", "cut", "reply"), **GROUP}
+"""As GROUP, on several hosts: each of them may be cut off, or lose a reply."""
 
 UPDATES = {
     "update": 6.0,
@@ -82,32 +84,11 @@ SCENARIOS = {
             "group-delete-power", shared=False, hosts=1, actions=ENDS, faults=("power", "kill"), lossy=True, **GROUP
         ),
         Scenario("group-relay", shared=False, hosts=1, actions=RELAY, faults=("kill", "delay"), workers=4, **GROUP),
-        Scenario(
-            "group-relay-nfs",
-            actions=RELAY,
-            faults=("kill", "delay", "cut", "reply"),
-            stale=0.5,
-            stale_listings=0.3,
-            **GROUP,
-        ),
+        Scenario("group-relay-nfs", actions=RELAY, stale=0.5, stale_listings=0.3, **GROUP_NFS),
         Scenario("group-wait", shared=False, hosts=1, actions=WAITS, faults=("kill", "delay"), workers=4, **GROUP),
-        Scenario(
-            "group-wait-nfs",
-            actions=WAITS,
-            faults=("kill", "delay", "cut", "reply"),
-            stale=0.4,
-            stale_listings=0.3,
-            **GROUP,
-        ),
+        Scenario("group-wait-nfs", actions=WAITS, stale=0.4, stale_listings=0.3, **GROUP_NFS),
         Scenario("group-deletes", shared=False, hosts=1, actions=DELETES, faults=("kill", "delay"), workers=4, **GROUP),
-        Scenario(
-            "group-deletes-nfs",
-            actions=DELETES,
-            faults=("kill", "delay", "cut", "reply"),
-            stale=0.5,
-            workers=4,
-            **GROUP,
-        ),
+        Scenario("group-deletes-nfs", actions=DELETES, stale=0.5, workers=4, **GROUP_NFS),
         Scenario("update", shared=False, hosts=1, actions=UPDATES, faults=("kill", "delay"), workers=4, **UPDATED),
         Scenario("update-calm", actions=UPDATES, workers=4, **UPDATED),
         Scenario("update-stop", shared=False, hosts=1, actions=UPDATES, faults=("stop", "delay", "kill"), **UPDATED),

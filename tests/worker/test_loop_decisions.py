@@ -21,11 +21,12 @@ from fsqueue.protocol.leasing import UNREADABLE_LINE
 from fsqueue.protocol.waiting import BELL_S
 from fsqueue.worker import Event, feeding, loop, output, settling
 from fsqueue.worker.events import Mailbox
+from fsqueue.worker.inserts import NONE, Inserts
 from fsqueue.worker.jobs import Job
-from fsqueue.worker.limits import STALL_S, UNTOLD_MAX
+from fsqueue.worker.limits import STALL_S, UNTOLD_BYTES_MAX, UNTOLD_MAX
 from fsqueue.worker.output import OutputWriter, Stream
 from fsqueue.worker.processes import SENT_MAX
-from fsqueue.worker.settling import HOPELESS_S, RETRY_S, TOGETHER_MAX, Outcome, Renewed, patience_with
+from fsqueue.worker.settling import HOPELESS_S, RETRY_S, TOGETHER_MAX, Outcome, Renewed, Settled, patience_with
 from tests.support import QueueFactory, base_of
 from tests.worker import tasks
 
@@ -77,7 +78,8 @@ def it(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Deciding:
 
 def test_nothing_more_is_leased_while_too_many_outcomes_are_untold(it: Deciding) -> None:
     """A file server that takes no outcomes would else be followed by ever more of them, and their results."""
-    untold: dict[int, Any] = dict.fromkeys(range(2 + UNTOLD_MAX))
+    outcome: Any = SimpleNamespace(inserts=NONE)
+    untold: dict[int, Any] = dict.fromkeys(range(2 + UNTOLD_MAX), outcome)
     it.loop._untold = untold
     it.loop._ask()
     assert it.asked == [2], "both slots are free"
@@ -86,12 +88,29 @@ def test_nothing_more_is_leased_while_too_many_outcomes_are_untold(it: Deciding)
     it.loop._ask()
     assert it.asked == [2], "a failure that waits to be told counts, too"
     it.loop._pending._waiting.clear()
-    untold[-1] = None
+    untold[-1] = outcome
     it.loop._ask()
     assert it.asked == [2]
     untold.clear()
     it.loop._ask()
     assert it.asked == [2, 2]
+
+
+def test_nothing_more_is_leased_while_tasks_to_insert_take_too_much_memory(
+    it: Deciding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an update refuses for good is let go of: otherwise this worker would never take a task again."""
+    task: Any = SimpleNamespace(attempt=1)
+    outcome = Outcome(task, "complete", inserts=Inserts((), UNTOLD_BYTES_MAX + 1))
+    monkeypatch.setattr(it.loop._reporter, "tell", lambda outcomes: None)
+    it.loop._outbox.append(outcome)
+    it.loop._send()
+    it.loop._ask()
+    assert it.asked == []
+    outcome.verb, outcome.inserts = "bury", NONE
+    it.loop._settled(Settled([(outcome, "buried", "")]))
+    it.loop._ask()
+    assert it.asked == [2]
 
 
 def test_after_failures_that_may_exclude_the_node_nothing_is_leased_before_they_are_told(it: Deciding) -> None:
