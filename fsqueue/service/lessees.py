@@ -18,7 +18,7 @@ from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.threads import ServiceThreads, unanswered
 
 Look = Callable[[int, float], list[fsqueue.LeasedTask]]
-"""Lease up to so many tasks, and wait so many seconds for the first one. It blocks."""
+"""Lease up to a number of tasks, and wait up to a number of seconds for the first one. It blocks."""
 PutBack = Callable[[list[fsqueue.LeasedTask]], object]
 """Put tasks back that nobody has got. It blocks, and raises nothing."""
 

@@ -237,7 +237,7 @@ class GroupPage:
 ROWS = 50
 """Maximum number of queues in the table of a page."""
 WHOLE_MAX = 150
-"""Up to so many queues are all looked at for a page; of more, those of its table."""
+"""Maximum number of queues that are all looked at for a page; of more, those of its table are."""
 
 
 class Names:

@@ -59,7 +59,7 @@ HEALTHY = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 def sent(address: str, request: bytes) -> bytes:
     """Send bytes, and return all that comes until the gateway has ended the connection."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=15) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
