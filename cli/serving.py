@@ -113,7 +113,7 @@ def serve(
         app,
         http=SlowHeadProtocol,
         ws="none",
-        log_level="warning",
+        log_level="error",  # a warning is a line for each broken request: clients could fill the disk
         access_log=False,
         server_header=False,
         proxy_headers=False,

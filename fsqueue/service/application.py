@@ -48,7 +48,7 @@ class Gateway:
     _pauses: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long, or until this gateway is told to end."""
+        """Wait for that many seconds, or until this gateway is told to end."""
         if self.is_closing:
             return
         ends = asyncio.get_running_loop().create_future()

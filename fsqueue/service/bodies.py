@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from fsqueue.format import user_json
 from fsqueue.service.faults import BadField
+from fsqueue.service.gate import FORM_BYTES_MAX
 
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/json-lines", "application/jsonlines")
+FORM_FIELDS_MAX = 20
 
 
 def kind_of(request: Request) -> str:
@@ -34,6 +37,16 @@ async def whole(request: Request, bytes_max: int) -> bytes:
     if size > bytes_max:
         raise HTTPException(413, f"The body has more than {bytes_max:,} bytes. Nothing was done.")
     return b"".join(parts)
+
+
+async def form(request: Request) -> dict[str, str]:
+    """Return the fields of a form, of each name the first one; {} for what is no form. HTTPException 413."""
+    body = await whole(request, FORM_BYTES_MAX)
+    try:
+        found = parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS_MAX)
+    except ValueError:  # it has too many fields
+        return {}
+    return {name: values[0] for name, values in found.items()}
 
 
 async def json_object(request: Request, bytes_max: int) -> Any:

@@ -18,16 +18,18 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import fsqueue
-from fsqueue.service.wire import Wire, address_of, not_a_gateway, segment
+from fsqueue.service.wire import Answer, Wire, address_of, lacking, not_a_gateway, segment
 
 logger = logging.getLogger("fsqueue")
 
 WAIT_S = 30.0
 """How long one request waits at the gateway, in a loop that waits for longer."""
 FIRST_FAILURES = 10
-"""So many failures in a row end a loop in which nothing has succeeded yet, as in `Queue.poll`."""
+"""Number of failures in a row that ends a loop in which nothing has succeeded yet, as in `Queue.poll`."""
+ABOUT_BYTES_MAX = 64 << 10
+"""Maximum number of bytes that are read of the first answer, which shows whether a gateway is there."""
 RETRY_DELAY_S = (5.0, 60.0)
-"""After so long a task comes back whose block asks for another time, and the longest such pause."""
+"""Shortest and longest pause before a task comes back whose block asks for another time."""
 
 
 def connect(
@@ -54,7 +56,7 @@ def connect(
         raise fsqueue.InvalidArgument("token must be text of printable ASCII characters.")
     address = address_of(url)
     wire = Wire(address, token, timeout_s, patience_s)
-    about = wire.ask("GET", "", again=True)
+    about = wire.ask("GET", "", again=True, bytes_max=ABOUT_BYTES_MAX)
     holder = _this_process(worker)
     if about.get("service") != "fsqueue":
         raise not_a_gateway(address.host, about)
@@ -101,13 +103,17 @@ def _fields(kind: Any, given: dict[str, Any]) -> Any:
     values = {name: value for name, value in given.items() if name in known}
     if "payload" in known:
         values["payload"] = _payload(given)
-    return kind(**values)
+    try:
+        return kind(**values)
+    except TypeError:
+        raise lacking(f"fields of {kind.__name__}") from None
 
 
 class RemoteTask(fsqueue.LeasedTask):
     """A task that this process holds, from a gateway: see `LeasedTask`."""
 
     def __init__(self, queue: RemoteQueue, given: dict[str, Any]) -> None:
+        given = Answer(given)
         task_id, _, lease = given["token"].rpartition("@")
         batch, _, index = task_id.rpartition(".")
         until_ms = round(given["lease_until"] * 1000)
@@ -179,14 +185,15 @@ class RemoteQueue:
     @property
     def settings(self) -> fsqueue.Settings:
         """Return its settings."""
-        found = self._get("")["settings"]
-        return fsqueue.Settings(**found | {"backoff_s": tuple(found["backoff_s"])})
+        found = Answer(self._get("")["settings"])
+        made: fsqueue.Settings = _fields(fsqueue.Settings, found | {"backoff_s": tuple(found["backoff_s"])})
+        return made
 
     @property
     def paused(self) -> fsqueue.Pause | None:
         """Return since when, by whom and why no task is leased; None if the queue is not paused."""
         found = self._get("")["paused"]
-        return None if found is None else fsqueue.Pause(**found)
+        return None if found is None else _fields(fsqueue.Pause, found)
 
     def exists(self) -> bool:
         """Return whether it has come into being, and was not deleted since."""

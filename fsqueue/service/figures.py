@@ -12,10 +12,13 @@ from fsqueue import metrics
 from fsqueue.service.looks import QueueLook
 from fsqueue.service.page import Pages
 
+ALL = 1 << 40
+"""More queues than any group has."""
+
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
-    """PageLooks at queues, and how many were left out."""
+    """Looks at queues, and how many queues were left out."""
 
     looks: list[QueueLook]
     left_out: int
@@ -56,7 +59,3 @@ async def _metrics(request: Request) -> Response:
         return metrics.text(metrics.Scrape(found, seen.at, seen.took_s, shown.left_out, unreadable))
 
     return Response(await pages.threads.run(text), media_type=metrics.CONTENT_TYPE)
-
-
-ALL = 1 << 40
-"""No group has so many queues."""

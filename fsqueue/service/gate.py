@@ -137,6 +137,11 @@ class Gate:
             return _said(400, "BadRequest", "The path has characters that stand percent-encoded in a path.")
         # Routes are found by the path as it was sent: a name that has a "/" in it is one segment then.
         scope["path"] = raw.decode("ascii")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy that goes by the other one would take a part of this body for a request, or the reverse.
+            refusal = _said(400, "BadRequest", "The body has both a Content-Length and a Transfer-Encoding.")
+            refusal.headers["connection"] = "close"
+            return refusal
         host = headers.getlist("host")
         if len(host) != 1 or _name_of(host[0]) not in self._hosts:
             return _said(

@@ -18,7 +18,7 @@ from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.threads import ServiceThreads, unanswered
 
 Look = Callable[[int, float], list[fsqueue.LeasedTask]]
-"""Lease up to so many tasks, and wait so many seconds for the first one. It blocks."""
+"""Lease up to a number of tasks, and wait up to a number of seconds for the first one. It blocks."""
 PutBack = Callable[[list[fsqueue.LeasedTask]], object]
 """Put tasks back that nobody has got. It blocks, and raises nothing."""
 
@@ -61,8 +61,8 @@ class _SharedLessee:
         self._look, self._put_back, self._ended = look, put_back, ended
         self.changed = threading.Condition()
         self.asked: list[_Asked] = []
-        self.is_waiting = False
-        """Whether it waits for tasks: a full look was made before, and not since."""
+        self.waits_until = 0.0
+        """Until when it waits for tasks, by the monotonic clock, after a full look; 0: it does not wait."""
         threading.Thread(target=self._work, name="fsqueue-lessee", daemon=True).start()
 
     def add(self, asked: _Asked) -> None:
@@ -72,7 +72,7 @@ class _SharedLessee:
             self.changed.notify()
 
     def leave(self, asked: _Asked) -> list[fsqueue.LeasedTask]:
-        """Note that a request has gone. Return the tasks that it was given meanwhile."""
+        """Note that a request has gone, or waits no longer. Return the tasks that it was given meanwhile."""
         with self.changed:
             if asked in self.asked:
                 self.asked.remove(asked)
@@ -106,8 +106,9 @@ class _SharedLessee:
             got = self._look(n, 0)
             if not got:
                 with self.changed:
-                    wait_s = max((one.deadline for one in self.asked), default=0.0) - time.monotonic()
-                    self.is_waiting = wait_s > 0
+                    until = max((one.deadline for one in self.asked), default=0.0)
+                    wait_s = until - time.monotonic()
+                    self.waits_until = until if wait_s > 0 else 0.0
                 if wait_s > 0:
                     got = self._look(n, wait_s)
         except Exception as error:
@@ -115,10 +116,10 @@ class _SharedLessee:
                 for one in self.asked:
                     one.tell([], error)
                 self.asked.clear()
-                self.is_waiting = False
+                self.waits_until = 0.0
             return
         with self.changed:
-            self.is_waiting = False
+            self.waits_until = 0.0
             now = time.monotonic()
             for one in list(self.asked):
                 if got:
@@ -150,7 +151,7 @@ class Lessees:
         If this is cancelled, what was leased for it meanwhile is put back. Overloaded.
         """
         present = self._lessees.get(key)
-        if self._is_closed or wait_s <= 0 or (present is not None and present.is_waiting):
+        if self._is_closed or wait_s <= 0 or (present is not None and present.waits_until):
             got = await self._direct(n, look, put_back)
             if got or wait_s <= 0 or self._is_closed:
                 return got
@@ -162,13 +163,18 @@ class Lessees:
         self._waiting += 1
         is_handed_over = False
         try:
-            got = await asyncio.wait_for(asked.answer, wait_s + self._limits.answer_s)
+            await asyncio.wait([asked.answer], timeout=wait_s)
+            if not asked.answer.done() and lessee.waits_until > asked.deadline:  # for a request with more patience
+                got = lessee.leave(asked)
+            else:
+                got = await asyncio.wait_for(asked.answer, self._limits.answer_s)
             is_handed_over = True
             return got
         except TimeoutError:
             raise unanswered(self._limits.answer_s, begun=True) from None
         finally:
             self._waiting -= 1
+            asked.answer.cancel()  # else an error that comes later would be logged: nobody retrieves it
             if not is_handed_over and (left := lessee.leave(asked)):
                 self._threads.begin(lambda: put_back(left))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs
-
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from fsqueue.service.gate import FORM_BYTES_MAX, cookie_name
+from fsqueue.service import bodies
+from fsqueue.service.gate import cookie_name
 from fsqueue.webpages import rendering
 
 PAGE_POLICY = (
@@ -35,15 +34,7 @@ async def _form(request: Request) -> Response:
 async def _log_in(request: Request) -> Response:
     """Take the token of the form, and have the browser keep what stands for it."""
     tokens = request.app.state.gateway.tokens
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > FORM_BYTES_MAX:
-            return html("login.html", 413, is_wrong=True)
-    try:
-        given = parse_qs(body.decode("ascii"), max_num_fields=10).get("token", [""])[0].strip()
-    except ValueError:  # it is no form
-        given = ""
+    given = (await bodies.form(request)).get("token", "").strip()
     if tokens is None:
         return RedirectResponse("/", 303)
     if tokens.role(given) is None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import fsqueue
 
@@ -62,13 +63,22 @@ class SeenPage:
         return pause
 
 
+class _Turn:
+    """The lock of the looks at one page. It lasts as long as a thread looks, or waits for that."""
+
+    __slots__ = ("__weakref__", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 class PageLooks:
     """The looks of one gateway. Safe to use from many threads."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._monotonic, self._wall = monotonic, wall
         self._seen: OrderedDict[object, SeenPage] = OrderedDict()
-        self._looking: dict[object, threading.Lock] = {}
+        self._looking: WeakValueDictionary[object, _Turn] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._number = 0
 
@@ -88,8 +98,8 @@ class PageLooks:
     def look(self, key: object, make: Callable[[], Shown], fresh: bool = False) -> SeenPage:
         """Return what is seen of a page, by a look if one is due. One thread looks; others wait for what it sees."""
         with self._lock:
-            looking = self._looking.setdefault(key, threading.Lock())
-        with looking:
+            turn = self._looking.setdefault(key, _Turn())
+        with turn.lock:
             seen = self.last(key)
             if seen is not None and self.due_s(key, fresh) > 0:
                 return seen
@@ -103,8 +113,7 @@ class PageLooks:
                 self._seen[key] = made
                 self._seen.move_to_end(key)
                 while len(self._seen) > PAGES_MAX:
-                    gone, _ = self._seen.popitem(last=False)
-                    self._looking.pop(gone, None)
+                    self._seen.popitem(last=False)
             return made
 
     def forget(self) -> None:
@@ -228,7 +237,7 @@ class GroupPage:
 ROWS = 50
 """Maximum number of queues in the table of a page."""
 WHOLE_MAX = 150
-"""Up to so many queues are all looked at for a page; of more, those of its table."""
+"""Maximum number of queues that are all looked at for a page; of more, those of its table are."""
 
 
 class Names:

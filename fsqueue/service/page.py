@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -22,8 +22,7 @@ from starlette.routing import BaseRoute, Route
 
 import fsqueue
 from fsqueue.format.wording import counted, duration
-from fsqueue.service import actions, attention, faults, looks
-from fsqueue.service.gate import FORM_BYTES_MAX
+from fsqueue.service import actions, attention, bodies, faults, looks
 from fsqueue.service.login import html
 from fsqueue.service.looks import ROWS, GroupPage, Names, PageLooks, QueueLook, QueuePage, SeenPage, Shown
 from fsqueue.service.served import Served
@@ -635,12 +634,7 @@ def _lines(text: str) -> list[str]:
 async def _act(request: Request) -> Response:
     """Do what a form asks for, and show the page that it was on."""
     pages = _pages(request)
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > FORM_BYTES_MAX:
-            raise fsqueue.InvalidArgument("The form is too large. Nothing was done.")
-    given = {name: found[0] for name, found in parse_qs(body.decode("utf-8", "replace"), max_num_fields=20).items()}
+    given = await bodies.form(request)
     name, verb = given.get("queue", ""), given.get("verb", "")
 
     def act() -> int:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 PAUSE_S = (0.5, 5.0)
 """Shortest and longest pause between two looks of a stream of events. It grows while nothing changes."""
 COMMENT_S = 15.0
-"""After so long without an event a comment is sent, so that a proxy does not end the connection."""
+"""Pause without an event after which a comment is sent, so that a proxy does not end the connection."""
 
 
 # -- insert -----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ async def follow_task(request: Request, given: dict[str, Any]) -> Response:
 
 
 Looking = Callable[[int], Awaitable[tuple[list[tuple[str, Any]], bool]]]
-"""Return the events behind so many, and whether they are the last ones."""
+"""Return the events after a number of them, and whether they are the last ones."""
 
 
 async def _events(request: Request, look: Looking, seen: int, only_changes: bool) -> Response:

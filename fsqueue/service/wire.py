@@ -23,6 +23,8 @@ RETRY_S = (0.2, 10.0)
 """Shortest and longest pause before something is asked again."""
 PART_BYTES, PART_S = 64 << 10, 0.5
 """How much of a stream is sent at once, and after how long less than that."""
+ERROR_BYTES_MAX = 16 << 20
+"""Maximum number of bytes that are read of an answer that is an error: the longest one names 10,000 tasks."""
 TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
 NDJSON = "application/x-ndjson"
 
@@ -102,10 +104,11 @@ class Wire:
 
     def ask(
         self, method: str, path: str, sent: Any = None, *, query: dict[str, Any] | None = None,
-        again: bool = False, wait_s: float = 0, headers: dict[str, str] | None = None,
+        again: bool = False, wait_s: float = 0, headers: dict[str, str] | None = None, bytes_max: int | None = None,
     ) -> Any:  # fmt: skip
         """Return the answer's value. `again`: asking twice does what asking once does. Errors as of the verb itself.
 
+        `bytes_max`: no more of the answer is read.
         StorageError if the gateway cannot be reached, or does not answer: what happened is unknown then.
         """
         body = None if sent is None else json.dumps(sent).encode()
@@ -114,7 +117,7 @@ class Wire:
         while True:
             try:
                 with _Answer(self, method, _target(path, query), body, told | (headers or {}), wait_s) as answer:
-                    found = answer.read()
+                    found = answer.read(bytes_max)
             except fsqueue.StorageError as error:
                 nothing_done = isinstance(error, _Later) and error.nothing_done
                 if not (again or nothing_done) or time.monotonic() + pause_s > until:
@@ -136,7 +139,7 @@ class Wire:
             for line in answer:
                 value = _value_of(line, self.address.host)
                 if set(value) == {"error"} and type(value["error"]) is dict:
-                    raise error_of(503, value, None)
+                    raise error_of(503, value)
                 yield value
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -203,7 +206,7 @@ class _Answer:
                 # It may have refused a body before its end: then it has answered.
             self._answer = connection.getresponse()
             if self._answer.status >= 300:
-                raise error_of(self._answer.status, self._answer.read(), self._answer.headers.get("retry-after"))
+                raise error_of(self._answer.status, self._answer.read(ERROR_BYTES_MAX))
         except fsqueue.FsqueueError:
             self._end()
             raise
@@ -233,7 +236,22 @@ class _Answer:
             self._wire.drop()
 
 
-def _value_of(body: bytes, host: str) -> dict[str, Any]:
+class Answer(dict[str, Any]):
+    """The fields of an answer. StorageError if one is asked for that is not there."""
+
+    def __missing__(self, name: str) -> Any:
+        raise lacking(f"the field {name!r}")
+
+
+def lacking(what: str) -> fsqueue.StorageError:
+    """Return what is raised for an answer that is not whole."""
+    return fsqueue.StorageError(
+        f"The gateway's answer lacks {what}. Whether it has done what it was asked is unknown. Perhaps the gateway has "
+        "another version of fsqueue than this process: install the same one."
+    )
+
+
+def _value_of(body: bytes, host: str) -> Answer:
     """Return what an answer holds, which is one object. StorageError for anything else."""
     try:
         value = user_json.decode(body)
@@ -241,7 +259,7 @@ def _value_of(body: bytes, host: str) -> dict[str, Any]:
         value = None
     if type(value) is not dict:
         raise not_a_gateway(host, body[:100])
-    return value
+    return Answer(value)
 
 
 def not_a_gateway(host: str, answer: object) -> fsqueue.StorageError:
@@ -285,7 +303,7 @@ CONFLICTS = ("missing", "changed", "owned", "depends", "busy")
 """What an UpdateConflict tells."""
 
 
-def error_of(status: int, body: bytes | dict[str, Any], retry_after: str | None) -> fsqueue.FsqueueError:
+def error_of(status: int, body: bytes | dict[str, Any]) -> fsqueue.FsqueueError:
     """Return the exception that an answer stands for: that which the verb itself would have raised."""
     try:
         return _error_of(status, body)

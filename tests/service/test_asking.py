@@ -282,6 +282,37 @@ def test_a_client_that_goes_while_it_waits_gets_no_task(group: Group, open_gatew
     asyncio.run(story())
 
 
+def test_a_request_waits_no_longer_than_it_said_beside_one_with_more_patience() -> None:
+    import asyncio
+
+    from fsqueue.service.lessees import Lessees
+    from fsqueue.service.limits import ServiceLimits
+    from fsqueue.service.threads import ServiceThreads
+
+    began, may_go_on = threading.Event(), threading.Event()
+
+    def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
+        if wait_s:
+            began.set()
+            may_go_on.wait()
+        return []
+
+    async def story() -> None:
+        limits = ServiceLimits(answer_s=5)
+        threads = ServiceThreads(limits)
+        lessees = Lessees(threads, limits)
+        patient = asyncio.ensure_future(lessees.lease("key", 1, 600, look, list))
+        await asyncio.to_thread(began.wait)
+        assert await lessees.lease("key", 1, 0.01, look, list) == []
+        assert not patient.done()
+        lessees.close()
+        assert await patient == []
+        may_go_on.set()
+        threads.close()
+
+    asyncio.run(story())
+
+
 def test_what_waits_ends_when_the_gateway_is_told_to(client: TestClient, group: Group) -> None:
     gateway = client.app._app._app.state.gateway  # type: ignore[attr-defined]
     gateway.stop()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.server
+import inspect
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import reduction
 from pathlib import Path
 
@@ -11,8 +14,9 @@ import pytest
 
 import fsqueue
 from fsqueue import Group, LeaseLost, Queue, RemoteGroup, RemoteQueue, Task
+from fsqueue.service.client import ABOUT_BYTES_MAX
 from fsqueue.service.gate import Tokens
-from fsqueue.service.wire import address_of
+from fsqueue.service.wire import ERROR_BYTES_MAX, address_of
 from tests.service.conftest import Serve
 from tests.waiting import until
 
@@ -322,27 +326,21 @@ def test_an_update_happens_whole_or_not_at_all(group: Group, serve: Serve) -> No
         remote.update().complete(group["fetch"].lease()[0])
 
 
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
-        (200, b"<html>"), (200, b""), (200, b"[]"), (200, b"{}"), (200, b"\xff"), (200, b"[" * 9999), (204, b""),
-        (302, b""), (409, b'{"error": {"type": "LeaseLost", "message": "m", "tokens": 5}}'),
-        (409, b'{"error": {"type": "UpdateConflict", "message": "m", "missing": [5]}}'),
-        (507, b'{"error": {"type": "StorageFull", "message": "m", "is_exact": 5}}'),
-    ],
-)  # fmt: skip
-def test_what_is_no_gateway_is_said_at_once_and_nothing_is_asked_elsewhere(status: int, body: bytes) -> None:
-    """A wrong port, or a portal before it. The token is sent to no other place."""
-    asked: list[str] = []
+@contextmanager
+def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """Answer each request by a status and a body, by its path. Yield the address."""
 
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            status, body = answer(self.path)
             self.send_response(status)
             self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(OSError):  # the client reads no more than it needs
+                self.wfile.write(body)
+
+        do_POST = do_GET
 
         def log_message(self, *told: object) -> None:
             pass
@@ -351,10 +349,71 @@ def test_what_is_no_gateway_is_said_at_once_and_nothing_is_asked_elsewhere(statu
         thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            with pytest.raises(fsqueue.FsqueueError, match=r"no gateway|answered") as raised:
-                fsqueue.connect(f"http://localhost:{other.server_port}", token="s" * 20)
+            yield f"http://localhost:{other.server_port}"
         finally:
             other.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>"), (200, b""), (200, b"[]"), (200, b"{}"), (200, b"\xff"), (200, b"[" * 9999), (204, b""),
+        (302, b""), (409, b'{"error": {"type": "LeaseLost", "message": "m", "tokens": 5}}'),
+        (409, b'{"error": {"type": "UpdateConflict", "message": "m", "missing": [5]}}'),
+        (507, b'{"error": {"type": "StorageFull", "message": "m", "is_exact": 5}}'),
+        (200, b'{"more": "%b", "service": "fsqueue", "queue": null}' % (b"x" * ABOUT_BYTES_MAX)),
+        (507, b'{"error": {"type": "StorageFull", "message": "%b"}}' % (b"x" * ERROR_BYTES_MAX)),
+    ],
+)  # fmt: skip
+def test_what_is_no_gateway_is_said_at_once_and_nothing_is_asked_elsewhere(status: int, body: bytes) -> None:
+    """A wrong port, or a portal before it. The token is sent to no other place."""
+    asked: list[str] = []
+
+    def answer(path: str) -> tuple[int, bytes]:
+        asked.append(path)
+        return status, body
+
+    with answering(answer) as url, pytest.raises(fsqueue.FsqueueError, match=r"no gateway|answered") as raised:
+        fsqueue.connect(url, token="s" * 20)
     assert "ssss" not in str(raised.value)
     assert asked == ["/v1"]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda queue: queue.insert(1), lambda queue: queue.lease(), lambda queue: queue.paused,
+        lambda queue: queue.peek(), lambda queue: queue.cancel("a.0"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_version_that_lacks_fields_is_a_sentence(ask: Callable[[RemoteQueue], object]) -> None:
+    def answer(path: str) -> tuple[int, bytes]:
+        about = b'{"service": "fsqueue", "queue": "q"}'
+        return 200, about if path == "/v1" else b'{"tasks": [{"new": 1}], "settings": {"backoff_s": [1, 2], "new": 1}}'
+
+    with answering(answer) as url:
+        queue = fsqueue.connect(url)
+        assert isinstance(queue, RemoteQueue)
+        with pytest.raises(fsqueue.StorageError, match="lacks"):
+            ask(queue)
+        assert queue.settings.backoff_s == (1, 2), "a setting that this version does not know is passed over"
+
+
+@pytest.mark.parametrize(
+    ("remote_kind", "kind", "others"),
+    [
+        # Over a network all tasks must be meant by a word, and settings and workers are passed on by name.
+        (RemoteQueue, Queue, {"purge_dead", "retry_dead", "retry_completed", "change_settings", "release_all"}),
+        (RemoteGroup, Group, {"lease"}),  # its `match` is Group.matching
+    ],
+)
+def test_its_verbs_take_what_those_of_a_queue_take(remote_kind: type, kind: type, others: set[str]) -> None:
+    verbs = {name for name in dir(remote_kind) if not name.startswith("_") and callable(getattr(kind, name, None))}
+    assert len(verbs - others) > 3
+    for name in verbs - others:
+        here = inspect.signature(getattr(remote_kind, name)).parameters
+        there = inspect.signature(getattr(kind, name)).parameters
+        assert here.keys() <= there.keys(), name
+        for one in here:
+            assert (here[one].kind, here[one].default) == (there[one].kind, there[one].default), (name, one)

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 import fsqueue
+from fsqueue.service import application
 from fsqueue.service.gate import HEADERS, Gate, Tokens
 from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.patience import Patience
@@ -182,6 +183,19 @@ def test_a_body_that_stops_coming_is_not_waited_for(kind: bytes) -> None:
     scope = {"type": "http", "method": "POST", "path": ANY, "headers": headers, "server": ("localhost", 8750)}
     sent = asked(app, [{"type": "http.request", "body": b"csrf=", "more_body": True}], scope)
     assert sent[0]["status"] == (408 if b"form" in kind else 403)
+
+
+def test_a_form_that_breaks_off_is_no_bug(group: fsqueue.Group) -> None:
+    """A client without a token could fill the log with tracebacks otherwise."""
+    app = application.application(application.gateway(group.path, Tokens({"write": WRITE})))
+    scope = {
+        "type": "http", "method": "POST", "path": "/login", "headers": [(b"host", b"localhost")],
+        "query_string": b"", "server": ("localhost", 8750), "scheme": "http",
+    }  # fmt: skip
+    sent = asked(
+        app, [{"type": "http.request", "body": b"token=", "more_body": True}, {"type": "http.disconnect"}], scope
+    )
+    assert sent[0]["status"] == 400
 
 
 def test_what_speaks_websocket_is_sent_away() -> None:

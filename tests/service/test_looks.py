@@ -143,6 +143,21 @@ def test_pages_are_remembered_up_to_a_bound() -> None:
     assert pages.last(10) is not None
 
 
+def test_a_look_that_fails_leaves_nothing_in_memory() -> None:
+    """A client may ask for any number of queues and tasks that are not there."""
+    pages = PageLooks(Time())
+
+    def fails() -> Page:
+        raise fsqueue.TaskNotFound("there is no such task")
+
+    for number in range(10):
+        with pytest.raises(fsqueue.TaskNotFound):
+            pages.look(number, fails)
+        pages.look("page", Page)
+    pages.forget()
+    assert len(pages._looking) == 0
+
+
 def test_of_many_queues_those_of_the_table_are_looked_at(group: fsqueue.Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "WHOLE_MAX", 3)
     monkeypatch.setattr(looks, "ROWS", 2)

@@ -180,6 +180,7 @@ def test_buttons(client: TestClient, group: Group) -> None:
         ({"verb": "pause", "queue": ""}, 400), ({"verb": "pause", "queue": "none"}, 404),
         ({"verb": "release", "id": "00000000000000000000000000000000.0"}, 404),
         ({"verb": "pause", "reason": "x" * 10_000}, 400),
+        ({"verb": "pause"} | dict.fromkeys(map(str, range(30)), "x"), 400),
     ],
 )  # fmt: skip
 def test_a_form_that_asks_for_what_is_not_there(
