@@ -238,6 +238,11 @@ def is_record(found: object) -> bool:
     return type(found.get("op")) is str and type(at) is int and at >= 0
 
 
+def is_prepared(record: dict[str, Any]) -> bool:
+    """Return whether a record is a part of an update that a decision file decides. A `count` has a `file`, too."""
+    return "file" in record and "update" in record
+
+
 _OP, _AT = itemgetter("op"), itemgetter("at")
 
 

@@ -61,7 +61,9 @@ def check(store: Store, batch: Batch, content: list[sparse.Piece]) -> Iterator[S
 
 def check_finished(store: Store, path: str, batch: Batch, records: history.Records) -> Iterator[Suspect]:
     """Yield what is wrong with the updates in a batch that the history has."""
-    for update, told in _told_by(records).items() if any("file" in record for _, record in records) else ():
+    if not any(movements.is_prepared(record) for _, record in records):
+        return
+    for update, told in _told_by(records).items():
         wrong = _judge(store, update, told)
         if wrong is not None:
             finding = found(store, wrong.kind, path, note=f"batch {batch}, {wrong.note}")

@@ -11,6 +11,7 @@ import errno
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fsqueue.format import movements
 from fsqueue.format.decisions import Outcome
 from fsqueue.format.names import Batch, UpdateId
 from fsqueue.format.replay import ReplayState
@@ -45,7 +46,7 @@ def seen(store: Store, state: ReplayState, again: Callable[[], ReplayState | Non
 
 def seen_records(store: Store, records: history.Records, again: Callable[[], history.Records]) -> history.Records:
     """Return the records of a log that was just read, and behind them the outcomes that it does not have yet."""
-    if not any("file" in record for _, record in records):
+    if not any(movements.is_prepared(record) for _, record in records):
         return records
     found = with_outcomes(store, records, again, history.replay)
     assert found is not None

@@ -10,6 +10,7 @@ import pytest
 from fsqueue import Queue, Status
 from fsqueue.clock import ManualClock
 from fsqueue.format import decisions
+from fsqueue.fsck import updates
 from fsqueue.groups.queue import GroupQueue
 from tests.prepared import DAY_MS, ByHand, U, add
 
@@ -36,6 +37,15 @@ def a_day_later(update: ByHand) -> None:
 def test_what_is_young_is_no_finding(update: ByHand, what: str) -> None:
     update.says(what)
     assert kinds(update.first) + kinds(update.then) == []
+
+
+def test_a_finished_batch_without_updates_is_replayed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history may have millions of them."""
+    queue = Queue.create(tmp_path / "queue", shards=1, durability="none")
+    queue.insert_many([1, 2], batch_tasks=2)
+    queue.complete(queue.lease(2))
+    monkeypatch.setattr(updates, "_told_by", None)
+    assert kinds(queue) == []
 
 
 @pytest.mark.parametrize("what", ["nothing", "commit", "abort", "absent", "retired"])
