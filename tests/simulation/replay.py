@@ -19,7 +19,19 @@ TASKS_MAX = 1024
 class State:
     """What became of a task."""
 
-    __slots__ = ("attempts", "born", "history", "lease", "since", "state", "version")
+    __slots__ = (
+        "attempts",
+        "born",
+        "changes",
+        "history",
+        "lease",
+        "leased_in",
+        "outdated",
+        "payload",
+        "since",
+        "state",
+        "version",
+    )
 
     def __init__(self, since: int, version: int, born: int = 0) -> None:
         self.born = born
@@ -29,6 +41,31 @@ class State:
         self.attempts = 0
         self.history: list[tuple[str, str | None]] = []
         """Each record that changed it, with the lease it concerns."""
+        self.changes: list[tuple[int, int]] = []
+        """The offsets of these records, and when each was written (ms)."""
+        self.leased_in: set[int] = set()
+        """The versions in which a lease had it, be it in time or not."""
+        self.payload: Any = None
+        """What an update has put in the place of its payload, if one has."""
+        self.outdated: str | None = None
+        """The lease that had it while another one put a new payload there."""
+
+    def note(self, op: str, lease: str | None, offset: int, at: int) -> None:
+        """Note that a record has changed it."""
+        self.history.append((op, lease))
+        self.changes.append((offset, at))
+        if self.state == LEASED:
+            self.leased_in.add(offset)
+
+
+class Acted(NamedTuple):
+    """What a record of an update has done to a task. `by` is the lease; or the version that was seen, of a free one."""
+
+    update: str
+    op: str
+    index: int
+    by: str | int | None
+    offset: int
 
 
 class Kept(NamedTuple):
@@ -62,7 +99,11 @@ class Replay:
         """The outcomes that were given to prepared records, by their updates."""
         self.files: dict[str, str] = {}
         """The decision file of each update that had prepared records."""
-        self._frozen: set[int] = set()
+        self.acted_in_updates: list[Acted] = []
+        self.handed: dict[tuple[int, str], Any] = {}
+        """The payload that a task had when it was leased, by task and lease, if an update had replaced it before."""
+        self.frozen: set[int] = set()
+        """The tasks that prepared records name."""
         self._direct: tuple[str, list[Kept]] = "", []
         """Records of an update without a file, one directly behind the other."""
         self._inserts: set[str] = set()
@@ -150,12 +191,14 @@ class Replay:
             for place, index in enumerate(indices):
                 task = self.tasks[index] if index < len(self.tasks) else None
                 holder = task.lease if task is not None and task.state == LEASED else None
-                if index in self._frozen and (op != "renew" or lease is None or holder != lease):
+                if index in self.frozen and (op != "renew" or lease is None or holder != lease):
                     continue
                 if task is not None and task.state not in (*OUTCOMES, SKIPPED) and _RULES[op](task, record, at, place):
                     task.version = offset
-                    task.history.append((op, lease))
+                    self._changed(task, op, lease, offset, at)
                     changed = True
+                    if op == "lease" and task.payload is not None:
+                        self.handed[index, record["lease"]] = task.payload
                     if holder is not None and (task.state, task.lease) != (LEASED, holder):
                         self.ends[index, holder] = at
             if op == "lease" and changed:
@@ -168,11 +211,16 @@ class Replay:
     def _indices(self, record: dict[str, Any]) -> list[int]:
         return [index for start, end in record["tasks"] for index in range(start, end)]
 
+    def _changed(self, task: State, op: str, lease: str | None, offset: int, at: int) -> None:
+        task.note(op, lease, offset, at)
+        if op == "complete" and lease == task.outdated:
+            self.wrong.append(f"the payload {task.payload!r} was completed by a lease that had another one")
+
     def _would_apply(self, kept: Kept) -> bool:
         """Whether a record that ends or extends leases applies to each of its tasks, none of which is frozen."""
         indices = self._indices(kept.record)
         for place, index in enumerate(indices):
-            task = copy.copy(self.tasks[index]) if index < len(self.tasks) and index not in self._frozen else None
+            task = copy.copy(self.tasks[index]) if index < len(self.tasks) and index not in self.frozen else None
             if task is None or task.state in (*OUTCOMES, SKIPPED):
                 return False
             if not _RULES[kept.record["op"]](task, kept.record, kept.at, place):
@@ -190,7 +238,7 @@ class Replay:
         elif not self._would_apply(kept):
             return
         else:
-            self._frozen.update(self._indices(record))
+            self.frozen.update(self._indices(record))
         self.prepared.setdefault(update, []).append(kept)
         self.files[update] = record["file"]
         self._at = kept.at
@@ -201,7 +249,7 @@ class Replay:
             return
         del self.prepared[update]
         self.decided.append((update, record["op"]))
-        self._frozen = {
+        self.frozen = {
             index
             for others in self.prepared.values()
             for kept in others
@@ -218,12 +266,12 @@ class Replay:
     def _commit_direct(self, held: list[Kept], record: dict[str, Any], at: int) -> None:
         if record.get("of") != len(held):
             return
-        frozen = set(self._frozen)
+        frozen = set(self.frozen)
         try:
             if not all(self._would_act(kept) for kept in held):
                 return
         finally:
-            self._frozen = frozen
+            self.frozen = frozen
         self._at = at
         for kept in held:
             if kept.record["op"] == "insert":
@@ -235,7 +283,7 @@ class Replay:
         """Judge a record that is written with its `commit`. A second record of a task is void, so all are."""
         if kept.record["op"] != "insert":
             would = self._would_apply(kept)
-            self._frozen.update(self._indices(kept.record) if would else ())
+            self.frozen.update(self._indices(kept.record) if would else ())
             return would
         would = self._can_insert(kept.record)
         if would:
@@ -254,7 +302,11 @@ class Replay:
             if is_behind:
                 task.since = since
             task.version = max(task.version, kept.offset) if op == "renew" else kept.offset
-            task.history.append((op, lease))
+            self._changed(task, op, lease, kept.offset, kept.at)
+            seen = kept.record["versions"][place] if "versions" in kept.record else kept.record.get("version")
+            self.acted_in_updates.append(
+                Acted(kept.record["update"], op, index, seen if lease is None else lease, kept.offset)
+            )
             if holder is not None and (task.state, task.lease) != (LEASED, holder):
                 self.ends[index, holder] = kept.at
 
@@ -272,6 +324,7 @@ class Replay:
         """Put a task where its index was used up."""
         self.tasks[record["first"]] = State(record.get("available_at", 0), offset, record["at"])
         self._note(record)
+        self.acted_in_updates.append(Acted(record["update"], "insert", record["first"], None, offset))
 
     def _insert(self, record: dict[str, Any], offset: int) -> bool:
         if not self._can_insert(record):
@@ -355,6 +408,17 @@ def _cancel(task: State, record: dict[str, Any], at: int, place: int) -> bool:
     return True
 
 
+def _replace(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if not (_holds(task, record) if "lease" in record else _free(task, at)):
+        return False
+    if "lease" not in record and record["version"] != task.version:
+        return False
+    task.payload = record["payload"]
+    if "lease" not in record and task.state == LEASED:
+        task.outdated = task.lease
+    return True
+
+
 _RULES = {
     "lease": _lease,
     "renew": _renew,
@@ -364,4 +428,5 @@ _RULES = {
     "revoke": _revoke,
     "bury": _bury,
     "cancel": _cancel,
+    "replace": _replace,
 }

@@ -59,4 +59,317 @@ MUTATIONS = [
         (("OwnDecisionFiles._made", "if group.fs.shared: ...", "if False: ..."),),
         first=1117,
     ),
+    # -- before the outcome -------------------------------------------------------------------------------
+    Mutation(
+        "a process that meets a prepared record decides by itself",
+        "it gives one log an `abort`, and the decision file says `commit`",
+        "update",
+        (
+            (
+                "deciding.decide",
+                "decided = decisions.ask_all(store, [(each.file, each.update, each.is_old) for each in wanted])",
+                'decided = {each.update: Decision("abort", ()) for each in wanted if each.is_old}',
+            ),
+        ),
+    ),
+    Mutation(
+        "a decision file that is gone counts as a commit",
+        "an update whose process died while it prepared acts in the logs that it had come to",
+        "update-gc",
+        (
+            (
+                "ask_all",
+                "ABORTED if state is None else state.about(update)",
+                'Decision("commit", ()) if state is None else state.about(update)',
+            ),
+            (
+                "ask_in",
+                "ABORTED if found is None else found.about(update)",
+                'Decision("commit", ()) if found is None else found.about(update)',
+            ),
+        ),
+    ),
+    Mutation(
+        "an update is decided before all of it is prepared",
+        "its process dies in between: the inserts are missing",
+        "update",
+        (
+            (
+                "_Try.apply",
+                """
+                file = self._coordinator.files.present(...)
+                plans = ...
+                logs = ...
+                vote = Vote(...)
+                try: ...
+                except BaseException as error: ...
+                else: ...
+                """,
+                """
+                file = self._coordinator.files.present(...)
+                plans = ...
+                logs = ...
+                vote = Vote(...)
+                self.decide_early = lambda: (
+                    vote.logs.extend([each.name for each in self._touched]),
+                    file.decide(vote, self._clock, self._entropy, self._syncs),
+                )
+                try: ...
+                except BaseException as error: ...
+                else: ...
+                """,
+            ),
+            (
+                "_Try._prepare",
+                """
+                for opened in self._queues:
+                    tasks_max = opened.store.settings.batch_tasks_max
+                    for chunk in opened.plan.chunks(tasks_max): ...
+                """,
+                """
+                if self._touched and any(each.plan.has_inserts for each in self._queues):
+                    self.decide_early()
+                for opened in self._queues:
+                    tasks_max = opened.store.settings.batch_tasks_max
+                    for chunk in opened.plan.chunks(tasks_max): ...
+                """,
+            ),
+        ),
+    ),
+    Mutation(
+        "a batch is finished beside prepared records",
+        "a prepared insert is lost with the log",
+        "update",
+        (
+            (
+                "finishing.finish",
+                "not replay_state.opened or replay_state.remaining or replay_state.prepared",
+                "not replay_state.opened or replay_state.remaining",
+            ),
+            (
+                "replay._finish",
+                "replay_state.remaining or not replay_state.opened or replay_state.prepared",
+                "replay_state.remaining or not replay_state.opened",
+            ),
+        ),
+    ),
+    Mutation(
+        "the index of a prepared insert is given again",
+        "two tasks have one id, or the second one takes the place of the first",
+        "update",
+        (
+            ("States.reserve", "self.skip_to(index + 1, at, offset)", "pass"),
+            (
+                "States.bring",
+                "self.state[index], self.since[index], self.version[index] = AVAILABLE, available_at, offset",
+                """
+                self.skip_to(index + 1, available_at, offset)
+                self.state[index], self.since[index], self.version[index] = AVAILABLE, available_at, offset
+                """,
+            ),
+        ),
+    ),
+    Mutation(
+        "a frozen task counts as lost",
+        "an update says that nobody has the lease that it was given, while another update is under way",
+        "update-stop",
+        (("_Try._in_log", "if not wanted: ...", "if True: ..."),),
+    ),
+    Mutation(
+        "what is prepared is judged again at the commit",
+        "a renewal that was in time is late by then: the rest of the update acts without it",
+        "update-stop",
+        (
+            (
+                "replay._act",
+                'replay_state.extend(replay_state._tasks(record), record["until"], offset)',
+                '_HANDLERS["renew"](replay_state, record, replay_state.at, offset)',
+            ),
+        ),
+    ),
+    Mutation(
+        "the time of a log is set back beside prepared records",
+        "a lease that held when it was judged has run out when it acts, or the other way round",
+        "update-steps",
+        (("replay._clock", "if replay_state.prepared: ...", "if False: ..."),),
+    ),
+    Mutation(
+        "a queue is called drained beside prepared records",
+        "the update is committed, and its inserts are there",
+        "update",
+        (
+            (
+                "_Remains._work_in",
+                "return replay_state.remaining > 0 or bool(replay_state.prepared), replay_state.count",
+                "return replay_state.remaining > 0, replay_state.count",
+            ),
+        ),
+    ),
+    # -- after it -----------------------------------------------------------------------------------------
+    Mutation(
+        "the last line of an update counts in a decision file",
+        "a process has aborted a log before the second line came",
+        "update-nfs",
+        (
+            ("DecisionState._apply", "self.first.setdefault(update, ABORTED)", "self.first[update] = ABORTED"),
+            (
+                "DecisionState._apply",
+                'self.first.setdefault(update, Decision("commit", logs))',
+                'self.first[update] = Decision("commit", logs)',
+            ),
+        ),
+    ),
+    Mutation(
+        "a decision that is appended is not read back",
+        "the lock was lost, and others have decided otherwise",
+        "update-cut",
+        (("decisions.append", "if fs.pread(fd, len(data) + 1, begin + torn) != data: ...", "if False: ..."),),
+    ),
+    Mutation(
+        "readers do not ask what is decided",
+        "one queue shows its part of an update, and another one does not yet",
+        "update-seen",
+        (
+            (
+                "read_replay_state",
+                "return decided.seen(store, found, read) if found is not None and found.prepared else found",
+                "return found",
+            ),
+            (
+                "read_present_state",
+                "return decided.seen(store, found, read) if found is not None and found.prepared else found",
+                "return found",
+            ),
+        ),
+    ),
+    Mutation(
+        "the records of an update of one log are not counted",
+        "a power loss keeps the `commit`, and loses lines before it",
+        "update-change-power",
+        (
+            (
+                "replay._commit_run",
+                "update is None or type(of) is not int or of != len(run)",
+                "update is None or type(of) is not int",
+            ),
+        ),
+    ),
+    Mutation(
+        "a task that an update inserts is looked for before its log has the outcome",
+        "it is shown, and cannot be cancelled: it is executed",
+        "update-seen",
+        (
+            (
+                "deciding.freezing",
+                "updates.update(update for update, each in replay_state.prepared.items() if ...)",
+                "",
+            ),
+        ),
+    ),
+    Mutation(
+        "an update believes an empty log",
+        "a lessee has just made it, or died before it wrote there: the tasks seem to be gone",
+        "update-change-nfs",
+        (
+            ("UpdateInOneLog._apply_in", "if not locked.replay_state.opened: ...", "if False: ..."),
+            ("_Try._in_log", "if not locked.replay_state.opened: ...", "if False: ..."),
+        ),
+    ),
+    Mutation(
+        "a new payload is put under a lease that has run out",
+        "the former worker completes the task, and the new payload is never executed",
+        "update-change",
+        (
+            (
+                "_may_be_changed",
+                'replay_state.is_free(task.index, at) and (is_available or ending.kind == "cancel")',
+                "replay_state.is_free(task.index, at)",
+            ),
+        ),
+    ),
+    # -- the end of a decision file -----------------------------------------------------------------------
+    Mutation(
+        "a decision file is removed whose logs lack their outcomes",
+        "what is prepared in them is aborted, and others have acted",
+        "update-gc",
+        (("decision_files._retire", "not state.is_gone and not all(...)", "False"),),
+    ),
+    Mutation(
+        "a decision file is removed to which a line was added meanwhile",
+        "a commit is lost, of which one log has the outcome",
+        "update-gc",
+        (("decision_files._remove", "if state.end != visited.end: ...", "if False: ..."),),
+    ),
+    Mutation(
+        "an updater commits in a decision file that is gone",
+        "others have taken that for an abort",
+        "update-gc",
+        (
+            ("OwnDecisionFile._decide", "if links != 1: ...", "if False: ..."),
+            ("OwnDecisionFile._decide", "state.about(vote.update)", "state.first.get(vote.update)"),
+        ),
+    ),
+    Mutation(
+        "outcomes are not on disk before their decision file goes",
+        "a power loss takes the outcome of one log, and nothing tells it any more",
+        "update-gc-power",
+        (("decision_files._give", "queue.fs.fsync(locked.log.fd)", "pass"),),
+    ),
+    Mutation(
+        "an updater takes a decision file that is gone for an abort",
+        "it had committed there, and inserts once more",
+        "update-gc",
+        (
+            (
+                "_Try._settle",
+                "return found if found is not None else self._ask_logs(error)",
+                "return found if found is not None else ABORTED",
+            ),
+        ),
+    ),
+    # -- keys ---------------------------------------------------------------------------------------------
+    Mutation(
+        "a prepared insert counts as no task of its key",
+        "another insert with the key makes a second one: both live",
+        "update-keyed",
+        (
+            (
+                "Claims._read",
+                """
+                if update is not None:
+                    raise _Prepared(update, state.prepared[update].file, is_insert=True)
+                """,
+                "",
+            ),
+            (
+                "Claims._in_open_log",
+                "if locked.replay_state.prepared_insert(identity) is not None: ...",
+                "if False: ...",
+            ),
+        ),
+    ),
+    Mutation(
+        "the claim of a key comes after the prepared insert",
+        "the updater dies between the two, and is committed: nothing names its task",
+        "update-keyed-nfs",
+        (
+            (
+                "SingleInserter.prepare",
+                """
+                if announce is not None:
+                    announce(store.layout, batch, pending[0][0])
+                """,
+                "",
+            ),
+            (
+                "SingleInserter.prepare",
+                "self._batch = batch",
+                """
+                self._batch = batch
+                if announce is not None:
+                    announce(store.layout, batch, pending[0][0])
+                """,
+            ),
+        ),
+    ),
 ]
