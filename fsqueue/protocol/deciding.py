@@ -129,23 +129,24 @@ def _give_all(queue: Store, batch: Batch, updates: Sequence[UpdateId]) -> None:
 
 
 def freezing(locked: LockedBatch, tasks: Iterable[int], depends: Iterable[int] = ()) -> list[Undecided]:
-    """Return the updates that keep others from changing any of `tasks`, or from depending on any of `depends`.
+    """Return the updates that keep others from changing any of `tasks`, or from depending on any of `depends`: those
+    that freeze it, or insert it.
 
-    Several updates may depend on a task at the same time. But if it has been frozen for long by one after the other, a
-    new one waits: otherwise the task could never be changed.
+    A reader shows an inserted task as soon as its update is decided. So its log may not have the outcome yet, when a
+    verb comes for the task. Several updates may depend on a task at the same time. But if it has been frozen for long
+    by one after the other, a new one waits: otherwise the task could never be changed.
     """
-    frozen, shared = locked.replay_state.frozen, locked.replay_state.shared
-    if not frozen:
+    replay_state = locked.replay_state
+    if not replay_state.prepared:
         return []
-    updates: set[UpdateId] = set()
-    for index in tasks:
-        if index in frozen:
-            updates.update(shared[index].updates if index in shared else (frozen[index],))
-    for index in depends:
-        if index not in shared:
-            updates.update((frozen[index],) if index in frozen else ())
-        elif shared[index].at < record_times.present(locked) - JOINED_MS:
-            updates.update(shared[index].updates)
+    wanted, shared = set(tasks), replay_state.shared
+    joined_from = record_times.present(locked) - JOINED_MS if shared else 0
+    wanted.update(index for index in depends if index not in shared or shared[index].at < joined_from)
+    updates = {
+        update
+        for update, each in replay_state.prepared.items()
+        if not wanted.isdisjoint(each.tasks) or not wanted.isdisjoint(each.inserted)
+    }
     return [each for each in locked.undecided() if each.update in updates] if updates else []
 
 
