@@ -104,6 +104,8 @@ class Replay:
         """The payload that a task had when it was leased, by task and lease, if an update had replaced it before."""
         self.frozen: set[int] = set()
         """The tasks that prepared records name."""
+        self.shared: set[int] = set()
+        """Those of them on which updates only depend."""
         self._direct: tuple[str, list[Kept]] = "", []
         """Records of an update without a file, one directly behind the other."""
         self._inserts: set[str] = set()
@@ -186,7 +188,7 @@ class Replay:
                         self.tasks[index].since = since
         elif op == "lease" and lease in self._leases:
             pass
-        elif op in _RULES:
+        elif op in _RULES and op != "depends":
             indices = [index for start, end in record["tasks"] for index in range(start, end)]
             for place, index in enumerate(indices):
                 task = self.tasks[index] if index < len(self.tasks) else None
@@ -220,12 +222,18 @@ class Replay:
         """Whether a record that ends or extends leases applies to each of its tasks, none of which is frozen."""
         indices = self._indices(kept.record)
         for place, index in enumerate(indices):
-            task = copy.copy(self.tasks[index]) if index < len(self.tasks) and index not in self.frozen else None
+            is_kept = index in self.frozen and (kept.record["op"] != "depends" or index not in self.shared)
+            task = copy.copy(self.tasks[index]) if index < len(self.tasks) and not is_kept else None
             if task is None or task.state in (*OUTCOMES, SKIPPED):
                 return False
             if not _RULES[kept.record["op"]](task, kept.record, kept.at, place):
                 return False
         return True
+
+    def _freeze(self, record: dict[str, Any]) -> None:
+        self.frozen.update(self._indices(record))
+        if record["op"] == "depends":
+            self.shared.update(self._indices(record))
 
     def _prepare(self, update: str, kept: Kept) -> None:
         record = kept.record
@@ -238,7 +246,7 @@ class Replay:
         elif not self._would_apply(kept):
             return
         else:
-            self.frozen.update(self._indices(record))
+            self._freeze(record)
         self.prepared.setdefault(update, []).append(kept)
         self.files[update] = record["file"]
         self._at = kept.at
@@ -249,13 +257,11 @@ class Replay:
             return
         del self.prepared[update]
         self.decided.append((update, record["op"]))
-        self.frozen = {
-            index
-            for others in self.prepared.values()
-            for kept in others
-            if kept.record["op"] != "insert"
-            for index in self._indices(kept.record)
-        }
+        self.frozen, self.shared = set(), set()
+        for others in self.prepared.values():
+            for kept in others:
+                if kept.record["op"] != "insert":
+                    self._freeze(kept.record)
         self._at = at
         for kept in held if record["op"] == "commit" else ():
             if kept.record["op"] == "insert":
@@ -266,12 +272,12 @@ class Replay:
     def _commit_direct(self, held: list[Kept], record: dict[str, Any], at: int) -> None:
         if record.get("of") != len(held):
             return
-        frozen = set(self.frozen)
+        frozen, shared = set(self.frozen), set(self.shared)
         try:
             if not all(self._would_act(kept) for kept in held):
                 return
         finally:
-            self.frozen = frozen
+            self.frozen, self.shared = frozen, shared
         self._at = at
         for kept in held:
             if kept.record["op"] == "insert":
@@ -283,7 +289,8 @@ class Replay:
         """Judge a record that is written with its `commit`. A second record of a task is void, so all are."""
         if kept.record["op"] != "insert":
             would = self._would_apply(kept)
-            self.frozen.update(self._indices(kept.record) if would else ())
+            if would:
+                self._freeze(kept.record)
             return would
         would = self._can_insert(kept.record)
         if would:
@@ -301,8 +308,9 @@ class Replay:
                 self.wrong.append(f"a prepared {op} does not act on task {index}, which was frozen for it")
             if is_behind:
                 task.since = since
-            task.version = max(task.version, kept.offset) if op == "renew" else kept.offset
-            self._changed(task, op, lease, kept.offset, kept.at)
+            if op != "depends":
+                task.version = max(task.version, kept.offset) if op == "renew" else kept.offset
+                self._changed(task, op, lease, kept.offset, kept.at)
             seen = kept.record["versions"][place] if "versions" in kept.record else kept.record.get("version")
             self.acted_in_updates.append(
                 Acted(kept.record["update"], op, index, seen if lease is None else lease, kept.offset)
@@ -419,6 +427,10 @@ def _replace(task: State, record: dict[str, Any], at: int, place: int) -> bool:
     return True
 
 
+def _depends(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    return _holds(task, record) if "lease" in record else bool(record["versions"][place] == task.version)
+
+
 _RULES = {
     "lease": _lease,
     "renew": _renew,
@@ -429,4 +441,5 @@ _RULES = {
     "bury": _bury,
     "cancel": _cancel,
     "replace": _replace,
+    "depends": _depends,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue.format import movements
+from fsqueue.format import movements, state_checks
 from fsqueue.format.replay import ReplayState
 from tests.simulation.invariants import STATES
 from tests.simulation.replay import AVAILABLE, LEASED, Replay
@@ -46,7 +46,7 @@ class Writer:
 
     def _of_update(self, part: dict[str, Any]) -> None:
         rng = self.rng
-        kinds = ("insert", "insert", "complete", "renew", "release", "fail", "bury", "cancel", "replace", "replace")
+        kinds = ("insert", "insert", "complete", "renew", "release", "fail", "bury", "cancel", "replace", "depends")
         match rng.choice(kinds):
             case "insert":
                 self.insert(part)
@@ -63,6 +63,9 @@ class Writer:
             case "cancel":
                 tasks = self._tasks()
                 self._put("cancel", tasks=tasks, **self._seen(tasks, "versions"), **part)
+            case "depends":
+                tasks = self._tasks()
+                self._put("depends", tasks=tasks, **self._seen(tasks, "versions"), **part)
             case "replace":
                 [[start, _]] = self._tasks()
                 tasks = [[start, start + 1]]
@@ -128,6 +131,7 @@ def test_the_judge_and_the_package_read_the_same_in_a_log_with_updates(first: in
         acted += len(told.decided)
         assert state.prepared.keys() == told.prepared.keys(), seed
         assert {index for index in range(state.count) if state.frozen.get(index)} == told.frozen, seed
+        assert (state.shared.keys(), list(state_checks.broken(state))) == (told.shared, []), seed
         for index, task in enumerate(told.tasks):
             holder = state.holder[index]
             own = STATES[state.state[index]], state.version[index]

@@ -6,7 +6,7 @@ and what is done, each operation also counts as the verb that does the same to o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from tests.simulation.stories import Story
 
 KINDS = ("complete", "complete", "complete", "release", "fail", "bury", "renew")
-HELD_KINDS = ("complete", "complete", "cancel", "replace", "replace", "release", "renew")
+DEPENDING = (*KINDS, "depends", "depends", "depends")
+HELD_KINDS = ("complete", "complete", "cancel", "replace", "replace", "release", "renew", "depends")
 """What becomes of a leased task in an update that changes some."""
 
 
 @dataclass
 class Operation:
-    """What an update does to one task of one of the two queues: inserts it, ends or renews its lease, or changes it."""
+    """What an update does to one task of one of the two queues: inserts it, ends or renews its lease, changes it, or
+    depends on it.
+    """
 
     place: int
     kind: str
@@ -74,7 +77,12 @@ class Updates:
 # -- acts ----------------------------------------------------------------------------------------------------
 
 
-def update(story: Story, actor: Actor) -> None:
+def depend(story: Story, actor: Actor) -> None:
+    """As `update`, but some of the tasks are left as they are: the update depends on their leases."""
+    update(story, actor, DEPENDING)
+
+
+def update(story: Story, actor: Actor, kinds: Sequence[str] = KINDS) -> None:
     """Lease some tasks of both queues, and end them in one update that inserts others."""
     rng, queues = story.rng, relays.both(story, actor)
     tasks: list[LeasedTask] = []
@@ -91,7 +99,7 @@ def update(story: Story, actor: Actor) -> None:
     if rng.random() < 0.3:
         actor.work(rng.choice((0.1, 3.0, 12.0)))
     operations = [
-        Operation(relays.place_of(task), rng.choice(KINDS) if number else "complete", task.payload, task)
+        Operation(relays.place_of(task), rng.choice(kinds) if number else "complete", task.payload, task)
         for number, task in enumerate(tasks)
     ]
     for place in (0, 1):
@@ -140,7 +148,7 @@ def _of_held(story: Story, place: int, task: LeasedTask) -> Operation:
 
 
 def _of_seen(story: Story, place: int, info: TaskInfo) -> Operation:
-    kind = story.rng.choice(("replace", "replace", "cancel"))
+    kind = story.rng.choice(("replace", "replace", "cancel", "depends"))
     return Operation(place, kind, info.payload, info, _another(story, info.payload, kind), was=info.payload)
 
 
@@ -231,12 +239,14 @@ def apply(story: Story, actor: Actor, operations: list[Operation]) -> None:
                     mine.cancel(task)
                 case "replace":
                     mine.replace(task, one.new)
+                case "depends":
+                    mine.depends(task)
         return mine.apply()
 
     shadows = []
     for place, one in enumerate(queues):
         for operation in operations:
-            if operation.place == place and operation.kind != "replace":
+            if operation.place == place and operation.kind not in ("replace", "depends"):
                 shadows.append(_shadow(story, one, operation))
     call = Call(actor.name, "update", {}, story.world)
     told = Told(operations, call, shadows)
@@ -273,5 +283,5 @@ def _shadow(story: Story, actor: Actor, operation: Operation) -> Call:
 
 
 ACTS: dict[str, Callable[[Story, Actor], None]] = {
-    act.__name__: act for act in (update, insert_into_both, change, update_keyed, look_at_updates)
+    act.__name__: act for act in (update, depend, insert_into_both, change, update_keyed, look_at_updates)
 }

@@ -130,6 +130,9 @@ def _tried(story: Story, told: Told) -> Tried:
             optional.add(_deed(one))
         elif one.key is None or one.is_new:
             needed.add(_deed(one))
+    if all(kind == "depends" for kind, _, _ in needed):  # then there may be nothing to write
+        optional |= needed
+        needed = set()
     return Tried(told, needed, optional)
 
 
@@ -313,14 +316,21 @@ def _shows(story: Story, look: Look, one: Operation, ends: dict[Any, float]) -> 
 
 def _in_an_order(tried: list[Tried], logs: list[Log]) -> Iterator[str]:
     """There is an order of all updates, and of all other records, in which each update saw what it relied on."""
-    events = [
-        precedence.Event((log.batch, index), offset, by_offset.get((index, offset), f"{log.batch}@{offset}"))
-        for log in logs
-        for by_offset in [{(one.index, one.offset): one.update for one in log.read.acted_in_updates}]
-        for index, task in enumerate(log.read.tasks)
-        for offset in sorted({offset for offset, _ in task.changes} | {at for it, at in by_offset if it == index})
-    ]
+    events, reads = list[precedence.Event](), list[precedence.Event]()
+    for log in logs:
+        by_offset = {(one.index, one.offset): one.update for one in log.read.acted_in_updates if one.op != "depends"}
+        for index, task in enumerate(log.read.tasks):
+            offsets = {offset for offset, _ in task.changes} | {at for it, at in by_offset if it == index}
+            events += [
+                precedence.Event((log.batch, index), at, by_offset.get((index, at), f"{log.batch}@{at}"))
+                for at in offsets
+            ]
+        reads += [
+            precedence.Event((log.batch, one.index), one.offset, one.update)
+            for one in log.read.acted_in_updates
+            if one.op == "depends"
+        ]
     spans = {one.ids[0]: (one.told.call.begin, one.told.call.end) for one in tried if len(one.ids) == 1}
-    circle = precedence.circle(events, [], spans)
+    circle = precedence.circle(events, reads, spans)
     if circle:
         yield f"there is no order of these in which each could happen: {' < '.join(circle)}"

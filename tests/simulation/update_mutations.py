@@ -50,7 +50,13 @@ MUTATIONS = [
         "a prepared record freezes nothing",
         "a lease that runs out is taken over, and the commit acts on another one's task",
         "update-stop",
-        (("task_states.States.freeze", "self.frozen.update(dict.fromkeys(tasks, update))", "pass"),),
+        (("task_states.States.freeze", "self.frozen.update(dict.fromkeys(tasks, prepared.update))", "pass"),),
+    ),
+    Mutation(
+        "a task that an update depends on is not frozen",
+        "its lease ends between the look and the decision, and the update happens all the same",
+        "update-depends",
+        (("task_states.States.freeze", "self.frozen.setdefault(index, prepared.update)", "pass"),),
     ),
     Mutation(
         "the first line of a decision file is written when it pleases the client",
@@ -59,7 +65,6 @@ MUTATIONS = [
         (("OwnDecisionFiles._made", "if group.fs.shared: ...", "if False: ..."),),
         first=1117,
     ),
-    # -- before the outcome -------------------------------------------------------------------------------
     Mutation(
         "a process that meets a prepared record decides by itself",
         "it gives one log an `abort`, and the decision file says `commit`",
@@ -170,62 +175,6 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "a frozen task counts as lost",
-        "an update says that nobody has the lease that it was given, while another update is under way",
-        "update-stop",
-        (("_Try._in_log", "if not wanted: ...", "if True: ..."),),
-    ),
-    Mutation(
-        "what is prepared is judged again at the commit",
-        "a renewal that was in time is late by then: the rest of the update acts without it",
-        "update-stop",
-        (
-            (
-                "replay._act",
-                'replay_state.extend(replay_state._tasks(record), record["until"], offset)',
-                '_HANDLERS["renew"](replay_state, record, replay_state.at, offset)',
-            ),
-        ),
-    ),
-    Mutation(
-        "the time of a log is set back beside prepared records",
-        "a lease that held when it was judged has run out when it acts, or the other way round",
-        "update-steps",
-        (("replay._clock", "if replay_state.prepared: ...", "if False: ..."),),
-    ),
-    Mutation(
-        "a queue is called drained beside prepared records",
-        "the update is committed, and its inserts are there",
-        "update",
-        (
-            (
-                "_Remains._work_in",
-                "return replay_state.remaining > 0 or bool(replay_state.prepared), replay_state.count",
-                "return replay_state.remaining > 0, replay_state.count",
-            ),
-        ),
-    ),
-    # -- after it -----------------------------------------------------------------------------------------
-    Mutation(
-        "the last line of an update counts in a decision file",
-        "a process has aborted a log before the second line came",
-        "update-nfs",
-        (
-            ("DecisionState._apply", "self.first.setdefault(update, ABORTED)", "self.first[update] = ABORTED"),
-            (
-                "DecisionState._apply",
-                'self.first.setdefault(update, Decision("commit", logs))',
-                'self.first[update] = Decision("commit", logs)',
-            ),
-        ),
-    ),
-    Mutation(
-        "a decision that is appended is not read back",
-        "the lock was lost, and others have decided otherwise",
-        "update-cut",
-        (("decisions.append", "if fs.pread(fd, len(data) + 1, begin + torn) != data: ...", "if False: ..."),),
-    ),
-    Mutation(
         "readers do not ask what is decided",
         "one queue shows its part of an update, and another one does not yet",
         "update-seen",
@@ -243,26 +192,14 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "the records of an update of one log are not counted",
-        "a power loss keeps the `commit`, and loses lines before it",
-        "update-change-power",
-        (
-            (
-                "replay._commit_run",
-                "update is None or type(of) is not int or of != len(run)",
-                "update is None or type(of) is not int",
-            ),
-        ),
-    ),
-    Mutation(
         "a task that an update inserts is looked for before its log has the outcome",
         "it is shown, and cannot be cancelled: it is executed",
         "update-seen",
         (
             (
                 "deciding.freezing",
-                "updates.update(update for update, each in replay_state.prepared.items() if ...)",
-                "",
+                "not wanted.isdisjoint(each.tasks) or not wanted.isdisjoint(each.inserted)",
+                "not wanted.isdisjoint(each.tasks)",
             ),
         ),
     ),
@@ -276,58 +213,11 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "a new payload is put under a lease that has run out",
-        "the former worker completes the task, and the new payload is never executed",
-        "update-change",
-        (
-            (
-                "_may_be_changed",
-                'replay_state.is_free(task.index, at) and (is_available or ending.kind == "cancel")',
-                "replay_state.is_free(task.index, at)",
-            ),
-        ),
-    ),
-    # -- the end of a decision file -----------------------------------------------------------------------
-    Mutation(
         "a decision file is removed whose logs lack their outcomes",
         "what is prepared in them is aborted, and others have acted",
         "update-gc",
         (("decision_files._retire", "not state.is_gone and not all(...)", "False"),),
     ),
-    Mutation(
-        "a decision file is removed to which a line was added meanwhile",
-        "a commit is lost, of which one log has the outcome",
-        "update-gc",
-        (("decision_files._remove", "if state.end != visited.end: ...", "if False: ..."),),
-    ),
-    Mutation(
-        "an updater commits in a decision file that is gone",
-        "others have taken that for an abort",
-        "update-gc",
-        (
-            ("OwnDecisionFile._decide", "if links != 1: ...", "if False: ..."),
-            ("OwnDecisionFile._decide", "state.about(vote.update)", "state.first.get(vote.update)"),
-        ),
-    ),
-    Mutation(
-        "outcomes are not on disk before their decision file goes",
-        "a power loss takes the outcome of one log, and nothing tells it any more",
-        "update-gc-power",
-        (("decision_files._give", "queue.fs.fsync(locked.log.fd)", "pass"),),
-    ),
-    Mutation(
-        "an updater takes a decision file that is gone for an abort",
-        "it had committed there, and inserts once more",
-        "update-gc",
-        (
-            (
-                "_Try._settle",
-                "return found if found is not None else self._ask_logs(error)",
-                "return found if found is not None else ABORTED",
-            ),
-        ),
-    ),
-    # -- keys ---------------------------------------------------------------------------------------------
     Mutation(
         "a prepared insert counts as no task of its key",
         "another insert with the key makes a second one: both live",
@@ -345,30 +235,6 @@ MUTATIONS = [
                 "Claims._in_open_log",
                 "if locked.replay_state.prepared_insert(identity) is not None: ...",
                 "if False: ...",
-            ),
-        ),
-    ),
-    Mutation(
-        "the claim of a key comes after the prepared insert",
-        "the updater dies between the two, and is committed: nothing names its task",
-        "update-keyed-nfs",
-        (
-            (
-                "SingleInserter.prepare",
-                """
-                if announce is not None:
-                    announce(store.layout, batch, pending[0][0])
-                """,
-                "",
-            ),
-            (
-                "SingleInserter.prepare",
-                "self._batch = batch",
-                """
-                self._batch = batch
-                if announce is not None:
-                    announce(store.layout, batch, pending[0][0])
-                """,
             ),
         ),
     ),
