@@ -116,7 +116,7 @@ MUTATIONS = [
                 logs = ...
                 vote = Vote(...)
                 self.decide_early = lambda: (
-                    vote.logs.extend([each.name for each in self._touched]),
+                    vote.logs.extend([one.name for one in self._touched]),
                     file.decide(vote, self._clock, self._entropy, self._syncs),
                 )
                 try: ...
@@ -132,7 +132,7 @@ MUTATIONS = [
                     for chunk in opened.plan.chunks(tasks_max): ...
                 """,
                 """
-                if self._touched and any(each.plan.has_inserts for each in self._queues):
+                if self._touched and any([one.plan.has_inserts for one in self._queues]):
                     self.decide_early()
                 for opened in self._queues:
                     tasks_max = opened.store.settings.batch_tasks_max
