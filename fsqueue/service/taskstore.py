@@ -267,11 +267,9 @@ class Taskstore:
                 update.complete(task)
             else:
                 update.cancel(task)
-        if not {*depends} <= {*changed, *deletes}:
-            raise fsqueue.InvalidArgument(
-                "An update cannot depend on tasks that it leaves alone: this version has no such updates yet. Nothing "
-                "was done."
-            )
+        for id in dict.fromkeys(depends):
+            if id not in changed and id not in deletes:
+                update.depends(known[id].task)
         results = update.apply()[: len(new)]
         made = [
             fsqueue.NewNumber(
