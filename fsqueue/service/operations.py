@@ -276,6 +276,13 @@ GROUP_STATUS = Operation("GET", "/status", "group_status", "Counts and activity 
                          query=(MATCH, EXACT))  # fmt: skip
 OF_QUEUE = Field("queue", "text", "The name of the task's queue.", needed=True, least=1, most=1024)
 HELD = (OF_QUEUE, TOKEN)
+HELD_OR_SEEN = (
+    OF_QUEUE,
+    Field("token", "text", "The token of the lease, if the caller has leased the task.", least=1, most=200),
+    Field("id", "text", "Otherwise its id, ...", least=1, most=200),
+    Field("version", "whole", "... and the version that it was seen with: it must still have it."),
+)
+"""How a task is named that is leased, or waits."""
 UPDATE = Operation(
     "POST", "/update", "update", "Changes to tasks of several queues that happen all together, or not at all.",
     body=(
@@ -289,6 +296,10 @@ UPDATE = Operation(
                   Field("delay_s", "number", "Seconds before it comes back.", most=SECONDS_MAX, nullable=True))),
         Field("bury", "objects", "Leased tasks to give up.", default=(),
               of=(*HELD, Field("reason", "text", "Why.", needed=True, most=1 << 20))),
+        Field("cancel", "objects", "Tasks to take out.", default=(), of=HELD_OR_SEEN),
+        Field("replace", "objects", "Tasks to give another payload.", default=(),
+              of=(*HELD_OR_SEEN, Field("payload", "any", "The new payload: any JSON value.", needed=True,
+                                       nullable=True))),
     ),
 )  # fmt: skip
 OTHERS = (ABOUT, QUEUES, GROUP_STATUS, UPDATE, INSERT, LEASE_ONE, LEASE_ANY, WAIT, FOLLOW, FOLLOW_TASK)

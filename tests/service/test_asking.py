@@ -328,3 +328,43 @@ def test_a_single_queue_is_known_by_its_directory(tmp_path: Path, open_gateway: 
     assert client.get("/v1/queues/other/status").status_code == 404
     assert client.get("/v1/status").json()["queues"].keys() == {"tiles"}
     assert client.post("/v1/lease").status_code == 400
+
+
+@pytest.mark.parametrize("verb", ["cancel", "replace"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        {},
+        {"id": "a.0"},
+        {"version": 1},
+        {"token": "a.0@b", "version": 1},
+        {"token": "a.0@b", "id": "a.0", "version": 1},
+    ],
+)
+def test_an_update_names_a_task_by_its_lease_or_as_it_was_seen(
+    client: TestClient, group: Group, verb: str, named: dict[str, Any]
+) -> None:
+    one = {"queue": "q", **named, **({"payload": 1} if verb == "replace" else {})}
+    answer = client.post("/v1/update", json={"inserts": [{"queue": "q", "payload": 1}], verb: [one]})
+    assert answer.status_code == 400
+    assert said(answer)["field"] == f"{verb}[0].token"
+    assert group["q"].status().inserted == 0
+
+
+def test_an_update_of_a_task_that_is_none_does_nothing(client: TestClient, group: Group) -> None:
+    for id, status in (("no id", 400), (f"{'0' * 32}.0", 409)):
+        cancelled = {"queue": "q", "id": id, "version": 1}
+        answer = client.post("/v1/update", json={"inserts": [{"queue": "p", "payload": 1}], "cancel": [cancelled]})
+        assert answer.status_code == status, answer.text
+        said(answer)
+    assert list(group.queues()) == []
+
+
+def test_null_is_a_new_payload(client: TestClient, group: Group) -> None:
+    id = group["q"].insert(1).id
+    named = {"queue": "q", "id": id, "version": group["q"].task(id).version}
+    assert client.post("/v1/update", json={"replace": [named]}).status_code == 400
+    answer = client.post("/v1/update", json={"replace": [named | {"payload": None}]}).json()
+    seen = group["q"].task(id)
+    assert answer == {"inserted": [], "renewed": [], "replaced": [{"id": id, "version": seen.version}]}
+    assert seen.payload is None
