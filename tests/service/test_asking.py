@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,45 @@ def test_a_request_waits_no_longer_than_it_said_beside_one_with_more_patience() 
         lessees.close()
         assert await patient == []
         may_go_on.set()
+        threads.close()
+
+    asyncio.run(story())
+
+
+def test_a_request_whose_time_ends_during_a_look_is_answered_before_the_wait_of_another_one() -> None:
+    import asyncio
+
+    from fsqueue.service.lessees import Lessees
+    from fsqueue.service.limits import ServiceLimits
+    from fsqueue.service.threads import ServiceThreads
+
+    begun, waits, may_go_on, looks = threading.Event(), threading.Event(), threading.Semaphore(0), list[float]()
+
+    def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
+        looks.append(wait_s)
+        (waits if wait_s else begun).set()
+        may_go_on.acquire()
+        return []
+
+    async def story() -> None:
+        limits = ServiceLimits(answer_s=600)
+        threads = ServiceThreads(limits)
+        lessees = Lessees(threads, limits)
+        patient = asyncio.ensure_future(lessees.lease("key", 1, 600, look, list))
+        await asyncio.to_thread(begun.wait)
+        brief = asyncio.ensure_future(lessees.lease("key", 1, 0.01, look, list))
+        [lessee] = lessees._lessees.values()
+        await asyncio.to_thread(until, lambda: time.monotonic() > lessee.asked[-1].deadline, "its time to be over")
+        may_go_on.release()  # the look ends that began before the brief request came: one is made for it
+        may_go_on.release()
+        assert await asyncio.wait_for(brief, 60) == []
+        await asyncio.to_thread(waits.wait)
+        assert looks[:2] == [0, 0]
+        assert looks[2] > 300
+        assert not patient.done()
+        lessees.close()
+        assert await patient == []
+        may_go_on.release()
         threads.close()
 
     asyncio.run(story())
