@@ -17,6 +17,9 @@ from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField
 from fsqueue.service.operations import Operation
 
+OFTEN = ("lease", "complete", "update", "insert", "renew", "lease_any")
+"""Operations that workers ask for, time and again. Routes are tried one after the other: these come first."""
+
 Handler = Callable[[Request, dict[str, Any]], Awaitable[Response]]
 
 
@@ -36,7 +39,7 @@ def routes() -> list[BaseRoute]:
     }
     made = [
         Route(f"/v1{one.path}", partial(_answer, one, handlers.get(one)), methods=[one.method], name=one.name)
-        for one in operations.OPERATIONS
+        for one in sorted(operations.OPERATIONS, key=lambda one: one.name not in OFTEN)
     ]
     return [*made, Route("/v1/openapi.json", _openapi)]
 
