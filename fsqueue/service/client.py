@@ -364,6 +364,14 @@ class RemoteQueue:
         """Return `Queue.workers` as dicts. Slurm is not asked."""
         return list(self._get("/workers")["workers"])
 
+    def failing_nodes(self) -> list[fsqueue.FailingNode]:
+        """Return the nodes on which the latest tasks failed, one after the other: see `Queue.failing_nodes`."""
+        return [_fields(fsqueue.FailingNode, one) for one in self._get("/nodes")["nodes"]]
+
+    def admit_node(self, node: str) -> bool:
+        """Forget a node's failures, so that it takes tasks again: see `Queue.admit_node`."""
+        return bool(self._post("/nodes/admit", {"node": node}, again=True)["admitted"])
+
     def usage(self) -> dict[str, dict[str, int]]:
         """Return `Queue.usage` as dicts."""
         return dict(self._get("/usage"))

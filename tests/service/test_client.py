@@ -19,6 +19,7 @@ from fsqueue.protocol.losses import ALREADY
 from fsqueue.service.client import ABOUT_BYTES_MAX, RemoteUpdate
 from fsqueue.service.gate import Tokens
 from fsqueue.service.wire import ERROR_BYTES_MAX, address_of
+from fsqueue.storage.nodes import NodeFailures
 from tests.service.conftest import Serve
 from tests.waiting import until
 
@@ -481,3 +482,19 @@ def test_its_verbs_take_what_those_of_a_queue_take(remote_kind: type, kind: type
         assert here.keys() <= there.keys(), name
         for one in here:
             assert (here[one].kind, here[one].default) == (there[one].kind, there[one].default), (name, one)
+
+
+def test_failing_nodes_are_told_and_take_tasks_again(remote: RemoteQueue, local: Queue) -> None:
+    assert remote.failing_nodes() == local.failing_nodes() == []
+    assert not remote.admit_node("node17")
+    local.insert(1)
+    NodeFailures(local.store, 3).failed("no GPU was found")
+    [failing] = remote.failing_nodes()
+    assert [failing] == local.failing_nodes()
+    assert (failing.failures, failing.reason) == (1, "no GPU was found")
+    with pytest.raises(fsqueue.InvalidArgument):
+        remote.admit_node("")
+    with pytest.raises(fsqueue.InvalidArgument):
+        local.admit_node("")
+    assert remote.admit_node(failing.node)
+    assert local.failing_nodes() == []
