@@ -6,18 +6,26 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import group_figures
+
 from fsqueue import Group, Queue
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests import browser
+from tests.waiting import until
 
 TOKEN = "benchmark-of-the-gateway"
 ROUNDS = 3
@@ -37,12 +45,19 @@ class Counted:
 
     tasks: int = 0
     passed_s: float = 0.0
+    used_s: float = 0.0
+    """Processor time: of the gateway, or of the processes."""
     leases_s: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         """Return tasks in a second."""
         return self.tasks / self.passed_s
+
+    @property
+    def used_us(self) -> float:
+        """Return the processor time of a task, in microseconds."""
+        return self.used_s / self.tasks * 1e6
 
 
 def arguments() -> argparse.Namespace:
@@ -60,7 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--verbs", nargs="+", default=list(VERBS), choices=VERBS, help="what is measured")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement (default: 3)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of each (default: {ROUNDS})")
-    parser.add_argument("--queues", type=int, default=0, help="measure the page of a group of so many queues")
+    parser.add_argument("--queues", type=int, default=0, help="measure the page of a group of so many queues instead")
     return parser.parse_args()
 
 
@@ -77,6 +92,11 @@ class Gateway:
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[-1]
+
+    def used_s(self) -> float:
+        """Return the processor time that it has used, in seconds."""
+        words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         """End it."""
@@ -176,21 +196,21 @@ def directly(path: str, verb: str, source: str, clients: int, seconds: float) ->
 
         turn()
         barrier.wait(BEGIN_S)
-        end = time.monotonic() + seconds
+        end, used = time.monotonic() + seconds, time.process_time()
         while time.monotonic() < end:
             done += turn()
-        counts.put(done)
+        counts.put((done, time.process_time() - used))
 
     processes = [FORKING.Process(target=work) for _ in range(clients)]
     for process in processes:
         process.start()
     barrier.wait(BEGIN_S)
     begin = time.monotonic()
-    total = sum(counts.get() for _ in processes)
+    each = [counts.get() for _ in processes]
     passed_s = time.monotonic() - begin
     for process in processes:
         process.join()
-    return Counted(total, passed_s)
+    return Counted(sum(done for done, _ in each), passed_s, sum(used for _, used in each))
 
 
 def apart(act: Callable[..., Counted], *given: object) -> Counted:
@@ -220,19 +240,62 @@ def compared(where: Path, verb: str, payload: str, clients: int, seconds: float,
         direct: list[Counted] = []
         for number in range(rounds):
             filled(group, f"h{number}", PAYLOADS[payload], tasks)
+            used = gateway.used_s()
             http.append(apart(over_http, gateway.url, verb, f"h{number}", clients, seconds, None))
+            http[-1].used_s = gateway.used_s() - used
             filled(group, f"d{number}", PAYLOADS[payload], tasks)
             direct.append(directly(str(group.path), verb, f"d{number}", clients, seconds))
         rates = [statistics.median(one.rate for one in found) for found in (http, direct)]
+        used_us = [statistics.median(one.used_us for one in found) for found in (http, direct)]
         filled(group, "half", PAYLOADS[payload], tasks)
         half = sorted(apart(over_http, gateway.url, verb, "half", clients, seconds, rates[0] / 2).leases_s)
         p50, p99 = (1e3 * half[int(share * (len(half) - 1))] for share in (0.5, 0.99))
         print(
             f"{verb:16}  {payload:>6}  {clients:3} clients: {rates[0]:7.0f} tasks/s; {clients:3} processes "
             f"{rates[1]:7.0f}; ratio {rates[0] / rates[1]:.2f}; "
+            f"processor time of a task {used_us[0]:.0f} and {used_us[1]:.0f} us; "
             f"a lease at half load: {p50:5.1f} ms, 99 % {p99:5.1f} ms",
             flush=True,
         )
+    finally:
+        gateway.close()
+
+
+def page(where: Path, queues: int) -> None:
+    """Print how soon a gateway that has just begun shows the page of a group of many queues."""
+    group = group_figures.make(str(where / "many"), queues, 1000)
+    gateway = Gateway(group, where)
+    try:
+        print(f"page of {queues:,} queues:", flush=True)
+        headers = {"Authorization": f"Bearer {TOKEN}", "Accept": "text/html"}
+        began, answers = time.monotonic(), 0
+        while True:
+            with urllib.request.urlopen(urllib.request.Request(gateway.url, headers=headers)) as answer:
+                text, pause_s = answer.read().decode(), float(answer.headers["x-next-look"])
+            answers += 1
+            passed_s = time.monotonic() - began
+            if answers == 1:
+                print(f"  first answer after {passed_s:.2f} s", flush=True)
+            if "<table" in text:
+                print(f"  with its table after {passed_s:.2f} s, at answer {answers}", flush=True)
+                break
+            time.sleep(pause_s)
+        if reason := browser.why_not():
+            print(f"  in Chromium: {reason}")
+            return
+        gateway.close()
+        gateway = Gateway(group, where)  # it has seen nothing
+        shown = browser.Browser(where / "chromium")
+        try:
+            shown.show(f"{gateway.url}/login", 1280)
+            shown.run(f"document.querySelector('#token').value = '{TOKEN}'")
+            shown.run("document.querySelector('form').submit()")
+            until(lambda: shown.run("location.pathname") == "/", "the token to be taken")
+            paint = "performance.getEntriesByName('first-contentful-paint').map(one => one.startTime)[0] || 0"
+            until(lambda: shown.run(paint), "the page to be painted")
+            print(f"  in Chromium: painted {shown.run(paint) / 1e3:.2f} s after it was asked for", flush=True)
+        finally:
+            shown.close()
     finally:
         gateway.close()
 
@@ -242,6 +305,9 @@ def main() -> None:
     given = arguments()
     with tempfile.TemporaryDirectory(dir=given.dir) as made:
         where = Path(made)
+        if given.queues:
+            page(where, given.queues)
+            return
         for verb in given.verbs:
             for payload in given.payloads:
                 for clients in given.clients:
