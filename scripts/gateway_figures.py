@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--verbs", nargs="+", default=list(VERBS), choices=VERBS, help="what is measured")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement (default: 3)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of each (default: {ROUNDS})")
+    parser.add_argument("--gateways", type=int, default=1, help="how many gateways the clients share (default: 1)")
     parser.add_argument("--queues", type=int, default=0, help="measure the page of a group of so many queues instead")
     return parser.parse_args()
 
@@ -144,8 +145,8 @@ class Connection:
         return took if tasks else None
 
 
-def over_http(url: str, verb: str, source: str, clients: int, seconds: float, rate: float | None) -> Counted:
-    """Return what clients of a gateway do in a time. `rate`: so many tasks a second, from a plan that does not wait."""
+def over_http(urls: Sequence[str], verb: str, source: str, clients: int, seconds: float, rate: float | None) -> Counted:
+    """Return what clients of gateways do in a time. `rate`: so many tasks a second, from a plan that does not wait."""
 
     async def work(connection: Connection, number: int, found: Counted, begin: float) -> None:
         turn = number
@@ -164,7 +165,7 @@ def over_http(url: str, verb: str, source: str, clients: int, seconds: float, ra
             found.leases_s.append(took + late_s)
 
     async def run() -> Counted:
-        connections = [await Connection.to(url, number) for number in range(clients)]
+        connections = [await Connection.to(urls[number % len(urls)], number) for number in range(clients)]
         for connection in connections:  # each has been used once
             await connection.turn(verb, source)
         found, begin = Counted(), time.monotonic()
@@ -227,28 +228,31 @@ def filled(group: Group, name: str, size: int, tasks: int) -> Queue:
     return queue
 
 
-def compared(where: Path, verb: str, payload: str, clients: int, seconds: float, rounds: int) -> None:
-    """Print the rates of a gateway and of as many processes, and how long leases take at half of that load."""
+def compared(
+    where: Path, verb: str, payload: str, clients: int, seconds: float, rounds: int, gateways: int
+) -> None:  # fmt: skip
+    """Print the rates of gateways and of as many processes, and how long leases take at half of that load."""
     # "default" syncs inserts and updates; the other verbs are synced with "strict" alone.
     durability: Any = "strict" if verb == "lease + complete" else "default"
     group = Group.create(where / f"{verb}-{payload}-{clients}".replace(" ", ""), durability=durability)
     home = group.path.parent
-    gateway = Gateway(group, home)
+    served = [Gateway(group, home) for _ in range(gateways)]
+    urls = [one.url for one in served]
     try:
         tasks = int(min(200_000, 4_000 * seconds + clients * 2))
         http: list[Counted] = []
         direct: list[Counted] = []
         for number in range(rounds):
             filled(group, f"h{number}", PAYLOADS[payload], tasks)
-            used = gateway.used_s()
-            http.append(apart(over_http, gateway.url, verb, f"h{number}", clients, seconds, None))
-            http[-1].used_s = gateway.used_s() - used
+            used = sum(one.used_s() for one in served)
+            http.append(apart(over_http, urls, verb, f"h{number}", clients, seconds, None))
+            http[-1].used_s = sum(one.used_s() for one in served) - used
             filled(group, f"d{number}", PAYLOADS[payload], tasks)
             direct.append(directly(str(group.path), verb, f"d{number}", clients, seconds))
         rates = [statistics.median(one.rate for one in found) for found in (http, direct)]
         used_us = [statistics.median(one.used_us for one in found) for found in (http, direct)]
         filled(group, "half", PAYLOADS[payload], tasks)
-        half = sorted(apart(over_http, gateway.url, verb, "half", clients, seconds, rates[0] / 2).leases_s)
+        half = sorted(apart(over_http, urls, verb, "half", clients, seconds, rates[0] / 2).leases_s)
         p50, p99 = (1e3 * half[int(share * (len(half) - 1))] for share in (0.5, 0.99))
         print(
             f"{verb:16}  {payload:>6}  {clients:3} clients: {rates[0]:7.0f} tasks/s; {clients:3} processes "
@@ -258,7 +262,8 @@ def compared(where: Path, verb: str, payload: str, clients: int, seconds: float,
             flush=True,
         )
     finally:
-        gateway.close()
+        for one in served:
+            one.close()
 
 
 def page(where: Path, queues: int) -> None:
@@ -311,7 +316,7 @@ def main() -> None:
         for verb in given.verbs:
             for payload in given.payloads:
                 for clients in given.clients:
-                    compared(where, verb, payload, clients, given.seconds, given.rounds)
+                    compared(where, verb, payload, clients, given.seconds, given.rounds, given.gateways)
 
 
 if __name__ == "__main__":
