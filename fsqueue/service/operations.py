@@ -53,7 +53,7 @@ TIMEOUT_S = Field("timeout_s", "number", "How long to wait. Longer waits are cut
 IDS = Field("ids", "texts", "Ids of tasks.", least=1)
 ALL = Field("all", "flag", "All of them, instead of `ids`.", default=False)
 CONFIRM = Field("confirm", "text", "The queue's name once more: this cannot be undone.", needed=True, most=1024)
-MATCH = Field("match", "text", "Only queues whose whole names match this regular expression.", most=1024)
+MATCH = Field("match", "pattern", "Only queues whose whole names match this regular expression.", most=1024)
 HOLDER = Field(
     "holder",
     "object",
