@@ -566,6 +566,10 @@ class RemoteUpdate:
 
         self._add("replace", _named(task) | line, replaced, "replaced")
 
+    def depends(self, task: fsqueue.LeasedTask | fsqueue.TaskInfo) -> None:
+        """Let the update happen only if a task is as it was seen: see `Update.depends`."""
+        self._add("depends", _named(task))
+
     def apply(self) -> list[Any]:
         """Let all of it happen, and return `results`."""
         found = self._wire.ask("POST", "/update", self._sent)

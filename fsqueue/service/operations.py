@@ -302,6 +302,7 @@ UPDATE = Operation(
         Field("bury", "objects", "Leased tasks to give up.", default=(),
               of=(*HELD, Field("reason", "text", "Why.", needed=True, most=1 << 20))),
         Field("cancel", "objects", "Tasks to take out.", default=(), of=HELD_OR_SEEN),
+        Field("depends", "objects", "Tasks that must be as they were seen, and stay so.", default=(), of=HELD_OR_SEEN),
         Field("replace", "objects", "Tasks to give another payload.", default=(),
               of=(*HELD_OR_SEEN, Field("payload", "any", "The new payload: any JSON value.", needed=True,
                                        nullable=True))),

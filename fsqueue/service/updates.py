@@ -23,7 +23,7 @@ async def update(request: Request, given: dict[str, Any]) -> Response:
     gateway = request.app.state.gateway
     if gateway.served.group is None:
         raise BadField("path", f"/v1/update is for a group. Here is one queue, {gateway.served.only!r}.")
-    for name in ("cancel", "replace"):
+    for name in ("cancel", "replace", "depends"):
         for index, one in enumerate(given[name]):
             _check_named(one, f"{name}[{index}]")
     return Json(await gateway.threads.run(lambda: _applied(gateway.served, given)))
@@ -70,6 +70,8 @@ def _applied(served: Served, given: Mapping[str, Any]) -> Any:
             made.bury(held(one), one["reason"])
         for one in given["cancel"]:
             made.cancel(meant(one))
+        for one in given["depends"]:
+            made.depends(meant(one))
         results = iter(made.apply(UPDATE_S))
         return {
             "inserted": [_inserted(next(results)) for _ in given["inserts"]],

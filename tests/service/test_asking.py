@@ -370,7 +370,7 @@ def test_a_single_queue_is_known_by_its_directory(tmp_path: Path, open_gateway: 
     assert client.post("/v1/lease").status_code == 400
 
 
-@pytest.mark.parametrize("verb", ["cancel", "replace"])
+@pytest.mark.parametrize("verb", ["cancel", "replace", "depends"])
 @pytest.mark.parametrize(
     "named",
     [

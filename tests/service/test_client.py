@@ -367,6 +367,32 @@ def test_an_update_cancels_and_replaces_what_was_leased_and_what_waits(group: Gr
         remote.update().replace(waiting, b"bytes")
 
 
+def test_an_update_depends_on_tasks_that_are_as_they_were_seen(group: Group, serve: Serve) -> None:
+    remote = fsqueue.connect(serve(group.path))
+    assert isinstance(remote, RemoteGroup)
+    for name in ("leader", "plan"):
+        remote[name].insert(name)
+    [leader] = remote["leader"].lease()
+    [seen] = remote["plan"].peek()
+    with remote.update() as update:
+        update.depends(leader)
+        update.depends(seen)
+        update.insert("next", 1)
+    assert not leader.done
+    assert update.results[:2] == [None, None]
+    assert (group["leader"].status().leased, group["next"].status().waiting) == (1, 1)
+    leader.release()
+    [_] = group["plan"].lease()
+    again = remote.update()
+    again.depends(leader)
+    again.depends(seen)
+    again.insert("next", 2)
+    with pytest.raises(fsqueue.UpdateConflict) as conflict:
+        again.apply()
+    assert {one.id for one in conflict.value.depends} == {leader.id, seen.id}
+    assert group["next"].status().waiting == 1
+
+
 @contextmanager
 def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
     """Answer each request by a status and a body, by its path. Yield the address."""
