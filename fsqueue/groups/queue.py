@@ -368,6 +368,8 @@ _EMPTY: dict[str, Callable[[], Any]] = {
     "activity": lambda: together([]),
     "timeline": lambda: Timeline(0.0, 1.0, [], [], [], []),
     "workers": list,
+    "failing_nodes": list,
+    "admit_node": bool,
     "usage": dict,
     "waiting_by_priority": list,
     "stuck": list,
