@@ -57,6 +57,11 @@ class Prepared:
         """Return when the last one was written, as the log has it (ms)."""
         return self.records[-1][1]
 
+    @property
+    def inserted(self) -> list[int]:
+        """Return the indices that its inserts have used up."""
+        return [record["first"] for _, _, record in self.records if record["op"] == "insert"]
+
     def left_ms(self, waited_ms: int, now_ms: int, margin_ms: int) -> int:
         """Return how long a process goes on waiting before it asks for an `abort`; 0 or less if they are old (ms).
 

@@ -126,11 +126,17 @@ def _give_all(queue: Store, batch: Batch, updates: Sequence[UpdateId]) -> None:
 
 
 def freezing(locked: LockedBatch, tasks: Iterable[int]) -> list[Undecided]:
-    """Return the updates that freeze any of these tasks."""
-    frozen = locked.replay_state.frozen
-    if not frozen:
+    """Return the updates that freeze any of these tasks, or insert one.
+
+    A reader shows an inserted task as soon as its update is decided. So its log may not have the outcome yet, when a
+    verb comes for the task.
+    """
+    replay_state = locked.replay_state
+    if not replay_state.prepared:
         return []
-    updates = {frozen[index] for index in tasks if index in frozen}
+    wanted, frozen = set(tasks), replay_state.frozen
+    updates = {frozen[index] for index in wanted if index in frozen}
+    updates.update(update for update, each in replay_state.prepared.items() if not wanted.isdisjoint(each.inserted))
     return [each for each in locked.undecided() if each.update in updates] if updates else []
 
 

@@ -84,6 +84,8 @@ class UpdateInOneLog:
 
     def _apply_in(self, locked: LockedBatch) -> bool:
         inserter, tasks = self._inserter, self._queue.inserts
+        if not locked.replay_state.opened:
+            return False  # made just now by a lessee, or left empty by one that died: it tells of no task
         at = record_times.present(locked)
         if not check(locked, self._queue, self._endings, at, self._conflicts):
             return False

@@ -296,6 +296,8 @@ class _Try:
                         is_begun = not locked.replay_state.opened or is_begun
                         if not transitions.begin_waiting(locked, file):
                             raise FileNotFoundError(errno.ENOENT, "The batch has finished just now")
+                    elif not locked.replay_state.opened:  # made anew for a batch that has finished
+                        raise FileNotFoundError(errno.ENOENT, "The batch has finished")
                     wanted = deciding.freezing(locked, indices)
                     if not wanted:
                         at = record_times.present(locked)
