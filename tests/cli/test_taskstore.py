@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -28,19 +31,29 @@ request = urllib.request.Request(url, data, {{"Authorization": b"Basic " + base6
 sys.stdout.write(urllib.request.urlopen(request, timeout=60).read().decode())
 """
 
-Start = Callable[..., str]
+
+class Gateway(NamedTuple):
+    """A process that serves a group, and its address as a Go client has it: with the token."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+
+Start = Callable[..., Gateway]
 
 
 @pytest.fixture
 def start(spawn: Spawn, tmp_path: Path) -> Start:
-    """`start(group, *options)`: a gateway on a free port. Returns the address as a Go client has it, with the token."""
+    """`start(path, *options)`: a gateway on a free port that is ready. All take the same tokens."""
 
-    def ready(path: Path, *options: str) -> str:
-        served = spawn("serve", path, "--listen", "localhost:0", "--token-file", tmp_path / "serve.tokens", *options)
+    def ready(path: Path, *options: str) -> Gateway:
+        tokens = tmp_path / "serve.tokens"
+        served = spawn("serve", path, "--listen", "localhost:0", "--token-file", tokens, *options)
         for line in served.stdout or ():
             if line.startswith("fsqueue serves "):
-                token = dict(one.split() for one in (tmp_path / "serve.tokens").read_text().splitlines())["write"]
-                return str(line.rstrip().rpartition(" on ")[2]).replace("http://", f"http://any:{token}@")
+                token = dict(one.split() for one in tokens.read_text().splitlines())["write"]
+                at = line.rstrip().rpartition(" on ")[2]
+                return Gateway(at.replace("http://", f"http://any:{token}@"), served)
         raise AssertionError(f"it has ended: {served.stderr.read() if served.stderr else ''}")
 
     return ready
@@ -48,9 +61,9 @@ def start(spawn: Spawn, tmp_path: Path) -> Start:
 
 def test_upstreams_client_works_at_two_gateways(start: Start, tmp_path: Path) -> None:
     group = Group.create(tmp_path / "work", shards=2)
-    address = start(group.path)
+    address = start(group.path).address
     one = GoClient(f"{address}/", 0)  # an id that upstream's client may have
-    other = GoClient(start(group.path, "--taskstore-duration", "ns"), 255)
+    other = GoClient(start(group.path, "--taskstore-duration", "ns").address, 255)
     assert one.groups() == other.group("map", 0, True) == []
     assert other.claim("map", 30 * SECOND_NS) is None
     assert other.task(1) == TaskInfo()
@@ -101,7 +114,7 @@ def test_upstreams_client_works_at_two_gateways(start: Start, tmp_path: Path) ->
 
 def test_the_page_as_it_is_typed(start: Start, tmp_path: Path) -> None:
     group = Group.create(tmp_path / "work", shards=2)
-    address = start(group.path)
+    address = start(group.path).address
     tokens = tmp_path / "serve.tokens"
     places = {"localhost:8750": address.rpartition("@")[2], "~/.config/fsqueue/serve.tokens": str(tokens)}
     typed = Typed(tmp_path, "docs/taskstore.md", places, {})
@@ -111,3 +124,52 @@ def test_the_page_as_it_is_typed(start: Start, tmp_path: Path) -> None:
     for block in by_hand:
         typed.type(block)
     assert [(queue.name, queue.status().remaining) for queue in group.queues()] == [("map", 1), ("reduce", 1)]
+
+
+@pytest.mark.thorough
+def test_gateways_are_killed_under_upstreams_clients_and_each_task_counts_once(start: Start, tmp_path: Path) -> None:
+    """Whatever a client was told: a task that it deletes, and what it adds for it, go together."""
+    group = Group.create(tmp_path / "work", shards=2)
+    gateways = [start(group.path) for _ in range(2)]
+    tasks = [str(number) for number in range(60)]
+    seed = GoClient(gateways[0].address, 0)
+    seed.update(adds=[TaskInfo(group="map", data=one) for one in tasks])
+    seed.close()
+    claimed, is_over = threading.Semaphore(0), threading.Event()
+
+    def work(number: int) -> None:
+        turn = number
+        while not is_over.is_set():
+            turn += 1
+            client = GoClient(gateways[turn % 2].address, number)
+            try:
+                while not is_over.is_set() and (task := client.claim("map", 2 * SECOND_NS)) is not None:
+                    claimed.release()
+                    client.update(adds=[TaskInfo(group="done", data=task.data)], deletes=[task.id])
+            except (OSError, IndexError, KeyError, GoError, ResponseError):
+                pass  # it was killed, within an answer perhaps; or the claim was over
+            finally:
+                client.close()
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for worker in workers:
+        worker.start()
+    try:
+        for turn in range(4):
+            for _ in range(8):
+                assert claimed.acquire(timeout=60)
+            gateways[turn % 2].process.kill()
+            gateways[turn % 2].process.wait()
+            gateways[turn % 2] = start(group.path)
+        until(group["map"].is_drained, "each task to be done")
+    finally:
+        is_over.set()
+        for worker in workers:
+            worker.join()
+    last = GoClient(gateways[0].address, 0)
+    done = last.group("done", 0, True)
+    assert sorted(one.data for one in done) == sorted(tasks)
+    assert len({one.id for one in done}) == len(tasks)
+    assert last.groups() == ["done"]
+    last.close()
+    assert list(group.fsck()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,6 +16,7 @@ from starlette.testclient import TestClient
 
 import fsqueue
 from fsqueue import Group, Queue
+from fsqueue.filesystem import Filesystem
 from fsqueue.service.faults import RETRY_AFTER_S, Overloaded
 from fsqueue.service.taskstore import Taskstore
 from tests.levels import how_many
@@ -373,7 +375,7 @@ def test_faults_have_a_status_and_are_no_answer_of_the_store(
     for name in ("groups", "tasks", "listing", "update", "claim"):
         monkeypatch.setattr(Taskstore, name, fails)
     answers = [client.get(path) for path in ("/groups", "/group", "/task/1", "/tasks/1", "/group/map")]
-    answers += [client.post(path, json={"clientid": ME, "group": "map"}) for path in ("/update", "/claim")]
+    answers += [client.post(path, json=ADD | {"group": "map"}) for path in ("/update", "/claim")]
     for answer in answers:
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
         assert ("retry-after" in answer.headers) == (status == 503)
@@ -381,6 +383,48 @@ def test_faults_have_a_status_and_are_no_answer_of_the_store(
         assert "Traceback" not in answer.text
     if kind == "StorageError" and type(error) is fsqueue.StorageError:
         assert answers[0].headers["retry-after"] == str(RETRY_AFTER_S)
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 507), (errno.EIO, 503)])
+def test_no_fault_at_any_write_leaves_half_an_update(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    """Each write in turn fails, in one gateway. The other one sees all of the update or nothing."""
+    real, left = Filesystem.write_all, 0
+
+    def fails(self: Filesystem, fd: int, data: bytes | memoryview) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise OSError(number, "broken")
+        real(self, fd, data)
+
+    monkeypatch.setattr(Filesystem, "write_all", fails)
+    outcomes = set()
+    for write in range(1, 50):
+        groups = f"a{write}", f"b{write}"
+        changed, deleted = pair.add("old", "old", group=groups[0])
+        left = write
+        answer = pair.next().post(
+            "/update",
+            json={
+                "clientid": ME,
+                "adds": [{"group": name, "data": "new"} for name in groups],
+                "updates": [{"id": changed, "data": "new"}],
+                "deletes": [deleted],
+            },
+        )
+        was_reached, left = left <= 0, 0
+        seen = [sorted(one["data"] for one in pair.get(f"/group/{name}") or ()) for name in groups]
+        assert seen in ([["new", "new"], ["new"]], [["old", "old"], []]), f"half an update, at write {write}"
+        assert answer.status_code in (200, status), answer.text
+        assert ("retry-after" in answer.headers) == (answer.status_code == 503)
+        assert answer.status_code != 200 or seen[1] == ["new"]
+        outcomes.add((answer.status_code, seen[1] == ["new"]))
+        if not was_reached:
+            break
+    assert not was_reached, "each write was tried"
+    assert {(200, True), (status, False)} <= outcomes
 
 
 def test_a_body_has_a_bound(group: Group, open_gateway: Open) -> None:
@@ -394,7 +438,8 @@ def test_a_body_has_a_bound(group: Group, open_gateway: Open) -> None:
 
 def test_a_single_queue_has_none_of_these_calls(tmp_path: Any, open_gateway: Open) -> None:
     client = open_gateway(Queue.create(tmp_path / "q", shards=1).path)
-    for answer in (client.get("/groups"), client.get("/task/1"), client.post("/claim", json={"clientid": ME})):
+    claim = {"clientid": ME, "group": "q", "duration": 5}
+    for answer in (client.get("/groups"), client.get("/task/1"), client.post("/claim", json=claim)):
         assert answer.status_code == 404
         assert "group of queues" in answer.json()["error"]["message"]
 
