@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import re
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,7 +18,9 @@ from starlette.testclient import TestClient
 import fsqueue
 from fsqueue import Group, Queue
 from fsqueue.filesystem import Filesystem
+from fsqueue.service import asking, figures, login, page, taskstore_calls
 from fsqueue.service.faults import RETRY_AFTER_S, Overloaded
+from fsqueue.service.gate import TASKSTORE
 from fsqueue.service.taskstore import Taskstore
 from tests.levels import how_many
 from tests.service.conftest import READ, WRITE, Open
@@ -469,6 +472,15 @@ def test_the_token_may_stand_in_the_clients_address(group: Group, open_gateway: 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/status", "/task", "/queue", "/metrics", "/taskss/1", "/updates"])
 def test_elsewhere_the_token_may_not_come_as_a_password(group: Group, open_gateway: Open, path: str) -> None:
     assert open_gateway(group.path, token=None).get(path, headers=basic("any", WRITE)).status_code == 401
+
+
+def test_a_token_comes_as_a_password_at_taskstores_routes_and_at_no_other() -> None:
+    def examples(of: Any) -> list[str]:
+        return [re.sub(r"\{[^}]*\}", "x", route.path) for route in of.routes()]
+
+    assert [path for path in examples(taskstore_calls) if not TASKSTORE.fullmatch(path)] == []
+    others = [path for of in (asking, figures, login, page) for path in examples(of)]
+    assert [path for path in (*others, "/healthz") if TASKSTORE.fullmatch(path)] == []
 
 
 def test_who_may_only_read_neither_updates_nor_claims(group: Group, open_gateway: Open) -> None:
