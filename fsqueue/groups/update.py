@@ -62,6 +62,8 @@ class Update:
         self.results: list[Any] = []
         """What each call has brought about, in their order, once it is applied: a TaskRef of an insert, a list of them
         of `insert_many`, the task of a renewal or a replacement, None of all others."""
+        self.versions: dict[str, int] = {}
+        """The version of each task that it has inserted without a key, by the task's id, once it is applied."""
         self._calls: list[Callable[[_Outcome], Any]] = []
         self._plans: dict[QueueDirectory, QueuePlan] = {}
         self._queues: dict[QueueDirectory, Queue] = {}
@@ -168,6 +170,15 @@ class Update:
         value = task_file.decode_task(encoded.line)["payload"]  # as a lessee would get it
         self._end(task, TaskChange("replace", _seen(task), task_file.encode_json(value, "payload")), value)
 
+    def depends(self, task: LeasedTask | TaskInfo) -> None:
+        """Let the update happen only if a task is as it was seen. Nothing of that task changes.
+
+        `task`: one that this process has leased: its lease must hold. Or one that was looked up
+        (`group[name].task(id)`), waiting or leased: it must have the same version. No process changes it until the
+        update is decided, but for a renewal of its lease. UpdateConflict lists in `depends` what is not so.
+        """
+        self._end(task, TaskChange("depends", _seen(task)))
+
     # -- to do it ----------------------------------------------------------------------------------
 
     def apply(self, timeout_s: float = 30) -> list[Any]:
@@ -191,6 +202,9 @@ class Update:
         self._is_applied = True
         for task in self._ended:
             task.done = True
+        inserted = {id for ids in applied.inserted.values() for id in ids}
+        named = ((names.task_id(*place), version) for place, version in applied.versions.items())
+        self.versions = {id: version for id, version in named if id in inserted}
         outcome = _Outcome(applied)
         self.results = [call(outcome) for call in self._calls]
         return self.results
@@ -214,7 +228,8 @@ class Update:
     def _end(self, task: LeasedTask | TaskInfo, ending: TaskChange, payload: Any = None) -> None:
         if task.id in self._tasks:
             raise InvalidArgument(
-                f"The task {task.id} is in this update already. An update changes a task once. Nothing was done."
+                f"The task {task.id} is in this update already. An update names a task once: a change depends on the "
+                "task, too. Nothing was done."
             )
         self._add(1)
         plan = self._plan(task.queue)
@@ -222,7 +237,7 @@ class Update:
         place = ending.task.batch, ending.task.index
         plan.endings.setdefault(ending.task.batch, []).append(ending)
         if ending.kind not in ("renew", "replace"):
-            if isinstance(task, LeasedTask):
+            if isinstance(task, LeasedTask) and ending.kind != "depends":
                 self._ended.append(task)
             self._calls.append(lambda outcome: None)
             return
