@@ -286,7 +286,14 @@ class Taskstore:
             )
             for ref, (queue, payload, at, priority) in zip(results, new, strict=True)
         ]
-        return [_told(one) for one in self._group.numbers.give(made)]
+        try:
+            return [_told(one) for one in self._group.numbers.give(made)]
+        except (fsqueue.StorageError, fsqueue.StorageFull) as error:  # as it stands, it says to repeat the call
+            full = isinstance(error, fsqueue.StorageFull)
+            raise (fsqueue.StorageFull if full else fsqueue.StorageError)(
+                f"The update has happened: do not repeat it. Its new tasks have no ids yet ({error}). They get them "
+                "when their groups are listed."
+            ) from error
 
     def _task(self, known: fsqueue.NumberedInfo, client: int) -> fsqueue.TaskInfo | fsqueue.LeasedTask:
         """Return a task as an update takes it: by the client's lease on it, if it has one; else by its version."""
