@@ -283,6 +283,26 @@ def test_a_gateway_that_dies_before_it_gives_the_numbers_leaves_tasks_without_on
         assert sorted((task.data, task.owner) for task in left) == [("b", 0), ("c", 0)]
 
 
+def test_the_files_of_ids_are_known_to_those_who_count_and_check_files(group: fsqueue.Group, store: Taskstore) -> None:
+    store.update(ME, [Add("q", str(n)) for n in range(3)])
+    home = group.path / ".numbers"
+    assert (group.usage()["numbers"].files, group.usage()["numbers"].bytes) == (1, 3 * 72)
+    os.utime(home / ("0" * 12), (0, 0))
+    assert group["q"].gc(touch=True).touched > 2
+    assert (home / ("0" * 12)).stat().st_mtime > 0
+    assert list(group.fsck()) == []
+    (home / "mine").write_text("a user's")
+    (home / ("0" * 11 + "1")).symlink_to("mine")
+    assert sorted(finding.kind for finding in group.fsck(repair=True)) == ["link", "stray"]
+    assert (list(group.fsck()), os.listdir(home)) == ([], ["0" * 12])
+    assert ids(another(group).update(ME, [Add("q")])) == [4]
+    held = group.directory().fs.look(str(home / ("0" * 12)), os.O_RDWR)
+    os.utime(home / ("0" * 12), (0, 0))
+    assert group.directory().fs.try_lock(held)
+    assert [lock.what for lock in group["q"].stuck()] == ["numbers of tasks"]
+    group.directory().fs.close(held)
+
+
 def _storm(path: str, client: int, seed: int, turns: int) -> dict[str, Any]:
     """Claim, change, move on and delete at random; tell all ids that were given, and what was finished."""
     store, chance = Taskstore(fsqueue.Group(path)), random.Random(seed)
