@@ -278,11 +278,11 @@ class Taskstore:
             made.append(fsqueue.NewNumber(info, time_ms, client))
         try:
             return [_told(one) for one in numbers.give(made)]
-        except fsqueue.FsqueueError as error:
-            kind = fsqueue.StorageFull if isinstance(error, fsqueue.StorageFull) else fsqueue.StorageError
-            raise kind(
-                f"The update has happened, and its new tasks have no ids yet: {error} Do not send it again. List the "
-                "groups of those tasks: they get their ids then."
+        except (fsqueue.StorageError, fsqueue.StorageFull) as error:  # as it stands, it says to repeat the call
+            full = isinstance(error, fsqueue.StorageFull)
+            raise (fsqueue.StorageFull if full else fsqueue.StorageError)(
+                f"The update has happened: do not repeat it. Its new tasks have no ids yet ({error}). They get them "
+                "when their groups are listed."
             ) from error
 
     def _task(self, known: fsqueue.NumberedInfo, client: int) -> fsqueue.TaskInfo | fsqueue.LeasedTask:

@@ -294,7 +294,7 @@ def test_an_update_whose_ids_cannot_be_kept_says_that_it_has_happened(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         full.setattr(group.directory().fs, "write_all", no_room)  # the queues have filesystems of their own
-        with pytest.raises(fsqueue.StorageFull, match="has happened, and its new tasks have no ids"):
+        with pytest.raises(fsqueue.StorageFull, match="has happened: do not repeat it"):
             store.update(ME, changes=[Change(1, "b")])  # in one log: no decision file is needed
         with pytest.raises(fsqueue.StorageFull):
             store.claim(ME, "q", HOUR_MS)
