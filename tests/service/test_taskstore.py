@@ -90,9 +90,9 @@ def test_tasks_that_workers_insert_have_ids_when_they_are_seen(group: fsqueue.Gr
     assert [one.id for one in seen] == [1, 2, 3, 4]
     assert sorted(one.data for one in seen) == ["5", "in a file", '{"b64":"/w=="}', '{"x":1}']
     assert another(group).listing("q", allow_owned=True) == seen
-    assert ids(store.listing("q", limit=2)) == ids(seen)[:2]
     by_data = {one.data: one for one in seen}
     delayed = by_data['{"b64":"/w=="}']
+    assert ids(store.listing("q", limit=2)) == [id for id in ids(seen) if id != delayed.id][:2]
     assert refused(lambda: store.update(ME, deletes=[delayed.id])) == {"owned": [delayed.id]}
     store.update(ME, changes=[Change(by_data['{"x":1}'].id, '{"x":1}', -1)])
     again = next(info for info in group["q"].tasks() if info.priority is not None)
