@@ -65,6 +65,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
     "Event": "fsqueue.worker",
+    "FailingNode": "fsqueue.storage.nodes",
     "Flow": "fsqueue.views.flows",
     "Group": "fsqueue.groups",
     "GroupQueue": "fsqueue.groups",
@@ -72,12 +73,15 @@ _LAZY = {
     "GroupStatus": "fsqueue.groups",
     "Lineage": "fsqueue.groups",
     "LeaseHolder": "fsqueue.views.lease_holders",
+    "NewNumber": "fsqueue.groups",
+    "NumberedInfo": "fsqueue.groups",
     "PriorityRange": "fsqueue.views.priorities",
     "Relative": "fsqueue.groups",
     "RemoteGroup": "fsqueue.service.client",
     "RemoteQueue": "fsqueue.service.client",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
+    "TaskNumbers": "fsqueue.groups",
     "Timeline": "fsqueue.views.timeline",
     "Update": "fsqueue.groups",
     "Usage": "fsqueue.views.usage",
@@ -90,8 +94,20 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
-    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
+    from fsqueue.groups import (
+        Group,
+        GroupQueue,
+        GroupQueues,
+        GroupStatus,
+        Lineage,
+        NewNumber,
+        NumberedInfo,
+        Relative,
+        TaskNumbers,
+        Update,
+    )
     from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
+    from fsqueue.storage.nodes import FailingNode
     from fsqueue.views.flows import Flow
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
@@ -128,6 +144,7 @@ __all__ = [
     "DeadLetter",
     "Durability",
     "Event",
+    "FailingNode",
     "Failure",
     "Finding",
     "Flow",
@@ -152,7 +169,9 @@ __all__ = [
     "LockTimeout",
     "MostUsed",
     "Movement",
+    "NewNumber",
     "NotAQueue",
+    "NumberedInfo",
     "Pause",
     "Poll",
     "PriorityRange",
@@ -177,6 +196,7 @@ __all__ = [
     "Task",
     "TaskInfo",
     "TaskNotFound",
+    "TaskNumbers",
     "TaskRef",
     "TaskTooLarge",
     "Then",
