@@ -145,17 +145,18 @@ def test_a_groups_name_is_any_text(pair: Pair, group: Group) -> None:
 
 
 def test_an_update_gives_the_new_tasks_first_those_it_adds(pair: Pair) -> None:
-    first, second, gone = pair.add("a", "b", "c")
+    first, second, gone, kept = pair.add("a", "b", "c", "kept")
     given = pair.update(
         updates=[{"id": second, "data": "B", "timespec": -MINUTE_MS}, {"id": first}],
         adds=[{"group": "reduce", "data": "d"}, {"group": "map", "id": first, "ownerid": OTHER}],
         deletes=[gone],
-        depends=[first],
+        depends=[first, kept],
     )
     assert [(one["group"], one["data"]) for one in given] == [("reduce", "d"), ("map", ""), ("map", "B"), ("map", "")]
     ids = [one["id"] for one in given]
     assert ids == sorted(ids)
-    assert min(ids) > gone, "ids grow, also from gateway to gateway"
+    assert min(ids) > kept, "ids grow, also from gateway to gateway"
+    assert pair.get(f"/task/{kept}")["data"] == "kept", "what an update depends on stays as it is"
     assert all(one["ownerid"] == ME for one in given)
     assert pair.get(f"/tasks/{first},{second},{gone}") == [None, None, None]
     assert pair.get("/tasks/" + ",".join(map(str, ids))) == given
