@@ -14,7 +14,8 @@ from fsqueue.clock import Clock
 from tests.concurrency.books import drain
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt
-from tests.groups.test_updates import before, group, leased, new_group, trapped, worked_off
+from tests.concurrency.trapped import trapped_group as trapped
+from tests.groups.test_updates import before, group, leased, new_group, worked_off
 
 pytestmark = pytest.mark.once
 
