@@ -22,7 +22,7 @@ from typing import Any
 
 from fsqueue import Queue
 
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 """Seconds after which a round has failed."""
 CLIENT_CALLS = ("lab-nfs", "calls")
 """The lab's command that counts a client's calls to the server; elsewhere there is none."""
