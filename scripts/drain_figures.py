@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, default=256)
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--task-s", type=float, default=0.1, help="seconds that each task takes (default: 0.1)")
+    parser.add_argument("--batch-tasks", type=int, help="tasks in each batch (default: as insert_many chooses)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--once", metavar="NAME", help="one round with the fsqueue of this process, printed in JSON")
     return parser.parse_args()
@@ -73,7 +74,8 @@ def calls() -> int:
 def drained(name: str, given: argparse.Namespace) -> dict[str, float]:
     """Return the figures of one round, in a queue of this name: seconds, calls to the server, tasks of a worker."""
     began = time.monotonic()
-    Queue.create(given.directories[0] / name).insert_many({"n": number} for number in range(given.tasks))
+    queue, payloads = Queue.create(given.directories[0] / name), ({"n": number} for number in range(given.tasks))
+    queue.insert_many(payloads, batch_tasks=given.batch_tasks)
     insert_s = time.monotonic() - began
     forked = multiprocessing.get_context("fork")
     start, told = forked.Barrier(given.workers + 1), forked.SimpleQueue()
@@ -112,6 +114,7 @@ def main() -> None:
         for place, tree in enumerate(trees):
             command = [sys.executable, __file__, "--once", f"drain-{os.getpid()}-{number}-{place}"]
             command += ["--tasks", str(given.tasks), "--workers", str(given.workers), "--task-s", str(given.task_s)]
+            command += [] if given.batch_tasks is None else ["--batch-tasks", str(given.batch_tasks)]
             command += list(map(str, given.directories))
             said = subprocess.run(
                 command, env=os.environ | {"PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, text=True, check=True
