@@ -273,7 +273,8 @@ def _cut(
             diary.note("inserted", "first.0.0")
     queue.close()
     if style == "updating":
-        updates.new_pipeline(PIPELINE, durability, dice)
+        with children((updates.new_pipeline, PIPELINE, durability, dice.choice([7, 50]))) as [maker]:
+            maker.result()  # in a process of its own: an open group keeps its filesystem busy
     with children(
         *((life, notes / f"{number}", seed * 100 + number) for number, life in enumerate(STYLES[style]))
     ) as crew:
