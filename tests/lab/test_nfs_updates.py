@@ -32,7 +32,7 @@ def test_an_update_costs_few_calls_to_the_server(
 
 
 def test_a_pipeline_at_two_clients_while_workers_are_killed(nfs: Guest) -> None:
-    found = nfs.call(SCENARIOS, "play", seed=SEED, tasks=24, kills=3)
+    found = nfs.call(SCENARIOS, "play", seed=SEED, tasks=12, kills=2)
     tally.note(f"NFS {NFS}", found | {"rounds": 1})
     assert found["killed"] >= 1
 
