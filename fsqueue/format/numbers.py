@@ -16,7 +16,7 @@ from fsqueue.format.names import Batch, NumberFileName, QueueDirectory, QueueId
 
 DIRECTORY: Final = ".numbers"
 FILE_RECORDS: Final = 1 << 16
-"""How many records a file has at most."""
+"""Maximum number of records in a file."""
 RECORD_BYTES: Final = 72
 NUMBER_MAX: Final = (1 << 63) - 1
 
