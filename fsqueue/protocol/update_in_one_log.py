@@ -131,7 +131,7 @@ class UpdateInOneLog:
         if not tasks or self._log is None or not store.sync_inserts:
             return
         try:
-            syncs.sync(self._log, True, any(task.rank != LAST for task in tasks))
+            syncs.sync([(self._log, True, any(task.rank != LAST for task in tasks))])
             store.secure_generation()
         except OSError as error:
             raise StorageError(

@@ -405,9 +405,12 @@ class _Try:
     def _sync(self) -> None:
         if not self._syncs:
             return
-        for touched in self._touched:
-            is_insert = touched.opened.plan.has_inserts or touched.is_begun
-            self._coordinator.syncs.sync(touched.log, is_insert, touched.has_new_name)
+        self._coordinator.syncs.sync(
+            [
+                (touched.log, touched.opened.plan.has_inserts or touched.is_begun, touched.has_new_name)
+                for touched in self._touched
+            ]
+        )
         for opened in self._queues:
             if opened.plan.has_inserts:
                 opened.store.secure_generation()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from fsqueue import (
     UpdateConflict,
 )
 from fsqueue.clock import Clock
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, syncs
 from fsqueue.format import decisions
 from fsqueue.format.decisions import DecisionState
 from fsqueue.protocol import update_traces, updates
@@ -733,6 +734,25 @@ def test_the_order_of_syncs(tmp_path: Path) -> None:
     synced = said.index("sync .updates", decided)
     assert all(said.index(f"outcome {name}") > synced for name in "abc")
     assert said.count("sync .updates") == 2  # its name, and the decision
+
+
+def test_its_logs_are_synced_at_the_same_time(tmp_path: Path) -> None:
+    """And so an update over any number of queues waits for two syncs in a row: of its logs, and of the decision."""
+    group, token = begun(tmp_path / "group", over_three)
+    together = threading.Barrier(3)
+    logs: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        path = os.readlink(f"/proc/self/fd/{args[0]}") if step == "fsync" else ""
+        if path.endswith(".jsonl") and "movements" in path:
+            logs.append(path)
+            together.wait(20)  # it breaks unless the others come, too
+        return call(*args)
+
+    with trapped(group.path, trap) as mine, mock.patch("tests.concurrency.trapped.one_after_the_other", syncs.at_once):
+        over_three(mine, token)
+    assert len(set(logs)) == len(logs) == 3
+    assert has_happened(group, over_three)
 
 
 def test_nothing_is_synced_if_no_queue_asks_for_it(tmp_path: Path) -> None:
