@@ -436,7 +436,7 @@ class SingleInserter:
         an error that comes later, the update is given up in that log, too. LockTimeout, or another error before `note`
         was called: nothing of these tasks is anywhere. `announce`: of a single task, as for `insert`.
         """
-        store, rank = self.store, min(task.rank for task in tasks)
+        store, rank = self.store, tasks[0].rank if len(tasks) == 1 else min(task.rank for task in tasks)
         queue_changes.mark_ordered(store, rank)
         pending = [(store.entropy.hex16(), task) for task in tasks]
         for batch in self._batches(rank):

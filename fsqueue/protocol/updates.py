@@ -111,7 +111,7 @@ class Coordinator:
         error the text says it.
         """
         clock = group.clock
-        until, backoff = clock.monotonic() + timeout_s, Backoff(PAUSES_S, group.entropy.random, 2.0, 0.5)
+        until, backoff = clock.monotonic() + timeout_s, None
         tries = failures = 0
         while True:
             try:
@@ -127,6 +127,7 @@ class Coordinator:
             if left_s <= 0:
                 raise _busy(queues, why) from why
             tries += 1
+            backoff = backoff or Backoff(PAUSES_S, group.entropy.random, 2.0, 0.5)
             clock.sleep(min(left_s, backoff.next_s()))
 
     def patience_ms(self, logs: int, tries: int) -> int:
@@ -183,7 +184,8 @@ class _Try:
             return
         generation = store.queue_state.generation
         for endings in plan.endings.values():
-            self._conflicts.miss(plan, [each for each in endings if not each.is_of(generation)], "purged")
+            if purged := [each for each in endings if not each.is_of(generation)]:
+                self._conflicts.miss(plan, purged, "purged")
         self._queues.append(_Opened(plan, store, inserter, keyed))
 
     @property
@@ -200,8 +202,7 @@ class _Try:
         began = self._clock.monotonic()
         worker = self._queues[0].store.worker
         file = self._coordinator.files.present(self._group, self._clock, self._entropy, worker, self._syncs)
-        plans = [each.plan for each in self._queues]
-        logs = sum(len(plan.endings) + bool(plan.inserts) + len(plan.keyed) for plan in plans)
+        logs = sum([each.plan.logs for each in self._queues])
         vote = Vote(self._update, [])
         try:
             self._prepare(UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries)))
@@ -253,7 +254,7 @@ class _Try:
         except FileNotFoundError:
             return False  # the batch has finished: what comes next finds that, too
         self._applied = one.applied
-        self._notify(plan, store)
+        self._notify()
         return True
 
     # -- 2. prepare --------------------------------------------------------------------------------
@@ -269,8 +270,7 @@ class _Try:
             for chunk in opened.plan.chunks(tasks_max):
                 self._insert(opened, chunk, part)
         self._insert_keyed(part)
-        for opened in self._queues:
-            self._notify(opened.plan, opened.store)
+        self._notify()
 
     def _check_all(self) -> None:
         """Note all conflicts. No record of the update is written."""
@@ -317,7 +317,8 @@ class _Try:
         prepared = locked.replay_state.prepared.get(self._update)
         if prepared is None or len(prepared.records) != touched.records:
             raise StorageError(f"The records of an update do not apply in {locked.log.path}.")
-        self._applied.until.update({(locked.batch, index): until for index, until in records.until.items()})
+        for index, until in records.until.items():
+            self._applied.until[locked.batch, index] = until
         for offset, _, record in prepared.records:
             self._applied.note_version(locked.batch, offset, record)
         return touched
@@ -355,6 +356,8 @@ class _Try:
         """Prepare the inserts with keys, after all others. An insert that waits for another update waits for one that
         inserts with the same key. All go through their keys in one order, so none waits in a circle.
         """
+        if not any(opened.plan.keyed for opened in self._queues):
+            return
         ordered = sorted(
             (names.key_digest(key), opened.plan.directory, key, opened)
             for opened in self._queues
@@ -397,9 +400,9 @@ class _Try:
                 raise _Anew("A queue was deleted just now.") from None
             if not store.fs.is_in_place():
                 raise _Anew("The directory of a queue was moved just now.")
-            generations = {each.layout.generation for each in self._touched if each.opened is opened}
-            generations |= {generation for other, generation in self._collapsed if other is opened}
-            if generations != {store.queue_state.generation}:
+        written = [(each.opened, each.layout.generation) for each in self._touched]
+        for opened, generation in (*written, *self._collapsed):
+            if generation != opened.store.queue_state.generation:
                 raise _Anew("A queue was purged just now.")
 
     def _sync(self) -> None:
@@ -453,10 +456,11 @@ class _Try:
                     deciding.give(locked, self._update, outcome)
             except (OSError, FsqueueError):
                 continue  # or it was purged, or another process has given the outcome, and finished the batch
-        for opened in self._queues:
-            self._notify(opened.plan, opened.store, outcome)
+        self._notify(outcome)
 
-    def _notify(self, plan: QueuePlan, store: Store, outcome: Outcome = "commit") -> None:
-        """Notify idle workers, if the update makes tasks of the queue available; of an `abort`, if it thaws some."""
-        if plan.makes_available if outcome == "commit" else plan.freezes_free_tasks:
-            store.doorbell.ring_now_and_then(self._clock.monotonic())
+    def _notify(self, outcome: Outcome = "commit") -> None:
+        """Notify idle workers where the update makes tasks available; of an `abort`, where it thaws some."""
+        now = self._clock.monotonic()
+        for plan, store, _, _ in self._queues:
+            if plan.makes_available if outcome == "commit" else plan.freezes_free_tasks:
+                store.doorbell.ring_now_and_then(now)
