@@ -197,7 +197,7 @@ class Examination:
         except PartnerLost as error:
             advice = f"Check that the other host sees {self.directory}, and repeat the command on both."
             findings.append(ProbeResult("two hosts", WARNING, f"The tests were not made to their end. {error}", advice))
-        except doctorplaces.Refused as error:
+        except doctorplaces.UnsafePlace as error:
             advice = "Ask that user to remove it, or make these tests in a directory of your own on the same mount."
             findings.append(ProbeResult("two hosts", WARNING, f"The tests were not made: {error.strerror}.", advice))
         except OSError as error:

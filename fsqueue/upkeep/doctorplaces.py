@@ -53,7 +53,7 @@ MADE_BY_DOCTORS: Names = (
 """All that a doctor makes in a place of its own. What other programs put there is not removed."""
 
 
-class Refused(OSError):
+class UnsafePlace(OSError):
     """The meeting place belongs to a stranger. He could exchange what is in it; the sentence says what to do."""
 
 
@@ -76,7 +76,7 @@ def _fresh(token: Callable[[], str]) -> Callable[[], str]:
 
 
 def meeting_place(directory: OpenDirectory, token: Callable[[], str]) -> OpenDirectory:
-    """Open the directory where parties meet, which is made if need be. Refused if it is not safe to use."""
+    """Open the directory where parties meet, which is made if need be. UnsafePlace if it is not safe to use."""
     for left in reversed(range(TRIES)):
         try:
             with directory.make_or_enter(DOCTOR, SHARED, _fresh(token)) as outer:
@@ -95,12 +95,12 @@ def meeting_place(directory: OpenDirectory, token: Callable[[], str]) -> OpenDir
 
 
 def _refuse_strangers(directory: OpenDirectory, place: OpenDirectory, token: Callable[[], str]) -> None:
-    """Raise Refused if what this user writes in `place` can be exchanged by others who may write there."""
+    """Raise UnsafePlace if what this user writes in `place` can be exchanged by others who may write there."""
     found = place.stat()
     if is_mine(found) or found.st_mode & stat.S_ISVTX:
         return
     if found.st_uid != directory.as_made(_fresh(token)())[0]:
-        raise Refused(
+        raise UnsafePlace(
             1,
             f"{DOCTOR} here belongs to another user (number {found.st_uid}) and is not sticky, so that others could "
             "exchange what is written in it",
