@@ -150,8 +150,18 @@ class SingleInserter:
         """
         self._insert(tasks)
 
-    def _insert(self, tasks: Sequence[EncodedTask], announce: Announce | None = None) -> tuple[Batch, int]:
-        """Insert tasks, durably. Return their batch, and the index of the first one."""
+    def insert_together(self, tasks: Sequence[EncodedTask]) -> list[str]:
+        """Insert tasks, durably, all or none: as an update of one log, by one append. Return their ids.
+
+        AppendFailed: they are in the queue, or that is unknown. After any other error none is.
+        """
+        batch, first = self._insert(tasks, together=True)
+        return [names.task_id(batch, first + place) for place in range(len(tasks))]
+
+    def _insert(
+        self, tasks: Sequence[EncodedTask], announce: Announce | None = None, together: bool = False
+    ) -> tuple[Batch, int]:
+        """Insert tasks, durably. Return their batch, and the index of the first one. `together`: all or none."""
         store = self.store
         store.refresh()
         rank = min(task.rank for task in tasks) if len(tasks) > 1 else tasks[0].rank
@@ -164,7 +174,7 @@ class SingleInserter:
             if announce is not None:
                 announce(layout, batch, pending[0][0])
             try:
-                index = self._into(batch, pending, rank)
+                index = self._into(batch, pending, rank, together)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
             except (FileNotFoundError, _Overtaken):
@@ -299,12 +309,12 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, pending: Pending, rank: Rank) -> int | None:
+    def _into(self, batch: Batch, pending: Pending, rank: Rank, together: bool) -> int | None:
         """Insert tasks into a batch, durably. Return the index of the first one; None if the batch takes no inserts.
 
         `rank`: of the most urgent of them.
         """
-        appended = self._appended(batch, pending, rank)
+        appended = self._appended(batch, pending, rank, together)
         if appended is None:
             return None
         try:
@@ -317,7 +327,7 @@ class SingleInserter:
             raise AppendFailed(appended.failure, appended.new, is_exact=appended.is_exact) from appended.failure
         return appended.first
 
-    def _appended(self, batch: Batch, pending: Pending, rank: Rank) -> _Appended | None:
+    def _appended(self, batch: Batch, pending: Pending, rank: Rank, together: bool) -> _Appended | None:
         """Append tasks to a batch's log. None if it takes no inserts.
 
         If that ends with an error, those records that are not there are appended once more, to the same log and to no
@@ -339,7 +349,8 @@ class SingleInserter:
                         if rank != LAST:
                             opening = self._promised_in(locked, opening, rank)
                     if opening is not None:
-                        index = self._append(locked, opening, missing)
+                        append = self._append_together if together else self._append
+                        index = append(locked, opening, missing)
                         self._synced.wrote(locked)
                         return _Appended(index, locked.log.end, len(pending))
             except LockTimeout as busy:
@@ -514,6 +525,21 @@ class SingleInserter:
         log.append(b"".join(records))
         return first
 
+    def _append_together(self, locked: LockedBatch, opening: bytes, pending: Pending) -> int:
+        """Append an `insert` record for each task, and the `commit` at which they act. Return the index of the first.
+
+        Each append is an update with an id of its own: whole lines of one that was cut off are no part of the next.
+        """
+        log, replay_state, update = locked.log, locked.replay_state, names.new_update(self.store.entropy)
+        at, first = self._time_of(locked, opening), replay_state.count
+        records = self.records(pending, first, at, UpdatePart(update))
+        data = b"".join([*records, movements.commit(at, update, len(records))])
+        replay_state.replay_own(data, log.next_offset() + len(opening))
+        if len(replay_state.acted) != len(records):
+            raise StorageError(f"Inserts of an update do not act in {log.path}.")
+        log.append(opening + data)
+        return first
+
     def _make_durable(self, batch: Batch, end: int) -> None:
         """Sync the batch's names, once, and its log up to `end`. On a shared mount that was done under the lock."""
         store = self.store
@@ -594,12 +620,10 @@ def _indices_of(
     that count.
     """
     replay_state, found = ReplayState(), dict[str, int]()
-    for offset, record in records:
-        if record is not None:
-            replay_state.apply(record, offset)
-            first, identity = record.get("first"), record.get("id")
-            if identity in identities and type(first) is int and replay_state.places.get(first) == offset:
-                found[str(identity)] = first
+    for offset, record in replay_state.effective((at, each) for at, each in records if each is not None):
+        first, identity = record.get("first"), record.get("id")
+        if identity in identities and type(first) is int and replay_state.places.get(first) == offset:
+            found[str(identity)] = first
     return found
 
 

@@ -50,7 +50,7 @@ class UpdateInOneLog:
             try:
                 with LockedBatch(self._store, self._batch, waiting.wait_s) as locked:
                     wanted = deciding.freezing(locked, indices)
-                    if not wanted and not self._apply_in(locked):
+                    if not wanted and not self._apply_in(locked, failure is not None):
                         if failure is None or not self._store.fs.shared:
                             return False
                         raise failure  # the first write may still land
@@ -82,7 +82,7 @@ class UpdateInOneLog:
         """Return whether the last try may have written anything."""
         return self._log is not None
 
-    def _apply_in(self, locked: LockedBatch) -> bool:
+    def _apply_in(self, locked: LockedBatch, again: bool) -> bool:
         inserter, tasks = self._inserter, self._queue.inserts
         at = record_times.present(locked)
         if not check(locked, self._queue, self._endings, at, self._conflicts):
@@ -94,7 +94,9 @@ class UpdateInOneLog:
         records.name_earlier()
         lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)
         self._log = LogSync(locked, bool(tasks) and self._store.sync_inserts)
-        locked.write(b"".join([*lines, movements.commit(at, self._update, len(lines))]))
+        # Whole lines of a first write that was cut off would count as parts of the second one: the `abort` ends them.
+        ended = [movements.abort(at, self._update)] if again else []
+        locked.write(b"".join([*ended, *lines, movements.commit(at, self._update, len(lines))]))
         acted = locked.replay_state.acted
         if len(acted) != len(lines):
             raise StorageError(f"The records of an update do not act in {locked.log.path}. Nothing has happened.")
@@ -134,7 +136,4 @@ class UpdateInOneLog:
             syncs.sync([(self._log, True, any(task.rank != LAST for task in tasks))])
             store.secure_generation()
         except OSError as error:
-            raise StorageError(
-                f"The update has happened, and could not be made durable: {error}. A power loss may take it. Do not "
-                "apply it again."
-            ) from error
+            raise update_traces.not_durable(error) from error

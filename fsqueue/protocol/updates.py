@@ -32,6 +32,7 @@ from fsqueue.format.priority import LAST
 from fsqueue.format.replay import PATIENCE_MS
 from fsqueue.protocol import deciding, transitions, update_traces
 from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
@@ -243,8 +244,10 @@ class _Try:
         if len(self._queues) > 1:
             return False
         [(plan, store, inserter, _)] = self._queues
-        if plan.keyed or len(plan.endings) != 1 or len(plan.chunks(store.settings.batch_tasks_max)) > 1:
+        if plan.keyed or len(plan.endings) > 1 or len(plan.chunks(store.settings.batch_tasks_max)) > 1:
             return False
+        if not plan.endings:
+            return self._insert_together(plan, inserter)
         one = UpdateInOneLog(self._update, plan, store, inserter, self._conflicts)
         try:
             if not one.apply(self._coordinator.syncs, self._wait_s):
@@ -255,6 +258,24 @@ class _Try:
             return False  # the batch has finished: what comes next finds that, too
         self._applied = one.applied
         self._notify()
+        return True
+
+    def _insert_together(self, plan: QueuePlan, inserter: SingleInserter) -> bool:
+        """Let an update happen that does nothing but insert into one batch. Return True."""
+        try:
+            self._applied.inserted[plan.name] = inserter.insert_together(plan.inserts)
+        except QueueNotFound:
+            raise _Anew("A queue was deleted just now.") from None
+        except AppendFailed as failed:
+            if not failed.is_exact:
+                raise update_traces.unknown(failed.error) from failed.error
+            if failed.new:
+                raise update_traces.not_durable(failed.error) from failed.error
+            raise _Anew(str(failed.error)) from failed.error
+        except StorageError as error:
+            if type(error) is not StorageError:
+                raise
+            raise StorageError(f"{error} {NOTHING}") from error
         return True
 
     # -- 2. prepare --------------------------------------------------------------------------------
