@@ -412,7 +412,8 @@ def test_after_an_error_of_each_step_what_is_told_is_so(
         trap = FailAt(number, done=number % 4 < 2)
         group, token = begun(tmp_path / f"g{number}", plan)
         said = told(group.path, plan, token, trap, shared)
-        unknown += said is None
+        # A sync that fails leaves inserts by themselves unknown, as it does outside of an update.
+        unknown += said is None and (plan is not only_inserts or trap.steps[number - 1] != "fsync")
         assert said in (has_happened(group, plan), None), f"step {number}: {trap.steps[number - 1 : number]}"
         if len(trap.steps) < number:
             assert said
