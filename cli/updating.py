@@ -34,17 +34,18 @@ FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "bury": {"token": (str,), "queue": (str,), "reason": (str,)},
     "cancel": {"token": (str,), "id": (str,), "version": (int,), "queue": (str,)},
     "replace": {"token": (str,), "id": (str,), "version": (int,), "queue": (str,), "payload": ()},
+    "depends": {"token": (str,), "id": (str,), "version": (int,), "queue": (str,)},
 }  # fmt: skip
 """The fields of each operation, and their types; () for any JSON."""
 NEEDS = {"insert": ("queue", "payload"), "fail": ("token", "error"), "bury": ("token", "reason"), "cancel": (),
-         "replace": ("payload",)}  # fmt: skip
-"""The fields that an operation must have; of the others it is the token. A task is cancelled and replaced by its token,
-or by its id and the version that was seen."""
+         "replace": ("payload",), "depends": ()}  # fmt: skip
+"""The fields that an operation must have; of the others it is the token. Some name a task by its token, or by its id
+and the version that was seen."""
 LEASE_DIGITS = 16
 """The length of what stands behind the @ of a token. A version is shorter: an offset in a file."""
 
 
-LISTS = ("missing", "changed", "owned", "busy")
+LISTS = ("missing", "changed", "owned", "depends", "busy")
 """What a conflict tells."""
 Found = TypeVar("Found")
 
@@ -62,6 +63,7 @@ class Typed(NamedTuple):
         """fsqueue update /scratch/me/crawl --complete fetch="$token" --insert extract='{"page": 1}'
 fsqueue update "$FSQUEUE_QUEUE" --complete "$FSQUEUE_TOKEN" --insert extract=1 --insert extract=2   # within a command
 fsqueue update /scratch/me/crawl --cancel fetch=ID@VERSION --insert fetch='{"page": 2}'      # if it still waits
+fsqueue update /scratch/me/crawl --insert extract=1 --depends leader="$token"     # only while that lease holds
 fsqueue update /scratch/me/crawl --json < operations.jsonl"""
     )
 )
@@ -78,6 +80,10 @@ fsqueue update /scratch/me/crawl --json < operations.jsonl"""
     "--cancel", "cancels", metavar="[QUEUE=]TOKEN|ID@VERSION", multiple=True,
     help="Take a task out that is leased; or one that waits, if it still has this version ('show', 'ls --json').",
 )  # fmt: skip
+@click.option(
+    "--depends", "conditions", metavar="[QUEUE=]TOKEN|ID@VERSION", multiple=True,
+    help="Do it only if this lease holds, or the task still has this version. The task is left as it is.",
+)  # fmt: skip
 @click.option("--reason", help="What went wrong, for --fail and --bury.")
 @click.option("--delay", "delay_s", type=DURATION, help="How long until tasks of --release and --fail are available.")
 @worker_option
@@ -85,7 +91,8 @@ fsqueue update /scratch/me/crawl --json < operations.jsonl"""
 def update(
     group: str, completes: tuple[str, ...], result: str | None, inserts: tuple[str, ...], renews: tuple[str, ...],
     lease_s: float | None, releases: tuple[str, ...], fails: tuple[str, ...], buries: tuple[str, ...],
-    cancels: tuple[str, ...], reason: str | None, delay_s: float | None, worker: str | None, as_json: bool,
+    cancels: tuple[str, ...], conditions: tuple[str, ...], reason: str | None, delay_s: float | None,
+    worker: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Change tasks in several queues of GROUP in one step: either all of it happens, or nothing.
 
@@ -98,9 +105,11 @@ def update(
       {"fail": {"token": "...", "error": "..."}}     {"bury": {"token": "...", "reason": "..."}}
       {"cancel": {"token": "..."}}                   {"cancel": {"id": "...", "version": 812}}
       {"replace": {"token": "...", "payload": 6}}    {"replace": {"id": "...", "version": 812, "payload": 6}}
+      {"depends": {"token": "..."}}                  {"depends": {"id": "...", "version": 812}}
 
     A version is what 'fsqueue show' and 'ls --json' print of a task. An operation that names it is refused if the task
-    was changed since, or is leased.
+    was changed since; "cancel" and "replace" also if it is leased. "depends" changes nothing: the update is done only
+    if the task is so.
 
     An insert may have a "key". While a task with it is waiting, delayed or leased, nothing is inserted for it, and the
     rest is done: the line says "taken by" and the id of that task; --json has "inserted": false.
@@ -116,19 +125,23 @@ def update(
       1    it is not known whether it was done: the error says how to find out
       2    an operation is wrong; nothing was done
       6    conflict: a lease was lost, a task was changed, or other updates were in the way; nothing was done. --json
-           prints the lists: missing, changed, owned, busy
+           prints the lists: missing, changed, owned, depends, busy
     """
     given = _from_options(
-        completes, result, inserts, renews, lease_s, releases, fails, buries, cancels, reason, delay_s
+        completes, result, inserts, renews, lease_s, releases, fails, buries, cancels, conditions, reason, delay_s
     )
     operations = given or _from_stdin()
     opened, default = _group_at(group, worker)
     prepared = opened.update()
     lost: list[dict[str, str]] = []
+    lists: dict[str, list[dict[str, str]]]
     for operation in operations:
         _add(opened, default, prepared, operation, lost)
     if lost:
-        _conflict({name: lost if name == "missing" else [] for name in LISTS}, as_json)
+        lists = {name: [] for name in LISTS}
+        for one in lost:
+            lists["depends" if one["op"] == "depends" else "missing"].append(one)
+        _conflict(lists, as_json)
     try:
         results = prepared.apply()
     except fsqueue.UpdateConflict as conflict:
@@ -140,8 +153,8 @@ def update(
 
 def _from_options(
     completes: Sequence[str], result: str | None, inserts: Sequence[str], renews: Sequence[str], lease_s: float | None,
-    releases: Sequence[str], fails: Sequence[str], buries: Sequence[str], cancels: Sequence[str], reason: str | None,
-    delay_s: float | None,
+    releases: Sequence[str], fails: Sequence[str], buries: Sequence[str], cancels: Sequence[str],
+    conditions: Sequence[str], reason: str | None, delay_s: float | None,
 ) -> list[Typed]:  # fmt: skip
     """Return the operations that options ask for; UsageError."""
     for name, value, users, of in (
@@ -163,6 +176,7 @@ def _from_options(
         *_with_tokens("fail", fails, {"error": reason, **delay}),
         *_with_tokens("bury", buries, {"reason": reason}),
         *map(_with_version, _with_tokens("cancel", cancels, {})),
+        *map(_with_version, _with_tokens("depends", conditions, {})),
     ]
     for text in inserts:
         queue, equals, payload = text.partition("=")

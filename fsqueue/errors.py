@@ -164,7 +164,7 @@ class Conflict(NamedTuple):
     """Why an update could not happen: one of its operations."""
 
     op: str
-    """The operation: complete, renew, release, fail, bury, cancel, replace, insert."""
+    """The operation: complete, renew, release, fail, bury, cancel, replace, depends, insert."""
     queue: str
     """The queue's name in its group."""
     id: str
@@ -177,8 +177,8 @@ class UpdateConflict(FsqueueError):
 
     `missing`: tasks that have ended ("completed by this lease" says that an earlier try has succeeded), or whose queue
     is gone. `changed`: tasks of another version than the one that was seen. `owned`: tasks whose lease does not hold
-    any more, or that were seen free and are leased. Each names all that is wrong. `busy`: only other processes were in
-    the way; the same update may be applied again. `depends` is empty in this version.
+    any more, or that were seen free and are leased. `depends`: what is not so of the tasks that it only depends on.
+    Each names all that is wrong. `busy`: only other processes were in the way; the same update may be applied again.
     """
 
     exit_code = 6

@@ -16,7 +16,6 @@ from typing import Any
 from fsqueue.clock import MS_MAX
 from fsqueue.format import checkpoints, movements, names, priority, sparse
 from fsqueue.format.checkpoints import Stretch
-from fsqueue.format.names import UpdateId
 from fsqueue.format.priority import Priority
 from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Prepared, States
 
@@ -32,6 +31,8 @@ SUMMED_AT_ONCE = 64
 
 PATIENCE_MS = (5_000, 3_600_000)
 """A prepared record asks for no shorter and no longer patience than these, whatever it says."""
+DEPENDS = "depends"
+"""A record of an update that changes nothing. It freezes tasks as they are, and is void if they are not so."""
 Records = Iterable[tuple[int, dict[str, Any]]]
 """Parsed records, each with its offset."""
 
@@ -526,17 +527,15 @@ def _prepare(replay_state: ReplayState, record: dict[str, Any], at: int, offset:
     patience_ms = _time(record.get("patience", 0))
     if file is None:
         return False
-    prepared = replay_state.prepared.get(update) or Prepared(file, PATIENCE_MS[0])
-    if prepared.file != file or not _judge(replay_state, update, prepared, record, at, offset):
+    prepared = replay_state.prepared.get(update) or Prepared(update, file, PATIENCE_MS[0])
+    if prepared.file != file or not _judge(replay_state, prepared, record, at, offset):
         return False
     prepared.patience_ms = max(prepared.patience_ms, min(patience_ms, PATIENCE_MS[1]))
     replay_state.prepared[update] = prepared
     return True
 
 
-def _judge(
-    replay_state: ReplayState, update: UpdateId, prepared: Prepared, record: dict[str, Any], at: int, offset: int
-) -> bool:
+def _judge(replay_state: ReplayState, prepared: Prepared, record: dict[str, Any], at: int, offset: int) -> bool:
     """Note a record of an update, if it applies to all of its tasks where it stands. Return whether it does."""
     op = record["op"]
     if op == "insert":
@@ -548,7 +547,7 @@ def _judge(
         tasks = replay_state._tasks(record)
         if not tasks or not _IN_UPDATES[op](replay_state, record, at, tasks):
             return False
-        replay_state.freeze(update, prepared, tasks)
+        replay_state.freeze(prepared, tasks, at if op == DEPENDS else None)
     prepared.records.append((offset, at, record))
     return True
 
@@ -595,6 +594,17 @@ def _may_replace(replay_state: ReplayState, record: dict[str, Any], at: int, tas
     return _lease_id(record) is not None or record.get("version") == replay_state.version[tasks[0]]
 
 
+def _may_depend(replay_state: ReplayState, record: dict[str, Any], at: int, tasks: list[int]) -> bool:
+    lease, versions = _lease_id(record), record.get("versions")
+    if not all(map(replay_state.may_share, tasks)):
+        return False
+    if lease is not None:
+        return replay_state.named_by(tasks, lease) == tasks
+    if not all(replay_state.state[index] in (AVAILABLE, LEASED) for index in tasks):
+        return False
+    return type(versions) is list and versions == [replay_state.version[index] for index in tasks]
+
+
 _IN_UPDATES: dict[str, Callable[[ReplayState, dict[str, Any], int, list[int]], bool]] = {
     "insert": lambda replay_state, record, at, tasks: True,
     "renew": _may_renew,
@@ -604,6 +614,7 @@ _IN_UPDATES: dict[str, Callable[[ReplayState, dict[str, Any], int, list[int]], b
     "bury": _may_bury,
     "cancel": _may_cancel,
     "replace": _may_replace,
+    DEPENDS: _may_depend,
 }
 """The kinds of records that an update may have. The function returns whether the record applies to all of these tasks.
 If a field is missing or wrong, it returns False, or raises KeyError, TypeError or ValueError. It changes nothing.
@@ -627,11 +638,11 @@ def _commit_run(
     update, of = names.parse_update(record["update"]), record["of"]
     if update is None or type(of) is not int or of != len(run):
         return False
-    prepared, time = Prepared(None, 0), replay_state.at
+    prepared, time = Prepared(update, None, 0), replay_state.at
     for offset_of_part, part in run:
         time = max(time, part["at"])
         try:
-            applies = time <= AT_MAX and _judge(replay_state, update, prepared, part, time, offset_of_part)
+            applies = time <= AT_MAX and _judge(replay_state, prepared, part, time, offset_of_part)
         except (KeyError, TypeError, ValueError):
             applies = False
         if not applies:
@@ -654,7 +665,7 @@ def _act(replay_state: ReplayState, prepared: Prepared) -> None:
             replay_state.bring(at, index, available_at, offset, wanted)
         elif record["op"] == "renew":
             replay_state.extend(replay_state._tasks(record), record["until"], offset)
-        else:
+        elif record["op"] != DEPENDS:
             _HANDLERS[record["op"]](replay_state, record, at, offset)
         replay_state.acted.append((offset, record))
     replay_state.expect_again(prepared)
@@ -699,6 +710,7 @@ _NEEDED: dict[str, dict[str, Callable[[Any], object]]] = {
     "cancel": {"tasks": _ranges},
     "revoke": {"tasks": _ranges},
     "replace": {"tasks": _ranges, "payload": _any},
+    DEPENDS: {"tasks": _ranges},
     "clock": {"tasks": _ranges, "since": _any},
     "count": {"file": _text, "offset": _whole, "count": _whole},
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsqueue.format.names import BATCH_TASKS_MAX
+from fsqueue.format.names import BATCH_TASKS_MAX, UpdateId
 from fsqueue.format.task_states import AVAILABLE, LEASED, SKIPPED, Lease, States
 
 TOUCHED_MOST = 100
@@ -28,10 +28,18 @@ def broken(states: States) -> Iterator[tuple[int, str]]:
     # Invariant 8: what a process keeps of a batch is bounded by the length of a batch.
     if states.count > BATCH_TASKS_MAX:
         yield 8, f"the batch has {states.count} tasks, and {BATCH_TASKS_MAX} are the most"
-    # Invariant 2: a frozen task is that of one update, which is prepared here; it has no outcome.
-    frozen = {index: update for update, prepared in states.prepared.items() for index in prepared.tasks}
-    if frozen != states.frozen:
-        yield 2, f"the tasks {sorted(states.frozen)} are frozen, and prepared records name {sorted(frozen)}"
+    # Invariant 2: a frozen task is that of one update, which is prepared here, or of several that depend on it; it has
+    # no outcome.
+    named: dict[int, list[UpdateId]] = {}
+    for update, prepared in states.prepared.items():
+        for index in prepared.tasks:
+            named.setdefault(index, []).append(update)
+    frozen = {index: sorted(states.shared[index].updates if index in states.shared else [update])
+              for index, update in states.frozen.items()}  # fmt: skip
+    if {index: sorted(updates) for index, updates in named.items()} != frozen:
+        yield 2, f"the tasks {sorted(states.frozen)} are frozen, and prepared records name {sorted(named)}"
+    if any(states.frozen.get(index) not in sharing.updates for index, sharing in states.shared.items()):
+        yield 2, f"updates depend on the tasks {sorted(states.shared)}, and others have frozen them"
     for index in states.frozen:
         if states.state[index] not in (AVAILABLE, LEASED):
             yield 2, f"task {index} is frozen, and has an outcome"

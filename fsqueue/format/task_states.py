@@ -37,12 +37,25 @@ class Lease:
         self.tasks: list[int] = []
 
 
+class Sharing:
+    """A frozen task on which updates only depend. Any number of them may, at the same time."""
+
+    __slots__ = ("at", "updates")
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        """When the first one froze it (ms). It has been frozen since, by one or another."""
+        self.updates: list[UpdateId] = []
+        """Those that depend on it, one entry for each record that names it."""
+
+
 class Prepared:
     """The prepared records of one update in a log: judged, and without an outcome so far."""
 
-    __slots__ = ("file", "patience_ms", "records", "tasks")
+    __slots__ = ("file", "patience_ms", "records", "tasks", "update")
 
-    def __init__(self, file: DecisionFileName | None, patience_ms: int) -> None:
+    def __init__(self, update: UpdateId, file: DecisionFileName | None, patience_ms: int) -> None:
+        self.update = update
         self.file = file
         """The decision file that decides; None only while a replay judges an update that is all in one write."""
         self.patience_ms = patience_ms
@@ -56,6 +69,11 @@ class Prepared:
     def at(self) -> int:
         """Return when the last one was written, as the log has it (ms)."""
         return self.records[-1][1]
+
+    @property
+    def inserted(self) -> list[int]:
+        """Return the indices that its inserts have used up."""
+        return [record["first"] for _, _, record in self.records if record["op"] == "insert"]
 
     def left_ms(self, waited_ms: int, now_ms: int, margin_ms: int) -> int:
         """Return how long a process goes on waiting before it asks for an `abort`; 0 or less if they are old (ms).
@@ -112,6 +130,7 @@ class States:
         "remaining",
         "results",
         "sealed",
+        "shared",
         "since",
         "solo",
         "state",
@@ -183,7 +202,9 @@ class States:
         self.prepared: dict[UpdateId, Prepared] = {}
         """The updates that have prepared records here without an outcome."""
         self.frozen: dict[int, UpdateId] = {}
-        """The tasks that these name, each with its update."""
+        """The tasks that these name, each with its update; of several that depend on it, with one of them."""
+        self.shared: dict[int, Sharing] = {}
+        """Those of them on which updates only depend."""
         self._order = _AS_THEY_CAME
         """Tasks that are as they began are chosen in this order: by their ranks, equals by their indices."""
         self._frontier, self._end = 0, count
@@ -534,16 +555,36 @@ class States:
 
     # -- updates ------------------------------------------------------------------------------
 
-    def freeze(self, update: UpdateId, prepared: Prepared, tasks: list[int]) -> None:
-        """Keep tasks that a prepared record names as they are until the outcome of its update."""
+    def freeze(self, prepared: Prepared, tasks: list[int], shared_at: int | None = None) -> None:
+        """Keep tasks that a prepared record names as they are until the outcome of its update.
+
+        `shared_at`: the time (ms) of a record that only depends on them. Others may depend on them, too.
+        """
         prepared.tasks += tasks
-        self.frozen.update(dict.fromkeys(tasks, update))
+        if shared_at is None:
+            self.frozen.update(dict.fromkeys(tasks, prepared.update))
+        else:
+            for index in tasks:
+                self.frozen.setdefault(index, prepared.update)
+                self.shared.setdefault(index, Sharing(shared_at)).updates.append(prepared.update)
         self.touched.update(tasks)  # a run of tasks that are as they began leaves them out
 
+    def may_share(self, index: int) -> bool:
+        """Return whether no update changes a task that is frozen: others may depend on it."""
+        return index not in self.frozen or index in self.shared
+
     def thaw(self, prepared: Prepared) -> None:
-        """Let other records change these tasks again."""
+        """Let other records change these tasks again: of those on which others depend, once the last one is decided."""
         for index in prepared.tasks:
             self.frozen.pop(index, None)
+            sharing = self.shared.get(index)
+            if sharing is None:
+                continue
+            sharing.updates.remove(prepared.update)
+            if sharing.updates:
+                self.frozen[index] = sharing.updates[0]
+            else:
+                del self.shared[index]
 
     def expect_again(self, prepared: Prepared) -> None:
         """Let `choose` find tasks that were frozen. It has passed them by meanwhile, and will not look there again."""

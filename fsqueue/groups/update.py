@@ -170,6 +170,15 @@ class Update:
         value = task_file.decode_task(encoded.line)["payload"]  # as a lessee would get it
         self._end(task, TaskChange("replace", _seen(task), task_file.encode_json(value, "payload")), value)
 
+    def depends(self, task: LeasedTask | TaskInfo) -> None:
+        """Let the update happen only if a task is as it was seen. Nothing of that task changes.
+
+        `task`: one that this process has leased: its lease must hold. Or one that was looked up
+        (`group[name].task(id)`), waiting or leased: it must have the same version. No process changes it until the
+        update is decided, but for a renewal of its lease. UpdateConflict lists in `depends` what is not so.
+        """
+        self._end(task, TaskChange("depends", _seen(task)))
+
     # -- to do it ----------------------------------------------------------------------------------
 
     def apply(self, timeout_s: float = 30) -> list[Any]:
@@ -217,14 +226,15 @@ class Update:
         identity = task.id
         if identity in self._tasks:
             raise InvalidArgument(
-                f"The task {identity} is in this update already. An update changes a task once. Nothing was done."
+                f"The task {identity} is in this update already. An update names a task once: a change depends on the "
+                "task, too. Nothing was done."
             )
         self._add(1)
         plan = self._plan(task.queue)
         self._tasks.add(identity)
         plan.change(ending)
         if ending.kind not in ("renew", "replace"):
-            if isinstance(task, LeasedTask):
+            if isinstance(task, LeasedTask) and ending.kind != "depends":
                 self._ended.append(task)
             self._calls.append(_nothing)
             return

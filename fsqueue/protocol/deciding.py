@@ -22,6 +22,9 @@ from fsqueue.storage.store import Store
 
 MAKES_AVAILABLE = frozenset({"insert", "release", "fail"})
 """The kinds of prepared records whose `commit` makes a task available."""
+JOINED_MS = 100
+"""While a task is frozen by updates that depend on it, others may join these for so long (ms): an update on a file
+server takes as long, about."""
 PAUSES_S = (0.005, 0.25)
 """Shortest and longest pause between two looks at what a verb waits for: an update is decided in milliseconds, or when
 it is old."""
@@ -125,12 +128,25 @@ def _give_all(queue: Store, batch: Batch, updates: Sequence[UpdateId]) -> None:
         queue.doorbell.ring()
 
 
-def freezing(locked: LockedBatch, tasks: Iterable[int]) -> list[Undecided]:
-    """Return the updates that freeze any of these tasks."""
-    frozen = locked.replay_state.frozen
-    if not frozen:
+def freezing(locked: LockedBatch, tasks: Iterable[int], depends: Iterable[int] = ()) -> list[Undecided]:
+    """Return the updates that keep others from changing any of `tasks`, or from depending on any of `depends`: those
+    that freeze it, or insert it.
+
+    A reader shows an inserted task as soon as its update is decided. So its log may not have the outcome yet, when a
+    verb comes for the task. Several updates may depend on a task at the same time. But if it has been frozen for long
+    by one after the other, a new one waits: otherwise the task could never be changed.
+    """
+    replay_state = locked.replay_state
+    if not replay_state.prepared:
         return []
-    updates = {frozen[index] for index in tasks if index in frozen}
+    wanted, shared = set(tasks), replay_state.shared
+    joined_from = record_times.present(locked) - JOINED_MS if shared else 0
+    wanted.update(index for index in depends if index not in shared or shared[index].at < joined_from)
+    updates = {
+        update
+        for update, each in replay_state.prepared.items()
+        if not wanted.isdisjoint(each.tasks) or not wanted.isdisjoint(each.inserted)
+    }
     return [each for each in locked.undecided() if each.update in updates] if updates else []
 
 

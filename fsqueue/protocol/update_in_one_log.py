@@ -15,7 +15,7 @@ from fsqueue.format.names import UpdateId
 from fsqueue.format.priority import LAST
 from fsqueue.protocol import deciding, finishing, update_traces
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, check
+from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, check, in_the_way
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
 from fsqueue.storage import record_times
 from fsqueue.storage.locked_batch import LockedBatch
@@ -42,14 +42,13 @@ class UpdateInOneLog:
         has happened. If not, it is written once more with the same ids, so that it happens once, also if the first
         write lands late.
         """
-        indices = [each.task.index for each in self._endings]
         waiting = deciding.DecisionWait(self._store, self._batch, wait_s)
         failure: OSError | StorageError | None = None
         while True:
             self._log = None
             try:
                 with LockedBatch(self._store, self._batch, waiting.wait_s) as locked:
-                    wanted = deciding.freezing(locked, indices)
+                    wanted = in_the_way(locked, self._endings)
                     if not wanted and not self._apply_in(locked, failure is not None):
                         if failure is None or not self._store.fs.shared:
                             return False
@@ -84,11 +83,15 @@ class UpdateInOneLog:
 
     def _apply_in(self, locked: LockedBatch, again: bool) -> bool:
         inserter, tasks = self._inserter, self._queue.inserts
+        if not locked.replay_state.opened:
+            return False  # made just now by a lessee, or left empty by one that died: it tells of no task
         at = record_times.present(locked)
         if not check(locked, self._queue, self._endings, at, self._conflicts):
             return False
         if tasks and not inserter.takes_into(locked, tasks):
             return False
+        if not tasks and all(each.kind == "depends" for each in self._endings):
+            return True  # nothing is to be changed, and all that it depends on is so
         part = UpdatePart(self._update)
         records = Records(locked, self._endings, part, at)
         records.name_earlier()

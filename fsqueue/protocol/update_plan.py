@@ -17,15 +17,15 @@ from fsqueue.format.movements import UpdatePart, to_ranges
 from fsqueue.format.names import Batch, QueueDirectory
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol import transitions, worktimes
+from fsqueue.protocol import deciding, transitions, worktimes
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.losses import EXPIRED, completed_by, why_lost
 from fsqueue.protocol.single_inserts import APPEND_BYTES_MAX, APPEND_TASKS_MAX, SingleInserter
-from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.locked_batch import LockedBatch, Undecided
 from fsqueue.storage.store import Store
 
-Kind = Literal["complete", "renew", "release", "fail", "bury", "cancel", "replace"]
+Kind = Literal["complete", "renew", "release", "fail", "bury", "cancel", "replace", "depends"]
 ENDS = frozenset({"complete", "fail", "bury", "cancel"})
 """The kinds of changes after which a task may have ended."""
 RETURNS = frozenset({"release", "fail", "replace"})
@@ -39,7 +39,7 @@ LOOK_AGAIN = "Discard the results of these tasks; of those that were only seen, 
 
 @dataclass(frozen=True, slots=True)
 class SeenTask:
-    """A task that nobody holds, as it was seen: an update changes it only if it still has this version."""
+    """A task as it was seen, which this process does not hold: an update acts only if it still has this version."""
 
     batch: Batch
     index: int
@@ -48,7 +48,7 @@ class SeenTask:
 
 
 class TaskChange(NamedTuple):
-    """An operation of an update on a task that is held, or that was seen."""
+    """An operation of an update on a task that is held, or that was seen. `depends` changes nothing."""
 
     kind: Kind
     task: LeasedTask | SeenTask
@@ -108,7 +108,7 @@ class QueuePlan:
             if change.kind == "replace":
                 self.longest = max(self.longest, len(change.result or b""))
         if isinstance(change.task, SeenTask):
-            self.freezes_free_tasks = True
+            self.freezes_free_tasks = self.makes_available = True
 
     def insert(self, task: EncodedTask) -> None:
         """Add a task to insert."""
@@ -171,17 +171,24 @@ class Conflicts:
         self.missing: list[Conflict] = []
         self.changed: list[Conflict] = []
         self.owned: list[Conflict] = []
+        self.depends: list[Conflict] = []
+        """What is wrong with the tasks that the update only depends on."""
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.changed or self.owned)
+        return bool(self.missing or self.changed or self.owned or self.depends)
+
+    def _note(self, among: list[Conflict], queue: QueuePlan, ending: TaskChange, reason: str) -> None:
+        conflict = Conflict(ending.kind, queue.name, names.task_id(ending.task.batch, ending.task.index), reason)
+        (self.depends if ending.kind == "depends" else among).append(conflict)
 
     def miss(self, queue: QueuePlan, endings: Iterable[TaskChange], reason: str) -> None:
         """Note tasks that have ended, or are gone with their queue."""
-        self.missing += [_conflict(queue, each, reason) for each in endings]
+        for each in endings:
+            self._note(self.missing, queue, each, reason)
 
     def own(self, queue: QueuePlan, ending: TaskChange, reason: str) -> None:
         """Note a task whose lease does not hold any more."""
-        self.owned.append(_conflict(queue, ending, reason))
+        self._note(self.owned, queue, ending, reason)
 
     def judge(self, queue: QueuePlan, replay_state: ReplayState, ending: TaskChange, at: int) -> None:
         """Note why a lease does not hold at `at`, or a task is not as it was seen, by the state of the whole log."""
@@ -201,49 +208,62 @@ class Conflicts:
         state = replay_state.state[task.index] if task.index < replay_state.count else None
         if state in (COMPLETED, CANCELLED, DEAD):
             self.miss(queue, [ending], why_lost(replay_state, task.index))
-        elif state == LEASED and (replay_state.since[task.index] > at or ending.kind == "replace"):
+        elif state == LEASED and ending.kind != "depends" and (
+            replay_state.since[task.index] > at or ending.kind == "replace"
+        ):  # fmt: skip
             holder = replay_state.holder[task.index]
             worker = describe(holder.worker if holder is not None else None)
             is_in_time = replay_state.since[task.index] > at
             self.own(queue, ending, f"leased by {worker}" if is_in_time else f"{worker} {MAY_STILL_COMPLETE}")
         elif state in (AVAILABLE, LEASED):
             version = replay_state.version[task.index]
-            self.changed.append(_conflict(queue, ending, f"has the version {version} now; {task.version} was seen"))
+            self._note(self.changed, queue, ending, f"has the version {version} now; {task.version} was seen")
         else:
             self.miss(queue, [ending], "there is no such task")
 
     def error(self) -> UpdateConflict:
         """Return the error that lists all of them."""
-        found = [*self.missing, *self.changed, *self.owned]
+        found = [*self.missing, *self.changed, *self.owned, *self.depends]
         which = "; ".join(f"{each.op} {each.id} in {each.queue}: {each.reason}" for each in found[:3])
         more = f"; and {len(found) - 3:,} more" if len(found) > 3 else ""
-        done = all(each.reason == ALREADY for each in found)
+        done = all(each.reason == ALREADY for each in found) and not self.depends
         then = "An earlier update with this lease has completed it." if done else LOOK_AGAIN
         return UpdateConflict(
             f"The update cannot happen ({which}{more}). Nothing of it was done now. {then}",
             missing=self.missing,
             changed=self.changed,
             owned=self.owned,
+            depends=self.depends,
         )
 
 
-def _conflict(queue: QueuePlan, ending: TaskChange, reason: str) -> Conflict:
-    return Conflict(ending.kind, queue.name, names.task_id(ending.task.batch, ending.task.index), reason)
-
-
 def _may_be_changed(replay_state: ReplayState, ending: TaskChange, at: int) -> bool:
-    """Return whether the lease of a task holds; of one that was seen, whether it still is so, and free.
+    """Return whether the lease of a task holds; of one that was seen, whether it still is so. To be changed, that one
+    must be free. To be depended on, it must have no outcome.
 
     A lease that has run out may still complete its task. So the payload is not replaced under it: the worker would
     complete the old one, and the new one would never be executed. A cancellation ends the lease.
     """
     task = ending.task
+    is_depended_on = ending.kind == "depends"
     if not isinstance(task, SeenTask):
+        if is_depended_on:  # others may depend on it, too
+            return bool(replay_state.named_by([task.index], task.lease))
         return replay_state.holds(task.index, task.lease)
     if task.index >= replay_state.count or replay_state.version[task.index] != task.version:
         return False
+    if is_depended_on:
+        return replay_state.state[task.index] in (AVAILABLE, LEASED)
     is_available = replay_state.state[task.index] == AVAILABLE
     return replay_state.is_free(task.index, at) and (is_available or ending.kind == "cancel")
+
+
+def in_the_way(locked: LockedBatch, endings: Sequence[TaskChange]) -> list[Undecided]:
+    """Return the updates whose decision must be waited for before these operations can be judged."""
+    if not locked.replay_state.prepared:
+        return []  # as mostly
+    changed = [each.task.index for each in endings if each.kind != "depends"]
+    return deciding.freezing(locked, changed, [each.task.index for each in endings if each.kind == "depends"])
 
 
 def check(locked: LockedBatch, queue: QueuePlan, endings: Sequence[TaskChange], at: int, conflicts: Conflicts) -> bool:
@@ -277,16 +297,19 @@ class Records:
         self._work = worktimes.worked([each.task for each in endings if isinstance(each.task, LeasedTask)])
         for found in _alike_together(endings):
             kind, task, result, ms, text = found[0]
-            if kind in ("cancel", "replace"):
+            if kind in ("cancel", "replace", "depends"):
                 self._change(kind, task.lease or None, sorted(found, key=lambda each: each.task.index))
                 continue
             self._add(kind, task.lease, [each.task.index for each in found], result, -1 if ms is None else ms, text)
 
     def _change(self, kind: str, lease: str | None, found: Sequence[TaskChange]) -> None:
-        """Cancel tasks, or replace the payload of one. `found` ascends: versions stand in the order of the indices."""
-        if kind == "cancel":
+        """Cancel tasks, depend on them, or replace the payload of one.
+
+        `found` ascends: versions stand in the order of the indices.
+        """
+        if kind != "replace":
             versions = [each.task.version for each in found] if lease is None else None
-            self._record("cancel", lease, [each.task.index for each in found], versions=versions)
+            self._record(kind, lease, [each.task.index for each in found], versions=versions)
         else:
             [(_, task, payload, _, _)] = found
             assert payload is not None

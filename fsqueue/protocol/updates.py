@@ -36,7 +36,7 @@ from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
-from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, SeenTask, TaskChange, check
+from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, SeenTask, TaskChange, check, in_the_way
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
 from fsqueue.storage import decisions, history, jsonl, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
@@ -308,7 +308,6 @@ class _Try:
         store = opened.store
         file = transitions.file_of_waiting(store, batch) if _has_seen(endings) else None
         is_begun = False
-        indices = [each.task.index for each in endings]
         waiting = deciding.DecisionWait(store, batch, self._wait_s)
         try:
             while True:
@@ -317,7 +316,9 @@ class _Try:
                         is_begun = not locked.replay_state.opened or is_begun
                         if not transitions.begin_waiting(locked, file):
                             raise FileNotFoundError(errno.ENOENT, "The batch has finished just now")
-                    wanted = deciding.freezing(locked, indices)
+                    elif not locked.replay_state.opened:  # made anew for a batch that has finished
+                        raise FileNotFoundError(errno.ENOENT, "The batch has finished")
+                    wanted = in_the_way(locked, endings)
                     if not wanted:
                         at = record_times.present(locked)
                         if check(locked, opened.plan, endings, at, self._conflicts) and part and not self._conflicts:

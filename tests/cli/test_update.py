@@ -75,7 +75,7 @@ def test_a_lost_lease_is_a_conflict_and_nothing_is_done(group: Group, fsqueue_cl
     said = fsqueue_cli("update", group.path, "--complete", f"first={token}", "--insert", "next=1", "--json", code=6)
     conflict = json.loads(said.stdout)["conflict"]
     (lost,) = conflict.pop("missing")
-    assert conflict == {"changed": [], "owned": [], "busy": []}
+    assert conflict == {"changed": [], "owned": [], "depends": [], "busy": []}
     assert (lost["op"], lost["queue"], lost["id"]) == ("complete", "first", token.partition("@")[0])
     assert "nothing was done" in said.stderr
     assert waiting(group) == []
@@ -98,10 +98,32 @@ def test_a_task_that_waits_is_changed_if_it_is_as_it_was_printed(group: Group, f
     )  # fmt: skip
     lists = {kind: [one["id"] for one in told] for kind, told in json.loads(said.stdout)["conflict"].items()}
     leased = [found["stays"]["id"], taken.id]
-    assert lists == {"missing": [found["goes"]["id"]], "changed": [], "owned": leased, "busy": []}
+    assert lists == {"missing": [found["goes"]["id"]], "changed": [], "owned": leased, "depends": [], "busy": []}
     fsqueue_cli("update", group.path, "--cancel", f"first={taken.token}")
     assert [info.payload for info in group["first"].tasks()] == ["new"]
     assert waiting(group) == []
+
+
+def test_an_update_depends_on_tasks_that_it_does_not_change(group: Group, fsqueue_cli: Run) -> None:
+    held, own = leased(group, "held"), leased(group, "own")
+    group["conf"].insert_many(["seen"], batch_tasks=1)
+    (info,) = group["conf"].tasks()
+    seen = f"{info.id}@{info.version}"
+    done = fsqueue_cli(
+        "update", group.path, "--depends", f"first={held}", "--depends", f"conf={seen}", "--complete", f"first={own}",
+        "--json",
+    )  # fmt: skip
+    assert [one["op"] for one in json.loads(done.stdout)["done"]] == ["complete", "depends", "depends"]
+    line = json.dumps({"depends": {"id": info.id, "version": info.version, "queue": "conf"}})
+    fsqueue_cli("update", group.path, input=f'{line}\n{{"insert": {{"queue": "next", "payload": 1}}}}')
+    fsqueue_cli("release", f"{group.path}/first", held)
+    group["conf"].lease()
+    said = fsqueue_cli("update", group.path, input=f'{line}\n{{"insert": {{"queue": "next", "payload": 2}}}}', code=6)
+    assert f"depends: depends conf {info.id}: has the version" in said.stderr
+    said = fsqueue_cli("update", group.path, "--depends", f"first={held}", "--insert", "next=3", "--json", code=6)
+    lists = json.loads(said.stdout)["conflict"]
+    assert [one["id"] for one in lists["depends"]] == [held.partition("@")[0]]
+    assert waiting(group) == [1]
 
 
 WRONG = {

@@ -236,17 +236,17 @@ def met(directory: Path) -> tuple[Rendezvous, Rendezvous]:
 
 def meet_beside(directory: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]) -> None:
     """Two parties meet, and talk, where `plant` has put things under the names that they expect."""
-    real = Rendezvous.announce
+    real, planted = Rendezvous.announce, ("0" * 16, "f" * 16)
 
     def announce(party: Rendezvous) -> None:
         real(party)
         if len(list(directory.glob("*.here"))) == 4:  # those of both, beside two planted ones
-            one, two = (path.name[:16] for path in directory.glob("*.here") if path.name[:2] not in ("00", "ff"))
+            one, two = (path.stem for path in directory.glob("*.here") if path.stem not in planted)
             for name in (f"{'0' * 16}.{one}", f"{'0' * 16}.{two}", f"{one}.{two}"):
                 plant(directory / f"{name}.000001")
 
-    for digit in ("0", "f"):
-        plant(directory / f"{digit * 16}.here")
+    for name in planted:
+        plant(directory / f"{name}.here")
     monkeypatch.setattr(Rendezvous, "announce", announce)
     one, two = met(directory)
     plant(directory / f"{two.me}.{one.me}.000003")

@@ -15,6 +15,7 @@ from fsqueue.format.movements import UpdatePart
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import AVAILABLE, COMPLETED, LEASED, PATIENCE_MS, SKIPPED, ReplayState
 from tests.format import test_checkpoints as brief_readers
+from tests.format import test_replay_properties as plain_logs
 from tests.format.test_inserts import LINE, OpenTape, as_seen, judged, open_logs
 from tests.format.test_replay_properties import folded, json_or_none, lines_of, loose, parts
 from tests.levels import how_many
@@ -254,6 +255,84 @@ def test_a_batch_does_not_finish_beside_a_prepared_insert(tape: Tape) -> None:
     assert tape.state.finished
 
 
+# -- tasks that an update only depends on --------------------------------------------------------------
+
+
+def test_a_record_that_depends_on_tasks_freezes_them_and_changes_nothing(tape: Tape) -> None:
+    before = full_state(tape.state)
+    tape.prepare("depends", 0, lease="l")
+    tape.prepare("depends", 2, versions=[tape.state.version[2]])
+    assert tape.state.frozen == {0: U, 2: U}
+    tape.put("complete", 211, lease="l", tasks=[[0, 1]])
+    tape.lease(211, "m", 2, until=900)
+    assert (tape.states[0], tape.states[2]) == (LEASED, AVAILABLE), "nothing changes what it depends on"
+    tape.commit(2, at=212)
+    after = full_state(tape.state)
+    assert after | {"at": 0, "touched": 0} == before | {"at": 0, "touched": 0}
+    assert tape.state.choose(213, 1, 0, None)[0] == [2]
+
+
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+def test_several_updates_depend_on_a_task_and_it_thaws_with_the_last(tape: Tape, outcome: str) -> None:
+    for update in (U, V):
+        tape.prepare("depends", 0, lease="l", part=UpdatePart(update, FILE, 5_000))
+    tape.prepare("complete", 0, lease="l", part=UpdatePart(names.UpdateId("a" * 16), FILE, 0))
+    assert list(tape.state.prepared) == [U, V], "one that changes the task is void"
+    tape.commit(1) if outcome == "commit" else tape.abort()
+    assert (tape.state.frozen, list(state_checks.broken(tape.state))) == ({0: V}, [])
+    tape.put("complete", 221, lease="l", tasks=[[0, 1]])
+    assert tape.states[0] == LEASED
+    tape.commit(1, at=222, update=V)
+    assert (tape.state.frozen, tape.state.shared) == ({}, {})
+    tape.put("complete", 223, lease="l", tasks=[[0, 1]])
+    assert tape.states[0] == COMPLETED
+
+
+def test_none_depends_on_a_task_that_another_update_changes(tape: Tape) -> None:
+    tape.prepare("complete", 0, lease="l")
+    tape.prepare("depends", 0, 1, lease="l", part=UpdatePart(V, FILE, 5_000))
+    assert list(tape.state.prepared) == [U]
+    tape.prepare("depends", 0, lease="l")
+    assert len(tape.state.prepared[U].records) == 1, "nor on one that it changes itself"
+
+
+def test_a_lease_that_is_depended_on_is_renewed(tape: Tape) -> None:
+    tape.prepare("depends", 0, lease="l")
+    offset = tape.put("renew", 215, lease="l", tasks=[[0, 1]], until=800)
+    tape.commit(1)
+    assert (tape.state.since[0], tape.state.version[0]) == (800, offset)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lease": "other", "tasks": [[0, 1]]},
+        {"lease": "l", "tasks": [[0, 3]]},
+        {"versions": [0], "tasks": [[2, 3]]},
+        {"versions": [], "tasks": [[2, 3]]},
+        {"versions": None, "tasks": [[2, 3]]},
+        {"tasks": [[2, 3]]},
+        {"lease": 7, "tasks": [[0, 1]]},
+        {"versions": [0], "tasks": [[4, 5]]},
+    ],
+)
+@pytest.mark.parametrize("part", [PREPARED, WHOLE, None])
+def test_a_condition_that_does_not_hold_is_void(tape: Tape, fields: dict[str, Any], part: UpdatePart | None) -> None:
+    before = full_state(tape.state)
+    tape.put("depends", 210, **fields, **(part.fields if part is not None else {}))
+    if part is WHOLE:
+        tape.raw(movements.complete(210, "l", [1], part=WHOLE))
+        tape.commit(2, at=210)
+    assert full_state(tape.state) == before
+    assert (tape.state.frozen, tape.state.shared) == ({}, {})
+
+
+def test_a_task_with_an_outcome_is_not_depended_on(tape: Tape) -> None:
+    tape.put("complete", 205, lease="l", tasks=[[0, 1]])
+    tape.prepare("depends", 0, versions=[tape.state.version[0]])
+    assert tape.state.prepared == {}
+
+
 # -- inserts -------------------------------------------------------------------------------------------
 
 
@@ -437,6 +516,10 @@ outcomes = st.one_of(
     st.builds(movements.abort, st.integers(90, 200), updates),
 )
 OF_UPDATES = ("renew", "complete", "release", "fail", "bury", "cancel", "replace")
+dependent = st.one_of(
+    plain_logs.records_of("depends", lease=plain_logs.lease_ids, tasks=plain_logs.tasks),
+    plain_logs.records_of("depends", tasks=plain_logs.tasks, versions=st.just("seen")),
+)
 
 
 @st.composite
@@ -459,7 +542,9 @@ def soups(draw: st.DrawFn, most: int = 16) -> bytes:
         if choice < 3:
             tape.raw(draw(outcomes))
             continue
-        record = draw(one_record(tape))
+        record = as_seen(tape.state, draw(dependent)) if choice == 9 else draw(one_record(tape))
+        if choice == 9:
+            record |= {"update": draw(updates), "file": draw(files)}
         if choice < 8 and (choice < 4 or record["op"] in OF_UPDATES or record["op"] == "insert"):
             record["update"] = draw(updates)
             if choice < 7:

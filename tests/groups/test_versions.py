@@ -11,10 +11,12 @@ import pytest
 
 from fsqueue import Group, InvalidArgument, InvalidTask, LeaseLost, Queue, Task, TaskInfo, TaskTooLarge, UpdateConflict
 from fsqueue.clock import Clock
+from fsqueue.format import names
 from tests.concurrency.books import drain
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt
 from tests.groups.test_updates import before, group, leased, new_group, trapped, worked_off
+from tests.prepared import ByHand
 
 pytestmark = pytest.mark.once
 
@@ -226,3 +228,51 @@ def test_what_cannot_be_changed_is_refused_at_once(group: Group, tmp_path: Path)
     update.replace(next(iter(small["a"].tasks())), "x" * 200)
     with pytest.raises(TaskTooLarge, match="the queue takes 100"):
         update.apply()
+
+
+def test_a_log_that_a_lessee_left_empty_hides_no_task(group: Group) -> None:
+    """A lessee makes the log of a batch before it writes there. It may die in between, or take some time."""
+    group["a"].insert_many(["out", "old", "kept"], batch_tasks=3)
+    infos = seen(group, "a")
+    log = Path(group["a"].store.layout.log(names.parse_task_id(infos["out"].id)[0]))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    with group.update() as update:
+        update.cancel(infos["out"])
+        update.replace(infos["old"], "new")
+    assert seen(group, "a").keys() == {"new", "kept"}
+
+
+def test_a_log_that_is_made_anew_for_a_finished_batch_tells_nothing(group: Group) -> None:
+    """A lessee has listed the batch before it finished, and makes its log again, for a moment."""
+    queue = group["a"]
+    queue.insert_many(["task"], batch_tasks=1)
+    [task] = queue.lease(1, lease_s=60)
+    again, log = queue.attach(task.token), Path(queue.store.layout.log(task.batch))
+    task.complete()
+    assert not log.exists()
+    log.touch()
+    [missing] = conflict(group, ("complete", again)).missing
+    assert missing.reason == "completed by this lease"
+
+
+@pytest.mark.parametrize("verb", ["replace", "cancel", "plain cancel"])
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_task_that_is_shown_can_be_changed_before_its_log_has_the_outcome(
+    tmp_path: Path, verb: str, place: int
+) -> None:
+    """Its update is decided, and the process that applied it has died: no worker has looked into the log since."""
+    hand = ByHand(tmp_path / "group")
+    hand.prepare()
+    hand.says("commit")
+    [info] = hand.then.tasks()
+    assert info.payload == "new"
+    if verb == "plain cancel":
+        assert hand.then.cancel([info.id]) == 1
+    else:
+        update = hand.group.update()
+        getattr(update, verb)(info, *(["newer"] if verb == "replace" else []))
+        if place == 2:
+            update.insert("first", "next")
+        update.apply()
+    assert [info.payload for info in hand.then.tasks()] == (["newer"] if verb == "replace" else [])

@@ -13,7 +13,13 @@ PACKAGE = TOP / "fsqueue"
 
 @cache
 def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes(), str(path))
+    """Return what a file says. Python 3.11 keeps one recursion depth for all threads: if another thread parses at the
+    same moment (it prints a traceback), each may take the other's for a mistake (CPython's issue 106905).
+    """
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except SystemError:
+        return ast.parse(path.read_bytes(), str(path))
 
 
 def code(tree: ast.AST) -> Iterator[ast.AST]:

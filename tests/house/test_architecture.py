@@ -246,7 +246,7 @@ def test_tests_mirror_the_packages() -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     files = [*PACKAGE.rglob("*.py"), *(TOP / "cli").rglob("*.py")]
-    silent = [str(path.relative_to(TOP)) for path in files if not ast.get_docstring(ast.parse(path.read_bytes()))]
+    silent = [str(path.relative_to(TOP)) for path in files if not ast.get_docstring(parse(path))]
     assert silent == []
 
 

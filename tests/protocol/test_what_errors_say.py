@@ -22,7 +22,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem, operations
 from fsqueue.protocol import single_inserts
 from fsqueue.protocol.insert_errors import LOOK_FIRST
-from tests.house.source import PACKAGE, TOP
+from tests.house.source import PACKAGE, TOP, parse
 from tests.support import QueueFactory
 
 pytestmark = pytest.mark.once
@@ -575,7 +575,7 @@ OTHERS = {
 
 def texts_of(path: Path) -> Iterator[str]:
     """Yield each text in a module that claims something of what is in a queue."""
-    tree = ast.parse(path.read_text())
+    tree = parse(path)
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation

@@ -61,6 +61,7 @@ UPDATES = {
     "status": 0.3,
     "wait": 0.5,
 }
+DEPENDS = UPDATES | {"update": 1.0, "depend": 5.0}
 UPDATED: dict[str, Any] = {
     "group": True,
     "two_queues": True,
@@ -117,13 +118,14 @@ SCENARIOS = {
             stale_listings=0.3,
             **UPDATED,
         ),
-        Scenario("update-cut", actions=UPDATES, faults=("cut", "cut", "host", "delay"), stale=0.4, **UPDATED),
+        Scenario("update-cut", actions=DEPENDS, faults=("cut", "cut", "host", "delay"), stale=0.4, **UPDATED),
         Scenario("update-error-nfs", actions=UPDATES, faults=("error", "after", "reply"), stale=0.4, **UPDATED),
         Scenario(
             "update-power", shared=False, hosts=1, actions=UPDATES, faults=("power", "kill"), lossy=True, **UPDATED
         ),
         Scenario("update-power-nfs", actions=UPDATES, faults=("power", "kill"), lossy=True, **UPDATED),
         Scenario("update-steps", actions=UPDATES, faults=("clock", "clock", "delay", "kill"), **UPDATED),
+        Scenario("update-depends", shared=False, hosts=1, actions=DEPENDS, faults=("kill", "stop", "error"), **UPDATED),
         Scenario(
             "update-delete",
             shared=False,

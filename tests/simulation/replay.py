@@ -63,6 +63,8 @@ class Replay:
         self.files: dict[str, str] = {}
         """The decision file of each update that had prepared records."""
         self._frozen: set[int] = set()
+        self._shared: set[int] = set()
+        """Those of them on which updates only depend."""
         self._direct: tuple[str, list[Kept]] = "", []
         """Records of an update without a file, one directly behind the other."""
         self._inserts: set[str] = set()
@@ -145,7 +147,7 @@ class Replay:
                         self.tasks[index].since = since
         elif op == "lease" and lease in self._leases:
             pass
-        elif op in _RULES:
+        elif op in _RULES and op != "depends":
             indices = [index for start, end in record["tasks"] for index in range(start, end)]
             for place, index in enumerate(indices):
                 task = self.tasks[index] if index < len(self.tasks) else None
@@ -172,12 +174,18 @@ class Replay:
         """Whether a record that ends or extends leases applies to each of its tasks, none of which is frozen."""
         indices = self._indices(kept.record)
         for place, index in enumerate(indices):
-            task = copy.copy(self.tasks[index]) if index < len(self.tasks) and index not in self._frozen else None
+            is_kept = index in self._frozen and (kept.record["op"] != "depends" or index not in self._shared)
+            task = copy.copy(self.tasks[index]) if index < len(self.tasks) and not is_kept else None
             if task is None or task.state in (*OUTCOMES, SKIPPED):
                 return False
             if not _RULES[kept.record["op"]](task, kept.record, kept.at, place):
                 return False
         return True
+
+    def _freeze(self, record: dict[str, Any]) -> None:
+        self._frozen.update(self._indices(record))
+        if record["op"] == "depends":
+            self._shared.update(self._indices(record))
 
     def _prepare(self, update: str, kept: Kept) -> None:
         record = kept.record
@@ -190,7 +198,7 @@ class Replay:
         elif not self._would_apply(kept):
             return
         else:
-            self._frozen.update(self._indices(record))
+            self._freeze(record)
         self.prepared.setdefault(update, []).append(kept)
         self.files[update] = record["file"]
         self._at = kept.at
@@ -201,13 +209,11 @@ class Replay:
             return
         del self.prepared[update]
         self.decided.append((update, record["op"]))
-        self._frozen = {
-            index
-            for others in self.prepared.values()
-            for kept in others
-            if kept.record["op"] != "insert"
-            for index in self._indices(kept.record)
-        }
+        self._frozen, self._shared = set(), set()
+        for others in self.prepared.values():
+            for kept in others:
+                if kept.record["op"] != "insert":
+                    self._freeze(kept.record)
         self._at = at
         for kept in held if record["op"] == "commit" else ():
             if kept.record["op"] == "insert":
@@ -218,12 +224,12 @@ class Replay:
     def _commit_direct(self, held: list[Kept], record: dict[str, Any], at: int) -> None:
         if record.get("of") != len(held):
             return
-        frozen = set(self._frozen)
+        frozen, shared = set(self._frozen), set(self._shared)
         try:
             if not all(self._would_act(kept) for kept in held):
                 return
         finally:
-            self._frozen = frozen
+            self._frozen, self._shared = frozen, shared
         self._at = at
         for kept in held:
             if kept.record["op"] == "insert":
@@ -235,7 +241,8 @@ class Replay:
         """Judge a record that is written with its `commit`. A second record of a task is void, so all are."""
         if kept.record["op"] != "insert":
             would = self._would_apply(kept)
-            self._frozen.update(self._indices(kept.record) if would else ())
+            if would:
+                self._freeze(kept.record)
             return would
         would = self._can_insert(kept.record)
         if would:
@@ -253,7 +260,8 @@ class Replay:
                 self.wrong.append(f"a prepared {op} does not act on task {index}, which was frozen for it")
             if is_behind:
                 task.since = since
-            task.version = max(task.version, kept.offset) if op == "renew" else kept.offset
+            if op != "depends":
+                task.version = max(task.version, kept.offset) if op == "renew" else kept.offset
             task.history.append((op, lease))
             if holder is not None and (task.state, task.lease) != (LEASED, holder):
                 self.ends[index, holder] = kept.at
@@ -355,6 +363,10 @@ def _cancel(task: State, record: dict[str, Any], at: int, place: int) -> bool:
     return True
 
 
+def _depends(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    return _holds(task, record) if "lease" in record else record["versions"][place] == task.version
+
+
 _RULES = {
     "lease": _lease,
     "renew": _renew,
@@ -364,4 +376,5 @@ _RULES = {
     "revoke": _revoke,
     "bury": _bury,
     "cancel": _cancel,
+    "depends": _depends,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fsqueue.format import movements
+from fsqueue.format import movements, state_checks
 from fsqueue.format.replay import ReplayState
 from tests.simulation.invariants import STATES
 from tests.simulation.replay import AVAILABLE, LEASED, Replay
@@ -46,7 +46,7 @@ class Writer:
 
     def _of_update(self, part: dict[str, Any]) -> None:
         rng = self.rng
-        match rng.choice(("insert", "insert", "complete", "renew", "release", "fail", "bury")):
+        match rng.choice(("insert", "insert", "complete", "renew", "release", "fail", "bury", "depends")):
             case "insert":
                 self.insert(part)
             case "complete":
@@ -59,6 +59,12 @@ class Writer:
                 self._put("fail", lease=self._lease(), tasks=self._tasks(), available_at=self.at, error="e", **part)
             case "bury":
                 self._put("bury", lease=self._lease(), tasks=self._tasks(), reason="r", **part)
+            case "depends" if rng.random() < 0.5:
+                self._put("depends", lease=self._lease(), tasks=self._tasks(), **part)
+            case "depends":
+                tasks, told = self._tasks(), Replay(self.data).tasks
+                versions = [task.version for start, end in tasks for task in told[start:end]]
+                self._put("depends", tasks=tasks, versions=versions, **part)
 
     def insert(self, part: dict[str, Any]) -> None:
         """Insert at the next index most times."""
@@ -109,6 +115,7 @@ def test_the_judge_and_the_package_read_the_same_in_a_log_with_updates(first: in
         acted += len(told.decided)
         assert state.prepared.keys() == told.prepared.keys(), seed
         assert {index for index in range(state.count) if state.frozen.get(index)} == told._frozen, seed
+        assert (state.shared.keys(), list(state_checks.broken(state))) == (told._shared, []), seed
         for index, task in enumerate(told.tasks):
             holder = state.holder[index]
             own = STATES[state.state[index]], state.version[index]

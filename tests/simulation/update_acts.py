@@ -7,7 +7,7 @@ and what is done, each operation also counts as the verb that does the same to o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 NOT_DONE = "Nothing of the update has happened"
 DONE_ALL_THE_SAME = "The update has happened"
 KINDS = ("complete", "complete", "complete", "release", "fail", "bury", "renew")
+DEPENDING = (*KINDS, "depends", "depends", "depends")
 
 
 @dataclass
 class Operation:
-    """What an update does to one task of one of the two queues: inserts it, or ends or renews its lease."""
+    """What an update does to one task of one of the two queues: inserts it, ends or renews its lease, or depends on
+    it.
+    """
 
     place: int
     kind: str
@@ -59,7 +62,12 @@ class Updates:
 # -- acts ----------------------------------------------------------------------------------------------------
 
 
-def update(story: Story, actor: Actor) -> None:
+def depend(story: Story, actor: Actor) -> None:
+    """As `update`, but some of the tasks are left as they are: the update depends on their leases."""
+    update(story, actor, DEPENDING)
+
+
+def update(story: Story, actor: Actor, kinds: Sequence[str] = KINDS) -> None:
     """Lease some tasks of both queues, and end them in one update that inserts others."""
     rng, queues = story.rng, relays.both(story, actor)
     tasks: list[LeasedTask] = []
@@ -76,7 +84,7 @@ def update(story: Story, actor: Actor) -> None:
     if rng.random() < 0.3:
         actor.work(rng.choice((0.1, 3.0, 12.0)))
     operations = [
-        Operation(relays.place_of(task), rng.choice(KINDS) if number else "complete", task.payload, task)
+        Operation(relays.place_of(task), rng.choice(kinds) if number else "complete", task.payload, task)
         for number, task in enumerate(tasks)
     ]
     for place in (0, 1):
@@ -114,12 +122,14 @@ def apply(story: Story, actor: Actor, operations: list[Operation]) -> None:
                     mine.bury(task, "no hope")
                 case "renew":
                     mine.renew(task)
+                case "depends":
+                    mine.depends(task)
         return mine.apply()
 
     shadows = []
     for place, one in enumerate(queues):
         for operation in operations:
-            if operation.place == place:
+            if operation.place == place and operation.kind != "depends":
                 shadows.append(_shadow(story, one, operation))
     call = Call(actor.name, "update", {}, story.world)
     told = Told(operations, call, shadows)
@@ -144,7 +154,11 @@ def _shadow(story: Story, actor: Actor, operation: Operation) -> Call:
     return call
 
 
-ACTS: dict[str, Callable[[Story, Actor], None]] = {"update": update, "insert_into_both": insert_into_both}
+ACTS: dict[str, Callable[[Story, Actor], None]] = {
+    "update": update,
+    "depend": depend,
+    "insert_into_both": insert_into_both,
+}
 
 
 # -- the judgement -------------------------------------------------------------------------------------------
@@ -164,6 +178,12 @@ def judge(story: Story) -> Iterator[str]:
         for history in (story.history, story.history_beside)
         for call in history.calls
         for task in call.args.get("tasks", ())
+    )
+    ends.update(
+        (one.kind, one.task.id, one.task.lease)
+        for told in story.updates.told
+        for one in told.operations
+        if one.kind == "depends" and one.task is not None
     )
     for told in story.updates.told:
         yield from _judge(story, told, [one for one in told.operations if not _is_others(one, ends)], logs)

@@ -50,7 +50,13 @@ MUTATIONS = [
         "a prepared record freezes nothing",
         "a lease that runs out is taken over, and the commit acts on another one's task",
         "update-stop",
-        (("task_states.States.freeze", "self.frozen.update(dict.fromkeys(tasks, update))", "pass"),),
+        (("task_states.States.freeze", "self.frozen.update(dict.fromkeys(tasks, prepared.update))", "pass"),),
+    ),
+    Mutation(
+        "a task that an update depends on is not frozen",
+        "its lease ends between the look and the decision, and the update happens all the same",
+        "update-depends",
+        (("task_states.States.freeze", "self.frozen.setdefault(index, prepared.update)", "pass"),),
     ),
     Mutation(
         "the first line of a decision file is written when it pleases the client",

@@ -197,10 +197,11 @@ def pipeline(path: Path) -> fsqueue.WorkerReport:
     print(fsqueue.wait([group, first]), group.wait(60), group.lease(2, wait_s=1), group.delete("first"))
     update: fsqueue.Update = group.update()
     update.insert("second", {"page": 2}, priority=1)
+    update.depends(first.task("id"))
     try:
         print(update.apply(timeout_s=60), update.results)
     except fsqueue.UpdateConflict as error:
-        found_wrong: list[fsqueue.Conflict] = error.missing + error.busy
+        found_wrong: list[fsqueue.Conflict] = error.missing + error.depends + error.busy
         print(found_wrong[0].reason)
     lineage: fsqueue.Lineage = group.lineage("first", "id")
     kin: list[fsqueue.Relative] = [*lineage.ancestors, *lineage.successors]
