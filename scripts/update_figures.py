@@ -206,7 +206,8 @@ def measured(where: Path, count: int) -> Iterator[str]:
     )
     yield filled(
         f"A task, in microseconds: the least of {PIECES} pieces of {PIECE} tasks (synced: of {PIECES // 10}), in which "
-        "what is compared takes turns. The rate is that of lease 1 + complete, a completion that is not synced."
+        "what is compared takes turns. Rates are against lease 1 + complete. Synced is the durability 'default': there "
+        "a completion by itself is not."
     )
     rows, rate = [], 0.0
     for durability, words in (("none", "not synced"), ("default", "synced")):
@@ -227,7 +228,7 @@ def measured(where: Path, count: int) -> Iterator[str]:
         "each gets one."
     )
     yield table(
-        ["payloads, queues", *(f"{operations:,} inserts" for operations in OPERATIONS)],
+        ["payloads, queues; inserts:", *(f"{operations:,}" for operations in OPERATIONS)],
         [[f"{shape}, {queues}", *(f"{ms:.2f}" for ms in times)] for shape, queues, times in grown(where)],
     )
     yield filled(f"{count} updates over two queues that a crash left open: until others have done all tasks, seconds.")
