@@ -8,7 +8,6 @@ import click
 
 from fsqueue.errors import from_os_error
 from fsqueue.format import wording
-from fsqueue.storage import nodes
 from fsqueue.views import lease_holders as holders
 
 from .common import brief, example, json_option, moment, queue_argument, queue_at
@@ -47,13 +46,13 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
     """
     with queue_at(queue) as q:
         store = q.store
-        admitted = [node for node in admit if nodes.admit(store, node)]
+        admitted = [node for node in admit if q.admit_node(node)]
         try:
             dead, released = holders.release_dead(store) if release_dead else ([], 0)
         except OSError as error:
             raise from_os_error(error, "releasing what the dead hold") from error
         found = holders.workers(store)
-        failing = nodes.failing(store)
+        failing = q.failing_nodes()
         now = store.clock.now_ms() / 1000
     refused = {node.node for node in failing}.intersection(admit).difference(admitted)  # a warning says why
     said: dict[str, Any] = {"workers": [worker.as_dict() for worker in found]}

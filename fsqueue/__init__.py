@@ -65,6 +65,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
     "Event": "fsqueue.worker",
+    "FailingNode": "fsqueue.storage.nodes",
     "Flow": "fsqueue.views.flows",
     "Group": "fsqueue.groups",
     "GroupQueue": "fsqueue.groups",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from fsqueue.doctor import Report
     from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
     from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
+    from fsqueue.storage.nodes import FailingNode
     from fsqueue.views.flows import Flow
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
@@ -128,6 +130,7 @@ __all__ = [
     "DeadLetter",
     "Durability",
     "Event",
+    "FailingNode",
     "Failure",
     "Finding",
     "Flow",

@@ -20,7 +20,7 @@ from fsqueue.format.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
 from fsqueue.fsck import Finding, fsck
-from fsqueue.storage import deadletters, letter_files, retrying
+from fsqueue.storage import deadletters, letter_files, nodes, retrying
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
@@ -120,6 +120,16 @@ class Maintenance:
         by_worker = selector("worker", worker), selector("host", host)
         by_job = selector("slurm_job", slurm_job), selector("job", job)
         return administration.release_all(self.store, *by_worker, *by_job, offline)
+
+    @verb("forgetting a node's failures")
+    def admit_node(self, node: str) -> bool:
+        """Forget the failures in a row on a node: it takes tasks again. Return False if there are none.
+
+        `node`: its name as `failing_nodes` has it. An error of the filesystem is logged, and leaves the node as it is.
+        """
+        if not isinstance(node, str) or not node:
+            raise InvalidArgument(f"node must be the name of a node, not {node!r:.100}. Nothing was done.")
+        return nodes.admit(self.store, node)
 
     @verb("changing settings")
     def change_settings(self, /, **settings: Any) -> Settings:

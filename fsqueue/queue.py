@@ -41,7 +41,9 @@ from fsqueue.protocol import encoding, insert_errors, insertion, transitions, wa
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.single_inserts import SingleInserter
+from fsqueue.storage import nodes
 from fsqueue.storage.discovery import queue_path
+from fsqueue.storage.nodes import FailingNode
 from fsqueue.storage.store import QueueClosed, Store
 from fsqueue.user_code import user_function
 from fsqueue.views import attaching, inspection, results, task_history
@@ -562,6 +564,14 @@ class Queue(Maintenance):
         with forks.held_off():
             from fsqueue.views import lease_holders
         return lease_holders.workers(self.store, asks_slurm)
+
+    @verb("reading on which nodes tasks fail")
+    def failing_nodes(self) -> list[FailingNode]:
+        """Return the nodes on which the latest tasks failed, one after the other, by name.
+
+        They are counted for workers with `exclude_after` (`fsqueue run --exclude-after`) alone. A hint.
+        """
+        return nodes.failing(self.store)
 
     @verb("counting the files")
     def usage(self) -> dict[str, Usage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from fsqueue.errors import FsqueueError, QueueNotFound, StorageError, TaskNotFou
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
-from fsqueue.format.models import GcReport, RetryReport, Status, TaskRef
+from fsqueue.format.models import GcReport, RetryReport, Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until
@@ -48,6 +49,9 @@ class HasQueues(Protocol):
 
     def directory(self, begins: bool = False) -> GroupDirectory:
         """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
+
+    def update(self) -> Any:
+        """Return an empty update of queues of this group."""
 
     def _wait_together(
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
@@ -290,8 +294,28 @@ class GroupQueue(Queue):
         if self._opens():
             self.store.lease_for_others()
 
-    def lease(self, n: int = 1, *, wait_s: float = 0, **how: Any) -> list[LeasedTask]:
-        """Lease up to `n` tasks: see `Queue.lease`. With `wait_s`, wait up to that for the queue itself, too."""
+    def lease(
+        self, n: int = 1, *, wait_s: float = 0, depends: Iterable[LeasedTask | TaskInfo] = (), **how: Any
+    ) -> list[LeasedTask]:
+        """Lease up to `n` tasks: see `Queue.lease`. With `wait_s`, wait up to that for the queue itself, too.
+
+        `depends`: tasks of the group that must be as they were seen while the new leases hold, as in `Update.depends`.
+        UpdateConflict if one is not, also if no task is available: nothing is leased then. What was leased before that
+        was found was put back at once, without blame.
+        """
+        conditions = [*depends]
+        if conditions:
+            check = self.group.update()
+            for task in conditions:
+                check.depends(task)
+            tasks = self.lease(n, wait_s=wait_s, **how)
+            try:
+                check.apply()
+            except BaseException:
+                with suppress(FsqueueError):  # they come back when their leases run out
+                    self.release(tasks)
+                raise
+            return tasks
         clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)
         deadline = clock.monotonic() + duration_ms(wait_s, "wait_s") / 1000
         while True:
@@ -344,6 +368,8 @@ _EMPTY: dict[str, Callable[[], Any]] = {
     "activity": lambda: together([]),
     "timeline": lambda: Timeline(0.0, 1.0, [], [], [], []),
     "workers": list,
+    "failing_nodes": list,
+    "admit_node": bool,
     "usage": dict,
     "waiting_by_priority": list,
     "stuck": list,

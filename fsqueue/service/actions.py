@@ -55,6 +55,10 @@ def _release(queue: fsqueue.Queue, fields: Fields) -> int:
     return 1
 
 
+def _admit_node(queue: fsqueue.Queue, fields: Fields) -> int:
+    return int(queue.admit_node(fields.get("node", "")))
+
+
 def _one(fields: Fields) -> str:
     task_id = fields.get("id")
     if not task_id:
@@ -69,6 +73,7 @@ _VERBS: dict[str, Callable[[fsqueue.Queue, Fields], int]] = {
     "retry-completed": _retry_completed,
     "cancel": _cancel,
     "release": _release,
+    "admit-node": _admit_node,
 }
 DONE: dict[str, Callable[[int], str]] = {
     "pause": lambda n: "The queue is paused." if n else "The queue was paused already.",
@@ -79,5 +84,6 @@ DONE: dict[str, Callable[[int], str]] = {
         f"Cancelled: {counted(n, 'task')}." if n else "Not cancelled: a worker has it, or it has ended."
     ),
     "release": lambda n: f"Released: {counted(n, 'task')}.",
+    "admit-node": lambda n: "The node takes tasks again." if n else "No failures are counted there any more.",
 }
 """What a page says after an action, from the number of tasks that it changed."""

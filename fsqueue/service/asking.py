@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -13,13 +12,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import fsqueue
-from fsqueue.service import answers, bodies, fields, operations, schema, streaming
+from fsqueue.service import answers, bodies, fields, operations, schema, streaming, updates
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField
 from fsqueue.service.operations import Operation
 
-UPDATE_S = 30.0
-"""How long an update waits for others that are in its way."""
+OFTEN = ("lease", "complete", "update", "insert", "renew", "lease_any")
+"""Operations that workers ask for, time and again. Routes are tried one after the other: these come first."""
 
 Handler = Callable[[Request, dict[str, Any]], Awaitable[Response]]
 
@@ -30,7 +29,7 @@ def routes() -> list[BaseRoute]:
         operations.ABOUT: _about,
         operations.QUEUES: _queues,
         operations.GROUP_STATUS: _group_status,
-        operations.UPDATE: _update,
+        operations.UPDATE: updates.update,
         operations.INSERT: streaming.insert,
         operations.LEASE_ONE: streaming.lease,
         operations.LEASE_ANY: streaming.lease_any,
@@ -40,7 +39,7 @@ def routes() -> list[BaseRoute]:
     }
     made = [
         Route(f"/v1{one.path}", partial(_answer, one, handlers.get(one)), methods=[one.method], name=one.name)
-        for one in operations.OPERATIONS
+        for one in sorted(operations.OPERATIONS, key=lambda one: one.name not in OFTEN)
     ]
     return [*made, Route("/v1/openapi.json", _openapi)]
 
@@ -122,41 +121,6 @@ async def _group_status(request: Request, given: dict[str, Any]) -> Response:
         return gateway.served.group.status(given["match"], exact=given["exact"]).as_dict()
 
     return Json(await gateway.threads.run(counted))
-
-
-async def _update(request: Request, given: dict[str, Any]) -> Response:
-    """Do all of it, or nothing."""
-    gateway = request.app.state.gateway
-    if gateway.served.group is None:
-        raise BadField("path", f"/v1/update is for a group. Here is one queue, {gateway.served.only!r}.")
-
-    def applied() -> Any:
-        with ExitStack() as queues:
-            update = gateway.served.group.update()
-
-            def held(one: Mapping[str, Any]) -> fsqueue.LeasedTask:
-                queue: fsqueue.Queue = queues.enter_context(gateway.served.queue(one["queue"]))
-                return queue.attach(one["token"], verify=False)
-
-            for one in given["inserts"]:
-                task = fsqueue.Task(one["payload"], one["key"], one["priority"], one["delay_s"], one["available_at"])
-                update.insert(one["queue"], task)
-            for one in given["complete"]:
-                update.complete(held(one), one["result"])
-            renewed = [held(one) for one in given["renew"]]
-            for lease, one in zip(renewed, given["renew"], strict=True):
-                update.renew(lease, one["lease_s"])
-            for one in given["release"]:
-                update.release(held(one), one["delay_s"])
-            for one in given["fail"]:
-                update.fail(held(one), one["error"], one["delay_s"])
-            for one in given["bury"]:
-                update.bury(held(one), one["reason"])
-            inserted = update.apply(UPDATE_S)[: len(given["inserts"])]
-            until = [{"token": lease.token, "lease_until": lease.lease_until} for lease in renewed]
-            return {"inserted": [{"id": ref.id, "inserted": ref.inserted} for ref in inserted], "renewed": until}
-
-    return Json(await gateway.threads.run(applied))
 
 
 async def _openapi(request: Request) -> Response:

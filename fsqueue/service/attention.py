@@ -78,6 +78,7 @@ def _notices(look: QueueLook, path: str) -> Iterator[Notice]:
             command=f"fsqueue run {shlex.quote(path)} -- COMMAND",
         )
     yield from _of_workers(look)
+    yield from _of_nodes(look)
     yield from _of_failures(look)
 
 
@@ -130,6 +131,26 @@ def _of_silent(kind: Kind, queue: str, host: str, workers: list[fsqueue.LeaseHol
     )
 
 
+def _of_nodes(look: QueueLook) -> Iterator[Notice]:
+    """Yield a notice on each node on which tasks fail one after the other."""
+    is_still = not look.status.leased and not _is_worked(look)
+    for found in look.failing[:NODES_MAX]:
+        node, often = cut(found.node, 60), f" The last one: {reason(found.reason)}." if found.reason else ""
+        if not found.is_excluded:
+            failed = counted(found.failures, "task")
+            yield Notice("note", look.name, f"On the node {node} {failed} in a row failed.{often}")
+            continue
+        yield Notice(
+            "stands still" if is_still else "problem",
+            look.name,
+            f"The node {node} takes no more tasks: {counted(found.failures, 'task')} in a row failed there.{often} "
+            "Mend the node, or the program. Workers on other nodes go on.",
+            Action(f"Let {node} take tasks again", "admit-node", {"node": found.node}),
+        )
+    if len(look.failing) > NODES_MAX:
+        yield Notice("problem", look.name, f"Tasks in a row failed on {len(look.failing) - NODES_MAX:,} more nodes.")
+
+
 def is_silent(worker: fsqueue.LeaseHolder, now: float) -> bool:
     """Return whether a worker is dead, or may be: it lets its lease run down."""
     lease_s = worker.lease_until - worker.heartbeat
@@ -166,6 +187,8 @@ def _of_failures(look: QueueLook) -> Iterator[Notice]:
 
 
 REASON_CHARS_MAX = 160
+NODES_MAX = 20
+"""Maximum number of failing nodes of a queue that are named."""
 
 
 def reason(text: str) -> str:

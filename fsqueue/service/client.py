@@ -14,6 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -363,6 +364,14 @@ class RemoteQueue:
         """Return `Queue.workers` as dicts. Slurm is not asked."""
         return list(self._get("/workers")["workers"])
 
+    def failing_nodes(self) -> list[fsqueue.FailingNode]:
+        """Return the nodes on which the latest tasks failed, one after the other: see `Queue.failing_nodes`."""
+        return [_fields(fsqueue.FailingNode, one) for one in self._get("/nodes")["nodes"]]
+
+    def admit_node(self, node: str) -> bool:
+        """Forget a node's failures, so that it takes tasks again: see `Queue.admit_node`."""
+        return bool(self._post("/nodes/admit", {"node": node}, again=True)["admitted"])
+
     def usage(self) -> dict[str, dict[str, int]]:
         """Return `Queue.usage` as dicts."""
         return dict(self._get("/usage"))
@@ -484,14 +493,21 @@ class RemoteGroup:
 class RemoteUpdate:
     """Changes to tasks of several queues that happen all together, or not at all: see `Update`.
 
-    As a context manager it is applied at the end of the block, and not after an exception. `inserted`: the new tasks,
-    in the order of the inserts, once it is applied. UpdateConflict: nothing has happened. StorageError: nobody knows.
+    As a context manager it is applied at the end of the block, and not after an exception. UpdateConflict: nothing has
+    happened. StorageError: nobody knows.
     """
 
     def __init__(self, wire: Wire) -> None:
         self._wire, self._sent, self._ended = wire, dict[str, list[dict[str, Any]]](), list[fsqueue.LeasedTask]()
-        self._renewed: list[fsqueue.LeasedTask] = []
-        self.inserted: list[fsqueue.TaskRef] = []
+        self._calls: list[Callable[[dict[str, Iterator[Any]]], Any]] = []
+        self.results: list[Any] = []
+        """What each call has brought about, in their order, once it is applied: a TaskRef of an insert, the task of a
+        renewal or a replacement, None of all others."""
+
+    @property
+    def inserted(self) -> list[fsqueue.TaskRef]:
+        """Return the tasks that were inserted, in the order of the inserts, once it is applied."""
+        return [one for one in self.results if isinstance(one, fsqueue.TaskRef)]
 
     def __enter__(self) -> RemoteUpdate:
         return self
@@ -503,7 +519,8 @@ class RemoteUpdate:
     def insert(self, queue: str | RemoteQueue, payload: Any) -> None:
         """Insert a payload or a Task. `queue`: its name, or the queue."""
         name = queue.name if isinstance(queue, RemoteQueue) else queue
-        self._sent.setdefault("inserts", []).append({"queue": name, **_task_line(payload)})
+        self._add("inserts", {"queue": name, **_task_line(payload)},
+                  lambda found: fsqueue.TaskRef(found["id"], found["inserted"]), "inserted")  # fmt: skip
 
     def complete(self, task: fsqueue.LeasedTask, result: Any = None) -> None:
         """Report a task as done."""
@@ -511,8 +528,12 @@ class RemoteUpdate:
 
     def renew(self, task: fsqueue.LeasedTask, lease_s: float | None = None) -> None:
         """Extend a task's lease."""
-        self._sent.setdefault("renew", []).append(_named(task) | {"lease_s": lease_s})
-        self._renewed.append(task)
+
+        def renewed(found: dict[str, Any]) -> fsqueue.LeasedTask:
+            task.until_ms = round(found["lease_until"] * 1000)
+            return task
+
+        self._add("renew", _named(task) | {"lease_s": lease_s}, renewed, "renewed")
 
     def release(self, task: fsqueue.LeasedTask, delay_s: float = 0) -> None:
         """Put a task back."""
@@ -526,25 +547,62 @@ class RemoteUpdate:
         """Give a task up."""
         self._end("bury", task, reason=str(reason))
 
-    def apply(self) -> list[fsqueue.TaskRef]:
-        """Let all of it happen, and return the tasks that were inserted."""
+    def cancel(self, task: fsqueue.LeasedTask | fsqueue.TaskInfo) -> None:
+        """Take a task out that this process has leased, or that still is as it was looked up: see `Update.cancel`."""
+        self._end("cancel", task)
+
+    def replace(self, task: fsqueue.LeasedTask | fsqueue.TaskInfo, payload: Any) -> None:
+        """Give a task another payload, any JSON: see `Update.replace`."""
+        if isinstance(payload, (bytes, bytearray, memoryview, fsqueue.Task)):
+            raise fsqueue.InvalidTask(f"A new payload is JSON, not {type(payload).__name__}. Nothing was done.")
+        line = _task_line(payload)
+
+        def replaced(found: dict[str, Any]) -> fsqueue.LeasedTask | fsqueue.TaskInfo:
+            value = json.loads(json.dumps(payload))  # as a lessee would get it
+            if isinstance(task, fsqueue.TaskInfo):
+                return replace(task, payload=value, version=found["version"])
+            task.payload, task.version = value, found["version"]
+            return task
+
+        self._add("replace", _named(task) | line, replaced, "replaced")
+
+    def depends(self, task: fsqueue.LeasedTask | fsqueue.TaskInfo) -> None:
+        """Let the update happen only if a task is as it was seen: see `Update.depends`."""
+        self._add("depends", _named(task))
+
+    def apply(self) -> list[Any]:
+        """Let all of it happen, and return `results`."""
         found = self._wire.ask("POST", "/update", self._sent)
-        self.inserted = [fsqueue.TaskRef(one["id"], one["inserted"]) for one in found["inserted"]]
-        for task, one in zip(self._renewed, found["renewed"], strict=True):
-            task.until_ms = round(one["lease_until"] * 1000)
+        parts = {name: iter(found[name]) for name in ("inserted", "renewed", "replaced")}
+        self.results = [call(parts) for call in self._calls]
         _end(self._ended)
-        return self.inserted
+        return self.results
 
-    def _end(self, verb: str, task: fsqueue.LeasedTask, **how: Any) -> None:
-        self._sent.setdefault(verb, []).append(_named(task) | how)
-        self._ended.append(task)
+    def _end(self, verb: str, task: fsqueue.LeasedTask | fsqueue.TaskInfo, **how: Any) -> None:
+        self._add(verb, _named(task) | how)
+        if isinstance(task, fsqueue.LeasedTask):
+            self._ended.append(task)
+
+    def _add(
+        self, verb: str, sent: dict[str, Any], result: Callable[[dict[str, Any]], Any] | None = None, of: str = ""
+    ) -> None:  # fmt: skip
+        """Add an operation. `result`: what it has brought about, of its part of the list `of` in the answer."""
+        self._sent.setdefault(verb, []).append(sent)
+        self._calls.append(lambda parts: None if result is None else result(next(parts[of])))
 
 
-def _named(task: fsqueue.LeasedTask) -> dict[str, Any]:
-    queue: Any = task.queue
-    if not isinstance(queue, RemoteQueue):
-        raise fsqueue.InvalidArgument(f"The task {task.id} was leased from no queue of a gateway. Nothing was done.")
-    return {"queue": queue.name, "token": task.token}
+def _named(task: fsqueue.LeasedTask | fsqueue.TaskInfo) -> dict[str, Any]:
+    """Return how an update names a task: by its lease, or as it was seen. InvalidArgument."""
+    if isinstance(task, fsqueue.TaskInfo) and task.queue is not None:
+        return {"queue": task.queue, "id": task.id, "version": task.version}
+    if isinstance(task, fsqueue.LeasedTask):
+        queue: Any = task.queue
+        if isinstance(queue, RemoteQueue):
+            return {"queue": queue.name, "token": task.token}
+    raise fsqueue.InvalidArgument(
+        f"The task {getattr(task, 'id', task)!s:.100} was leased, or looked up, in no queue of a gateway that serves a "
+        "group. Nothing was done."
+    )
 
 
 def _text_of(error: object) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fsqueue.service import patterns
 from fsqueue.service.faults import BadField
 
-Kind = Literal["number", "whole", "text", "flag", "priority", "texts", "objects", "object", "any"]
+Kind = Literal["number", "whole", "text", "flag", "priority", "texts", "objects", "object", "pattern", "any"]
 SECONDS_MAX = 1e9
 """The longest duration that a request may name: some thirty years."""
 INT64 = 1 << 63
@@ -198,6 +199,10 @@ def _text(field: Field, value: Any, where: str) -> Any:
     return value
 
 
+def _pattern(field: Field, value: Any, where: str) -> Any:
+    return patterns.check(where, _text(field, value, where))
+
+
 def _flag(field: Field, value: Any, where: str) -> Any:
     if type(value) is not bool:
         raise BadField(where, f"must be true or false, not {_shown(value)}. Nothing was done.")
@@ -250,6 +255,7 @@ _CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
     "number": _number,
     "whole": _whole,
     "text": _text,
+    "pattern": _pattern,
     "flag": _flag,
     "priority": _priority,
     "texts": _texts,
@@ -278,6 +284,7 @@ _SCHEMAS: dict[Kind, Callable[[Field], dict[str, Any]]] = {
         "minLength": int(field.least),
         "maxLength": TEXT_CHARS_MAX if field.most is None else int(field.most),
     },
+    "pattern": lambda field: _SCHEMAS["text"](field),
     "flag": lambda field: {"type": "boolean"},
     "priority": lambda field: {
         "anyOf": [

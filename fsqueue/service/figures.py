@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fsqueue import metrics
+from fsqueue.service import patterns
 from fsqueue.service.looks import QueueLook
 from fsqueue.service.page import Pages
 
@@ -40,7 +41,7 @@ def routes() -> list[BaseRoute]:
 async def _metrics(request: Request) -> Response:
     """Answer with figures of the queues whose whole names match `match`, or of all: of the first QUEUES_MAX."""
     pages: Pages = request.app.state.pages
-    served, match = pages.served, request.query_params.get("match")
+    served, match = pages.served, patterns.check("match", request.query_params.get("match"))
 
     def make() -> MetricsPage:
         names = served.names(match, 0, None, ALL)

@@ -102,15 +102,12 @@ class _SharedLessee:
 
     def _lease(self, n: int) -> None:
         """Look once; if there is nothing, wait for as long as the most patient of the requests."""
+        with self.changed:
+            looked_for = set(self.asked)
         try:
             got = self._look(n, 0)
-            if not got:
-                with self.changed:
-                    until = max((one.deadline for one in self.asked), default=0.0)
-                    wait_s = until - time.monotonic()
-                    self.waits_until = until if wait_s > 0 else 0.0
-                if wait_s > 0:
-                    got = self._look(n, wait_s)
+            if not got and (wait_s := self._begin_to_wait(looked_for)) > 0:
+                got = self._look(n, wait_s)
         except Exception as error:
             with self.changed:
                 for one in self.asked:
@@ -120,17 +117,38 @@ class _SharedLessee:
             return
         with self.changed:
             self.waits_until = 0.0
-            now = time.monotonic()
             for one in list(self.asked):
-                if got:
-                    one.tell(got[: one.n])
-                    got = got[one.n :]
-                    self.asked.remove(one)
-                elif one.deadline <= now:
-                    one.tell([])
-                    self.asked.remove(one)
+                if not got:
+                    break
+                one.tell(got[: one.n])
+                got = got[one.n :]
+                self.asked.remove(one)
+            self._end_impatient(looked_for)
         if got:
             self._put_back(got)
+
+    def _begin_to_wait(self, looked_for: set[_Asked]) -> float:
+        """Note that a full look has found nothing. Return how many seconds to wait; 0 if another look comes first.
+
+        What has waited for long enough is answered now: behind this comes a wait that is as long as the most patient
+        request says. For a request that came during the look another one is made.
+        """
+        with self.changed:
+            self._end_impatient(looked_for)
+            if not looked_for.issuperset(self.asked):
+                return 0.0
+            until = max((one.deadline for one in self.asked), default=0.0)
+            wait_s = until - time.monotonic()
+            self.waits_until = until if wait_s > 0 else 0.0
+        return wait_s
+
+    def _end_impatient(self, looked_for: set[_Asked]) -> None:
+        """Answer those for which was looked, and whose time is over: there is nothing. The lock is held."""
+        now = time.monotonic()
+        for one in list(self.asked):
+            if one.deadline <= now and one in looked_for:
+                one.tell([])
+                self.asked.remove(one)
 
 
 class Lessees:

@@ -135,12 +135,13 @@ class QueueLook:
     settings: fsqueue.Settings | None = None
     paused: fsqueue.Pause | None = None
     workers: Sequence[fsqueue.LeaseHolder] = ()
+    failing: Sequence[fsqueue.FailingNode] = ()
     error: str = ""
 
     def signature(self) -> object:
         """Return what is equal as long as nothing has changed."""
         held = tuple((worker.key, worker.life, len(worker.tasks), worker.expired) for worker in self.workers)
-        return self.name, self.status, self.settings, self.paused, held, self.error
+        return self.name, self.status, self.settings, self.paused, held, tuple(self.failing), self.error
 
     def calls(self) -> int:
         """Return about how many calls the look has made to the filesystem."""
@@ -163,6 +164,7 @@ def look_at(queue: fsqueue.Queue, name: str, asks_slurm: bool = False) -> QueueL
             queue.settings,
             queue.paused,
             queue.workers(asks_slurm=asks_slurm) if status.leased or status.remaining else (),
+            queue.failing_nodes() if status.remaining else (),
         )
     except fsqueue.FsqueueError as error:
         return QueueLook(name, error=str(error))

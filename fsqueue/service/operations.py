@@ -53,7 +53,7 @@ TIMEOUT_S = Field("timeout_s", "number", "How long to wait. Longer waits are cut
 IDS = Field("ids", "texts", "Ids of tasks.", least=1)
 ALL = Field("all", "flag", "All of them, instead of `ids`.", default=False)
 CONFIRM = Field("confirm", "text", "The queue's name once more: this cannot be undone.", needed=True, most=1024)
-MATCH = Field("match", "text", "Only queues whose whole names match this regular expression.", most=1024)
+MATCH = Field("match", "pattern", "Only queues whose whole names match this regular expression.", most=1024)
 HOLDER = Field(
     "holder",
     "object",
@@ -208,6 +208,11 @@ QUEUE_OPERATIONS: Sequence[Operation] = (
               act=lambda queue, given: plain(queue.timeline(given["window_s"], given["pieces"]))),
     Operation("GET", f"{QUEUE}/workers", "workers", "The workers that hold tasks, and whether they live.",
               act=lambda queue, given: {"workers": plain(queue.workers(asks_slurm=False))}),
+    Operation("GET", f"{QUEUE}/nodes", "failing_nodes", "Nodes on which the latest tasks failed, one after the other.",
+              act=lambda queue, given: {"nodes": plain(queue.failing_nodes())}),
+    Operation("POST", f"{QUEUE}/nodes/admit", "admit_node", "Forget a node's failures: it takes tasks again.",
+              body=(Field("node", "text", "The node's name.", needed=True, least=1, most=1024),),
+              act=lambda queue, given: {"admitted": queue.admit_node(given["node"])}),
     Operation("GET", f"{QUEUE}/usage", "usage", "Files, directories and bytes, by what they are for.",
               act=lambda queue, given: plain(queue.usage())),
     Operation("GET", f"{QUEUE}/priorities", "waiting_by_priority", "How many tasks wait, by priority.",
@@ -276,6 +281,13 @@ GROUP_STATUS = Operation("GET", "/status", "group_status", "Counts and activity 
                          query=(MATCH, EXACT))  # fmt: skip
 OF_QUEUE = Field("queue", "text", "The name of the task's queue.", needed=True, least=1, most=1024)
 HELD = (OF_QUEUE, TOKEN)
+HELD_OR_SEEN = (
+    OF_QUEUE,
+    Field("token", "text", "The token of the lease, if the caller has leased the task.", least=1, most=200),
+    Field("id", "text", "Otherwise its id, ...", least=1, most=200),
+    Field("version", "whole", "... and the version that it was seen with: it must still have it."),
+)
+"""How a task is named that is leased, or waits."""
 UPDATE = Operation(
     "POST", "/update", "update", "Changes to tasks of several queues that happen all together, or not at all.",
     body=(
@@ -289,6 +301,11 @@ UPDATE = Operation(
                   Field("delay_s", "number", "Seconds before it comes back.", most=SECONDS_MAX, nullable=True))),
         Field("bury", "objects", "Leased tasks to give up.", default=(),
               of=(*HELD, Field("reason", "text", "Why.", needed=True, most=1 << 20))),
+        Field("cancel", "objects", "Tasks to take out.", default=(), of=HELD_OR_SEEN),
+        Field("depends", "objects", "Tasks that must be as they were seen, and stay so.", default=(), of=HELD_OR_SEEN),
+        Field("replace", "objects", "Tasks to give another payload.", default=(),
+              of=(*HELD_OR_SEEN, Field("payload", "any", "The new payload: any JSON value.", needed=True,
+                                       nullable=True))),
     ),
 )  # fmt: skip
 OTHERS = (ABOUT, QUEUES, GROUP_STATUS, UPDATE, INSERT, LEASE_ONE, LEASE_ANY, WAIT, FOLLOW, FOLLOW_TASK)

@@ -25,6 +25,8 @@ PART_BYTES, PART_S = 64 << 10, 0.5
 """How much of a stream is sent at once, and after how long less than that."""
 ERROR_BYTES_MAX = 16 << 20
 """Maximum number of bytes that are read of an answer that is an error: the longest one names 10,000 tasks."""
+DONE_BEFORE = "you have completed it already"
+"""The reason of LeaseLost if this very lease has completed the task before."""
 TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
 NDJSON = "application/x-ndjson"
 
@@ -108,12 +110,14 @@ class Wire:
     ) -> Any:  # fmt: skip
         """Return the answer's value. `again`: asking twice does what asking once does. Errors as of the verb itself.
 
+        A completion whose answer was lost, and whose repetition is told that it has been done, is done: {}.
         `bytes_max`: no more of the answer is read.
         StorageError if the gateway cannot be reached, or does not answer: what happened is unknown then.
         """
         body = None if sent is None else json.dumps(sent).encode()
         told = {"content-type": "application/json"} if sent is not None else {}
         until, pause_s = time.monotonic() + self.patience_s, RETRY_S[0]
+        is_repeated = False
         while True:
             try:
                 with _Answer(self, method, _target(path, query), body, told | (headers or {}), wait_s) as answer:
@@ -124,6 +128,11 @@ class Wire:
                     raise
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S[1])
+                is_repeated = True
+            except fsqueue.LeaseLost as lost:
+                if not is_repeated or lost.reason != DONE_BEFORE:
+                    raise
+                return Answer()
             else:
                 return _value_of(found, self.address.host)  # what is no gateway will not be one later
 

@@ -293,6 +293,31 @@ def test_what_names_a_task_twice_is_refused(group: Group) -> None:
         update.depends(task.id)  # type: ignore[arg-type]
 
 
+# -- leases ---------------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_leased_only_if_what_the_lease_depends_on_is_so(group: Group) -> None:
+    [leader], [gone] = leased(group, "leader"), leased(group, "other")
+    group["conf"].insert_many(["seen"], batch_tasks=1)
+    [info] = group["conf"].tasks()
+    group["a"].insert_many([1, 2], batch_tasks=2)
+    [task] = group["a"].lease(depends=[leader, info], lease_s=60)
+    assert (task.payload, group["conf"].task(info.id).version) == (1, info.version)
+    gone.release()
+    for name, conditions in (("a", [leader, gone]), ("never", [gone])):
+        with pytest.raises(UpdateConflict) as caught:
+            group[name].lease(depends=conditions)
+        assert [one.id for one in caught.value.depends] == [gone.id]
+    [other] = [one for one in group["a"].tasks() if one.payload == 2]
+    assert (other.state, other.attempt) == ("waiting", 0), "it was put back, without blame"
+    assert not group["never"].exists()
+    assert group["never"].lease(depends=[leader]) == []
+    with pytest.raises(InvalidArgument, match="looked up"):
+        group["a"].lease(depends=[leader.id])  # type: ignore[list-item]
+    for one in (leader, task):
+        one.complete()
+
+
 # -- crashes --------------------------------------------------------------------------------------------------
 
 

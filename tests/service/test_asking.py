@@ -313,6 +313,46 @@ def test_a_request_waits_no_longer_than_it_said_beside_one_with_more_patience() 
     asyncio.run(story())
 
 
+def test_a_request_whose_time_ends_during_a_look_is_answered_before_the_wait_of_another_one() -> None:
+    import asyncio
+
+    from fsqueue.service.lessees import Lessees
+    from fsqueue.service.limits import ServiceLimits
+    from fsqueue.service.threads import ServiceThreads
+
+    begun, waits, may_go_on, looks = threading.Event(), threading.Event(), threading.Semaphore(0), list[float]()
+
+    def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
+        looks.append(wait_s)
+        (waits if wait_s else begun).set()
+        may_go_on.acquire()
+        return []
+
+    async def story() -> None:
+        limits = ServiceLimits(answer_s=600)
+        threads = ServiceThreads(limits)
+        lessees = Lessees(threads, limits)
+        patient = asyncio.ensure_future(lessees.lease("key", 1, 600, look, list))
+        await asyncio.to_thread(begun.wait)
+        brief = asyncio.ensure_future(lessees.lease("key", 1, 0.01, look, list))
+        [lessee] = lessees._lessees.values()
+        await asyncio.to_thread(until, lambda: len(lessee.asked) == 2, "the brief request to come")
+        lessee.asked[-1].deadline = 0  # its time is over
+        may_go_on.release()  # the look ends that began before the brief request came: one is made for it
+        may_go_on.release()
+        assert await asyncio.wait_for(brief, 60) == []
+        await asyncio.to_thread(waits.wait)
+        assert looks[:2] == [0, 0]
+        assert looks[2] > 300
+        assert not patient.done()
+        lessees.close()
+        assert await patient == []
+        may_go_on.release()
+        threads.close()
+
+    asyncio.run(story())
+
+
 def test_what_waits_ends_when_the_gateway_is_told_to(client: TestClient, group: Group) -> None:
     gateway = client.app._app._app.state.gateway  # type: ignore[attr-defined]
     gateway.stop()
@@ -328,3 +368,43 @@ def test_a_single_queue_is_known_by_its_directory(tmp_path: Path, open_gateway: 
     assert client.get("/v1/queues/other/status").status_code == 404
     assert client.get("/v1/status").json()["queues"].keys() == {"tiles"}
     assert client.post("/v1/lease").status_code == 400
+
+
+@pytest.mark.parametrize("verb", ["cancel", "replace", "depends"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        {},
+        {"id": "a.0"},
+        {"version": 1},
+        {"token": "a.0@b", "version": 1},
+        {"token": "a.0@b", "id": "a.0", "version": 1},
+    ],
+)
+def test_an_update_names_a_task_by_its_lease_or_as_it_was_seen(
+    client: TestClient, group: Group, verb: str, named: dict[str, Any]
+) -> None:
+    one = {"queue": "q", **named, **({"payload": 1} if verb == "replace" else {})}
+    answer = client.post("/v1/update", json={"inserts": [{"queue": "q", "payload": 1}], verb: [one]})
+    assert answer.status_code == 400
+    assert said(answer)["field"] == f"{verb}[0].token"
+    assert group["q"].status().inserted == 0
+
+
+def test_an_update_of_a_task_that_is_none_does_nothing(client: TestClient, group: Group) -> None:
+    for id, status in (("no id", 400), (f"{'0' * 32}.0", 409)):
+        cancelled = {"queue": "q", "id": id, "version": 1}
+        answer = client.post("/v1/update", json={"inserts": [{"queue": "p", "payload": 1}], "cancel": [cancelled]})
+        assert answer.status_code == status, answer.text
+        said(answer)
+    assert list(group.queues()) == []
+
+
+def test_null_is_a_new_payload(client: TestClient, group: Group) -> None:
+    id = group["q"].insert(1).id
+    named = {"queue": "q", "id": id, "version": group["q"].task(id).version}
+    assert client.post("/v1/update", json={"replace": [named]}).status_code == 400
+    answer = client.post("/v1/update", json={"replace": [named | {"payload": None}]}).json()
+    seen = group["q"].task(id)
+    assert answer == {"inserted": [], "renewed": [], "replaced": [{"id": id, "version": seen.version}]}
+    assert seen.payload is None

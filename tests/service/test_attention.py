@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import fsqueue
-from fsqueue import Activity, LeaseHolder, Queue, Settings, Status
-from fsqueue.service import attention, looks
+from fsqueue import Activity, FailingNode, LeaseHolder, Queue, Settings, Status
+from fsqueue.service import actions, attention, looks
 from fsqueue.service.attention import Notice
 from fsqueue.service.looks import QueueLook
+from fsqueue.storage.nodes import NodeFailures
 from tests.conftest import QueueFactory
 
 pytestmark = pytest.mark.once
@@ -112,6 +115,49 @@ def test_a_dead_node_beside_others_is_a_problem_and_nothing_stands_still() -> No
 def test_a_worker_that_renews_or_lives_is_not_silent(heard: float, life: str) -> None:
     look = at_work(Status(leased=3), worker("node17", heard, life=life))
     assert attention.notices(look, "q") == []
+
+
+def failed_in_a_row(queue: Queue, times: int, after: int) -> str:
+    """Have tasks fail on this process's node, as a worker with `exclude_after` counts them. Return the node's name."""
+    failures = NodeFailures(queue.store, after)
+    for _ in range(times):
+        failures.failed("no GPU was found")
+    return failures.node
+
+
+def test_a_node_on_which_tasks_fail_in_a_row_is_named_and_can_take_tasks_again(queue: Queue) -> None:
+    queue.insert_many(range(3))
+    [task] = queue.lease()
+    node = failed_in_a_row(queue, 2, after=3)
+    verdict, [notice] = of(queue)
+    assert (verdict, notice.kind) == ("at work", "note")
+    assert notice.says == f"On the node {node} 2 tasks in a row failed. The last one: “no GPU was found”."
+    failed_in_a_row(queue, 1, after=3)
+    [notice] = of(queue)[1]
+    assert notice.kind == "problem"
+    assert notice.says.startswith(f"The node {node} takes no more tasks: 3 tasks in a row failed there. The last one: ")
+    assert notice.action == attention.Action(f"Let {node} take tasks again", "admit-node", {"node": node})
+    assert actions.act(queue, notice.action.verb, notice.action.fields) == 1
+    assert actions.act(queue, notice.action.verb, notice.action.fields) == 0
+    assert of(queue) == ("at work", [])
+    task.complete()
+
+
+def test_a_queue_stands_still_if_its_only_node_takes_no_more_tasks(queue: Queue) -> None:
+    queue.insert_many(range(3))
+    node = failed_in_a_row(queue, 3, after=3)
+    verdict, found = of(queue)
+    assert verdict == "stands still"
+    assert [notice.kind for notice in found] == ["stands still"] * 2
+    assert f"The node {node} takes no more tasks" in found[1].says
+
+
+def test_of_very_many_failing_nodes_some_are_named() -> None:
+    failing = [FailingNode(f"node{n}", 1, NOW, NOW, 5, "") for n in range(attention.NODES_MAX + 5)]
+    look = replace(at_work(Status(leased=1)), failing=failing)
+    found = attention.notices(look, "q")
+    assert len(found) == attention.NODES_MAX + 1
+    assert found[0].says == "Tasks in a row failed on 5 more nodes."
 
 
 def test_leases_that_ran_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import inspect
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 
 import fsqueue
-from fsqueue import Group, LeaseLost, Queue, RemoteGroup, RemoteQueue, Task
-from fsqueue.service.client import ABOUT_BYTES_MAX
+from fsqueue import Group, LeaseLost, Queue, RemoteGroup, RemoteQueue, Task, Update
+from fsqueue.protocol.losses import ALREADY
+from fsqueue.service.client import ABOUT_BYTES_MAX, RemoteUpdate
 from fsqueue.service.gate import Tokens
 from fsqueue.service.wire import ERROR_BYTES_MAX, address_of
+from fsqueue.storage.nodes import NodeFailures
 from tests.service.conftest import Serve
 from tests.waiting import until
 
@@ -50,7 +53,8 @@ def test_what_is_inserted_there_is_leased_here_and_the_other_way(remote: RemoteQ
     assert held.lease_until > until_then + 300
     assert (held.id, held.payload, held.key, held.priority, held.attempt) == (ref.id, {"tile": 7}, "s7", 3, 1)
     held.complete({"pixels": 9})
-    held.complete({"pixels": 9})  # the same once more: as on a queue, as long as its batch lives
+    with suppress(LeaseLost):  # as on a queue, once its batch has ended
+        held.complete({"pixels": 9})  # the same once more
     assert local.status() == remote.status() == fsqueue.Status(completed=1)
     [result] = remote.results()
     assert (result.payload, result.result, result.worker) == ({"tile": 7}, {"pixels": 9}, "me")
@@ -326,6 +330,69 @@ def test_an_update_happens_whole_or_not_at_all(group: Group, serve: Serve) -> No
         remote.update().complete(group["fetch"].lease()[0])
 
 
+def test_an_update_cancels_and_replaces_what_was_leased_and_what_waits(group: Group, serve: Serve) -> None:
+    remote = fsqueue.connect(serve(group.path))
+    assert isinstance(remote, RemoteGroup)
+    here = group["fetch"]
+    held, dropped, seen, old, changed = (remote["fetch"].insert(name).id for name in "abcde")
+    mine = {task.id: task for task in remote["fetch"].lease(5, lease_s=60)}
+    remote["fetch"].release([mine[id] for id in (seen, old, changed)])
+    infos = {info.id: info for info in remote["fetch"].tasks("waiting")}
+    with remote.update() as update:
+        update.cancel(mine[dropped])
+        update.replace(mine[held], {"page": 1})
+        update.insert("parse", 1)
+        update.replace(infos[seen], [2])
+        update.cancel(infos[old])
+    nothing, leased, inserted, waiting, _ = update.results
+    assert (nothing, leased, inserted, waiting.id) == (None, mine[held], update.inserted[0], seen)
+    assert leased.payload == here.task(held).payload == {"page": 1}
+    assert leased.version == here.task(held).version
+    assert waiting == here.task(seen)
+    assert waiting.payload == [2]
+    assert here.status() == fsqueue.Status(waiting=2, leased=1)
+    remote["fetch"].complete([leased])
+    again = remote.update()
+    again.cancel(infos[changed])
+    again.replace(infos[seen], "never")
+    again.cancel(infos[old])
+    with pytest.raises(fsqueue.UpdateConflict) as conflict:
+        again.apply()
+    assert [one.id for one in conflict.value.changed] == [seen]
+    assert [one.id for one in conflict.value.missing] == [old]
+    assert here.task(changed).state == "waiting"
+    with pytest.raises(fsqueue.InvalidArgument, match="no queue of a gateway"):
+        remote.update().cancel(fsqueue.TaskInfo(seen, "waiting"))
+    with pytest.raises(fsqueue.InvalidTask, match="is JSON"):
+        remote.update().replace(waiting, b"bytes")
+
+
+def test_an_update_depends_on_tasks_that_are_as_they_were_seen(group: Group, serve: Serve) -> None:
+    remote = fsqueue.connect(serve(group.path))
+    assert isinstance(remote, RemoteGroup)
+    for name in ("leader", "plan"):
+        remote[name].insert(name)
+    [leader] = remote["leader"].lease()
+    [seen] = remote["plan"].peek()
+    with remote.update() as update:
+        update.depends(leader)
+        update.depends(seen)
+        update.insert("next", 1)
+    assert not leader.done
+    assert update.results[:2] == [None, None]
+    assert (group["leader"].status().leased, group["next"].status().waiting) == (1, 1)
+    leader.release()
+    [_] = group["plan"].lease()
+    again = remote.update()
+    again.depends(leader)
+    again.depends(seen)
+    again.insert("next", 2)
+    with pytest.raises(fsqueue.UpdateConflict) as conflict:
+        again.apply()
+    assert {one.id for one in conflict.value.depends} == {leader.id, seen.id}
+    assert group["next"].status().waiting == 1
+
+
 @contextmanager
 def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
     """Answer each request by a status and a body, by its path. Yield the address."""
@@ -400,12 +467,36 @@ def test_an_answer_of_another_version_that_lacks_fields_is_a_sentence(ask: Calla
         assert queue.settings.backoff_s == (1, 2), "a setting that this version does not know is passed over"
 
 
+def test_a_completion_whose_answer_was_lost_is_repeated_and_counts_as_done() -> None:
+    answers = [(503, {"type": "StorageError", "message": "..."})]
+    lost = {"type": "LeaseLost", "message": "...", "tokens": ["a.0@b"], "reason": ALREADY}
+
+    def answer(path: str) -> tuple[int, bytes]:
+        if path == "/v1":
+            return 200, b'{"service": "fsqueue", "queue": "q"}'
+        if path.endswith("/lease"):
+            task = {"token": f"{'0' * 32}.0@b", "lease_until": 1.0, "payload": 1, "attempt": 1, "version": 1}
+            return 200, json.dumps({"tasks": [task]}).encode()
+        status, error = answers.pop() if answers else (409, lost)
+        return status, json.dumps({"error": error}).encode()
+
+    with answering(answer) as url:
+        queue = fsqueue.connect(url)
+        assert isinstance(queue, RemoteQueue)
+        [task] = queue.lease()
+        task.complete()
+        assert task.done
+        with pytest.raises(LeaseLost):  # the user's own repetition
+            queue.complete([task])
+
+
 @pytest.mark.parametrize(
     ("remote_kind", "kind", "others"),
     [
         # Over a network all tasks must be meant by a word, and settings and workers are passed on by name.
         (RemoteQueue, Queue, {"purge_dead", "retry_dead", "retry_completed", "change_settings", "release_all"}),
         (RemoteGroup, Group, {"lease"}),  # its `match` is Group.matching
+        (RemoteUpdate, Update, set()),
     ],
 )
 def test_its_verbs_take_what_those_of_a_queue_take(remote_kind: type, kind: type, others: set[str]) -> None:
@@ -417,3 +508,19 @@ def test_its_verbs_take_what_those_of_a_queue_take(remote_kind: type, kind: type
         assert here.keys() <= there.keys(), name
         for one in here:
             assert (here[one].kind, here[one].default) == (there[one].kind, there[one].default), (name, one)
+
+
+def test_failing_nodes_are_told_and_take_tasks_again(remote: RemoteQueue, local: Queue) -> None:
+    assert remote.failing_nodes() == local.failing_nodes() == []
+    assert not remote.admit_node("node17")
+    local.insert(1)
+    NodeFailures(local.store, 3).failed("no GPU was found")
+    [failing] = remote.failing_nodes()
+    assert [failing] == local.failing_nodes()
+    assert (failing.failures, failing.reason) == (1, "no GPU was found")
+    with pytest.raises(fsqueue.InvalidArgument):
+        remote.admit_node("")
+    with pytest.raises(fsqueue.InvalidArgument):
+        local.admit_node("")
+    assert remote.admit_node(failing.node)
+    assert local.failing_nodes() == []

@@ -131,6 +131,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     assert most_used is None or most_used.cpu_s >= 0
     locks: list[fsqueue.StuckLock] = queue.stuck()
     taken: dict[str, fsqueue.Usage] = queue.usage()
+    failing: list[fsqueue.FailingNode] = queue.failing_nodes()
+    assert not any(queue.admit_node(one.node) for one in failing)
     urgencies: list[fsqueue.PriorityRange] = queue.waiting_by_priority(4, progress=lambda done, shards: None)
     assert taken["all"].files >= 2
     assert not urgencies

@@ -1,0 +1,92 @@
+"""Updates of a group over HTTP: the operations of one request, which happen all together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import fsqueue
+from fsqueue.service.answers import Json
+from fsqueue.service.faults import BadField
+from fsqueue.service.served import Served
+
+UPDATE_S = 30.0
+"""How long an update waits for others that are in its way."""
+
+
+async def update(request: Request, given: dict[str, Any]) -> Response:
+    """Do all of it, or nothing."""
+    gateway = request.app.state.gateway
+    if gateway.served.group is None:
+        raise BadField("path", f"/v1/update is for a group. Here is one queue, {gateway.served.only!r}.")
+    for name in ("cancel", "replace", "depends"):
+        for index, one in enumerate(given[name]):
+            _check_named(one, f"{name}[{index}]")
+    return Json(await gateway.threads.run(lambda: _applied(gateway.served, given)))
+
+
+def _check_named(one: Mapping[str, Any], where: str) -> None:
+    """Raise BadField unless a task is named by the token of its lease, or by its id and version."""
+    is_held = one["token"] is not None
+    is_seen = one["id"] is not None and one["version"] is not None
+    if is_held == is_seen or (is_held and (one["id"], one["version"]) != (None, None)):
+        raise BadField(f"{where}.token", "is needed, or id and version, one of the two. Nothing was done.")
+
+
+def _applied(served: Served, given: Mapping[str, Any]) -> Any:
+    """Apply an update. Return what its inserts, renewals and replacements have brought about, each in their order."""
+    with ExitStack() as queues:
+        assert served.group is not None
+        made = served.group.update()
+
+        def held(one: Mapping[str, Any]) -> fsqueue.LeasedTask:
+            queue: fsqueue.Queue = queues.enter_context(served.queue(one["queue"]))
+            return queue.attach(one["token"], verify=False)
+
+        def meant(one: Mapping[str, Any]) -> fsqueue.LeasedTask | fsqueue.TaskInfo:
+            """Return the task as it was seen, without a look: the update itself asks whether it still is so."""
+            if one["token"] is not None:
+                return held(one)
+            return fsqueue.TaskInfo(one["id"], "waiting", version=one["version"], queue=one["queue"])
+
+        for one in given["inserts"]:
+            task = fsqueue.Task(one["payload"], one["key"], one["priority"], one["delay_s"], one["available_at"])
+            made.insert(one["queue"], task)
+        for one in given["renew"]:
+            made.renew(held(one), one["lease_s"])
+        for one in given["replace"]:
+            made.replace(meant(one), one["payload"])
+        for one in given["complete"]:
+            made.complete(held(one), one["result"])
+        for one in given["release"]:
+            made.release(held(one), one["delay_s"])
+        for one in given["fail"]:
+            made.fail(held(one), one["error"], one["delay_s"])
+        for one in given["bury"]:
+            made.bury(held(one), one["reason"])
+        for one in given["cancel"]:
+            made.cancel(meant(one))
+        for one in given["depends"]:
+            made.depends(meant(one))
+        results = iter(made.apply(UPDATE_S))
+        return {
+            "inserted": [_inserted(next(results)) for _ in given["inserts"]],
+            "renewed": [_renewed(next(results)) for _ in given["renew"]],
+            "replaced": [_replaced(next(results)) for _ in given["replace"]],
+        }
+
+
+def _inserted(ref: fsqueue.TaskRef) -> dict[str, Any]:
+    return {"id": ref.id, "inserted": ref.inserted}
+
+
+def _renewed(task: fsqueue.LeasedTask) -> dict[str, Any]:
+    return {"token": task.token, "lease_until": task.lease_until}
+
+
+def _replaced(task: fsqueue.LeasedTask | fsqueue.TaskInfo) -> dict[str, Any]:
+    return {"id": task.id, "version": task.version}
