@@ -114,7 +114,7 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, f"{name}_" if name in vars(builtins) else name)
         if sys.flags.optimize > 1:
             _restore_help(command)
-        process.raise_interrupts()  # all that may be long in loading is loaded
+        process.command_begins()  # all that may be long in loading is loaded
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -10,6 +10,7 @@ Nothing of the package is imported here: Ctrl-C ends the command while the rest 
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import signal
 import sys
@@ -44,9 +45,13 @@ SAY_S = 0.2
 
 
 def begin() -> None:
-    """Make this process the command line's: end it silently at SIGINT, and have its standard streams open."""
+    """Make this process the command line's: end it silently at SIGINT, and have its standard streams open.
+
+    The garbage collector waits until the command is loaded. It would look again and again through what stays anyway.
+    """
     global _are_signals_ours, is_own
     is_own = True
+    gc.disable()
     # Else nohup or a shell has it ignored.
     _are_signals_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     leave_at_once()
@@ -65,8 +70,14 @@ def leave_at_once() -> None:
         signal.signal(signal.SIGINT, _leave)
 
 
-def raise_interrupts() -> None:
-    """Make SIGINT raise KeyboardInterrupt again, when a command begins: the command may have to tidy up."""
+def command_begins() -> None:
+    """End what is so while a command loads: SIGINT raises KeyboardInterrupt again, since it may have to tidy up.
+
+    The garbage collector works again, and leaves alone what was loaded, also when the process ends.
+    """
+    if is_own:
+        gc.freeze()
+        gc.enable()
     if _are_signals_ours and signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -210,7 +210,9 @@ fsqueue status /scratch/me/crawl --prometheus /var/lib/node_exporter/crawl.prom 
     "--fast", is_flag=True, help="Read file names only: cheap, but leased tasks may count as waiting or delayed."
 )
 @click.option(
-    "--usage", is_flag=True, help="Show files, directories and bytes, by what they are for. Asks for each file."
+    "--usage",
+    is_flag=True,
+    help="Show files, directories and bytes, by what they are for; of a group as a whole. Asks for each file.",
 )
 @match_option
 @click.option("--priorities", is_flag=True, help="Show waiting tasks by ranges of priorities. Reads all that have one.")
@@ -254,7 +256,8 @@ def status(
         elif watch:
             _watch(watching, interval_s, as_json)
         else:
-            _once(watching, fast, usage, priorities, as_json)
+            groups = [group for one in queues if (group := fsqueue.Group.at(one)) is not None] if match is None else []
+            _once(watching, groups if usage else [], fast, usage, priorities, as_json)
     finally:
         watching.close()
     end_with(watching.errors.values())
@@ -291,22 +294,27 @@ def _write_figures(watching: Watching, file: str) -> None:
     write(file, looks, roots, at, time.monotonic() - begin)
 
 
-def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: bool) -> None:
+def _once(
+    watching: Watching, groups: Sequence[fsqueue.Group], fast: bool, usage: bool, priorities: bool, json: bool
+) -> None:
+    """Print one look. `groups`: of these the usage as a whole is told, and as text not that of each queue."""
     looks = watching.looks()
     stuck = {} if fast else {path: watching.stuck(path) for path in [*watching.watched]}
     if json:
         for look in looks:
             more: dict[str, object] = {"stuck": [lock.as_dict() for lock in stuck.get(look.path, ())]}
             if usage and look.error is None:
-                used = watching.watched[look.path].queue.usage()
-                more["usage"] = {part: each.as_dict() for part, each in used.items()}
+                more["usage"] = _as_dicts(watching.watched[look.path].queue.usage())
             if priorities and look.error is None:
                 more["priorities"] = [found.as_dict() for found in watching.priorities(look.path)]
             print_json(as_json(look) | more)
+        for group in groups:
+            print_json({"group": str(group.path), "usage": _as_dicts(group.usage())})
         return
     sound = [look for look in looks if look.error is None]
     if not looks:
         say("no queue here has had a task")
+        _print_usage(groups)
         return
     if len(looks) == 1:
         for name in (*STATES, "inserted"):
@@ -318,8 +326,12 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
     whole = sound[0] if len(looks) == 1 else total(sound)
     for line in details(whole, 1 << 16, plus_minus) if not fast else paused(whole):
         say(line)
+    _print_usage(groups)
     if usage:
+        told = tuple(f"{group.path}/" for group in groups)
         for look in sound:
+            if look.path.startswith(told):
+                continue
             print_table(_usage_table(look.name, watching.watched[look.path].queue.usage()), (20, 12, 12, 16))
     if priorities:
         for look in sound:
@@ -330,6 +342,15 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
     for locks in stuck.values():
         for lock in locks:
             say(f"stuck lock, last written to {moment(lock.written)}: {lock}")
+
+
+def _as_dicts(usage: dict[str, fsqueue.Usage]) -> dict[str, object]:
+    return {part: each.as_dict() for part, each in usage.items()}
+
+
+def _print_usage(groups: Iterable[fsqueue.Group]) -> None:
+    for group in groups:
+        print_table(_usage_table(name_of(str(group.path)), group.usage()), (20, 12, 12, 16))
 
 
 def _usage_table(name: str, usage: dict[str, fsqueue.Usage]) -> Iterator[tuple[str, ...]]:

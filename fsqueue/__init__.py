@@ -73,12 +73,15 @@ _LAZY = {
     "GroupStatus": "fsqueue.groups",
     "Lineage": "fsqueue.groups",
     "LeaseHolder": "fsqueue.views.lease_holders",
+    "NewNumber": "fsqueue.groups",
+    "NumberedInfo": "fsqueue.groups",
     "PriorityRange": "fsqueue.views.priorities",
     "Relative": "fsqueue.groups",
     "RemoteGroup": "fsqueue.service.client",
     "RemoteQueue": "fsqueue.service.client",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
+    "TaskNumbers": "fsqueue.groups",
     "Timeline": "fsqueue.views.timeline",
     "Update": "fsqueue.groups",
     "Usage": "fsqueue.views.usage",
@@ -91,7 +94,18 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
-    from fsqueue.groups import Group, GroupQueue, GroupQueues, GroupStatus, Lineage, Relative, Update
+    from fsqueue.groups import (
+        Group,
+        GroupQueue,
+        GroupQueues,
+        GroupStatus,
+        Lineage,
+        NewNumber,
+        NumberedInfo,
+        Relative,
+        TaskNumbers,
+        Update,
+    )
     from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
     from fsqueue.storage.nodes import FailingNode
     from fsqueue.views.flows import Flow
@@ -155,7 +169,9 @@ __all__ = [
     "LockTimeout",
     "MostUsed",
     "Movement",
+    "NewNumber",
     "NotAQueue",
+    "NumberedInfo",
     "Pause",
     "Poll",
     "PriorityRange",
@@ -180,6 +196,7 @@ __all__ = [
     "Task",
     "TaskInfo",
     "TaskNotFound",
+    "TaskNumbers",
     "TaskRef",
     "TaskTooLarge",
     "Then",

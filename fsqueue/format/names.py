@@ -44,6 +44,8 @@ UpdateId = NewType("UpdateId", str)
 """16 random hexadecimal digits that tell an update from every other."""
 DecisionFileName = NewType("DecisionFileName", str)
 """The name of a decision file without its ending: a UUID of version 7, never used again."""
+NumberFileName = NewType("NumberFileName", str)
+"""The name of a file of numbers: which one of them it is, 12 hexadecimal digits from 0."""
 CounterName = NewType("CounterName", str)
 """The name of one of the completion counters: two hexadecimal digits."""
 
@@ -66,6 +68,7 @@ _SHARD_FILE = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.jsonl")
 _SUCCESSOR = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.[0-9a-f]{16}\.jsonl")
 _SETTLED_FILE = re.compile(r"([0-9a-f]{2}|[0-9a-f]{4})\.settled\.jsonl")
 _COUNTER = re.compile(r"0[0-9a-f]")
+_NUMBER_FILE = re.compile(r"[0-9a-f]{12}")
 _TASK_ID = re.compile(rf"({BATCH})\.(0|[1-9][0-9]{{0,8}})")
 _TOKEN = re.compile(rf"({BATCH}\.(?:0|[1-9][0-9]{{0,8}}))@([0-9a-f]{{16}})")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -429,6 +432,16 @@ def parse_decision_file(name: str) -> DecisionFileName | None:
     """Return the decision file that has this file name; None for anything else."""
     text = name.removesuffix(".jsonl")
     return parse_decisions(text) if text != name else None
+
+
+def number_file(place: int) -> NumberFileName:
+    """Return the name of a file of numbers, by its place among them from 0."""
+    return NumberFileName(f"{place:012x}")
+
+
+def parse_number_file(name: str) -> int | None:
+    """Return the place of the file of numbers that has this name; None for anything else."""
+    return int(name, 16) if _NUMBER_FILE.fullmatch(name) else None
 
 
 def day_of(at_ms: int) -> Day:

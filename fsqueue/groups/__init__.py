@@ -1,12 +1,25 @@
 """Groups of queues: a directory of queues that come into being at their first insert (docs/groups.md).
 
 Read `group` first: what users hold. `queue` is one queue of a group, `members` what a lessee of many queues has open,
-`drained` the check whether all of them are, `update` changes to several of them at once, `lineage` follows a task.
+`drained` the check whether all of them are, `update` changes to several of them at once, `lineage` follows a task,
+`numbers` gives tasks numbers as ids.
 """
 
 from fsqueue.groups.group import Group, GroupQueues, GroupStatus
 from fsqueue.groups.lineage import Lineage, Relative
+from fsqueue.groups.numbers import NewNumber, NumberedInfo, TaskNumbers
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.update import Update
 
-__all__ = ["Group", "GroupQueue", "GroupQueues", "GroupStatus", "Lineage", "Relative", "Update"]
+__all__ = [
+    "Group",
+    "GroupQueue",
+    "GroupQueues",
+    "GroupStatus",
+    "Lineage",
+    "NewNumber",
+    "NumberedInfo",
+    "Relative",
+    "TaskNumbers",
+    "Update",
+]

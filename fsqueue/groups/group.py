@@ -25,6 +25,7 @@ from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
 from fsqueue.groups.lineage import Lineage, Search
+from fsqueue.groups.numbers import TaskNumbers
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.groups.update import Update
@@ -213,6 +214,8 @@ class Group(GroupQueues):
         self._opening = resources.Mutex()
         self.coordinator = Coordinator()
         """Applies its updates in this process."""
+        self.numbers = TaskNumbers(self)
+        """Numbers as ids of its tasks, for clients of taskstore."""
         self._kept: dict[QueueDirectory, GroupQueue] = {}
         super().__init__(self)
         self.opened()

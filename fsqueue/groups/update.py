@@ -62,6 +62,8 @@ class Update:
         self.results: list[Any] = []
         """What each call has brought about, in their order, once it is applied: a TaskRef of an insert, a list of them
         of `insert_many`, the task of a renewal or a replacement, None of all others."""
+        self.versions: dict[str, int] = {}
+        """The version of each task that it has inserted without a key, by the task's id, once it is applied."""
         self._calls: list[Callable[[_Outcome], Any]] = []
         self._plans: dict[QueueDirectory, QueuePlan] = {}
         self._queues: dict[QueueDirectory, Queue] = {}
@@ -202,6 +204,9 @@ class Update:
         self._is_applied = True
         for task in self._ended:
             task.done = True
+        inserted = {id for ids in applied.inserted.values() for id in ids}
+        named = ((names.task_id(*place), version) for place, version in applied.versions.items())
+        self.versions = {id: version for id, version in named if id in inserted}
         outcome = _Outcome(applied)
         self.results = [call(outcome) for call in self._calls]
         return self.results

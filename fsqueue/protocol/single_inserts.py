@@ -80,6 +80,8 @@ class PreparedInserts(NamedTuple):
     """The index of the first task."""
     end: int
     """Where the log ends behind their records."""
+    versions: Sequence[int]
+    """The versions of the new tasks, in the order of their indices."""
 
 
 class _Overtaken(Exception):
@@ -471,7 +473,8 @@ class SingleInserter:
                             raise StorageError(f"Inserts of an update do not apply in {locked.log.path}.")
                         locked.log.append(opening + records)
                         self._batch = batch
-                        return PreparedInserts(batch, first, locked.log.end)
+                        versions = [place for place, _, _ in found.records[-len(pending) :]]
+                        return PreparedInserts(batch, first, locked.log.end, versions)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
             except FileNotFoundError:

@@ -156,12 +156,14 @@ class Applied:
         self.until: dict[tuple[Batch, int], int] = {}
         """The new ends of renewed leases (ms)."""
         self.versions: dict[tuple[Batch, int], int] = {}
-        """The new versions of tasks whose payloads were replaced."""
+        """The new versions of tasks whose payloads were replaced, and those of new tasks without keys."""
 
     def note_version(self, batch: Batch, offset: int, record: dict[str, Any]) -> None:
-        """Note the version that a `replace` gives its task; nothing of any other record."""
+        """Note the version that a `replace` or an `insert` gives its task; nothing of any other record."""
         if record["op"] == "replace":
             self.versions[batch, record["tasks"][0][0]] = offset
+        elif record["op"] == "insert":
+            self.versions[batch, record["first"]] = offset
 
 
 class Conflicts:

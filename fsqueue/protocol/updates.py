@@ -368,6 +368,8 @@ class _Try:
             raise _Anew("A queue was deleted just now.") from None
         ids = [names.task_id(found.batch, found.first + place) for place in range(len(tasks))]
         self._applied.inserted.setdefault(opened.plan.name, []).extend(ids)
+        for index, version in enumerate(found.versions, found.first):
+            self._applied.versions[found.batch, index] = version
 
     def _note_inserts(self, opened: _Opened, tasks: Sequence[EncodedTask], locked: LockedBatch) -> None:
         touched = self._touch(opened, locked)

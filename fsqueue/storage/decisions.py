@@ -136,9 +136,9 @@ def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> D
     It takes no lock. If it commits any of `updates`, that is on disk when this returns. QueueNotFound if the group's
     directory is not in its place: then nothing is known.
     """
-    fs, state = group.fs, DecisionState()
+    fs, state, path = group.fs, DecisionState(), decisions.path_of(group.path, name)
     try:
-        with fs.closing(fs.look_anew(decisions.path_of(group.path, name))) as fd:
+        with fs.closing(fs.look_anew(path)) as fd:
             state.replay(fs.all_pieces(fd))
             if not state.commits.keys().isdisjoint(updates):
                 fs.fsync(fd)  # before any outcome: a power loss could keep that, and lose what it follows from
@@ -146,6 +146,9 @@ def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> D
         if not fs.is_in_place():
             raise QueueNotFound(f"The group {group.path} was moved or removed just now. Nothing was done.") from None
         return None
+    except OSError as error:
+        error.filename = error.filename or path  # a read names no file: of a directory in its place, for example
+        raise
     return state
 
 

@@ -9,7 +9,7 @@ counted both from a log and from a counter.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
@@ -484,6 +484,36 @@ def of_batch(
     elif not lines and replay_state.remaining and replay_state.inserts is None:
         lines = lines_anywhere(store, batch, replay_state)
     yield from _of_replay_state(store, batch, replay_state, lines, among)
+
+
+def unfinished(store: Store, batch: Batch, indices: Iterable[int]) -> dict[int, TaskInfo]:
+    """Return those of a batch's tasks that have no outcome, by their indices. It costs one batch, however many are
+    asked for. What has no outcome is found in any case, as long as the queue was not purged.
+    """
+    for _ in range(LOOKS):
+        replay_state = listing.read_present_state(store, batch)
+        if replay_state is not None:
+            if replay_state.inserts is not None:
+                lines = listing.lines_in_log(store, batch, replay_state)
+            else:
+                lines = lines_anywhere(store, batch, replay_state) if replay_state.remaining else []
+            break
+        name = listing.task_files(store, store.layout.shard(batch)).get(batch)
+        lines = lines_of(store, name) if name is not None else []
+        if name is not None and lines:
+            replay_state = ReplayState()
+            replay_state.begin(name.count, name.available_at, 0)
+            break
+        if name is None and listing.read_present_state(store, batch) is None:
+            return {}
+    else:
+        raise StorageError(f"Others rename the file of the batch {batch} all the time. Repeat.")
+    now, queue = store.clock.now_ms(), store.name_in_group
+    return {
+        index: _info(batch, replay_state, index, lines, now, queue)
+        for index in indices
+        if index < replay_state.count and replay_state.state[index] in _UNFINISHED
+    }
 
 
 def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState) -> Any:

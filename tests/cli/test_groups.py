@@ -47,6 +47,27 @@ def test_a_queue_comes_into_being_below_a_group_and_nowhere_else(
     assert len(group.matching(".*").directories()) == 3
 
 
+def test_status_shows_what_the_files_of_a_group_take(fsqueue_cli: Run, tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "crawl", shards=1, durability="none")
+    for name in ("a/b", "c"):
+        group[name].insert(1)
+    group["c"].insert(2)
+    with group.update() as update:
+        update.complete(group["c"].lease()[0])
+        update.insert("a/b", 3)
+    lines = fsqueue_cli("status", group.path, "--usage").stdout.splitlines()
+    heads = [line.split() for line in lines if "DIRECTORIES" in line]
+    assert heads == [["crawl", "FILES", "DIRECTORIES", "BYTES"]], "one table, and not one for each queue"
+    assert ["updates", "1", "1"] in [line.split()[:3] for line in lines]
+    *queues, whole = map(json.loads, fsqueue_cli("status", group.path, "--usage", "--json").stdout.splitlines())
+    assert whole["group"] == str(group.path)
+    assert whole["usage"]["all"]["files"] == group.usage()["all"].files
+    assert all(one["usage"]["all"]["files"] for one in queues)
+    assert sum(one["usage"]["logs"]["files"] for one in queues) == whole["usage"]["logs"]["files"]
+    heads = fsqueue_cli("status", group.path, "--match", "c", "--usage").stdout
+    assert "updates" not in heads
+
+
 def test_every_command_takes_a_queue_that_never_was(fsqueue_cli: Run, group: Group) -> None:
     path = group.path / "never"
     for command in (

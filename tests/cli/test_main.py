@@ -90,6 +90,24 @@ def test_help_starts_quickly() -> None:
     assert help_s < 2.5 * click_s
 
 
+def test_the_garbage_collector_waits_until_the_command_is_loaded_and_leaves_alone_what_was() -> None:
+    """Looking through all modules again and again, and once more at the end, took a fifth of a short command."""
+    code = (
+        "import atexit, gc, sys\n"
+        "sys.argv = ['fsqueue', 'status', '--help']\n"
+        "collections = []\n"
+        "early = lambda: 'fsqueue' in sys.modules and not gc.get_freeze_count()\n"
+        "gc.callbacks.append(lambda phase, about: collections.append(early()))\n"
+        "atexit.register(lambda: print(collections, gc.isenabled(), gc.get_freeze_count() > 10_000))\n"
+        "from fsqueue_cli.entry import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    collections, *after = done.stdout.splitlines()[-1].rsplit(" ", 2)
+    assert "True" not in collections
+    assert after == ["True", "True"]
+
+
 def test_version(fsqueue_cli: Run) -> None:
     import fsqueue
 

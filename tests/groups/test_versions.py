@@ -12,11 +12,12 @@ import pytest
 from fsqueue import Group, InvalidArgument, InvalidTask, LeaseLost, Queue, Task, TaskInfo, TaskTooLarge, UpdateConflict
 from fsqueue.clock import Clock
 from fsqueue.format import names
-from tests.concurrency.books import drain
+from tests.concurrency.books import clock_of_later, drain
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt
 from tests.groups.test_updates import before, group, leased, new_group, trapped, worked_off
 from tests.prepared import ByHand
+from tests.support import base_of
 
 pytestmark = pytest.mark.once
 
@@ -104,6 +105,39 @@ def test_all_that_was_seen_and_is_not_so_is_said(group: Group) -> None:
     assert [one.id for one in said.changed] == [infos["given back"].id]
     assert stays.id not in str(said)
     assert seen(group, "a")["stays"] == stays
+
+
+@pytest.mark.parametrize("keep_payloads", [0, 1024])
+@pytest.mark.parametrize("batch_tasks", [None, 2])
+def test_a_finished_task_has_its_last_payload(group: Group, batch_tasks: int | None, keep_payloads: int) -> None:
+    """Whether the first one is kept or not, in a file or in the log; and a retry inserts the last one, once."""
+    queue = group["a"]
+    other = "other" * 20
+    queue.insert_many(["old", other], batch_tasks=batch_tasks)
+    queue.change_settings(keep_payloads=keep_payloads)
+    info = seen(group, "a")["old"]
+    for payload in ("newer", "new"):
+        with group.update() as update:
+            update.replace(group["a"].task(info.id), payload)
+            update.insert("b", payload)
+    drain(queue)
+    Queue(queue.path, clock=clock_of_later()).gc()  # the batch that takes inserts ends, too
+    assert not list((base_of(queue) / "movements").rglob("*.jsonl"))
+    assert queue.task(info.id).payload == "new"
+    assert sorted(str(one.payload) for one in queue.results()) == sorted(["new", other if keep_payloads else "None"])
+    steps = [(one.op, one.update is not None) for one in queue.history(info.id)]
+    assert steps[:3] == [("insert", False), ("replace", True), ("replace", True)]
+    assert queue.retry_completed([info.id]).retried == 1
+    assert drain(queue) == ["new"]
+
+
+def test_an_update_that_fails_leaves_no_queue_that_is_listed(group: Group) -> None:
+    [task] = leased(group, "a")
+    task.complete()
+    conflict(group, ("cancel", task))
+    assert [queue.name for queue in group.queues()] == []
+    assert group["never"].status().as_dict() == group["not there"].status().as_dict()
+    assert group.wait(60)
 
 
 def test_a_single_conflict_is_named_once(group: Group) -> None:

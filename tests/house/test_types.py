@@ -20,8 +20,8 @@ from tests.house.source import TOP
 
 TYPED = TOP / "tests/house/typed"
 PROGRAM, MISTAKES = TYPED / "program.py", TYPED / "mistakes.py"
-NOT_FOR_USERS = {"stage_encoded"}
-"""Public for fsqueue's own Spark writer alone."""
+NOT_FOR_USERS = {"NewNumber", "NumberedInfo", "TaskNumbers", "stage_encoded"}
+"""Public for fsqueue's own gateway and Spark writer alone."""
 
 
 def marked() -> list[tuple[str, int]]:

@@ -7,7 +7,8 @@
 On a queue of two tasks the first verb runs up to its k-th call; there its fate comes, and the second verb runs whole;
 then the first goes on, if it lives. At the end a fresh worker drains the queue, and all is judged as in random stories.
 A verb that dies at a call leaves what it would have left at the call before, if that one only read: on a local disk one
-of two such deaths is told, with upkeep at the end and without.
+of two such deaths is told, with upkeep at the end and without. Where a fault leaves the same as one before, the end is
+told once (`endings`).
 What is not told here is two verbs that take turns more than once: the random stories do that.
 
 Exits with 0 if nothing was found, with 1 otherwise.
@@ -18,13 +19,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fsqueue.format.layout import Settings
+from tests.levels import IS_ALL
 from tests.simulation import commit_acts
+from tests.simulation.endings import Endings
 from tests.simulation.fates import AFTERWARDS, DEATHS, FATES, Call, Skip, is_place
 from tests.simulation.faults import DAY_S
 from tests.simulation.handles import Crash
@@ -314,19 +317,19 @@ class Play(Story):
         world.pause_at = NEVER
 
 
-def play(schedule: Schedule, trace: bool = False) -> Play | None:
+def play(schedule: Schedule, trace: bool = False, end: Callable[[Play], list[str]] = Play.end) -> Play | None:
     """One schedule, judged; None if the call is no place for the fate, or the first verb makes no such call."""
     with limited(KINDS[schedule.kind]):
-        return _play(schedule, trace)
+        return _play(schedule, trace, end)
 
 
-def _play(schedule: Schedule, trace: bool) -> Play | None:
+def _play(schedule: Schedule, trace: bool, end: Callable[[Play], list[str]]) -> Play | None:
     told = Play(schedule, trace)
     try:
         told.act()
         if told.calls < schedule.at and schedule.fate != "on":
             return None
-        told.wrong = told.end()
+        told.wrong = end(told)
     except Circles as circles:
         told.wrong = [str(circles)]
     except Skip:
@@ -410,12 +413,13 @@ def with_deaths(schedule: Schedule) -> Iterator[Schedule]:
         yield replace(schedule, until=until)
 
 
-def report(wanted: Iterator[Schedule]) -> Report:
-    """Play them all."""
+def report(wanted: Iterator[Schedule], each_end: bool = IS_ALL) -> Report:
+    """Play them all. `each_end`: also ends that are the same as one before."""
     found = Report()
+    end = Play.end if each_end else Endings().of
     with undisturbed():
         for schedule in wanted:
-            told = play(schedule)
+            told = play(schedule, end=end)
             if told is not None:
                 found.schedules += 1
                 found.steps += told.world.disk.step

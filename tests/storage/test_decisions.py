@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from fsqueue.storage.decisions import OutOfGroup, OwnDecisionFile, OwnDecisionFi
 from fsqueue.storage.group_directory import GroupDirectory
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import Trapped
+from tests.prepared import ByHand
 
 pytestmark = pytest.mark.once
 
@@ -293,3 +295,12 @@ def test_nothing_is_concluded_from_a_group_that_is_not_in_its_place(group: Group
     os.unlink(tmp_path / "elsewhere" / ".updates" / names.decision_file(file.name))
     with pytest.raises((QueueNotFound, FsqueueError)):
         asked(directory, file, U, True)
+
+
+def test_what_is_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    by_hand = ByHand(tmp_path / "group")
+    by_hand.prepare()
+    by_hand.file.mkdir(parents=True)
+    for look in (by_hand.first.status, by_hand.task.complete):
+        with pytest.raises(StorageError, match=re.escape(str(by_hand.file))):
+            look()
