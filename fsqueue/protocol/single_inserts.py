@@ -152,18 +152,22 @@ class SingleInserter:
         """
         self._insert(tasks)
 
-    def insert_together(self, tasks: Sequence[EncodedTask]) -> list[str]:
-        """Insert tasks, durably, all or none: as an update of one log, by one append. Return their ids.
+    def insert_together(self, tasks: Sequence[EncodedTask]) -> tuple[Batch, int, list[int]]:
+        """Insert tasks, durably, all or none: as an update of one log, by one append.
 
-        AppendFailed: they are in the queue, or that is unknown. After any other error none is.
+        Return their batch, the index of the first one, and their versions. AppendFailed: they are in the queue, or that
+        is unknown. After any other error none is.
         """
-        batch, first = self._insert(tasks, together=True)
-        return [names.task_id(batch, first + place) for place in range(len(tasks))]
+        versions: list[int] = []
+        batch, first = self._insert(tasks, together=versions)
+        return batch, first, versions
 
     def _insert(
-        self, tasks: Sequence[EncodedTask], announce: Announce | None = None, together: bool = False
+        self, tasks: Sequence[EncodedTask], announce: Announce | None = None, together: list[int] | None = None
     ) -> tuple[Batch, int]:
-        """Insert tasks, durably. Return their batch, and the index of the first one. `together`: all or none."""
+        """Insert tasks, durably. Return their batch, and the index of the first one. `together`: all or none; it gets
+        their versions.
+        """
         store = self.store
         store.refresh()
         rank = min(task.rank for task in tasks) if len(tasks) > 1 else tasks[0].rank
@@ -311,7 +315,7 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, pending: Pending, rank: Rank, together: bool) -> int | None:
+    def _into(self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None) -> int | None:
         """Insert tasks into a batch, durably. Return the index of the first one; None if the batch takes no inserts.
 
         `rank`: of the most urgent of them.
@@ -329,7 +333,7 @@ class SingleInserter:
             raise AppendFailed(appended.failure, appended.new, is_exact=appended.is_exact) from appended.failure
         return appended.first
 
-    def _appended(self, batch: Batch, pending: Pending, rank: Rank, together: bool) -> _Appended | None:
+    def _appended(self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None) -> _Appended | None:
         """Append tasks to a batch's log. None if it takes no inserts.
 
         If that ends with an error, those records that are not there are appended once more, to the same log and to no
@@ -351,8 +355,10 @@ class SingleInserter:
                         if rank != LAST:
                             opening = self._promised_in(locked, opening, rank)
                     if opening is not None:
-                        append = self._append_together if together else self._append
-                        index = append(locked, opening, missing)
+                        if together is None:
+                            index = self._append(locked, opening, missing)
+                        else:
+                            index = self._append_together(locked, opening, missing, together)
                         self._synced.wrote(locked)
                         return _Appended(index, locked.log.end, len(pending))
             except LockTimeout as busy:
@@ -528,8 +534,9 @@ class SingleInserter:
         log.append(b"".join(records))
         return first
 
-    def _append_together(self, locked: LockedBatch, opening: bytes, pending: Pending) -> int:
+    def _append_together(self, locked: LockedBatch, opening: bytes, pending: Pending, versions: list[int]) -> int:
         """Append an `insert` record for each task, and the `commit` at which they act. Return the index of the first.
+        `versions` become those of the tasks: where their records stand.
 
         Each append is an update with an id of its own: whole lines of one that was cut off are no part of the next.
         """
@@ -540,6 +547,7 @@ class SingleInserter:
         replay_state.replay_own(data, log.next_offset() + len(opening))
         if len(replay_state.acted) != len(records):
             raise StorageError(f"Inserts of an update do not act in {log.path}.")
+        versions[:] = [offset for offset, _ in replay_state.acted]
         log.append(opening + data)
         return first
 

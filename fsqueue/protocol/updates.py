@@ -263,7 +263,7 @@ class _Try:
     def _insert_together(self, plan: QueuePlan, inserter: SingleInserter) -> bool:
         """Let an update happen that does nothing but insert into one batch. Return True."""
         try:
-            self._applied.inserted[plan.name] = inserter.insert_together(plan.inserts)
+            self._note_new(plan, *inserter.insert_together(plan.inserts))
         except QueueNotFound:
             raise _Anew("A queue was deleted just now.") from None
         except AppendFailed as failed:
@@ -366,10 +366,13 @@ class _Try:
             found = opened.inserter.prepare(tasks, part, partial(self._note_inserts, opened, tasks))
         except QueueNotFound:
             raise _Anew("A queue was deleted just now.") from None
-        ids = [names.task_id(found.batch, found.first + place) for place in range(len(tasks))]
-        self._applied.inserted.setdefault(opened.plan.name, []).extend(ids)
-        for index, version in enumerate(found.versions, found.first):
-            self._applied.versions[found.batch, index] = version
+        self._note_new(opened.plan, found.batch, found.first, found.versions)
+
+    def _note_new(self, plan: QueuePlan, batch: Batch, first: int, versions: Sequence[int]) -> None:
+        ids = self._applied.inserted.setdefault(plan.name, [])
+        for index, version in enumerate(versions, first):
+            ids.append(names.task_id(batch, index))
+            self._applied.versions[batch, index] = version
 
     def _note_inserts(self, opened: _Opened, tasks: Sequence[EncodedTask], locked: LockedBatch) -> None:
         touched = self._touch(opened, locked)

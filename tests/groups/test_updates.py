@@ -153,7 +153,9 @@ def test_inserts_into_one_batch_cost_one_write(group: Group) -> None:
             update.insert_many("a", ["x", "y"])
         first, more = update.results
         assert [first.inserted, *(each.inserted for each in more)] == [True] * 3
-        assert [group["a"].task(str(each)).payload for each in (first, *more)] == [number, "x", "y"]
+        looked_up = [group["a"].task(str(each)) for each in (first, *more)]
+        assert [each.payload for each in looked_up] == [number, "x", "y"]
+        assert update.versions == {each.id: each.version for each in looked_up}
     assert not (group.path / decisions.DIRECTORY).exists()
     log = next((group.path / "a").rglob("movements/*/*.jsonl"))
     assert log.read_bytes().count(b'"op":"commit"') == 2
