@@ -19,6 +19,7 @@ from .printing import complain, is_screen, say
 
 if TYPE_CHECKING:
     from fsqueue.service.gate import Role
+    from fsqueue.service.taskstore_wire import DurationUnit
 
 DEFAULT_LISTEN = "localhost:8750"
 BACKLOG = 1024
@@ -71,17 +72,20 @@ ssh -N -L 8750:localhost:8750 login1                       # on your own machine
 @click.option("--read-only", is_flag=True, help="Change nothing, whatever token comes.")
 @click.option("--allow-host", "hosts", metavar="NAME", multiple=True,
               help="A name beside localhost by which clients call this gateway; may be repeated.")  # fmt: skip
+@click.option("--taskstore-duration", type=click.Choice(["auto", "ms", "ns"]), default="auto",
+              help="What a claim's duration counts for clients of taskstore [auto: its size tells].")  # fmt: skip
 @click.option("--tls-cert", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="Serve https with this certificate chain (PEM).")  # fmt: skip
 @click.option("--tls-key", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Its private key (PEM).")
 def serve(
     path: str, listen: str, token_file: str | None, read_only: bool, hosts: Sequence[str],
-    tls_cert: str | None, tls_key: str | None,
+    taskstore_duration: DurationUnit, tls_cert: str | None, tls_key: str | None,
 ) -> None:  # fmt: skip
     """Serve a queue, or a group of queues, over HTTP, until SIGTERM or Ctrl-C.
 
-    Programs use it by fsqueue.connect(URL), by 'fsqueue run URL', or as /v1/openapi.json says. It keeps nothing but
-    caches: start as many as you like, kill them at any time, and work on the queue directly beside them.
+    Programs use it by fsqueue.connect(URL), by 'fsqueue run URL', or as /v1/openapi.json says. Clients of taskstore use
+    a group by their own calls. It keeps nothing but caches: start as many as you like, kill them at any time, and work
+    on the queue directly beside them.
 
     On a TCP port each request needs a token. The file has two, one that may do everything and one that may only read.
     One line on standard output tells the address when the gateway is ready.
@@ -107,7 +111,7 @@ def serve(
         tokens = gate.Tokens(tokens_in(Path(token_file) if token_file else default_token_file()))
     made = application.gateway(path, tokens)
     names = {*hosts, *([address.host] if address.host not in ("", "0.0.0.0", "::") else [])}
-    app = application.application(made, names, read_only)
+    app = application.application(made, names, read_only, taskstore_duration)
     listener, address, proof = bound(address)
     config = uvicorn.Config(
         app,

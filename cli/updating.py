@@ -47,6 +47,10 @@ LEASE_DIGITS = 16
 
 LISTS = ("missing", "changed", "owned", "depends", "busy")
 """What a conflict tells."""
+NOT_HELD = ("taken over", "given back")
+"""How the reason of a lost lease begins if the task has not ended."""
+Lists = dict[str, list[dict[str, str]]]
+"""What is in the way of an update, by the names in LISTS."""
 Found = TypeVar("Found")
 
 
@@ -133,15 +137,11 @@ def update(
     operations = given or _from_stdin()
     opened, default = _group_at(group, worker)
     prepared = opened.update()
-    lost: list[dict[str, str]] = []
-    lists: dict[str, list[dict[str, str]]]
+    lost: Lists = {name: [] for name in LISTS}
     for operation in operations:
         _add(opened, default, prepared, operation, lost)
-    if lost:
-        lists = {name: [] for name in LISTS}
-        for one in lost:
-            lists["depends" if one["op"] == "depends" else "missing"].append(one)
-        _conflict(lists, as_json)
+    if any(lost.values()):
+        _conflict(lost, as_json)
     try:
         results = prepared.apply()
     except fsqueue.UpdateConflict as conflict:
@@ -275,17 +275,18 @@ def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]
     return fsqueue.Group(queue.group.path, worker=worker), queue.name
 
 
-def _add(
-    group: fsqueue.Group, default: str | None, prepared: Any, operation: Typed, lost: list[dict[str, str]]
-) -> None:
-    """Add an operation to an update; note a lease that does not hold."""
+def _add(group: fsqueue.Group, default: str | None, prepared: Any, operation: Typed, lost: Lists) -> None:
+    """Add an operation to an update; note a lease that does not hold, in the list in which an update names it."""
     verb, fields = operation.verb, dict(operation.fields)
     if verb == "insert":
         prepared.insert(fields.pop("queue"), fields.pop("payload"), **fields)
         return
     token, queue = fields.pop("token", fields.get("id", "")), fields.pop("queue", default)
     if "id" not in fields and "@" not in token:
-        raise click.UsageError(f"{operation.where} {token!r:.100} is not a token, as 'fsqueue lease' prints them.")
+        seen = ", nor ID@VERSION" if "version" in FIELDS[verb] else ""
+        raise click.UsageError(
+            f"{operation.where} {token!r:.100} is not a token, as 'fsqueue lease' prints them{seen}. Nothing was done."
+        )
     try:
         if "id" in fields:
             task: Any = replace(_seen(group, queue, fields.pop("id")), version=fields.pop("version"))
@@ -293,7 +294,8 @@ def _add(
             task = _task_of(group, queue, token)
     except (fsqueue.LeaseLost, fsqueue.TaskNotFound) as error:
         why = error.reason if isinstance(error, fsqueue.LeaseLost) else _why_absent(group, queue, token, error)
-        lost.append({"op": verb, "queue": queue or "", "id": token.partition("@")[0], "reason": why})
+        among = "depends" if verb == "depends" else "owned" if why.startswith(NOT_HELD) else "missing"
+        lost[among].append({"op": verb, "queue": queue or "", "id": token.partition("@")[0], "reason": why})
         return
     act: Callable[..., object] = getattr(prepared, verb)
     act(task, **fields)
@@ -332,11 +334,11 @@ def _why_absent(group: fsqueue.Group, queue: str | None, token: str, error: fsqu
     if "@" in token and queue is not None and group[queue].exists():
         loss = outcomes.why_lost(group[queue].store, [token])[token]
         if loss is not None:
-            return loss.why
+            return outcomes.DONE_BEFORE[0] if loss.is_completed else loss.why
     return str(error)
 
 
-def _conflict(lists: dict[str, list[dict[str, str]]], as_json: bool) -> None:
+def _conflict(lists: Lists, as_json: bool) -> None:
     """Say what stood in the way of an update, and end."""
     if as_json:
         print_json({"conflict": lists})
@@ -344,7 +346,12 @@ def _conflict(lists: dict[str, list[dict[str, str]]], as_json: bool) -> None:
         for one in conflicts:
             task = " ".join(filter(None, (one["op"], one["queue"], one["id"])))
             complain(f"{name}: {task}: {one['reason']}")
-    complain("nothing was done")
+    if all(
+        one["reason"] in outcomes.DONE_BEFORE and name == "missing" for name, found in lists.items() for one in found
+    ):
+        complain("nothing was done now: an earlier update, or 'fsqueue complete', has succeeded with this lease")
+    else:
+        complain("nothing was done")
     raise click.exceptions.Exit(fsqueue.UpdateConflict.exit_code)
 
 

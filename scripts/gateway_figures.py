@@ -36,6 +36,10 @@ BATCH_TASKS = 64
 """Tasks in a batch: so few that the clients have batches enough."""
 PAYLOADS = {"20 B": 20, "1 KiB": 1 << 10, "16 KiB": 16 << 10}
 VERBS = ("lease + complete", "lease + update")
+HEADING = """\
+| a task | payload | clients | gateways | tasks/s | as many processes | ratio | µs of a task | of a process | \
+ms to lease | 99 % |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"""
 FORKING = multiprocessing.get_context("fork")
 
 
@@ -255,10 +259,8 @@ def compared(
         half = sorted(apart(over_http, urls, verb, "half", clients, seconds, rates[0] / 2).leases_s)
         p50, p99 = (1e3 * half[int(share * (len(half) - 1))] for share in (0.5, 0.99))
         print(
-            f"{verb:16}  {payload:>6}  {clients:3} clients: {rates[0]:7.0f} tasks/s; {clients:3} processes "
-            f"{rates[1]:7.0f}; ratio {rates[0] / rates[1]:.2f}; "
-            f"processor time of a task {used_us[0]:.0f} and {used_us[1]:.0f} us; "
-            f"a lease at half load: {p50:5.1f} ms, 99 % {p99:5.1f} ms",
+            f"| {verb} | {payload} | {clients} | {gateways} | {rates[0]:,.0f} | {rates[1]:,.0f} | "
+            f"{rates[0] / rates[1]:.2f} | {used_us[0]:,.0f} | {used_us[1]:,.0f} | {p50:.1f} | {p99:.1f} |",
             flush=True,
         )
     finally:
@@ -313,6 +315,7 @@ def main() -> None:
         if given.queues:
             page(where, given.queues)
             return
+        print(HEADING)
         for verb in given.verbs:
             for payload in given.payloads:
                 for clients in given.clients:

@@ -36,9 +36,28 @@ class NotExact(ValueError):
 
 def decode(text: bytes | str) -> Any:
     """Return the value of JSON text, exactly as it was handed in. NotExact if it cannot be kept so."""
+    data, value = _loaded(text)
+    if _LONG_NUMBER.search(data):
+        _refuse_rounding(data)
+    _refuse_names_twice(data, value)
+    return value
+
+
+def decode_fields(text: bytes | str) -> Any:
+    """Return the value of JSON text whose fields are checked one by one, and of which nothing else is kept.
+
+    An integer beyond 64 bits is a float here. So a check of its field refuses it by name, and in a field that no check
+    asks for it does not matter. NotExact as by `decode` for all else.
+    """
+    data, value = _loaded(text)
+    _refuse_names_twice(data, value)
+    return value
+
+
+def _loaded(text: bytes | str) -> tuple[bytes, Any]:
     try:
         data = text.encode() if isinstance(text, str) else text
-        value = orjson.loads(data)
+        return data, orjson.loads(data)
     except UnicodeEncodeError as error:
         raise NotExact(f"is not JSON: it is no UTF-8 ({error.reason})", False, error.start) from None
     except orjson.JSONDecodeError as error:
@@ -50,11 +69,11 @@ def decode(text: bytes | str) -> Any:
             _refuse_rounding(data)
             raise NotExact("has a number beyond the range of floats: write it as a string") from None
         raise NotExact(f"is not JSON: {error}", False, error.pos) from None
-    if _LONG_NUMBER.search(data):
-        _refuse_rounding(data)
+
+
+def _refuse_names_twice(data: bytes, value: Any) -> None:
     if type(value) in (dict, list) and b"{" in data and _has_names_twice(data, value):
         raise NotExact(f"has a name twice in an object{_name_twice(data)}: the values but for the last would be lost")
-    return value
 
 
 def decode_with_constants(text: bytes | str) -> Any:

@@ -1,12 +1,12 @@
-"""Check a group's decision files: what is no decision file, and lines that cannot be read."""
+"""Check a group's own files, decision files and numbers: what is none of these, and lines that cannot be read."""
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
-from fsqueue.format import decisions, names
+from fsqueue.format import decisions, names, numbers
 from fsqueue.format.wording import counted
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded
 from fsqueue.fsck.repair import WAIT_S, Quarantine, void_lines
@@ -23,20 +23,30 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
     Each of its queues is checked by itself: see `fsck`.
     """
     quarantine = Quarantine(group.fs, group.path, group.clock, group.entropy)
-    directory = decisions.directory(group.path)
-    for suspect in guarded(group, directory, _suspects(group, quarantine, directory)):
-        finding = judge(group, suspect, repair)
-        if finding is not None:
-            yield finding
+    for directory, parse, has_lines in (
+        (decisions.directory(group.path), names.parse_decision_file, True),
+        (numbers.directory(group.path), names.parse_number_file, False),
+    ):
+        for suspect in guarded(group, directory, _suspects(group, quarantine, directory, parse, has_lines)):
+            finding = judge(group, suspect, repair)
+            if finding is not None:
+                yield finding
 
 
-def _suspects(group: GroupDirectory, quarantine: Quarantine, directory: str) -> Iterator[Suspect]:
+def _suspects(
+    group: GroupDirectory,
+    quarantine: Quarantine,
+    directory: str,
+    parse: Callable[[str], object],
+    has_lines: bool,
+) -> Iterator[Suspect]:
+    """Yield what may be wrong in a directory of the group's own. `parse` returns None for what is no name in it."""
     kind = _kind(group, directory)
     if kind not in (None, "directory"):
         yield _misplaced(group, quarantine, directory, kind, "link" if kind == "link" else "in-the-way")
         return
     for text, kind in group.fs.entries(directory):
-        path, is_named = f"{directory}/{text}", names.parse_decision_file(text) is not None
+        path, is_named = f"{directory}/{text}", parse(text) is not None
         if text.startswith(".nfs"):
             continue
         if not is_named or kind != "file":
@@ -44,7 +54,7 @@ def _suspects(group: GroupDirectory, quarantine: Quarantine, directory: str) -> 
             yield _misplaced(group, quarantine, path, kind, what)
         elif group.fs.stat(path).st_nlink > 1:
             yield Suspect(found(group, "linked-file", path), partial(_is_linked, group, path), lambda: None)
-        elif bad := _bad_lines(group, path):
+        elif has_lines and (bad := _bad_lines(group, path)):
             yield Suspect(
                 found(group, "damaged-line", path, note=counted(bad, "line")),
                 partial(_has_bad_lines, group, path),

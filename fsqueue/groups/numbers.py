@@ -16,6 +16,7 @@ from fsqueue.groups.update import HasUpdates
 from fsqueue.leased_task import LeasedTask
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.numbers import Numbers
+from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 
 
@@ -84,11 +85,22 @@ class TaskNumbers:
                 queue = names.parse_queue_directory(directory) if directory is not None else None
                 if directory is None or queue is None:
                     continue
-                is_held = named.available_ms > group.clock.now_ms()
+                store = self._store_of(directory)
+                if store is None:
+                    continue
+                is_held = named.available_ms > store.clock.now_ms()
                 state: State = WAITING if not is_held else LEASED if named.lease else DELAYED
                 info = TaskInfo(names.task_id(named.batch, named.index), state, version=named.version, queue=queue)
                 found[number] = _numbered(number, named, info)
         return [found.get(number) for number in numbers]
+
+    def now_ms(self, queue: str) -> int:
+        """Return the time by which tasks of a queue are available: Unix milliseconds on the file server's clock. An
+        estimate; of a queue that has not come into being, by this host's clock.
+        """
+        with self._verb("reading the clock of") as (group, _):
+            store = self._store_of(names.queue_directory(queue))
+            return (group if store is None else store).clock.now_ms()
 
     def find(self, numbers: Sequence[int]) -> list[NumberedInfo | None]:
         """Return the task that each number names; None if it names none, or none any more. Truth at some moment while
@@ -115,6 +127,13 @@ class TaskNumbers:
         found = kept.read(numbers)
         latest = {number: kept.latest(named.key, named.index) for number, named in found.items()}
         return {number: found[number] for number, one in latest.items() if one is not None and one.number == number}
+
+    def _store_of(self, directory: QueueDirectory) -> Store | None:
+        """Return an open queue's store; None if there is no such queue, as far as is known."""
+        try:
+            return self._group.opened_queue(directory).store
+        except (QueueNotFound, NotAQueue):
+            return None
 
     def _in_batch(
         self, directory: QueueDirectory, identity: QueueId, batch: Batch, those: list[tuple[int, TaskVersion]]

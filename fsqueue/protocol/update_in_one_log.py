@@ -97,8 +97,9 @@ class UpdateInOneLog:
         records.name_earlier()
         lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)
         self._log = LogSync(locked, bool(tasks) and self._store.sync_inserts)
-        # Whole lines of a first write that was cut off would count as parts of the second one: the `abort` ends them.
-        ended = [movements.abort(at, self._update)] if again else []
+        # Whole lines of a first write that was cut off would count as parts of the second one: a record of another
+        # update ends them.
+        ended = [movements.abort(at, names.new_update(self._store.entropy))] if again else []
         locked.write(b"".join([*ended, *lines, movements.commit(at, self._update, len(lines))]))
         acted = locked.replay_state.acted
         if len(acted) != len(lines):

@@ -46,6 +46,10 @@ from fsqueue.storage.store import Store
 
 SLOWER = 4
 """The patience of an update is this factor times what its logs take, at the speed of the last update's logs."""
+LOG_S_MAX = 5.0
+"""Longest time in seconds that a log counts for. A process that took longer was stopped, or waited for another one: if
+its next update had as much patience, its death would freeze tasks for an hour.
+"""
 OUTCOME_WAIT_S = 2.0
 """Seconds to wait for the lock of a log that is to get its outcome. Otherwise another process gives it."""
 SETTLE_WAIT_S = 10.0
@@ -231,7 +235,7 @@ class _Try:
             self._give(decision.outcome)
         if decision.outcome == "abort":
             raise _Anew("Another process has decided against the update.")
-        self._coordinator.log_s = (self._clock.monotonic() - began) / logs
+        self._coordinator.log_s = min(LOG_S_MAX, (self._clock.monotonic() - began) / logs)
         if not vote.is_durable:
             raise StorageError(
                 f"The update has happened. Its decision in {file.path} could not be synced: a power loss may still "

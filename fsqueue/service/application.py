@@ -23,13 +23,14 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 import fsqueue
-from fsqueue.service import asking, faults, figures, login, page
+from fsqueue.service import asking, faults, figures, login, page, taskstore_calls
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.patience import Patience
 from fsqueue.service.served import Served
 from fsqueue.service.streaming import ClientHasGone
+from fsqueue.service.taskstore_wire import DurationUnit
 from fsqueue.service.threads import ServiceThreads
 
 
@@ -74,8 +75,13 @@ def gateway(path: str | os.PathLike[str], tokens: Tokens | None, limits: Service
     return Gateway(Served(path, limits.open_queues_max), threads, Lessees(threads, limits), limits, tokens)
 
 
-def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = False) -> ASGIApp:
-    """Return the ASGI application. `hosts`: names beside localhost by which clients call it."""
+def application(
+    made: Gateway, hosts: Iterable[str] = (), read_only: bool = False, taskstore_duration: DurationUnit = "auto"
+) -> ASGIApp:
+    """Return the ASGI application. `hosts`: names beside localhost by which clients call it.
+
+    `taskstore_duration`: what a claim's `duration` counts in taskstore's format (docs/taskstore.md).
+    """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -97,11 +103,19 @@ def application(made: Gateway, hosts: Iterable[str] = (), read_only: bool = Fals
     app.router.redirect_slashes = False
     app.state.gateway = made
     app.state.pages = page.Pages(made.served, made.threads)
+    app.state.taskstore = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
     return Patience(Gate(app, made.tokens, hosts, read_only), made.limits)
 
 
 def _routes() -> list[BaseRoute]:
-    return [Route("/healthz", _healthy), *login.routes(), *asking.routes(), *page.routes(), *figures.routes()]
+    return [
+        Route("/healthz", _healthy),
+        *login.routes(),
+        *asking.routes(),
+        *page.routes(),
+        *figures.routes(),
+        *taskstore_calls.routes(),
+    ]
 
 
 async def _healthy(request: Request) -> Response:

@@ -5,6 +5,7 @@ Everything passes here before a route is looked for. What is asked for without a
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import re
@@ -34,6 +35,9 @@ HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
 }
 """What each answer says to a browser, unless its route says otherwise."""
+TASKSTORE: Final = re.compile(r"/(groups?|tasks?/.*|group/.*|update|claim)")
+"""Paths of taskstore's format (docs/taskstore.md). There, and only there, a token may also come as Basic credentials:
+its client has no other way to send one than `http://NAME:TOKEN@HOST`. A browser would send them by itself."""
 _PATH = re.compile(rb"/[\x21-\x7e]*")
 
 
@@ -164,8 +168,8 @@ class Gate:
         if self._tokens is None:
             found = Caller("write")
         elif (given := headers.get("authorization")) is not None:
-            kind, _, token = given.partition(" ")
-            role = self._tokens.role(token.strip()) if kind.lower() == "bearer" else None
+            token = _token_in(given, takes_basic=TASKSTORE.fullmatch(scope["path"]) is not None)
+            role = None if token is None else self._tokens.role(token)
             found = None if role is None else Caller(role)
         else:
             found = self._tokens.caller(cookie_of(headers, cookie_name(scope)))
@@ -179,14 +183,32 @@ class Gate:
     def _asked_for_token(scope: Scope, headers: Headers) -> Response:
         if scope["method"] in SAFE and "text/html" in headers.get("accept", ""):
             return RedirectResponse("/login", 303)
+        in_url = ", or http://any:TOKEN@HOST:PORT as the address" if TASKSTORE.fullmatch(scope["path"]) else ""
         refusal = _said(
             401,
             "Unauthorized",
-            "A token is needed: the header 'Authorization: Bearer TOKEN'. 'fsqueue serve' names the file that has "
-            "it when it makes it: ~/.config/fsqueue/serve.tokens, if nobody said otherwise.",
+            f"A token is needed: the header 'Authorization: Bearer TOKEN'{in_url}. 'fsqueue serve' names the file "
+            "that has it when it makes it: ~/.config/fsqueue/serve.tokens, if nobody said otherwise.",
         )
         refusal.headers["www-authenticate"] = "Bearer"
         return refusal
+
+
+def _token_in(authorization: str, takes_basic: bool) -> str | None:
+    """Return the token of an Authorization header; None if there is none.
+
+    Of Basic credentials it is the password, or the name if there is no password: `http://TOKEN@HOST`.
+    """
+    kind, _, given = authorization.partition(" ")
+    if kind.lower() == "bearer":
+        return given.strip()
+    if kind.lower() != "basic" or not takes_basic:
+        return None
+    try:
+        name, _, password = base64.b64decode(given.strip(), validate=True).decode().partition(":")
+    except ValueError:  # no base64, or no UTF-8
+        return None
+    return password or name
 
 
 def cookie_name(scope: Scope) -> str:

@@ -63,6 +63,7 @@ class _SharedLessee:
         self.asked: list[_Asked] = []
         self.waits_until = 0.0
         """Until when it waits for tasks, by the monotonic clock, after a full look; 0: it does not wait."""
+        self._is_idle = self._is_dismissed = False
         threading.Thread(target=self._work, name="fsqueue-lessee", daemon=True).start()
 
     def add(self, asked: _Asked) -> None:
@@ -81,6 +82,18 @@ class _SharedLessee:
             asked.is_over = True
             return []
 
+    def dismiss(self) -> bool:
+        """End the thread if it does nothing, so that another one can take its place. Return whether it ends.
+
+        Not one whose look is under way: if the filesystem does not answer, such threads would become ever more.
+        """
+        with self.changed:
+            if self.asked or not self._is_idle:
+                return False
+            self._is_dismissed = True
+            self.changed.notify()
+            return True
+
     def end_all(self) -> None:
         """Answer all requests: there is nothing."""
         with self.changed:
@@ -92,7 +105,11 @@ class _SharedLessee:
         while True:
             with self.changed:
                 if not self.asked:
+                    self._is_idle = True
                     self.changed.wait(IDLE_S)
+                    self._is_idle = False
+                if self._is_dismissed:
+                    return
                 wanted = sum(one.n for one in self.asked)
             if not wanted:
                 if self._ended(self):
@@ -228,7 +245,7 @@ class Lessees:
         with self._lock:
             found = self._lessees.get(key)
             if found is None:
-                if len(self._lessees) >= self._limits.lessees_max:
+                if len(self._lessees) >= self._limits.lessees_max and not self._dismiss_one():
                     raise Overloaded(
                         "Requests wait for tasks of too many queues, or by too many workers, at this gateway. Nothing "
                         "was leased: come again."
@@ -237,12 +254,21 @@ class Lessees:
             found.add(asked)
             return found
 
+    def _dismiss_one(self) -> bool:
+        """End a lessee of which nothing is asked. Return False if there is none. The lock is held."""
+        for key, one in self._lessees.items():
+            if one.dismiss():
+                del self._lessees[key]
+                return True
+        return False
+
     def _drop(self, key: Hashable, lessee: _SharedLessee) -> bool:
         """Let go of a lessee without requests. Return False if it has got one."""
         with self._lock, lessee.changed:
             if lessee.asked:
                 return False
-            self._lessees.pop(key, None)
+            if self._lessees.get(key) is lessee:
+                del self._lessees[key]
             return True
 
     def close(self) -> None:

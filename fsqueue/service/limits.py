@@ -29,7 +29,7 @@ class ServiceLimits:
     """How many more requests may wait for such a thread."""
     streams_max: int = 32
     """How many answers and bodies of many lines are under way at a time, each with a thread."""
-    lessees_max: int = 128
+    lessees_max: int = 512
     """How many threads lease for requests that wait: one for each queue, worker and way to lease."""
     waiting_max: int = 4_096
     """How many requests may wait for tasks at a time."""

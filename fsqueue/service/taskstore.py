@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import socket
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -247,19 +246,19 @@ class Taskstore:
         depends: Sequence[int],
     ) -> list[NumberedTask]:
         """Apply it as one update of the group, and return the new tasks."""
-        update, now_ms = self._group.update(), _ms(time.time())
-        new: list[tuple[str, str, int, int | str | None]] = [
+        update, numbers = self._group.update(), self._group.numbers
+        new: list[tuple[str, Any, int, int | str | None]] = [
             (add.group, add.data, add.available_ms, None) for add in adds
         ]
         for change in changes:
             info = known[change.id].task
             payload = info.payload if info.payload is not None and _data(info.payload) == change.data else change.data
             new.append((str(info.queue), payload, change.available_ms, info.priority))
-        for queue, payload, at, priority in new:
-            is_later = at < 0 or at > now_ms
-            update.insert(
-                queue, payload, priority=priority, available_at=_absolute(at, now_ms) / 1000 if is_later else None
-            )
+        now_ms = {queue: numbers.now_ms(queue) for queue in dict.fromkeys(queue for queue, _, _, _ in new)}
+        times = [at if at > 0 else now_ms[queue] - at for queue, _, at, _ in new]
+        is_later = [time_ms > now_ms[queue] for time_ms, (queue, _, _, _) in zip(times, new, strict=True)]
+        for (queue, payload, _, priority), time_ms, later in zip(new, times, is_later, strict=True):
+            update.insert(queue, payload, priority=priority, available_at=time_ms / 1000 if later else None)
         changed = dict.fromkeys(change.id for change in changes)
         for id in dict.fromkeys((*changed, *deletes)):
             task = self._task(known[id], client)
@@ -271,22 +270,20 @@ class Taskstore:
             if id not in changed and id not in deletes:
                 update.depends(known[id].task)
         results = update.apply()[: len(new)]
-        made = [
-            fsqueue.NewNumber(
-                fsqueue.TaskInfo(
-                    ref.id,
-                    DELAYED if at < 0 or at > now_ms else WAITING,
-                    payload,
-                    version=update.versions[ref.id],
-                    priority=priority,
-                    queue=queue,
-                ),
-                _absolute(at, now_ms),
-                client,
-            )
-            for ref, (queue, payload, at, priority) in zip(results, new, strict=True)
-        ]
-        return [_told(one) for one in self._group.numbers.give(made)]
+        made = []
+        for ref, (queue, payload, _, priority), time_ms, later in zip(results, new, times, is_later, strict=True):
+            state: fsqueue.State = DELAYED if later else WAITING
+            version = update.versions[ref.id]
+            info = fsqueue.TaskInfo(ref.id, state, payload, version=version, priority=priority, queue=queue)
+            made.append(fsqueue.NewNumber(info, time_ms, client))
+        try:
+            return [_told(one) for one in numbers.give(made)]
+        except (fsqueue.StorageError, fsqueue.StorageFull) as error:  # as it stands, it says to repeat the call
+            full = isinstance(error, fsqueue.StorageFull)
+            raise (fsqueue.StorageFull if full else fsqueue.StorageError)(
+                f"The update has happened: do not repeat it. Its new tasks have no ids yet ({error}). They get them "
+                "when their groups are listed."
+            ) from error
 
     def _task(self, known: fsqueue.NumberedInfo, client: int) -> fsqueue.TaskInfo | fsqueue.LeasedTask:
         """Return a task as an update takes it: by the client's lease on it, if it has one; else by its version."""
@@ -348,8 +345,3 @@ def _ms(seconds: float) -> int:
 def _available_ms(info: fsqueue.TaskInfo) -> int:
     """Return from when on nobody owns a task, or since when."""
     return _ms(next((at for at in (info.lease_until, info.available_at, info.since) if at is not None), 0))
-
-
-def _absolute(available_ms: int, now_ms: int) -> int:
-    """Return a time as a client gives it as Unix milliseconds."""
-    return available_ms if available_ms > 0 else now_ms - available_ms

@@ -11,13 +11,14 @@ from contextlib import suppress
 
 from fsqueue.errors import FsqueueError, LockTimeout
 from fsqueue.filesystem import PassingOverStrays
-from fsqueue.format import decisions, names
+from fsqueue.format import decisions, names, numbers
 from fsqueue.format.decisions import DecisionState, LogName
 from fsqueue.format.groups import group_file
 from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.protocol import deciding
 from fsqueue.storage import decisions as stored
 from fsqueue.storage import group_queues, jsonl, published
+from fsqueue.storage import numbers as stored_numbers
 from fsqueue.storage.decisions import OutOfGroup
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
@@ -51,7 +52,8 @@ def refresh(store: Store) -> int:
     if group is None:
         return 0
     touched = 0
-    for path in [group_file(group.path), *(decisions.path_of(group.path, name) for name in stored.files(group))]:
+    own = [numbers.path_of(group.path, names.number_file(place)) for place in stored_numbers.files(group)]
+    for path in [group_file(group.path), *own, *(decisions.path_of(group.path, name) for name in stored.files(group))]:
         with suppress(FileNotFoundError, PermissionError):  # it was retired just now, or is another user's
             group.fs.touch(path)
             touched += 1

@@ -9,11 +9,13 @@ from fsqueue.errors import LeaseLost
 from fsqueue.format import names
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import SKIPPED, ReplayState
-from fsqueue.protocol import losses
+from fsqueue.protocol import losses, update_plan
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 
+DONE_BEFORE = (losses.ALREADY, update_plan.ALREADY)
+"""The reasons of a lost lease, and of a conflict of an update, if the same lease has completed the task before."""
 NEVER_LEASED = "it was never leased"
 
 

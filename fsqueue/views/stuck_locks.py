@@ -15,10 +15,11 @@ from fsqueue.cluster.identity import describe
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.processes import Holder, holders_of
-from fsqueue.format import names
+from fsqueue.format import names, numbers
 from fsqueue.format.decisions import path_of
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import commits, counters, decisions, history, listing
+from fsqueue.storage import numbers as stored_numbers
 from fsqueue.storage.store import Store
 
 QUIET_S = 2.0
@@ -64,12 +65,12 @@ def of_queue(path: str) -> list[StuckLock]:
 
 def of_store(store: Store) -> list[StuckLock]:
     """Return the stuck locks of an open queue: of batches, counters, dead letters, the history and `queue.jsonl`; and
-    of the decision files of its group.
+    of the decision files and the last numbers of its group.
 
     Nothing is locked for this. Costs an open, and where a file is quiet a question to the file server, for each file.
     """
     store.refresh()
-    files = [*((store.fs, what, path) for what, path in _files(store)), *_decision_files(store)]
+    files = [*((store.fs, what, path) for what, path in _files(store)), *_files_of_group(store)]
     suspects = [each for each in files if _is_suspect(store, each[0], each[2])]
     for _ in range(LOOKS if suspects else 0):
         store.clock.sleep(LOOK_PAUSE_S)
@@ -78,8 +79,8 @@ def of_store(store: Store) -> list[StuckLock]:
     return [lock for lock in found if lock is not None]
 
 
-def _decision_files(store: Store) -> Iterator[tuple[Filesystem, str, str]]:
-    """Yield the decision files of the queue's group, if it lies in one, with what gives access to them."""
+def _files_of_group(store: Store) -> Iterator[tuple[Filesystem, str, str]]:
+    """Yield what may be locked of the queue's group, if it lies in one, with what gives access to it."""
     if store.queue_state.group is None:
         return
     try:
@@ -88,6 +89,8 @@ def _decision_files(store: Store) -> Iterator[tuple[Filesystem, str, str]]:
         return  # it was moved elsewhere: that is fsck's matter
     for name in decisions.files(group):
         yield group.fs, f"decision file {name}", path_of(group.path, name)
+    for place in stored_numbers.files(group)[-1:]:
+        yield group.fs, "numbers of tasks", numbers.path_of(group.path, names.number_file(place))
 
 
 def _files(store: Store) -> Iterator[tuple[str, str]]:

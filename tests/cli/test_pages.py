@@ -164,6 +164,13 @@ PLANS = {
             "In any language": "tests/service/test_asking.py",
         },
     ),
+    "docs/taskstore.md": Plan(
+        elsewhere={
+            "fsqueue serve": "tests/cli/test_serve.py",
+            "store :=": "tests/service/go_client.py",
+            "By hand": "tests/cli/test_taskstore.py",
+        },
+    ),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(
         files={"fetch": '#!/bin/sh\n[ "$1" = 1 ]\n'},

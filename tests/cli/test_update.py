@@ -104,6 +104,22 @@ def test_a_task_that_waits_is_changed_if_it_is_as_it_was_printed(group: Group, f
     assert waiting(group) == []
 
 
+def test_a_lease_that_was_taken_over_or_given_back_is_owned(group: Group, fsqueue_cli: Run) -> None:
+    token = now = leased(group)
+    fsqueue_cli("release", f"{group.path}/first", token)
+    for reason in ("given back", "taken over by"):
+        said = fsqueue_cli("update", group.path, "--complete", f"first={token}", "--json", code=6)
+        conflict = json.loads(said.stdout)["conflict"]
+        (one,) = conflict.pop("owned")
+        assert one["reason"].startswith(reason)
+        assert not any(conflict.values())
+        now = group["first"].lease()[0].token if reason == "given back" else now
+    fsqueue_cli("update", group.path, "--complete", f"first={now}", "--insert", "next=1")
+    said = fsqueue_cli("update", group.path, "--complete", f"first={now}", "--insert", "next=1", code=6)
+    assert "an earlier update, or 'fsqueue complete', has succeeded with this lease" in said.stderr
+    assert waiting(group) == [1]
+
+
 def test_an_update_depends_on_tasks_that_it_does_not_change(group: Group, fsqueue_cli: Run) -> None:
     held, own = leased(group, "held"), leased(group, "own")
     group["conf"].insert_many(["seen"], batch_tasks=1)
@@ -155,6 +171,7 @@ def test_wrong_options_are_refused(group: Group, fsqueue_cli: Run, tmp_path: Pat
         (["--insert", "next=1", "--result", "1"], "--result needs --complete"),
         (["--complete", "nothing"], "is not a token"),
         (["--complete", "first="], "is not a token"),
+        (["--depends", "first=5"], "nor ID@VERSION"),
         (["--fail", "x", "--insert", "next=1"], "--reason"),
     ):
         assert why in fsqueue_cli("update", group.path, *arguments, code=2).stderr

@@ -43,6 +43,15 @@ def test_what_would_come_back_as_something_else_is_refused(text: str) -> None:
         assert caught.value.is_json
 
 
+@pytest.mark.parametrize("text", CHANGED, ids=lambda text: text[:30])
+def test_of_fields_that_are_checked_one_by_one_long_integers_alone_are_let_through(text: str) -> None:
+    if "integer beyond" in CHANGED[text] and len(text) < 5000:
+        assert str(user_json.decode_fields(text)).count("e+") == 1, "the check of its field sees a float"
+    else:
+        with pytest.raises(NotExact):
+            user_json.decode_fields(text)
+
+
 @pytest.mark.parametrize("text", ["", "{", "NaN", "[1, Infinity]", "{'a':1}", '{"a":1,}', "\ud800"])
 def test_what_is_no_json_says_where_it_ceases_to_be(text: str) -> None:
     with pytest.raises(NotExact, match="is not JSON") as caught:

@@ -597,6 +597,26 @@ def test_a_record_that_others_have_aborted_begins_anew_with_more_patience(group:
     assert worked_off(group) == {"a": [], "b": ["here", "x"]}
 
 
+def test_a_process_that_was_stopped_within_an_update_is_no_more_patient_in_the_next_one(group: Group) -> None:
+    """Else its death in that one would freeze tasks for an hour."""
+    clock = group.directory().clock
+    stopped_s = 0.0
+
+    def is_stopped() -> None:
+        nonlocal stopped_s
+        stopped_s = 900.0
+
+    real = clock.monotonic
+
+    def monotonic() -> float:
+        return real() + stopped_s
+
+    with mock.patch.object(clock, "monotonic", monotonic), before("_sync", is_stopped):
+        applied_once(group)
+    assert group.coordinator.log_s == updates.LOG_S_MAX
+    assert group.coordinator.patience_ms(logs=2, tries=0) <= 60_000
+
+
 def files_of(group: Group) -> list[Path]:
     return sorted((group.path / decisions.DIRECTORY).iterdir())
 

@@ -19,6 +19,7 @@ import fsqueue
 from fsqueue.service import application
 from fsqueue.service.gate import Tokens
 from fsqueue.service.limits import ServiceLimits
+from fsqueue.service.taskstore_wire import DurationUnit
 
 WRITE, READ = "w" * 20, "r" * 20
 
@@ -36,12 +37,13 @@ def open_gateway() -> Iterator[Open]:
             tokens: bool = True,
             hosts: tuple[str, ...] = (),
             read_only: bool = False,
+            taskstore_duration: DurationUnit = "auto",
             **limits: Any,
         ) -> TestClient:
             taken = Tokens({"write": WRITE, "read": READ}) if tokens else None
             made = application.gateway(path, taken, replace(ServiceLimits(), **limits))
             headers = {} if token is None else {"authorization": f"Bearer {token}"}
-            app = application.application(made, hosts, read_only)
+            app = application.application(made, hosts, read_only, taskstore_duration)
             return opened.enter_context(
                 TestClient(
                     app,

@@ -16,7 +16,7 @@ from fsqueue import Group, Queue
 from fsqueue.filesystem import Filesystem
 from fsqueue.service import operations
 from tests.service.conftest import READ, Open
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 pytestmark = pytest.mark.once
 
@@ -348,6 +348,41 @@ def test_a_request_whose_time_ends_during_a_look_is_answered_before_the_wait_of_
         lessees.close()
         assert await patient == []
         may_go_on.release()
+        threads.close()
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_has_ended_leaves_its_place_to_the_next_one() -> None:
+    import asyncio
+
+    from fsqueue.service.faults import Overloaded
+    from fsqueue.service.lessees import Lessees
+    from fsqueue.service.limits import ServiceLimits
+    from fsqueue.service.threads import ServiceThreads
+
+    may_go_on = threading.Event()
+
+    def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
+        if wait_s > 1:
+            may_go_on.wait()
+        return []
+
+    async def story() -> None:
+        limits = ServiceLimits(lessees_max=2)
+        threads = ServiceThreads(limits)
+        lessees = Lessees(threads, limits)
+        for worker in range(5):  # each one stays for a while, for the next request of the same worker
+            assert await lessees.lease(worker, 1, 0.001, look, list) == []
+            await until_async(lambda: all(one._is_idle for one in lessees._lessees.values()), "them to be idle")
+        assert list(lessees._lessees) == [3, 4]
+        waiting = [asyncio.ensure_future(lessees.lease(worker, 1, 600, look, list)) for worker in (3, 5)]
+        await until_async(lambda: all(one.waits_until for one in lessees._lessees.values()), "both to wait")
+        with pytest.raises(Overloaded):  # none of them is idle
+            await lessees.lease(6, 1, 1, look, list)
+        lessees.close()
+        may_go_on.set()
+        assert await asyncio.gather(*waiting) == [[], []]
         threads.close()
 
     asyncio.run(story())

@@ -22,7 +22,8 @@ of machines are the simulator's (`wiring`). One seed decides everything, and rep
 | `verbs`, `fates`, `exhaustive` | small cases, all of them: every fault at every call of a verb, every verb at every call of another |
 | `relays` | two queues that feed each other, and the judgement of what is asked of both |
 | `group_acts` | queues of a group, which come into being in the story, and the judgement of the group |
-| `update_acts` | atomic updates over queues of a group, and their judgement |
+| `update_acts` | atomic updates over queues of a group, with keys, cancellations and new payloads, and looks at them |
+| `update_judge`, `precedence` | the judgement of updates; whether there is an order in which all could happen |
 | `fork_acts` | forks in the streams that verbs read, and in loops, and the judgement of what the child does |
 | `claims` | the judgement of what the errors of inserts and of named commits say |
 | `mutations`, `trials` | the protocol, broken on purpose: each must be caught |

@@ -99,6 +99,12 @@ class Disk:
         """Every movement log that ever was, by its name."""
         self.ends: list[tuple[int, str]] = []
         """When the queue ended, and what was in it: the steps at which it was purged, closed or moved away."""
+        self.ended: list[tuple[int, str]] = []
+        """The same steps, and the name of the queue that was purged or deleted then."""
+        self.has_lost = False
+        """Whether a queue was moved away, and did not come back."""
+        self.away: list[tuple[int, int]] = []
+        """From which step to which a queue was not in its place, but came back."""
         self.ended_at: dict[int, float] = {}
         """The time of each of those steps."""
         self._fates: dict[File, list[tuple[int, str]]] = {}
@@ -155,6 +161,8 @@ class Disk:
             fresh = [(self.step, word) for word in _fate(file.data)[len(known) :]]
             known += fresh
             self.ends += fresh
+            if fresh:
+                self.ended.append((self.step, _name_of(file.home)))
             self.ended_at[self.step] = self.world.now
 
     def read_by(self, reader: Callable[[bytes], T], file: File) -> T:
@@ -172,6 +180,26 @@ class Disk:
         self.put([(above, name, None)])
         node.removed = True
         self.moved_directories += 1
+
+    def move(self, above: Directory, name: str, to: Directory, target: str) -> None:
+        """Somebody else moves a directory. It is no end of what is in it."""
+        to.entries[target] = above.entries.pop(name)
+        for one, text in ((above, name), (to, target)):
+            one.since[text] = self.step
+            one.version += 1
+            one.mtime = self.world.now
+        self.moved_directories += 1
+
+    def lose(self, step: int, name: str) -> None:
+        """A queue of this name was moved away at a step, and does not come back."""
+        self.ends.append((step, "moved"))
+        self.ended.append((step, name))
+        self.ended_at[step] = self.world.now
+        self.has_lost = True
+
+    def was_away(self, begin: int, end: int) -> bool:
+        """Whether a queue was not in its place at some time between two steps."""
+        return any(first <= end and last >= begin for first, last in self.away)
 
     def remove_empty_directories(self, top: Directory) -> int:
         """What a cleaner of scratch space does below a directory; how many it removed."""
@@ -289,6 +317,7 @@ class Disk:
             for lost in known[len(_fate(file.data)) :]:
                 known.remove(lost)
                 self.ends.remove(lost)
+                self.ended = [one for one in self.ended if one[0] != lost[0]]
         self._revert(self.root)
         self.moved_directories += 1
 
@@ -301,6 +330,12 @@ class Disk:
                 self._revert(node)
             else:
                 node.links += 1
+
+
+def _name_of(directory: Directory) -> str:
+    """The name that a directory has where it was made."""
+    above = directory.above
+    return next((name for name, node in above.entries.items() if node is directory), "") if above is not None else ""
 
 
 def _with_both_names(effects: list[Effect]) -> list[Effect]:

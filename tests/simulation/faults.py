@@ -27,10 +27,14 @@ DECISIVE = NAMES | WRITES | {"fsync"}
 CLEAN_UP_ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES)
 CLOSE_ERRORS = (errno.EIO, errno.EINTR, errno.ENOSPC, errno.EDQUOT)
 ANY_ERROR = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EACCES)
+GROUP = "/group"
+"""Where the queues are."""
 QUEUE = "/group/q"
 """Where the queue is."""
 BESIDE = "/group/r"
 """Where the other one is, if there are two."""
+AWAY = "away"
+"""Where a queue is while it is not in its group."""
 DAY_S = 86_400.0
 LONG_S = 900.0
 """Longer than any lease, and than a client may be out of touch before its locks are gone."""
@@ -251,6 +255,28 @@ def clean_up(story: Story) -> int:
     return story.world.disk.remove_empty_directories(top) if isinstance(top, Directory) else 0
 
 
+def moved(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """Somebody moves a queue out of its group, and back a while later, if no other one has come into its place."""
+    rng, disk = story.world.rng, story.world.disk
+    group = disk.root.entries.get(GROUP.removeprefix("/"))
+    which = rng.choice(("q", "r"))
+    if not isinstance(group, Directory) or which not in group.entries:
+        return False
+    seconds = rng.choice((0.1, 3.0, 11.0, 2 * DAY_S))
+    story.world.fault(f"{which} is moved out of the group before {name} of {process.name}, for {seconds} s")
+    disk.move(group, which, disk.root, f"{AWAY}-{which}")
+    begin = disk.step
+    try:
+        story.world.sleep(process, seconds)
+    finally:
+        if which not in group.entries:
+            disk.move(disk.root, f"{AWAY}-{which}", group, which)
+        else:  # what is in it is the group's no more
+            disk.lose(begin, which)
+        disk.away.append((begin, disk.step))
+    return True
+
+
 def interrupt(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """Ctrl-C, just before a call or just after it; the process lives on."""
     after = story.world.rng.random() < 0.5
@@ -298,6 +324,7 @@ FAULTS: dict[str, Act] = {
     "nap": nap,
     "away": away,
     "clean": clean,
+    "moved": moved,
     "interrupt": interrupt,
     "stop": stop,
     "fork": fork,

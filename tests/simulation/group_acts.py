@@ -18,7 +18,7 @@ from fsqueue.format.layout import Settings
 from tests.simulation import invariants, relays
 from tests.simulation.books import END
 from tests.simulation.disk import Directory, File
-from tests.simulation.faults import LONG_S, QUEUE
+from tests.simulation.faults import GROUP, LONG_S
 from tests.simulation.history import DONE, Actor, Call, History
 from tests.simulation.wiring import Persona, acting
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from fsqueue import Queue
     from tests.simulation.stories import Story
 
-GROUP = QUEUE.rpartition("/")[0]
-"""Where the group is."""
 GROUP_ID = "00112233aabbccdd"
 ANY = ".*"
 NEW_S = 8.0
@@ -90,9 +88,14 @@ def _saw(story: Story, actor: Actor, got: list[LeasedTask]) -> None:
 
 
 def _has_just_ended(story: Story, call: Call) -> bool:
-    """Whether a queue was deleted or purged in a call, or just before: another one may have come into being since."""
+    """Whether a queue was deleted or purged in a call, or just before: another one may have come into being since.
+
+    Or was ever moved: a lessee may have found it away, and asks again later.
+    """
     disk = story.world.disk
-    return any(step >= call.begin or disk.ended_at[step] > call.began - NEW_S for step, _ in disk.ends)
+    return bool(disk.away) or any(
+        step >= call.begin or disk.ended_at[step] > call.began - NEW_S for step, _ in disk.ends
+    )
 
 
 def relay_any(story: Story, actor: Actor) -> None:
@@ -217,6 +220,6 @@ def judge(story: Story) -> Iterator[str]:
         elif name not in ("q", "r") or not isinstance(node, Directory):
             yield f"{name} lies in the group, and is no queue of it"
         elif isinstance(made := node.entries.get("queue.jsonl"), File):
-            lines = [orjson.loads(line) for line in bytes(made.data).split(b"\n")[:-1] if line.strip()]
+            lines = list(invariants.records(made))
             if [line["id"] for line in lines if line["op"] == "group"] != [birth["id"]]:
                 yield f"the queue {name} is not the group's: {lines}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.keyed_scenarios import AT_ONCE, EPOCHS, SHORTLY
 from tests.simulation.stories import Scenario
 
 RESTATED = (
@@ -69,6 +70,27 @@ UPDATED: dict[str, Any] = {
     "settings": {"max_attempts": None, "batch_tasks_max": 4},
 }
 """Queues with open batches, into which updates insert."""
+UPDATED_NFS: dict[str, Any] = {"faults": ("kill", "delay", "cut", "reply", "stop"), **UPDATED}
+FORKS = ("fork", "fork", "fork", "error", "interrupt", "delay")
+CHANGES = {"change": 7.0, "update": 2.0, "feed": 3.0, "consume": 2.0, "consume_any": 1.0, "gc": 0.3, "look": 0.3}
+"""Updates cancel tasks and replace their payloads, beside others and plain verbs."""
+KEYED = {"update_keyed": 7.0, "insert_keyed": 3.0, "consume_any": 2.0, "consume": 1.0, "gc": 0.5, "cancel": 0.3}
+"""Updates insert with few keys, beside plain inserts with the same keys."""
+SEEN = {"update": 4.0, "change": 2.0, "look_at_updates": 7.0, "feed": 1.0, "consume_any": 1.0}
+"""Others look at what updates change."""
+MOVED = {
+    "update": 6.0,
+    "insert_into_both": 3.0,
+    "change": 1.0,
+    "feed": 2.0,
+    "consume_any": 2.0,
+    "consume": 1.0,
+    "gc": 1.0,
+}
+"""A queue may be away at each step of them."""
+COLLECTED = {"update": 6.0, "insert_into_both": 3.0, "feed": 1.0, "consume_any": 2.0, "consume": 1.0, "gc": 5.0}
+RETIRED_AT_ONCE = (("upkeep.decision_files:AGE_MS", 1),)
+"""Upkeep retires decision files while their owners use them: that costs time, and nothing else."""
 SCENARIOS = {
     one.name: one
     for one in (
@@ -151,6 +173,92 @@ SCENARIOS = {
             **UPDATED,
         ),
         Scenario("update-away", actions=UPDATES | {"gc": 3.0}, faults=("away", "nap", "cut", "kill"), **UPDATED),
+        Scenario(
+            "update-change",
+            shared=False,
+            hosts=1,
+            actions=CHANGES,
+            faults=("kill", "delay", "stop"),
+            workers=4,
+            **UPDATED,
+        ),
+        Scenario(
+            "update-change-error",
+            shared=False,
+            hosts=1,
+            actions=CHANGES,
+            faults=("error", "after", "interrupt"),
+            limits=RESTATED,
+            **UPDATED,
+        ),
+        Scenario("update-change-nfs", actions=CHANGES, stale=0.4, stale_listings=0.3, **UPDATED_NFS),
+        Scenario(
+            "update-change-power",
+            shared=False,
+            hosts=1,
+            actions=CHANGES,
+            faults=("power", "kill"),
+            lossy=True,
+            **UPDATED,
+        ),
+        Scenario("update-seen", shared=False, hosts=1, actions=SEEN, faults=("kill", "delay"), workers=4, **UPDATED),
+        Scenario("update-seen-nfs", actions=SEEN, stale=0.4, workers=4, **UPDATED_NFS),
+        Scenario(
+            "update-keyed",
+            shared=False,
+            hosts=1,
+            actions=KEYED,
+            faults=("kill", "delay", "error", "after", "stop"),
+            workers=4,
+            limits=SHORTLY,
+            **UPDATED,
+        ),
+        Scenario("update-keyed-nfs", actions=KEYED, stale=0.4, stale_listings=0.3, limits=SHORTLY, **UPDATED_NFS),
+        Scenario(
+            "update-keyed-power", shared=False, hosts=1, actions=KEYED, faults=("power", "kill"), lossy=True, **UPDATED
+        ),
+        Scenario("update-keyed-purge", actions=KEYED | {"purge": 1.5}, faults=("delay", "kill"), stale=0.4, **UPDATED),
+        Scenario(
+            "update-keyed-gc",
+            shared=False,
+            hosts=1,
+            actions=KEYED | {"gc": 4.0},
+            faults=("kill", "delay", "error"),
+            limits=(*SHORTLY, *AT_ONCE),
+            **UPDATED,
+        ),
+        Scenario(
+            "update-keyed-epochs",
+            actions=KEYED | {"gc": 4.0},
+            faults=("cut", "kill", "delay", "delay", "stop"),
+            faults_most=8,
+            limits=(*SHORTLY, *EPOCHS),
+            **UPDATED,
+        ),
+        Scenario("update-fork", shared=False, hosts=1, actions=UPDATES | {"change": 2.0}, faults=FORKS, **UPDATED),
+        Scenario("update-moved", shared=False, hosts=1, actions=MOVED, faults=("moved", "moved", "kill"), **UPDATED),
+        Scenario("update-moved-nfs", actions=MOVED, faults=("moved", "moved", "delay", "cut"), stale=0.3, **UPDATED),
+        Scenario(
+            "update-gc",
+            shared=False,
+            hosts=1,
+            actions=COLLECTED,
+            faults=("kill", "delay", "error", "after"),
+            workers=4,
+            limits=RETIRED_AT_ONCE,
+            **UPDATED,
+        ),
+        Scenario("update-gc-nfs", actions=COLLECTED, stale=0.3, workers=4, limits=RETIRED_AT_ONCE, **UPDATED_NFS),
+        Scenario(
+            "update-gc-power",
+            shared=False,
+            hosts=1,
+            actions=COLLECTED,
+            faults=("power", "power", "kill", "delay"),
+            lossy=True,
+            limits=RETIRED_AT_ONCE,
+            **UPDATED,
+        ),
     )
 }
 """By name."""

@@ -23,7 +23,10 @@ BEGUN, DONE, REFUSED, CRASHED, INTERRUPTED, BROKEN = "begun", "done", "refused",
 class Call:
     """One call of a verb. `begin` and `end` are steps of the world, `began` and `ended` its times in seconds."""
 
-    __slots__ = ("actor", "args", "began", "begin", "end", "ended", "error", "looked_at", "outcome", "result", "verb")
+    __slots__ = (
+        "actor", "args", "began", "begin", "end", "ended", "error", "looked_at", "outcome", "payloads", "result",
+        "verb",
+    )  # fmt: skip
 
     def __init__(self, actor: str, verb: str, args: dict[str, Any], world: World) -> None:
         self.actor, self.verb, self.args = actor, verb, args
@@ -33,6 +36,8 @@ class Call:
         """The step at which it last looked at `queue.jsonl`, when it has ended."""
         self.outcome = BEGUN
         self.result: Any = None
+        self.payloads: dict[str, Any] = {}
+        """Of the tasks that it has handed out, by their ids: an update may give a held task another one later."""
         self.error: BaseException | None = None
 
     def __str__(self) -> str:
@@ -47,6 +52,11 @@ def _brief(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_brief, value))}]"
     return "a loop" if isinstance(value, Poll) else str(value)
+
+
+def original(payload: Any) -> Any:
+    """The payload with which a task was inserted, of that or of one that an update has put in its place."""
+    return payload.partition("'")[0] if isinstance(payload, str) else payload
 
 
 class History:
@@ -67,8 +77,8 @@ class History:
         self.priorities.update({payload: given for payload, given in priorities.items() if given is not None})
 
     def saw(self, payload: Any, task_id: str) -> None:
-        """Somebody was told that this task has this payload."""
-        known = self.ids.setdefault(payload, [])
+        """Somebody was told that this task has this payload, or had it first."""
+        known = self.ids.setdefault(original(payload), [])
         if task_id not in known:
             known.append(task_id)
 
@@ -136,6 +146,9 @@ class Actor:
         try:
             call.result = result = act()
             call.outcome = DONE
+            if verb in ("lease", "next") and result:
+                tasks: Any = result if isinstance(result, list) else [result]
+                call.payloads = {task.id: task.payload for task in tasks}
             return result
         except FsqueueError as error:
             call.outcome, call.error = REFUSED, error.with_traceback(None)

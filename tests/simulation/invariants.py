@@ -17,7 +17,7 @@ from fsqueue.format.names import task_id as task_of
 from fsqueue.protocol.leasing import BUSY_WAIT_S
 from tests.simulation import claims, commit_acts, keyed_acts, order
 from tests.simulation.disk import Directory, File
-from tests.simulation.history import DONE, REFUSED, Call
+from tests.simulation.history import DONE, REFUSED, Call, original
 from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, OUTCOMES, SKIPPED, Replay
 from tests.simulation.world import NEVER
 
@@ -215,6 +215,10 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
         for task in given:
             if not any(replay.acted(task.index, "lease", task.lease) for replay in truth.of(task)):
                 yield f"{call}: no log knows of the lease of {task.id}"
+            for one in [one for one in truth.of(task) if one.acted(task.index, "lease", task.lease)]:
+                payload = one.handed.get((task.index, task.lease), original(call.payloads[task.id]))
+                if payload != call.payloads[task.id]:
+                    yield f"{call}: {task.id} has the payload {call.payloads[task.id]!r}, and an update gave it {payload!r}"
     if call.verb == "attach" and isinstance(call.error, TaskNotFound) and _is_held_after(story, truth, call):
         yield f"{call}: the lease held"
     if call.verb in ENDS and call.outcome in (DONE, REFUSED):
@@ -225,7 +229,9 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             acted = any(replay.acted(task.index, op, task.lease) for replay in truth.of(task) for op in ENDS[call.verb])
             if not acted and task.id not in lost:
                 yield f"{call}: it was reported done, but no log says so of {task.id}"
-            went_with_it = any(call.begin <= step <= call.end for step, _ in story.world.disk.ends)
+            disk = story.world.disk
+            went_with_it = any(call.begin <= step <= call.end for step, _ in disk.ends)
+            went_with_it |= disk.was_away(call.begin, call.end)
             ends = [one.ends.get((task.index, task.lease), NEVER) for one in truth.of(task)]
             # A renewal ends nothing: the lease that it prolonged may have been ended since, before the caller was told.
             ran_out = isinstance(call.error, LeaseExpired) and call.ended - call.began > LONGEST_LEASE_S
@@ -241,7 +247,7 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             means_another = acted and any(
                 one.id == task.id and not _ended_later(story, truth, call, one) for one in call.args["tasks"]
             )
-            if task.id in lost and in_time and ended_later and not (means_another or story.world.disk.ends):
+            if task.id in lost and in_time and ended_later and not (means_another or disk.ends or went_with_it):
                 yield f"{call}: it was reported lost, but nobody had taken it"
 
 
@@ -280,7 +286,7 @@ def _purged(story: Story) -> Iterator[str]:
         if call.outcome != DONE or call.verb not in ("lease", *ENDS):
             continue
         for task in call.result if call.verb == "lease" else call.args["tasks"]:
-            ended = next((step for step in ends if step > inserted.get(task.payload, NEVER)), NEVER)
+            ended = next((step for step in ends if step > inserted.get(original(task.payload), NEVER)), NEVER)
             if call.verb == "lease" and ended < NEVER:
                 if call.began > story.world.disk.ended_at[ended] + PURGED_S:
                     yield f"{call}: {task.id} had been purged {call.began - story.world.disk.ended_at[ended]:.1f} s ago"
@@ -344,16 +350,16 @@ def _kept(story: Story, truth: Truth, ids: dict[Any, set[str]]) -> Iterator[str]
         if name is None:
             yield f"{path} is no task file"
             continue
-        for index, line in enumerate(_records(file)):
+        for index, line in enumerate(records(file)):
             task_id = task_of(name.batch, index)
-            if task_id in whose and line.get("payload") != whose[task_id]:
+            if task_id in whose and original(line.get("payload")) != whose[task_id]:
                 yield f"the payload of {task_id} is {whose[task_id]!r}, and {line.get('payload')!r} is kept"
             if not truth.outcomes(task_id):
                 yield f"the task file of {task_id} is kept as that of a finished batch, and it has no outcome"
     for path, file in files(story, f"{place}/history"):
-        for line in _records(file) if path.count(".") == 1 else ():
+        for line in records(file) if path.count(".") == 1 else ():
             for index, text in enumerate(str(line.get("tasks", "")).split("\n")[:-1]):
-                task_id, kept = task_of(line["batch"], index), orjson.loads(text).get("payload")
+                task_id, kept = task_of(line["batch"], index), original(orjson.loads(text).get("payload"))
                 if task_id in whose and kept != whose[task_id]:
                     yield f"the payload of {task_id} is {whose[task_id]!r}, and the history says {kept!r}"
 
@@ -369,10 +375,10 @@ def _settled(story: Story) -> dict[str, str]:
     for path, file in files(story, place):
         part, name = path.split("/")[-2:]
         if path.endswith(".settled.jsonl"):
-            for line in _records(file):
+            for line in records(file):
                 given_back.update(dict.fromkeys(line["ids"], line["op"]))
         elif part == "dead" and name.count(".") == 1:
-            for line in _records(file):
+            for line in records(file):
                 if line.get("op") == "dead":
                     if line["id"] in found:
                         continue  # a repeat is void
@@ -390,7 +396,8 @@ def _settled(story: Story) -> dict[str, str]:
     return given_back | found
 
 
-def _records(file: File) -> Iterator[dict[str, Any]]:
+def records(file: File) -> Iterator[dict[str, Any]]:
+    """The lines of a file that can be read."""
     for text in bytes(file.data).split(b"\n")[:-1]:
         with suppress(ValueError):
             yield orjson.loads(text)
@@ -402,9 +409,9 @@ def _ever_said(story: Story, place: Directory | None) -> tuple[dict[Any, set[str
     settled: dict[str, str] = {}
     for file in story.world.disk.files:
         if file.home is place is not None:
-            for line in _records(file):
+            for line in records(file):
                 if line.get("op") == "dead":
-                    dead.setdefault(line.get("payload"), set()).add(line["id"])
+                    dead.setdefault(original(line.get("payload")), set()).add(line["id"])
                 elif line.get("op") in ("retried", "purged"):
                     settled.update(dict.fromkeys(line["ids"], line["op"]))
     return dead, settled
@@ -470,6 +477,8 @@ def judge_leftovers(story: Story) -> Iterator[str]:
 
 def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
     """A `lease` that answered "empty": was there something that anybody could have leased, all the time?"""
+    if story.world.disk.was_away(call.begin, call.end):
+        return
     base = generation(story)
     limit = int((call.began - story.skew_s) * 1000) - 1000
     yield from commit_acts.false_empty(story, call, base, limit)
@@ -485,7 +494,10 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
             was_locked = found.owner is not None or found.lost_at > call.begin
             if was_locked and call.ended - call.began >= BUSY_WAIT_S:
                 continue  # somebody is, or was until just now, stopped with its lock, and that was waited for
-        tasks = order.unfinished(name, file, replayed(story, found) if isinstance(found, File) else None)
+        log = replayed(story, found) if isinstance(found, File) else None
+        tasks = order.unfinished(name, file, log)
+        if log is not None and call.ended - call.began >= BUSY_WAIT_S:  # the decision about these was waited for
+            tasks = {index: task for index, task in tasks.items() if index not in log.frozen}
         if not order.has_free(tasks, limit, call.args.get("up_to")):
             continue
         yield f'{call}: "empty", but {name} could be leased all the time'

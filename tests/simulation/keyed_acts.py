@@ -54,7 +54,7 @@ def _insert(story: Story, actor: Actor, key: str, delay_s: float = 0) -> bool | 
     """Insert; whether the task is new; None if that was refused."""
     [payload] = story.fresh(1)
     # A power loss may have taken an outcome.
-    ended = set(_ended(story)).difference(*living(story).values())
+    had_ended = set(ended(story)).difference(*living(story).values())
     task = Task(payload, key=key, delay_s=delay_s, priority=story.priority(payload))
     ref = actor.do(ACT, lambda q: q.insert(task), payloads=[payload], key=key)
     call = actor.last
@@ -65,7 +65,7 @@ def _insert(story: Story, actor: Actor, key: str, delay_s: float = 0) -> bool | 
         story.history.saw(payload, ref.id)
     else:
         was_purged = any(call.begin <= step <= call.end for step, _ in story.world.disk.ends)
-        if ref.id in ended:
+        if ref.id in had_ended:
             story.history.wrong.append(f"{call}: the task {ref.id} had ended before")
         elif not was_purged and not _was_ever(story, ref.id):
             story.history.wrong.append(f"{call}: there is no task {ref.id}")
@@ -82,7 +82,8 @@ def _logs(story: Story) -> Iterator[tuple[str, File, Replay]]:
                 yield batch, file, invariants.replayed(story, file)
 
 
-def _ended(story: Story) -> Iterator[str]:
+def ended(story: Story) -> Iterator[str]:
+    """The tasks that have ended."""
     for batch, _, replay in _logs(story):
         yield from (f"{batch}.{index}" for index, task in enumerate(replay.tasks) if task.state in OUTCOMES)
 

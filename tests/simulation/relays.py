@@ -17,7 +17,7 @@ from fsqueue.views.inspection import DrainCheck
 from tests.simulation import invariants, order
 from tests.simulation.books import END
 from tests.simulation.faults import BESIDE, LONG_S
-from tests.simulation.history import DONE, Actor, Call
+from tests.simulation.history import DONE, Actor, Call, original
 from tests.simulation.replay import OUTCOMES
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
     """Both queues were called drained: was there an instant of the call at which no task lived for certain?"""
     for view in (story, story.beside()):
         yield from invariants.false_drained(view, call)
+    if story.world.disk.has_lost:
+        return  # tasks live in it, wherever it is
     at = call.begin
     for begin, end in sorted(_lives(story)):
         if begin <= at:
@@ -168,17 +170,26 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
 
 def _lives(story: Story) -> Iterator[tuple[float, float]]:
     """From when to when each task lived for certain, in steps: reported inserted, and no verb called that ends it."""
-    ends: dict[Any, float] = {}
-    for history in (story.history, story.history_beside):
-        for call in history.calls:
-            for task in call.args.get("tasks", ()) if call.verb in ENDS else ():
-                ends[task.payload] = min(call.begin, ends.get(task.payload, math.inf))
+    ends = ends_of_lives(story)
     for history in (story.history, story.history_beside):
         wipes = [call for call in history.calls if call.verb in ("purge", "delete")]
         for call in history.calls:
             if call.verb == "insert" and call.outcome == DONE:
                 wiped = min((one.begin for one in wipes if one.end > call.begin), default=math.inf)
                 yield from ((call.end, min(wiped, ends.get(payload, math.inf))) for payload in call.args["payloads"])
+
+
+def ends_of_lives(story: Story) -> dict[Any, float]:
+    """From which step on each task may have its outcome, by the payload with which it was inserted."""
+    ends: dict[Any, float] = {}
+    for history in (story.history, story.history_beside):
+        whose = {task_id: payload for payload, known in history.ids.items() for task_id in known}
+        for call in history.calls:
+            named = [original(task.payload) for task in call.args.get("tasks", ())]
+            named += [whose[task_id] for task_id in call.args.get("ids", ())]
+            for payload in named if call.verb in ENDS else ():
+                ends[payload] = min(call.begin, ends.get(payload, math.inf))
+    return ends
 
 
 def at_rest(story: Story) -> Iterator[str]:

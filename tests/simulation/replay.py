@@ -19,7 +19,19 @@ TASKS_MAX = 1024
 class State:
     """What became of a task."""
 
-    __slots__ = ("attempts", "born", "history", "lease", "since", "state", "version")
+    __slots__ = (
+        "attempts",
+        "born",
+        "changes",
+        "history",
+        "lease",
+        "leased_in",
+        "outdated",
+        "payload",
+        "since",
+        "state",
+        "version",
+    )
 
     def __init__(self, since: int, version: int, born: int = 0) -> None:
         self.born = born
@@ -29,6 +41,31 @@ class State:
         self.attempts = 0
         self.history: list[tuple[str, str | None]] = []
         """Each record that changed it, with the lease it concerns."""
+        self.changes: list[tuple[int, int]] = []
+        """The offsets of these records, and when each was written (ms)."""
+        self.leased_in: set[int] = set()
+        """The versions in which a lease had it, be it in time or not."""
+        self.payload: Any = None
+        """What an update has put in the place of its payload, if one has."""
+        self.outdated: str | None = None
+        """The lease that had it while another one put a new payload there."""
+
+    def note(self, op: str, lease: str | None, offset: int, at: int) -> None:
+        """Note that a record has changed it."""
+        self.history.append((op, lease))
+        self.changes.append((offset, at))
+        if self.state == LEASED:
+            self.leased_in.add(offset)
+
+
+class Acted(NamedTuple):
+    """What a record of an update has done to a task. `by` is the lease; or the version that was seen, of a free one."""
+
+    update: str
+    op: str
+    index: int
+    by: str | int | None
+    offset: int
 
 
 class Kept(NamedTuple):
@@ -62,8 +99,12 @@ class Replay:
         """The outcomes that were given to prepared records, by their updates."""
         self.files: dict[str, str] = {}
         """The decision file of each update that had prepared records."""
-        self._frozen: set[int] = set()
-        self._shared: set[int] = set()
+        self.acted_in_updates: list[Acted] = []
+        self.handed: dict[tuple[int, str], Any] = {}
+        """The payload that a task had when it was leased, by task and lease, if an update had replaced it before."""
+        self.frozen: set[int] = set()
+        """The tasks that prepared records name."""
+        self.shared: set[int] = set()
         """Those of them on which updates only depend."""
         self._direct: tuple[str, list[Kept]] = "", []
         """Records of an update without a file, one directly behind the other."""
@@ -152,12 +193,14 @@ class Replay:
             for place, index in enumerate(indices):
                 task = self.tasks[index] if index < len(self.tasks) else None
                 holder = task.lease if task is not None and task.state == LEASED else None
-                if index in self._frozen and (op != "renew" or lease is None or holder != lease):
+                if index in self.frozen and (op != "renew" or lease is None or holder != lease):
                     continue
                 if task is not None and task.state not in (*OUTCOMES, SKIPPED) and _RULES[op](task, record, at, place):
                     task.version = offset
-                    task.history.append((op, lease))
+                    self._changed(task, op, lease, offset, at)
                     changed = True
+                    if op == "lease" and task.payload is not None:
+                        self.handed[index, record["lease"]] = task.payload
                     if holder is not None and (task.state, task.lease) != (LEASED, holder):
                         self.ends[index, holder] = at
             if op == "lease" and changed:
@@ -170,11 +213,16 @@ class Replay:
     def _indices(self, record: dict[str, Any]) -> list[int]:
         return [index for start, end in record["tasks"] for index in range(start, end)]
 
+    def _changed(self, task: State, op: str, lease: str | None, offset: int, at: int) -> None:
+        task.note(op, lease, offset, at)
+        if op == "complete" and lease == task.outdated:
+            self.wrong.append(f"the payload {task.payload!r} was completed by a lease that had another one")
+
     def _would_apply(self, kept: Kept) -> bool:
         """Whether a record that ends or extends leases applies to each of its tasks, none of which is frozen."""
         indices = self._indices(kept.record)
         for place, index in enumerate(indices):
-            is_kept = index in self._frozen and (kept.record["op"] != "depends" or index not in self._shared)
+            is_kept = index in self.frozen and (kept.record["op"] != "depends" or index not in self.shared)
             task = copy.copy(self.tasks[index]) if index < len(self.tasks) and not is_kept else None
             if task is None or task.state in (*OUTCOMES, SKIPPED):
                 return False
@@ -183,9 +231,9 @@ class Replay:
         return True
 
     def _freeze(self, record: dict[str, Any]) -> None:
-        self._frozen.update(self._indices(record))
+        self.frozen.update(self._indices(record))
         if record["op"] == "depends":
-            self._shared.update(self._indices(record))
+            self.shared.update(self._indices(record))
 
     def _prepare(self, update: str, kept: Kept) -> None:
         record = kept.record
@@ -209,7 +257,7 @@ class Replay:
             return
         del self.prepared[update]
         self.decided.append((update, record["op"]))
-        self._frozen, self._shared = set(), set()
+        self.frozen, self.shared = set(), set()
         for others in self.prepared.values():
             for kept in others:
                 if kept.record["op"] != "insert":
@@ -224,12 +272,12 @@ class Replay:
     def _commit_direct(self, held: list[Kept], record: dict[str, Any], at: int) -> None:
         if record.get("of") != len(held):
             return
-        frozen, shared = set(self._frozen), set(self._shared)
+        frozen, shared = set(self.frozen), set(self.shared)
         try:
             if not all(self._would_act(kept) for kept in held):
                 return
         finally:
-            self._frozen, self._shared = frozen, shared
+            self.frozen, self.shared = frozen, shared
         self._at = at
         for kept in held:
             if kept.record["op"] == "insert":
@@ -262,7 +310,11 @@ class Replay:
                 task.since = since
             if op != "depends":
                 task.version = max(task.version, kept.offset) if op == "renew" else kept.offset
-            task.history.append((op, lease))
+                self._changed(task, op, lease, kept.offset, kept.at)
+            seen = kept.record["versions"][place] if "versions" in kept.record else kept.record.get("version")
+            self.acted_in_updates.append(
+                Acted(kept.record["update"], op, index, seen if lease is None else lease, kept.offset)
+            )
             if holder is not None and (task.state, task.lease) != (LEASED, holder):
                 self.ends[index, holder] = kept.at
 
@@ -280,6 +332,7 @@ class Replay:
         """Put a task where its index was used up."""
         self.tasks[record["first"]] = State(record.get("available_at", 0), offset, record["at"])
         self._note(record)
+        self.acted_in_updates.append(Acted(record["update"], "insert", record["first"], None, offset))
 
     def _insert(self, record: dict[str, Any], offset: int) -> bool:
         if not self._can_insert(record):
@@ -363,8 +416,19 @@ def _cancel(task: State, record: dict[str, Any], at: int, place: int) -> bool:
     return True
 
 
+def _replace(task: State, record: dict[str, Any], at: int, place: int) -> bool:
+    if not (_holds(task, record) if "lease" in record else _free(task, at)):
+        return False
+    if "lease" not in record and record["version"] != task.version:
+        return False
+    task.payload = record["payload"]
+    if "lease" not in record and task.state == LEASED:
+        task.outdated = task.lease
+    return True
+
+
 def _depends(task: State, record: dict[str, Any], at: int, place: int) -> bool:
-    return _holds(task, record) if "lease" in record else record["versions"][place] == task.version
+    return _holds(task, record) if "lease" in record else bool(record["versions"][place] == task.version)
 
 
 _RULES = {
@@ -376,5 +440,6 @@ _RULES = {
     "revoke": _revoke,
     "bury": _bury,
     "cancel": _cancel,
+    "replace": _replace,
     "depends": _depends,
 }

@@ -17,7 +17,7 @@ from unittest import mock
 
 from fsqueue import FsqueueError, QueueNotFound, Task, TaskTooLarge
 from fsqueue.format.layout import Settings, birth_record
-from tests.simulation import commit_acts, group_acts, invariants, keyed_acts, order, relays, update_acts
+from tests.simulation import commit_acts, group_acts, invariants, keyed_acts, order, relays, update_acts, update_judge
 from tests.simulation.books import END, Book
 from tests.simulation.disk import Disk
 from tests.simulation.faults import BESIDE, DAY_S, LONG_S, QUEUE, Fault, draw
@@ -332,7 +332,7 @@ class Story:
         if self.scenario.group:
             beside = self.beside()
             wrong = [*group_acts.at_rest(self), *self._end(), *beside._end(), *group_acts.judge(self)]
-            return [*wrong, *update_acts.judge(self)]
+            return [*wrong, *update_judge.judge(self)]
         return [*relays.at_rest(self), *self._end(), *self.beside()._end()]
 
     def _end(self) -> list[str]:

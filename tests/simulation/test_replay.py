@@ -46,7 +46,8 @@ class Writer:
 
     def _of_update(self, part: dict[str, Any]) -> None:
         rng = self.rng
-        match rng.choice(("insert", "insert", "complete", "renew", "release", "fail", "bury", "depends")):
+        kinds = ("insert", "insert", "complete", "renew", "release", "fail", "bury", "cancel", "replace", "depends")
+        match rng.choice(kinds):
             case "insert":
                 self.insert(part)
             case "complete":
@@ -59,12 +60,27 @@ class Writer:
                 self._put("fail", lease=self._lease(), tasks=self._tasks(), available_at=self.at, error="e", **part)
             case "bury":
                 self._put("bury", lease=self._lease(), tasks=self._tasks(), reason="r", **part)
-            case "depends" if rng.random() < 0.5:
-                self._put("depends", lease=self._lease(), tasks=self._tasks(), **part)
+            case "cancel":
+                tasks = self._tasks()
+                self._put("cancel", tasks=tasks, **self._seen(tasks, "versions"), **part)
             case "depends":
-                tasks, told = self._tasks(), Replay(self.data).tasks
-                versions = [task.version for start, end in tasks for task in told[start:end]]
-                self._put("depends", tasks=tasks, versions=versions, **part)
+                tasks = self._tasks()
+                self._put("depends", tasks=tasks, **self._seen(tasks, "versions"), **part)
+            case "replace":
+                [[start, _]] = self._tasks()
+                tasks = [[start, start + 1]]
+                self._put("replace", tasks=tasks, payload=f"new{rng.random()}", **self._seen(tasks, "version"), **part)
+
+    def _seen(self, tasks: list[list[int]], field: str) -> dict[str, Any]:
+        """What such a record says of who may change the tasks: a lease; or the versions, which are right most times."""
+        if self.rng.random() < 0.5:
+            return {"lease": self._lease()}
+        there = Replay(self.data).tasks
+        [[start, end]] = tasks
+        versions = [there[index].version if index < len(there) else 0 for index in range(start, end)]
+        if self.rng.random() < 0.2:
+            versions[-1] += 1
+        return {field: versions if field == "versions" else versions[0]}
 
     def insert(self, part: dict[str, Any]) -> None:
         """Insert at the next index most times."""
@@ -114,14 +130,15 @@ def test_the_judge_and_the_package_read_the_same_in_a_log_with_updates(first: in
         state.replay(writer.data, 0)
         acted += len(told.decided)
         assert state.prepared.keys() == told.prepared.keys(), seed
-        assert {index for index in range(state.count) if state.frozen.get(index)} == told._frozen, seed
-        assert (state.shared.keys(), list(state_checks.broken(state))) == (told._shared, []), seed
+        assert {index for index in range(state.count) if state.frozen.get(index)} == told.frozen, seed
+        assert (state.shared.keys(), list(state_checks.broken(state))) == (told.shared, []), seed
         for index, task in enumerate(told.tasks):
             holder = state.holder[index]
             own = STATES[state.state[index]], state.version[index]
             assert own == (task.state, task.version), (seed, index)
             if task.state in (AVAILABLE, LEASED):
                 assert state.since[index] == task.since, (seed, index)
+                assert state.payloads.get(index) == task.payload, (seed, index)
             if task.state == LEASED:
                 assert holder is not None
                 assert holder.id == task.lease, (seed, index)

@@ -21,7 +21,7 @@ from tests.simulation.wiring import undisturbed
 
 FIXED = 40
 """Stories of one scenario in each run, from the first seed on."""
-FIXED_OF_GROUPS = 15
+FIXED_OF_GROUPS = 10
 """The same of a scenario with a group: its stories have two queues, and take several times as long."""
 SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "100000"))
 EACH = -(-SCHEDULES // len(SCENARIOS))

@@ -6,39 +6,43 @@ and what is done, each operation also counts as the verb that does the same to o
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from fsqueue import FsqueueError, LeasedTask, UpdateConflict
-from tests.simulation import group_acts, invariants, relays
-from tests.simulation.disk import File
-from tests.simulation.history import CRASHED, DONE, REFUSED, Actor, Call
-from tests.simulation.replay import SKIPPED, Replay
+from fsqueue import LeasedTask, TaskInfo, TaskNotFound
+from tests.simulation import group_acts, keyed_acts, relays
+from tests.simulation.history import CRASHED, DONE, Actor, Call, original
 
 if TYPE_CHECKING:
     from fsqueue import Queue
     from tests.simulation.stories import Story
 
-NOT_DONE = "Nothing of the update has happened"
-DONE_ALL_THE_SAME = "The update has happened"
 KINDS = ("complete", "complete", "complete", "release", "fail", "bury", "renew")
 DEPENDING = (*KINDS, "depends", "depends", "depends")
+HELD_KINDS = ("complete", "complete", "cancel", "replace", "replace", "release", "renew", "depends")
+"""What becomes of a leased task in an update that changes some."""
 
 
 @dataclass
 class Operation:
-    """What an update does to one task of one of the two queues: inserts it, ends or renews its lease, or depends on
-    it.
+    """What an update does to one task of one of the two queues: inserts it, ends or renews its lease, changes it, or
+    depends on it.
     """
 
     place: int
     kind: str
     payload: Any
-    task: LeasedTask | None = None
+    task: LeasedTask | TaskInfo | None = None
+    """The one that is leased, or that was looked up."""
+    new: Any = None
+    """What is put in the place of the payload."""
+    key: str | None = None
+    """Of an insert."""
+    is_new: bool | None = None
+    """Of an insert with a key that was reported: whether there was no task with the key."""
+    was: Any = None
+    """The payload that the task had when the update was made."""
 
 
 @dataclass
@@ -50,6 +54,16 @@ class Told:
     shadows: list[Call] = field(default_factory=list)
 
 
+@dataclass
+class Look:
+    """What somebody saw of one of the queues: a task by its id, or all that are not finished. `None`: no such task."""
+
+    call: Call
+    place: int
+    tasks: dict[str, TaskInfo | None]
+    is_all: bool
+
+
 class Updates:
     """All updates of a story."""
 
@@ -57,6 +71,7 @@ class Updates:
         self.told: list[Told] = []
         self.leased: dict[int, list[LeasedTask]] = {}
         """The tasks that were leased for updates, by the place of the queue."""
+        self.looks: list[Look] = []
 
 
 # -- acts ----------------------------------------------------------------------------------------------------
@@ -101,6 +116,104 @@ def insert_into_both(story: Story, actor: Actor) -> None:
     apply(story, actor, [Operation(place, "insert", payload) for place, payload in enumerate(story.fresh(2))])
 
 
+def change(story: Story, actor: Actor) -> None:
+    """Cancel tasks that were looked up or leased, or give them another payload, with others that end or come."""
+    rng, queues = story.rng, relays.both(story, actor)
+    operations: list[Operation] = []
+    for place in rng.choice(((0,), (1,), (0, 1), (0, 1))):
+        mine = queues[place]
+        if rng.random() < 0.35:
+            got = mine.lease(1)
+            mine.held.clear()
+            operations += [_of_held(story, place, task) for task in got]
+        found = mine.do("tasks", lambda q: list(q.tasks())) or []
+        for info in rng.sample(found, min(len(found), rng.choice((1, 1, 2)))):
+            mine.history.saw(info.payload, info.id)
+            if all(one.task is None or one.task.id != info.id for one in operations):
+                operations.append(_of_seen(story, place, info))
+    if rng.random() < 0.3:
+        actor.work(rng.choice((0.1, 3.0, 12.0)))
+    for place in (0, 1):
+        if rng.random() < 0.4:
+            operations += [Operation(place, "insert", payload) for payload in story.fresh(1)]
+    if rng.random() < 0.5:
+        rng.shuffle(operations)
+    if operations:
+        apply(story, actor, operations)
+
+
+def _of_held(story: Story, place: int, task: LeasedTask) -> Operation:
+    kind = story.rng.choice(HELD_KINDS)
+    return Operation(place, kind, task.payload, task, _another(story, task.payload, kind), was=task.payload)
+
+
+def _of_seen(story: Story, place: int, info: TaskInfo) -> Operation:
+    kind = story.rng.choice(("replace", "replace", "cancel", "depends"))
+    return Operation(place, kind, info.payload, info, _another(story, info.payload, kind), was=info.payload)
+
+
+def _another(story: Story, payload: Any, kind: str) -> Any:
+    """A payload that nobody used before, of which can be told whose it is."""
+    return f"{original(payload)}'{story.fresh(1)[0]}" if kind == "replace" else None
+
+
+def update_keyed(story: Story, actor: Actor) -> None:
+    """Lease from a queue, or not, and end that in one update that inserts with few keys."""
+    rng, queues = story.rng, relays.both(story, actor)
+    operations = []
+    if rng.random() < 0.6:
+        place = rng.randrange(2)
+        got = queues[place].lease(1)
+        queues[place].held.clear()
+        operations += [
+            Operation(place, rng.choice(("complete", "complete", "release")), task.payload, task) for task in got
+        ]
+    for place in rng.choice(((0,), (1,), (0, 1))):
+        keys = rng.sample(keyed_acts.KEYS, rng.choice((1, 1, 2)))
+        operations += [
+            Operation(place, "insert", payload, key=key)
+            for key, payload in zip(keys, story.fresh(len(keys)), strict=True)
+        ]
+    if rng.random() < 0.3:
+        operations += [Operation(rng.randrange(2), "insert", payload) for payload in story.fresh(1)]
+    if rng.random() < 0.5:
+        rng.shuffle(operations)
+    apply(story, actor, operations)
+    two_living(story)
+
+
+def two_living(story: Story) -> None:
+    """Note each key of which several tasks live in one of the queues."""
+    for view in (story, story.beside()):
+        story.history.wrong += keyed_acts.two_living(view)
+
+
+def look_at_updates(story: Story, actor: Actor) -> None:
+    """Look at what updates change, again and again: whoever has seen a part of one must see the rest."""
+    rng, queues = story.rng, relays.both(story, actor)
+    told = rng.sample(story.updates.told, min(len(story.updates.told), 2))
+    for number in range(rng.randint(2, 5)):
+        if story.updates.told and (not told or number == 2):
+            told = [*told, story.updates.told[-1]]
+        if not told:
+            actor.work(0.1)
+            continue
+        one = rng.choice(rng.choice(told).operations)
+        mine = queues[one.place]
+        if one.task is None or rng.random() < 0.3:
+            found = mine.do("tasks", lambda q: list(q.tasks()))
+            if found is not None:
+                seen: dict[str, TaskInfo | None] = {info.id: info for info in found}
+                story.updates.looks.append(Look(mine.last, one.place, seen, True))
+        else:
+            identity = one.task.id
+            info = mine.do("task", lambda q, identity=identity: q.task(identity))  # type: ignore[misc]
+            if info is not None or isinstance(mine.last.error, TaskNotFound):
+                story.updates.looks.append(Look(mine.last, one.place, {identity: info}, False))
+        if rng.random() < 0.3:
+            actor.work(rng.choice((0.01, 1.0, 6.0)))
+
+
 def apply(story: Story, actor: Actor, operations: list[Operation]) -> None:
     """Apply an update, and write it down."""
     queues = relays.both(story, actor)
@@ -111,7 +224,7 @@ def apply(story: Story, actor: Actor, operations: list[Operation]) -> None:
             task: Any = one.task
             match one.kind:
                 case "insert":
-                    mine.insert(("q", "r")[one.place], one.payload)
+                    mine.insert(("q", "r")[one.place], one.payload, key=one.key)
                 case "complete":
                     mine.complete(task)
                 case "release":
@@ -122,6 +235,10 @@ def apply(story: Story, actor: Actor, operations: list[Operation]) -> None:
                     mine.bury(task, "no hope")
                 case "renew":
                     mine.renew(task)
+                case "cancel":
+                    mine.cancel(task)
+                case "replace":
+                    mine.replace(task, one.new)
                 case "depends":
                     mine.depends(task)
         return mine.apply()
@@ -129,163 +246,42 @@ def apply(story: Story, actor: Actor, operations: list[Operation]) -> None:
     shadows = []
     for place, one in enumerate(queues):
         for operation in operations:
-            if operation.place == place and operation.kind != "depends":
+            if operation.place == place and operation.kind not in ("replace", "depends"):
                 shadows.append(_shadow(story, one, operation))
     call = Call(actor.name, "update", {}, story.world)
     told = Told(operations, call, shadows)
+    ended = [
+        set(keyed_acts.ended(view)).difference(*keyed_acts.living(view).values())
+        for view in ((story, story.beside()) if any(one.key for one in operations) else ())
+    ]
     story.updates.told.append(told)
     try:
         found = actor.do("update", act, operations=operations)
         for operation, result in zip(operations, found or (), strict=False):
             if operation.kind == "insert":
-                queues[operation.place].history.saw(operation.payload, result.id)
+                operation.is_new = result.inserted
+                if result.inserted:
+                    queues[operation.place].history.saw(operation.payload, result.id)
+                elif result.id in ended[operation.place]:
+                    story.history.wrong.append(f"{actor.last}: the task {result.id} had ended before")
     finally:
         told.call = actor.last
+        is_new = {operation.payload: operation.is_new for operation in operations}
         for shadow in shadows:
             shadow.end, shadow.ended = actor.last.end, actor.last.ended
             shadow.outcome = DONE if actor.last.outcome == DONE else CRASHED
+            if shadow.verb == keyed_acts.ACT and is_new[shadow.args["payloads"][0]]:
+                shadow.verb = "insert"
 
 
 def _shadow(story: Story, actor: Actor, operation: Operation) -> Call:
     """The verb that does the same to one queue."""
-    args = {"payloads": [operation.payload]} if operation.kind == "insert" else {"tasks": [operation.task]}
-    call = Call(actor.name, operation.kind, args, story.world)
+    args: dict[str, Any] = {"payloads": [operation.payload]} if operation.task is None else {"tasks": [operation.task]}
+    call = Call(actor.name, operation.kind if operation.key is None else keyed_acts.ACT, args, story.world)
     actor.history.calls.append(call)
     return call
 
 
 ACTS: dict[str, Callable[[Story, Actor], None]] = {
-    "update": update,
-    "depend": depend,
-    "insert_into_both": insert_into_both,
+    act.__name__: act for act in (update, depend, insert_into_both, change, update_keyed, look_at_updates)
 }
-
-
-# -- the judgement -------------------------------------------------------------------------------------------
-
-
-def judge(story: Story) -> Iterator[str]:
-    """All or nothing; what was reported is true; no two outcomes of one update; at the end nothing is prepared."""
-    if not story.updates.told:
-        return
-    logs = [
-        (file, invariants.replayed(story, file), _is_current(story, file))
-        for files in story.world.disk.logs.values()
-        for file in files
-    ]
-    ends = Counter(
-        (call.verb, task.id, task.lease)
-        for history in (story.history, story.history_beside)
-        for call in history.calls
-        for task in call.args.get("tasks", ())
-    )
-    ends.update(
-        (one.kind, one.task.id, one.task.lease)
-        for told in story.updates.told
-        for one in told.operations
-        if one.kind == "depends" and one.task is not None
-    )
-    for told in story.updates.told:
-        yield from _judge(story, told, [one for one in told.operations if not _is_others(one, ends)], logs)
-    yield from _outcomes(story, logs)
-    if not story.power_lost or story.durable:
-        yield from _rest(story, logs)
-
-
-def _is_current(story: Story, log: File) -> bool:
-    """Whether a log is in the present generation of one of the queues."""
-    movements = log.home.above
-    base = movements.above if movements is not None else None
-    return any(base is invariants.directory(story, invariants.generation(view)) for view in (story, story.beside()))
-
-
-Logs = list[tuple[File, Replay, bool]]
-
-
-def _is_others(operation: Operation, ends: Counter[tuple[str, str, str]]) -> bool:
-    """Whether another call did the same with the same lease: then nothing tells which of them it was."""
-    task = operation.task
-    return task is not None and ends[operation.kind, task.id, task.lease] > 1
-
-
-def _judge(story: Story, told: Told, operations: list[Operation], logs: Logs) -> Iterator[str]:
-    if story.power_lost and not story.durable:
-        return
-    ended = max((step for step, _ in story.world.disk.ends), default=-1)
-    acted = []
-    for operation in operations:
-        times = sum(_acted(operation, one) for _, one, _ in logs)
-        if times > 1 and operation.kind == "insert":
-            yield f"{told.call}: {operation.payload!r} was inserted {times} times"
-        acted.append(times > 0)
-    if not acted:
-        return
-    is_excused = ended >= told.call.begin  # a queue that was purged or deleted needs no outcome
-    if any(acted) and not all(acted) and not is_excused:
-        yield f"{told.call}: a part of it has happened: {list(zip(map(_shown, operations), acted, strict=True))}"
-    error = told.call.error
-    if told.call.outcome == DONE and not all(acted) and not is_excused and told.call.end > story.forgotten_until:
-        yield f"{told.call}: it was reported done, and it was not"
-    if told.call.outcome == REFUSED and isinstance(error, FsqueueError):
-        says_not = isinstance(error, UpdateConflict) or NOT_DONE in str(error)
-        if says_not and any(acted):
-            yield f"{told.call}: it says that nothing has happened, and it has"
-        if DONE_ALL_THE_SAME in str(error) and not all(acted) and not is_excused:
-            yield f"{told.call}: it says that it has happened, and it has not"
-
-
-def _acted(operation: Operation, log: Replay) -> int:
-    if operation.kind == "insert":
-        return sum(
-            payload == operation.payload and log.tasks[index].state != SKIPPED
-            for index, payload in log.payloads.items()
-        )
-    task = operation.task
-    assert task is not None
-    kinds = ("fail", "bury") if operation.kind == "fail" else (operation.kind,)
-    return sum(log.acted(task.index, kind, task.lease) for kind in kinds)
-
-
-def _shown(operation: Operation) -> str:
-    return f"{operation.kind} {operation.payload}"
-
-
-def _outcomes(story: Story, logs: Logs) -> Iterator[str]:
-    """An update has one outcome in all logs: that of the first line in its decision file."""
-    found: dict[str, set[str]] = {}
-    for _, one, _ in logs:
-        for update_id, outcome in one.decided:
-            found.setdefault(update_id, set()).add(outcome)
-    said = dict(_said(story))
-    for update_id, outcomes in found.items():
-        if len(outcomes) > 1:
-            yield f"the update {update_id} was both committed and aborted"
-        if "commit" in outcomes and said.get(update_id, "commit") != "commit" and not story.power_lost:
-            yield f"the update {update_id} was committed in a log, and its file says {said[update_id]}"
-        if "abort" in outcomes and said.get(update_id) == "commit" and not story.power_lost:
-            yield f"the update {update_id} was aborted in a log, and its file says commit"
-
-
-def _said(story: Story) -> Iterator[tuple[str, str]]:
-    """What the first line about each update says, in all decision files that ever were."""
-    for file in story.world.disk.files:
-        if not bytes(file.data[:18]).startswith(b'{"op":"decisions"'):
-            continue
-        first: dict[str, str] = {}
-        for line in bytes(file.data).split(b"\n")[:-1]:
-            try:
-                record = orjson.loads(line)
-            except ValueError:
-                continue
-            if record.get("op") == "gone":
-                break
-            if record.get("op") in ("commit", "abort"):
-                first.setdefault(record["update"], record["op"])
-        yield from first.items()
-
-
-def _rest(story: Story, logs: Logs) -> Iterator[str]:
-    """At the end nothing is prepared in a log that counts."""
-    for file, one, is_current in logs:
-        if one.prepared and is_current and file.links:
-            yield f"at the end {sorted(one.prepared)} are prepared"

@@ -65,4 +65,177 @@ MUTATIONS = [
         (("OwnDecisionFiles._made", "if group.fs.shared: ...", "if False: ..."),),
         first=1117,
     ),
+    Mutation(
+        "a process that meets a prepared record decides by itself",
+        "it gives one log an `abort`, and the decision file says `commit`",
+        "update",
+        (
+            (
+                "deciding.decide",
+                "decided = decisions.ask_all(store, [(each.file, each.update, each.is_old) for each in wanted])",
+                'decided = {each.update: Decision("abort", ()) for each in wanted if each.is_old}',
+            ),
+        ),
+    ),
+    Mutation(
+        "a decision file that is gone counts as a commit",
+        "an update whose process died while it prepared acts in the logs that it had come to",
+        "update-gc",
+        (
+            (
+                "ask_all",
+                "ABORTED if state is None else state.about(update)",
+                'Decision("commit", ()) if state is None else state.about(update)',
+            ),
+            (
+                "ask_in",
+                "ABORTED if found is None else found.about(update)",
+                'Decision("commit", ()) if found is None else found.about(update)',
+            ),
+        ),
+    ),
+    Mutation(
+        "an update is decided before all of it is prepared",
+        "its process dies in between: the inserts are missing",
+        "update",
+        (
+            (
+                "_Try.apply",
+                """
+                file = self._coordinator.files.present(...)
+                plans = ...
+                logs = ...
+                vote = Vote(...)
+                try: ...
+                except BaseException as error: ...
+                else: ...
+                """,
+                """
+                file = self._coordinator.files.present(...)
+                plans = ...
+                logs = ...
+                vote = Vote(...)
+                self.decide_early = lambda: (
+                    vote.logs.extend([one.name for one in self._touched]),
+                    file.decide(vote, self._clock, self._entropy, self._syncs),
+                )
+                try: ...
+                except BaseException as error: ...
+                else: ...
+                """,
+            ),
+            (
+                "_Try._prepare",
+                """
+                for opened in self._queues:
+                    tasks_max = opened.store.settings.batch_tasks_max
+                    for chunk in opened.plan.chunks(tasks_max): ...
+                """,
+                """
+                if self._touched and any([one.plan.has_inserts for one in self._queues]):
+                    self.decide_early()
+                for opened in self._queues:
+                    tasks_max = opened.store.settings.batch_tasks_max
+                    for chunk in opened.plan.chunks(tasks_max): ...
+                """,
+            ),
+        ),
+    ),
+    Mutation(
+        "a batch is finished beside prepared records",
+        "a prepared insert is lost with the log",
+        "update",
+        (
+            (
+                "finishing.finish",
+                "not replay_state.opened or replay_state.remaining or replay_state.prepared",
+                "not replay_state.opened or replay_state.remaining",
+            ),
+            (
+                "replay._finish",
+                "replay_state.remaining or not replay_state.opened or replay_state.prepared",
+                "replay_state.remaining or not replay_state.opened",
+            ),
+        ),
+    ),
+    Mutation(
+        "the index of a prepared insert is given again",
+        "two tasks have one id, or the second one takes the place of the first",
+        "update",
+        (
+            ("States.reserve", "self.skip_to(index + 1, at, offset)", "pass"),
+            (
+                "States.bring",
+                "self.state[index], self.since[index], self.version[index] = AVAILABLE, available_at, offset",
+                """
+                self.skip_to(index + 1, available_at, offset)
+                self.state[index], self.since[index], self.version[index] = AVAILABLE, available_at, offset
+                """,
+            ),
+        ),
+    ),
+    Mutation(
+        "readers do not ask what is decided",
+        "one queue shows its part of an update, and another one does not yet",
+        "update-seen",
+        (
+            (
+                "read_replay_state",
+                "return decided.seen(store, found, read) if found is not None and found.prepared else found",
+                "return found",
+            ),
+            (
+                "read_present_state",
+                "return decided.seen(store, found, read) if found is not None and found.prepared else found",
+                "return found",
+            ),
+        ),
+    ),
+    Mutation(
+        "a task that an update inserts is looked for before its log has the outcome",
+        "it is shown, and cannot be cancelled: it is executed",
+        "update-seen",
+        (
+            (
+                "deciding.freezing",
+                "not wanted.isdisjoint(each.tasks) or not wanted.isdisjoint(each.inserted)",
+                "not wanted.isdisjoint(each.tasks)",
+            ),
+        ),
+    ),
+    Mutation(
+        "an update believes an empty log",
+        "a lessee has just made it, or died before it wrote there: the tasks seem to be gone",
+        "update-change-nfs",
+        (
+            ("UpdateInOneLog._apply_in", "if not locked.replay_state.opened: ...", "if False: ..."),
+            ("_Try._in_log", "if not locked.replay_state.opened: ...", "if False: ..."),
+        ),
+    ),
+    Mutation(
+        "a decision file is removed whose logs lack their outcomes",
+        "what is prepared in them is aborted, and others have acted",
+        "update-gc",
+        (("decision_files._retire", "not state.is_gone and not all(...)", "False"),),
+    ),
+    Mutation(
+        "a prepared insert counts as no task of its key",
+        "another insert with the key makes a second one: both live",
+        "update-keyed",
+        (
+            (
+                "Claims._read",
+                """
+                if update is not None:
+                    raise _Prepared(update, state.prepared[update].file, is_insert=True)
+                """,
+                "",
+            ),
+            (
+                "Claims._in_open_log",
+                "if locked.replay_state.prepared_insert(identity) is not None: ...",
+                "if False: ...",
+            ),
+        ),
+    ),
 ]

@@ -124,6 +124,7 @@ def test_a_python_of_spark_s_workers_without_fsqueue_is_named(
             ("none/python", "Spark found no Python at none/python"),
         ):
             monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+            monkeypatch.setenv("PYSPARK_PYTHON", str(python))  # as Spark was told: else fsqueue has this Python run
             with pytest.raises(FsqueueError, match=f"{said}.*--conf spark.pyspark.python=PATH"):
                 audit(spark, str(queue.path))
     finally:
