@@ -394,6 +394,7 @@ GC_LINES = {
         "attempts_reaped": ("commit that was given up", "commits that were given up"),
         "keys_removed": ("file of a free key", "files of free keys"),
         "decision_files_retired": ("file of decided updates", "files of decided updates"),
+        "number_files_retired": ("file of numbers", "files of numbers"),
         "history_days_removed": ("day of history", "days of history"),
         "payload_days_removed": ("day of payloads", "days of payloads"),
         "generations_trashed": ("purged generation", ""),

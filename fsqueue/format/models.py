@@ -285,6 +285,7 @@ class GcReport(AsDict):
     payload_days_removed: int = 0
     keys_removed: int = 0
     decision_files_retired: int = 0
+    number_files_retired: int = 0
     letters_added: int = 0
     renamed: int = 0
     retries_published: int = 0

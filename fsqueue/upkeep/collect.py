@@ -40,7 +40,7 @@ from fsqueue.storage import (
 from fsqueue.storage.decisions import OutOfGroup
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
-from fsqueue.upkeep import decision_files, doctorplaces, key_files, trash
+from fsqueue.upkeep import decision_files, doctorplaces, key_files, number_files, trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
 
 logger = logging.getLogger("fsqueue")
@@ -123,6 +123,7 @@ def _collect(store: Store, report: GcReport, keep: Keep) -> list[OSError]:
     nodes.forget(store, NODE_AGE_S)
     key_files.KeyCollector(store, report, refused).collect()
     report.decision_files_retired += decision_files.retire(store)
+    report.number_files_retired += number_files.retire(store)
     full = _apply_decided(store, report)
     missed = bool(full)
     full += no_room

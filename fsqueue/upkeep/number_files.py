@@ -1,0 +1,112 @@
+"""Remove files of numbers all of whose numbers have ended (docs/decisions/0053-taskstore-ids.md).
+
+The last file stays, so the numbers go on behind it. A full file is never appended to again. A version never comes back:
+a number that has ended here has ended for ever. Whatever is in doubt keeps the file.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from fsqueue.errors import FsqueueError, LockTimeout
+from fsqueue.filesystem import PassingOverStrays
+from fsqueue.format import names, numbers
+from fsqueue.format.names import Batch, QueueDirectory, QueueId
+from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec
+from fsqueue.storage import jsonl
+from fsqueue.storage import numbers as stored
+from fsqueue.storage.decisions import OutOfGroup, group_of
+from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.store import Store
+from fsqueue.views import inspection
+
+AGE_MS = 86_400_000
+"""A file is looked into a day after it was written, and again a day after a number in it was found to hold."""
+WAIT_S = 2.0
+"""Seconds to wait for a lock. Then the file is left to the next upkeep."""
+
+Versions = dict[tuple[bytes, QueueId, Batch], dict[int, int]]
+"""By where a batch is: the latest version of each of its tasks, by their indices, of which a file has a number."""
+
+
+def retire(store: Store) -> int:
+    """Remove what has ended of the numbers of the group that an open queue lies in; how many files."""
+    try:
+        group = None if store.queue_state.group is None else group_of(store)
+    except OutOfGroup:
+        return 0
+    retired = 0
+    for place in stored.files(group)[:-1] if group is not None else []:
+        with PassingOverStrays(), suppress(LockTimeout, FileNotFoundError):  # another upkeep was faster
+            assert group is not None
+            retired += _retire(store, group, numbers.path_of(group.path, names.number_file(place)), place)
+    return retired
+
+
+def _retire(store: Store, group: GroupDirectory, path: str, place: int) -> bool:
+    """Remove a file, if it is full and old, and none of its numbers holds. Return whether it was removed."""
+    fs = group.fs
+    if store.clock.now_ms() - fs.stat(path).st_mtime_ns // 1_000_000 < AGE_MS:
+        return False
+    with fs.closing(fs.look_anew(path)) as fd:
+        content = fs.read_from(fd, 0)
+    if len(content) != FILE_RECORDS * RECORD_BYTES:
+        return False
+    if _is_held(store, group, _versions(group, place, content)):
+        fs.touch(path)  # the upkeep of each other queue of the group need not ask again
+        return False
+    with jsonl.locked_existing(fs, group.clock, group.entropy, path, WAIT_S, os.O_APPEND) as fd:
+        jsonl.must_have_one_name(fs, fd, path)
+        is_full = fs.fstat(fd).st_size == len(content)
+        return is_full and place < max(stored.files(group)) and fs.unlink(path)
+
+
+def _versions(group: GroupDirectory, place: int, content: bytes) -> Versions:
+    codec, found = NumberCodec(group.state.id), Versions()
+    for at in range(FILE_RECORDS):
+        record = content[at * RECORD_BYTES : (at + 1) * RECORD_BYTES]
+        named = codec.parse(place * FILE_RECORDS + at + 1, record)
+        if named is not None:
+            of_batch = found.setdefault((named.place, named.queue, named.batch), {})
+            of_batch[named.index] = max(named.version, of_batch.get(named.index, 0))
+    return found
+
+
+def _is_held(store: Store, group: GroupDirectory, versions: Versions) -> bool:
+    """Return whether a number of one of these versions holds, or may hold."""
+    directories = {numbers.place_of(directory): directory for directory in group.directories()}
+    opened: dict[QueueDirectory, Store | None] = {}
+    try:
+        for (place, identity, batch), of_batch in versions.items():
+            directory = directories.get(place)
+            if directory is None:
+                continue  # the queue was deleted
+            if directory not in opened:
+                opened[directory] = _opened(store, group, directory)
+            queue = opened[directory]
+            if queue is None or queue.queue_state.id != identity:
+                continue
+            infos = inspection.unfinished(queue, batch, of_batch)
+            if any(info.version == of_batch[index] for index, info in infos.items()):
+                return True
+        return False
+    except (OSError, FsqueueError):
+        return True
+    finally:
+        for queue in opened.values():
+            if queue is not None:
+                queue.close()
+
+
+def _opened(store: Store, group: GroupDirectory, directory: QueueDirectory) -> Store | None:
+    """Open a queue of the group; None if there is none any more. Errors as of `Store`."""
+    if not group.look_before_opening(directory):
+        return None
+    queue = Store(group.path_of(directory), store.worker_name)
+    try:
+        group.prove(queue, directory)
+    except BaseException:
+        queue.close()
+        raise
+    return queue
