@@ -15,6 +15,7 @@ import pytest
 import fsqueue
 from fsqueue.service.taskstore import Add, Change, NumberedTask, Refused, Taskstore
 from tests.concurrency.processes import children, together
+from tests.waiting import until
 
 ME, OTHER = 7, -2_147_483_648
 HOUR_MS = 3_600_000
@@ -381,3 +382,59 @@ def test_a_storm_of_clients_at_several_gateways_loses_nothing_and_doubles_nothin
 def test_a_longer_storm(group: fsqueue.Group, seed: int) -> None:
     path = str(group.path)
     _check_storm(group, together(*((_storm, path, client, 100 * seed + client, 150) for client in range(1, 7))))
+
+
+def _told_storm(path: str, client: int, log: str) -> None:
+    """Add, claim, move on and delete without end. Each id that was given is told in a log, and each intent before."""
+    store, chance, turn = Taskstore(fsqueue.Group(path)), random.Random(client), 0
+    with open(log, "a", buffering=1) as told:
+        while True:
+            turn += 1
+            try:
+                if chance.random() < 0.3:
+                    told.write(f"adds {client}-{turn}\n")
+                    new = store.update(client, [Add("in", f"{client}-{turn}"), Add("out", f"{client}-{turn}'")])
+                elif (task := store.claim(client, chance.choice(["in", "out"]), HOUR_MS)) is None:
+                    continue
+                elif task.group == "in":
+                    new = [task, *store.update(client, [Add("out", task.data)], deletes=[task.id])]
+                else:
+                    told.write(f"ends {task.data}\n")
+                    store.update(client, deletes=[task.id])
+                    new = [task]
+                told.write("".join(f"id {one.id}\n" for one in new))
+            except fsqueue.UpdateConflict as conflict:
+                if not conflict.busy:
+                    raise
+
+
+@pytest.mark.thorough
+def test_gateways_that_are_killed_lose_nothing_double_nothing_and_give_no_id_twice(
+    group: fsqueue.Group, tmp_path: Path
+) -> None:
+    path, logs = str(group.path), [tmp_path / f"log {number}" for number in range(12)]
+    clients = iter(range(1, 13))
+    for number in range(0, 12, 3):
+        batch = logs[number : number + 3]
+        with children(*((_told_storm, path, next(clients), str(log)) for log in batch)) as started:
+            for child, log in zip(started, batch, strict=True):
+                until(lambda log=log: log.exists() and log.read_text().count("id ") > 40, "some work")  # type: ignore[misc]
+                child.signal(signal.SIGKILL)
+            for child in started:
+                assert child.wait() == -signal.SIGKILL, child.report()
+    lines = [line for log in logs for line in log.read_text().splitlines()]
+    given = [int(line.removeprefix("id ")) for line in lines if line.startswith("id ")]
+    assert len(given) == len(set(given)), "no id was given twice"
+    adds = {line.removeprefix("adds ") for line in lines if line.startswith("adds ")}
+    ends = [line.removeprefix("ends ") for line in lines if line.startswith("ends ")]
+    store = Taskstore(group)
+    until(lambda: group["in"].status().inserted and not [i for i in group["in"].tasks() if i.update], "open updates")
+    left = [*data(store, "in"), *data(store, "out")]
+    assert len(left) == len(set(left)), "none is there twice"
+    assert len(ends) == len(set(ends)), "none was claimed by two at its end"
+    known = {*left, *ends}
+    assert {name.removesuffix("'") for name in known} <= adds
+    halves = [name for name in adds if (name in known) != (f"{name}'" in known)]
+    assert halves == [], "an update happens all or not at all, and no task is lost"
+    last = max(given)
+    assert ids(store.update(ME, [Add("in", "more")]))[0] > last
