@@ -372,7 +372,7 @@ def test_the_format_names_every_field_that_is_written(used: Queue) -> None:
 def test_the_format_tells_of_every_operation() -> None:
     table = text_of("docs/format.md").partition("| op | fields |")[2].partition("\n\n")[0]
     told = {op for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for op in re.findall(r"`(\w+)`", row)}
-    assert told == replay._HANDLERS.keys() | {"checkpoint", "commit", "abort"}
+    assert told == replay._HANDLERS.keys() | {"checkpoint", "commit", "abort", "depends"}
 
 
 # -- what pages name in passing -------------------------------------------------------------------------

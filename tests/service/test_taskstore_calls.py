@@ -6,6 +6,7 @@ import base64
 import errno
 import json
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -24,6 +25,7 @@ from fsqueue.service.gate import TASKSTORE
 from fsqueue.service.taskstore import Taskstore
 from tests.levels import how_many
 from tests.service.conftest import READ, WRITE, Open
+from tests.waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -221,11 +223,33 @@ def test_a_claim_that_ends_at_once_leaves_the_task_to_all(pair: Pair) -> None:
     pair.add("a")
     seen = set()
     for client, duration in ((ME, 0), (OTHER, -5), (ME, 0)):
-        [claimed] = pair.post("/claim", clientid=client, group="map", duration=duration)["tasks"]
+        [claimed] = until(
+            lambda: pair.post("/claim", clientid=client, group="map", duration=duration)["tasks"],  # noqa: B023
+            "the claim before to be over",
+        )
         assert claimed["ownerid"] == client
         seen.add(claimed["id"])
     assert len(seen) == 3
     pair.update(client=OTHER, deletes=[max(seen)])
+
+
+@pytest.mark.parametrize(("attempts", "is_there"), [(2, False), (None, True)])
+def test_claims_that_run_out_are_attempts(
+    tmp_path: Path, open_gateway: Open, attempts: int | None, is_there: bool
+) -> None:
+    client = open_gateway(Group.create(tmp_path / "g", shards=2, max_attempts=attempts).path)
+    client.post("/update", json={"clientid": ME, "adds": [{"group": "map"}]})
+
+    def claim() -> list[Any]:
+        tasks: list[Any] = client.post("/claim", json={"clientid": ME, "group": "map", "duration": 0}).json()["tasks"]
+        return tasks
+
+    for _ in range(2):
+        until(claim, "the claim before to be over")
+    if is_there:
+        until(claim, "the claim before to be over")
+    else:
+        until(lambda: not claim() and client.get("/groups").json() == [], "the task to be given up")
 
 
 def test_a_claim_depends_on_tasks_that_are_there(pair: Pair) -> None:
@@ -443,7 +467,7 @@ def test_a_body_has_a_bound(group: Group, open_gateway: Open) -> None:
     assert client.get("/groups").json() == []
 
 
-def test_a_single_queue_has_none_of_these_calls(tmp_path: Any, open_gateway: Open) -> None:
+def test_a_single_queue_has_none_of_these_calls(tmp_path: Path, open_gateway: Open) -> None:
     client = open_gateway(Queue.create(tmp_path / "q", shards=1).path)
     claim = {"clientid": ME, "group": "q", "duration": 5}
     for answer in (client.get("/groups"), client.get("/task/1"), client.post("/claim", json=claim)):

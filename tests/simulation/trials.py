@@ -82,6 +82,9 @@ SAMPLE = (
     "a batch's tasks are chosen as they came",  # priorities of tasks
     "a directory of a group that seems missing is believed missing",  # groups
     "an update is aborted in a log and not in its file",  # updates
+    "a task that an update inserts is looked for before its log has the outcome",  # updates of tasks that were seen
+    "a prepared insert counts as no task of its key",  # keys in updates
+    "a decision file that is gone counts as a commit",  # the end of decision files
     "staged files are reaped without their lock",  # upkeep
     "status looks at letters and tasks, and not at what lies between",  # status
     "an idle worker looks only when the bell rings",  # waiting

@@ -173,6 +173,12 @@ MUTATIONS = [
         ),
     ),
     Mutation(
+        "a frozen task counts as lost",
+        "an update says that nobody has the lease that it was given, while another update is under way",
+        "update-nfs",
+        (("_Try._in_log", "if not wanted: ...", "if True: ..."),),
+    ),
+    Mutation(
         "readers do not ask what is decided",
         "one queue shows its part of an update, and another one does not yet",
         "update-seen",
