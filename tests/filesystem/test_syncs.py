@@ -16,7 +16,7 @@ def test_all_are_under_way_at_the_same_time() -> None:
 
     def call() -> None:
         threads.add(threading.get_ident())
-        together.wait(20)
+        together.wait(60)
 
     syncs.at_once([call] * 5)
     assert len(threads) == 5

@@ -797,7 +797,7 @@ def test_its_logs_are_synced_at_the_same_time(tmp_path: Path) -> None:
         if path.endswith(".jsonl") and "movements" in path:
             logs.append(path)
             if len(logs) <= 3:  # those that come later are of a batch that finishes
-                together.wait(20)  # it breaks unless the others come, too
+                together.wait(60)  # it breaks unless the others come, too
         return call(*args)
 
     with trapped(group.path, trap) as mine, mock.patch("tests.concurrency.trapped.one_after_the_other", syncs.at_once):
