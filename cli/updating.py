@@ -85,7 +85,7 @@ fsqueue update /scratch/me/crawl --json < operations.jsonl"""
     help="Take a task out that is leased; or one that waits, if it still has this version ('show', 'ls --json').",
 )  # fmt: skip
 @click.option(
-    "--depends", "conditions", metavar="[QUEUE=]TOKEN|ID@VERSION", multiple=True,
+    "--depends", "dependencies", metavar="[QUEUE=]TOKEN|ID@VERSION", multiple=True,
     help="Do it only if this lease holds, or the task still has this version. The task is left as it is.",
 )  # fmt: skip
 @click.option("--reason", help="What went wrong, for --fail and --bury.")
@@ -95,7 +95,7 @@ fsqueue update /scratch/me/crawl --json < operations.jsonl"""
 def update(
     group: str, completes: tuple[str, ...], result: str | None, inserts: tuple[str, ...], renews: tuple[str, ...],
     lease_s: float | None, releases: tuple[str, ...], fails: tuple[str, ...], buries: tuple[str, ...],
-    cancels: tuple[str, ...], conditions: tuple[str, ...], reason: str | None, delay_s: float | None,
+    cancels: tuple[str, ...], dependencies: tuple[str, ...], reason: str | None, delay_s: float | None,
     worker: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Change tasks in several queues of GROUP in one step: either all of it happens, or nothing.
@@ -132,7 +132,7 @@ def update(
            prints the lists: missing, changed, owned, depends, busy
     """
     given = _from_options(
-        completes, result, inserts, renews, lease_s, releases, fails, buries, cancels, conditions, reason, delay_s
+        completes, result, inserts, renews, lease_s, releases, fails, buries, cancels, dependencies, reason, delay_s
     )
     operations = given or _from_stdin()
     opened, default = _group_at(group, worker)
@@ -154,7 +154,7 @@ def update(
 def _from_options(
     completes: Sequence[str], result: str | None, inserts: Sequence[str], renews: Sequence[str], lease_s: float | None,
     releases: Sequence[str], fails: Sequence[str], buries: Sequence[str], cancels: Sequence[str],
-    conditions: Sequence[str], reason: str | None, delay_s: float | None,
+    dependencies: Sequence[str], reason: str | None, delay_s: float | None,
 ) -> list[Typed]:  # fmt: skip
     """Return the operations that options ask for; UsageError."""
     for name, value, users, of in (
@@ -176,7 +176,7 @@ def _from_options(
         *_with_tokens("fail", fails, {"error": reason, **delay}),
         *_with_tokens("bury", buries, {"reason": reason}),
         *map(_with_version, _with_tokens("cancel", cancels, {})),
-        *map(_with_version, _with_tokens("depends", conditions, {})),
+        *map(_with_version, _with_tokens("depends", dependencies, {})),
     ]
     for text in inserts:
         queue, equals, payload = text.partition("=")

@@ -50,7 +50,6 @@ from fsqueue.format.models import (
     TaskInfo,
     TaskRef,
 )
-from fsqueue.fsck import Finding
 from fsqueue.functions import task
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Poll, wait
@@ -65,6 +64,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncPoll": "fsqueue.asyncpoll",
     "Event": "fsqueue.worker",
+    "Finding": "fsqueue.fsck",
     "FailingNode": "fsqueue.storage.nodes",
     "Flow": "fsqueue.views.flows",
     "Group": "fsqueue.groups",
@@ -94,6 +94,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.doctor import Report
+    from fsqueue.fsck import Finding
     from fsqueue.groups import (
         Group,
         GroupQueue,

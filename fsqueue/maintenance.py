@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fsqueue import administration
+from fsqueue import administration, forks
 from fsqueue.arguments import EVERY, Every, selector, tasks_meant, translated, verb, whole
 from fsqueue.cluster.identity import user_of_this_process
 from fsqueue.errors import InvalidArgument, LockTimeout
@@ -19,7 +19,6 @@ from fsqueue.format.layout import REASON_CHARS_MAX, Settings
 from fsqueue.format.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
-from fsqueue.fsck import Finding, fsck
 from fsqueue.storage import deadletters, letter_files, nodes, retrying
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
@@ -27,6 +26,9 @@ from fsqueue.upkeep import collect
 from fsqueue.user_code import user_function
 from fsqueue.views import finished, inspection, results
 from fsqueue.views.finished import FinishedBatch
+
+if TYPE_CHECKING:
+    from fsqueue.fsck import Finding
 
 GROUP_TASKS_MAX, GROUP_BYTES_MAX = 16_384, 8 << 20
 """Maximum number of tasks of a shard, and of bytes of their lines, to hold before the lock of its file is taken."""
@@ -196,6 +198,8 @@ class Maintenance:
         With `repair`, each finding is mended before it is yielded; its `note` tells why if that failed. A file that may
         still be needed is moved into `.quarantine`, and never removed. `progress(done, steps)` is called now and then.
         """
+        with forks.held_off():
+            from fsqueue.fsck import fsck
         found = fsck(self.store, repair, None if progress is None else user_function(progress))
         return translated(self.store, found, "checking the queue")
 

@@ -15,6 +15,7 @@ import pytest
 
 os.environ.setdefault("FSQUEUE_CHECK", "1")  # before fsqueue is imported, and for all processes that tests start
 
+import fsqueue.fsck  # noqa: F401 - else a test may import it while what it imports is patched, and that would stay
 from fsqueue import Queue
 from tests import levels
 

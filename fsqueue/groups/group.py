@@ -20,7 +20,6 @@ from fsqueue.format.layout import DEFAULTS, Settings
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
 from fsqueue.format.priority import Rank
-from fsqueue.fsck import Finding, fsck_group
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
@@ -47,6 +46,7 @@ KEPT_MAX = 64
 
 
 if TYPE_CHECKING:
+    from fsqueue.fsck import Finding
     from fsqueue.views.usage import Usage
 
 
@@ -368,6 +368,8 @@ class Group(GroupQueues):
         Each of its queues is checked by itself: see `Queue.fsck`. With `repair`, each finding is mended before it is
         yielded. QueueNotFound if there is no group.
         """
+        with forks.held_off():
+            from fsqueue.fsck import fsck_group
         group = self.directory()
         found = fsck_group(group, repair)
         while True:

@@ -23,8 +23,8 @@ from fsqueue.storage.store import Store
 MAKES_AVAILABLE = frozenset({"insert", "release", "fail"})
 """The kinds of prepared records whose `commit` makes a task available."""
 JOINED_MS = 100
-"""While a task is frozen by updates that depend on it, others may join these for so long (ms): an update on a file
-server takes as long, about."""
+"""Milliseconds after the first of several updates that depend on a task within which a further one may join them. An
+update on a file server takes about this long."""
 PAUSES_S = (0.005, 0.25)
 """Shortest and longest pause between two looks at what a verb waits for: an update is decided in milliseconds, or when
 it is old."""

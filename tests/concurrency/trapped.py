@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from fsqueue import Queue
+from fsqueue import Group, Queue
 from fsqueue.filesystem import Filesystem
+from fsqueue.storage import group_directory, store
 
 STEPS = (
     *("try_lock", "unlock", "close", "pread", "write", "pwrite", "fsync", "fstat"),
@@ -39,6 +43,20 @@ class Trapped(Filesystem):
 def trapped(queue: Queue, trap: Trap, *, shared: bool = False) -> Queue:
     """The same queue, opened through a filesystem with `trap`."""
     return Queue(queue.path, filesystem=Trapped(str(queue.path), trap, shared=shared))
+
+
+@contextmanager
+def trapped_group(path: Path, trap: Trap, shared: bool = False) -> Iterator[Group]:
+    """The group at a path, and its queues, opened through filesystems with a trap."""
+
+    def filesystem(root: str, **_: Any) -> Filesystem:
+        return Trapped(root, trap, shared=shared)
+
+    with (
+        mock.patch.object(store, "Filesystem", filesystem),
+        mock.patch.object(group_directory, "Filesystem", filesystem),
+    ):
+        yield Group(path)
 
 
 def creates(step: str, args: tuple[Any, ...]) -> bool:

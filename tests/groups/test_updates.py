@@ -27,16 +27,15 @@ from fsqueue import (
     UpdateConflict,
 )
 from fsqueue.clock import Clock
-from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions
 from fsqueue.format.decisions import DecisionState
 from fsqueue.protocol import update_traces, updates
 from fsqueue.storage import decisions as stored
-from fsqueue.storage import group_directory, store
 from fsqueue.storage.locked_batch import LockedBatch
 from tests.concurrency.books import clock_of_later, drain
 from tests.concurrency.processes import Child, children, together
-from tests.concurrency.trapped import Count, DieAt, FullFrom, Trap, Trapped
+from tests.concurrency.trapped import Count, DieAt, FullFrom
+from tests.concurrency.trapped import trapped_group as trapped
 from tests.support import base_of
 
 pytestmark = pytest.mark.once
@@ -54,20 +53,6 @@ def new_group(path: Path, **settings: Any) -> Group:
 def leased(group: Group, name: str, payload: Any = "task", n: int = 1) -> list[LeasedTask]:
     group[name].insert_many([payload] * n)
     return group[name].lease(n, lease_s=60)
-
-
-@contextmanager
-def trapped(path: Path, trap: Trap, shared: bool = False) -> Iterator[Group]:
-    """The group at a path, and its queues, opened through filesystems with a trap."""
-
-    def filesystem(root: str, **_: Any) -> Filesystem:
-        return Trapped(root, trap, shared=shared)
-
-    with (
-        mock.patch.object(store, "Filesystem", filesystem),
-        mock.patch.object(group_directory, "Filesystem", filesystem),
-    ):
-        yield Group(path)
 
 
 def worked_off(group: Group) -> dict[str, list[Any]]:

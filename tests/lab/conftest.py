@@ -30,21 +30,22 @@ POWER_CASES = [
 ] + [
     (style, durability, "batched", filesystem)
     for filesystem in ("ext4", "xfs", "btrfs")
-    for style in ("singly", "keyed")
+    for style in ("singly", "keyed", "updating")
     for durability in ("default", "strict")
-    if durability == "default" or (style, filesystem) == ("singly", "ext4")
+    if durability == "default" or (style, filesystem) in (("singly", "ext4"), ("updating", "ext4"))
 ]
 """What is done, its durability, how tasks are batched, and the filesystem that loses its power.
 
-Inserts one at a time rely most on the order in which a disk keeps things: they have every filesystem here.
+Inserts one at a time, and updates, rely most on the order in which a disk keeps things: they have each filesystem.
 """
 
 GATE_POWER_CASES = [
     ("everything", "default", "batched", "ext4"),
     ("singly", "default", "batched", "xfs"),
     ("keyed", "default", "batched", "btrfs"),
+    ("updating", "default", "batched", "ext4"),
 ]
-"""Those of the gate: one for each filesystem, and not the same work."""
+"""Those of the gate: each filesystem, and each time other work."""
 
 POWER_GUESTS = 2
 """How many lose their power: they wait for the disk more than they compute. One is enough for a few cases."""
@@ -92,11 +93,19 @@ def single_calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
 
 
 @pytest.fixture(scope="package")
+def update_calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
+    """The same of updates over several queues."""
+    begun = nfs_guest.begin("tests.lab.updates", "calls_per_update")
+    return lambda: nfs_guest.result(begun, BOOT_S + PATIENCE_S)
+
+
+@pytest.fixture(scope="package")
 def nfs(request: pytest.FixtureRequest, nfs_guest: Guest) -> Guest:
     """Two NFS clients, with default mount options."""
     for other in (
         "calls",
         "single_calls",
+        "update_calls",
         "cut_off",
         "power",
         "nolock",

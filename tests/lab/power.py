@@ -15,14 +15,17 @@ from unittest import mock
 
 from fsqueue import LeaseLost, Queue, QueueNotFound
 from fsqueue.protocol import finishing
+from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
 from tests.concurrency.processes import PATIENCE_S, Child, at_a_random_moment, children, what_they_do
-from tests.lab import commits
+from tests.lab import commits, updates
 from tests.lab.evidence import explained
 from tests.waiting import until
 
 QUEUE = Path("/disk/q")
+PIPELINE = Path("/disk/pipeline")
+"""A group of queues."""
 FSQUEUE = str(Path(sys.executable).with_name("fsqueue"))
 GROUP = Path("/sys/fs/cgroup/work/cgroup.procs")
 LEASE_S = 5
@@ -41,6 +44,8 @@ def lab(verb: str, filesystem: str | None = None) -> None:
         for one in gc.get_objects():
             if isinstance(one, (Queue, Store)):  # an open queue keeps its filesystem busy
                 one.close()
+            elif isinstance(one, GroupDirectory):
+                one.fs.close()
     try:
         subprocess.run(["lab-power", verb], check=True, env=environment, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired as error:
@@ -207,6 +212,13 @@ def commit(notes: Path, seed: int) -> None:
     commits.keep_committing(life.queue, life.diary, life.name, life.dice)
 
 
+def update(notes: Path, seed: int) -> None:
+    """Pass tasks on from queue to queue of a group."""
+    life = Life(notes, seed)
+    life.queue.close()
+    updates.pass_on(PIPELINE, life.diary, life.dice)
+
+
 STYLES = {
     "inserting": (insert, insert),
     "singly": (insert_singly, insert_singly, work, work, keep_house),
@@ -217,6 +229,7 @@ STYLES = {
     "purging": (purge,),
     "committing": (commit, commit, keep_house),
     "commands": (insert_by_command, run_by_command),
+    "updating": (update, update, update),
 }
 
 
@@ -259,6 +272,9 @@ def _cut(
         with Diary(notes / "first") as diary:
             diary.note("inserted", "first.0.0")
     queue.close()
+    if style == "updating":
+        with children((updates.new_pipeline, PIPELINE, durability, dice.choice([7, 50]))) as [maker]:
+            maker.result()  # in a process of its own: an open group keeps its filesystem busy
     with children(
         *((life, notes / f"{number}", seed * 100 + number) for number, life in enumerate(STYLES[style]))
     ) as crew:
@@ -270,6 +286,8 @@ def _cut(
         return check_purged(diaries(notes))
     if style == "committing":
         return commits.check_after_cut(Queue(QUEUE), diaries(notes))
+    if style == "updating":
+        return updates.check_after_cut(PIPELINE, diaries(notes))
     if style != "keyed":
         return check(diaries(notes), strict=durability == "strict")
     check_keys()

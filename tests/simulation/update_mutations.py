@@ -225,6 +225,13 @@ MUTATIONS = [
         (("decision_files._retire", "not state.is_gone and not all(...)", "False"),),
     ),
     Mutation(
+        "outcomes are not on disk before their decision file goes",
+        "a power loss takes the outcome of one log, and nothing tells it any more",
+        "update-gc-power",
+        (("decision_files._give", "queue.fs.fsync(locked.log.fd)", "pass"),),
+        first=4356,
+    ),
+    Mutation(
         "a prepared insert counts as no task of its key",
         "another insert with the key makes a second one: both live",
         "update-keyed",

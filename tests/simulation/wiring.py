@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import fsqueue.fsck  # noqa: F401 - a verb would import it on a simulated machine, and take parts of that for the real one
 from fsqueue import administration, forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, operations, resources, trees

@@ -1,0 +1,135 @@
+"""Measure how long many workers take to drain one small stream, with one tree of fsqueue or with several by turns.
+
+All workers of a small stream share the lock of one batch (docs/decisions/0045-small-streams.md). On a network mount an
+append keeps that lock for a few requests, so it is measured there. The workers take turns in the directories, which are
+mounts of the same export. In the lab:
+
+    scripts/lab/nfs "$(mktemp -d)" .venv/bin/python scripts/drain_figures.py --tree OLD --tree . /c1 /c2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fsqueue import Queue
+
+PATIENCE_S = 900.0
+"""Seconds after which a round has failed."""
+CLIENT_CALLS = ("lab-nfs", "calls")
+"""The lab's command that counts a client's calls to the server; elsewhere there is none."""
+
+
+def arguments() -> argparse.Namespace:
+    """Return the command line's arguments."""
+    parser = argparse.ArgumentParser(
+        description="Insert tasks by one insert_many, let workers drain them, and print the time from the first lease "
+        "to the last completion.",
+        epilog="example: scripts/drain_figures.py --workers 8 --tasks 64 /scratch/me",
+    )
+    parser.add_argument("directories", nargs="+", type=Path, help="mounts of one directory; workers take turns in them")
+    parser.add_argument("--tree", action="append", type=Path, help="a clone of fsqueue, by turns (default: this one)")
+    parser.add_argument("--tasks", type=int, default=256)
+    parser.add_argument("--workers", type=int, default=32)
+    parser.add_argument("--task-s", type=float, default=0.1, help="seconds that each task takes (default: 0.1)")
+    parser.add_argument("--batch-tasks", type=int, help="tasks in each batch (default: as insert_many chooses)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--once", metavar="NAME", help="one round with the fsqueue of this process, printed in JSON")
+    return parser.parse_args()
+
+
+def work(path: Path, task_s: float, start: Any, told: Any) -> None:
+    """Work on the queue. Tell how many tasks this worker had, and when it had the first and completed the last one."""
+    queue, leased, first, last = Queue(path), 0, 0.0, 0.0
+    start.wait(PATIENCE_S)
+    for task in queue.poll():
+        first = first or time.monotonic()
+        time.sleep(task_s)
+        task.complete()
+        last = time.monotonic()
+        leased += 1
+    told.put((leased, first, last))
+
+
+def calls() -> int:
+    """Return how many calls the lab's clients have made to the server so far; 0 outside the lab."""
+    made = 0
+    for client in (1, 2):
+        try:
+            told = subprocess.run([*CLIENT_CALLS, str(client)], capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return 0
+        made += sum(int(line.split()[1]) for line in told.splitlines())
+    return made
+
+
+def drained(name: str, given: argparse.Namespace) -> dict[str, float]:
+    """Return the figures of one round, in a queue of this name: seconds, calls to the server, tasks of a worker."""
+    began = time.monotonic()
+    queue, payloads = Queue.create(given.directories[0] / name), ({"n": number} for number in range(given.tasks))
+    queue.insert_many(payloads, batch_tasks=given.batch_tasks)
+    insert_s = time.monotonic() - began
+    forked = multiprocessing.get_context("fork")
+    start, told = forked.Barrier(given.workers + 1), forked.SimpleQueue()
+    paths = [given.directories[number % len(given.directories)] / name for number in range(given.workers)]
+    crew = [forked.Process(target=work, args=(path, given.task_s, start, told), daemon=True) for path in paths]
+    for worker in crew:
+        worker.start()
+    before = calls()
+    start.wait(PATIENCE_S)
+    for worker in crew:
+        worker.join(PATIENCE_S)
+        if worker.exitcode != 0:
+            raise SystemExit(f"A worker ended with {worker.exitcode}.")
+    found = [told.get() for _ in crew]
+    had = [leased for leased, _, _ in found]
+    if sum(had) != given.tasks:
+        raise SystemExit(f"{sum(had)} tasks were completed, of {given.tasks}.")
+    return {
+        "insert_s": insert_s,
+        "drain_s": max(last for _, _, last in found) - min(first for leased, first, _ in found if leased),
+        "calls": (calls() - before) / given.tasks,
+        "least": min(had),
+        "most": max(had),
+    }
+
+
+def main() -> None:
+    """Measure, and print."""
+    given = arguments()
+    if given.once:
+        print(json.dumps(drained(given.once, given)))
+        return
+    trees = [tree.resolve() for tree in given.tree or [Path(__file__).parents[1]]]
+    found: dict[Path, list[dict[str, float]]] = {tree: [] for tree in trees}
+    for number in range(given.rounds):
+        for place, tree in enumerate(trees):
+            command = [sys.executable, __file__, "--once", f"drain-{os.getpid()}-{number}-{place}"]
+            command += ["--tasks", str(given.tasks), "--workers", str(given.workers), "--task-s", str(given.task_s)]
+            command += [] if given.batch_tasks is None else ["--batch-tasks", str(given.batch_tasks)]
+            command += list(map(str, given.directories))
+            said = subprocess.run(
+                command, env=os.environ | {"PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, text=True, check=True
+            ).stdout
+            found[tree].append(json.loads(said))
+            print(f"{tree}: {said.strip()}", flush=True)
+    for tree, rounds in found.items():
+        middle = {what: statistics.median(one[what] for one in rounds) for what in rounds[0]}
+        ideal_s = given.tasks * given.task_s / given.workers
+        print(
+            f"{tree}: drained in {middle['drain_s']:.2f} s (ideal: {ideal_s:.2f} s), {middle['calls']:.1f} calls to "
+            f"the server a task, {middle['least']:.0f} to {middle['most']:.0f} tasks a worker; "
+            f"inserted in {middle['insert_s']:.2f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
