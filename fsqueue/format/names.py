@@ -388,6 +388,11 @@ def listed_queue_directory(text: str) -> QueueDirectory | None:
     return None if parse_queue_directory(text) is None else QueueDirectory(text)
 
 
+def queue_id_of(data: bytes) -> QueueId:
+    """Return the id of a queue of which these are the 8 bytes."""
+    return QueueId(data.hex())
+
+
 def parse_queue_id(text: object) -> QueueId | None:
     """Return a text that is fit to tell a queue from others, 16 hexadecimal digits; None for anything else."""
     return QueueId(text) if isinstance(text, str) and _QUEUE_ID.fullmatch(text) else None
@@ -513,6 +518,11 @@ def parse_uuid(text: object) -> Uuid | None:
     """Return a UUID as it stands in names; None for anything else."""
     found = _UUID.fullmatch(text) if isinstance(text, str) else None
     return None if found is None else Uuid(found[0])
+
+
+def batch_of(data: bytes) -> Batch:
+    """Return the name of the batch of which these are the 16 bytes."""
+    return Batch(data.hex())
 
 
 def parse_batch(text: object) -> Batch | None:
