@@ -177,7 +177,7 @@ class DecisionWait:
         self._store, self._batch = store, batch
         self._until = store.clock.monotonic() + wait_s
         self._is_patient = wait_s > 0
-        self._backoff = Backoff(PAUSES_S, store.entropy.random, 1.5, 0.5)
+        self._backoff: Backoff | None = None
 
     @property
     def wait_s(self) -> float:
@@ -195,4 +195,6 @@ class DecisionWait:
                 f"A task of batch {self._batch} in {store.path} is part of update {wanted[0].update}, which is not "
                 "decided yet. Nothing was done to it; repeat the call."
             )
+        if self._backoff is None:
+            self._backoff = Backoff(PAUSES_S, store.entropy.random, 1.5, 0.5)
         clock.sleep(min(left_s, self._backoff.next_s()))
