@@ -28,7 +28,8 @@ class _Failures:
 
 
 def at_once(calls: Sequence[Callable[[], object]]) -> None:
-    """Make all calls, each in a thread of its own, the first one in this thread. Raise an error of one, after all.
+    """Make all calls, each in a thread of its own, the first one in this thread. Raise an error of one, after all: the
+    interruption of this thread, if there was one.
 
     The threads end with their calls: an idle one would be in the way of a fork. If this thread is interrupted, the
     others end their calls by themselves, so each call must hold what it uses. Without threads (EAGAIN) the calls are
@@ -52,4 +53,4 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
     for thread in started:
         thread.join()
     if failures.found:
-        raise failures.found[0]
+        raise min(failures.found, key=lambda error: isinstance(error, Exception))

@@ -39,6 +39,12 @@ def test_an_error_is_raised_when_all_have_ended(failing: int, error: BaseExcepti
     assert sorted(done) == [number for number in range(3) if number != failing]
 
 
+def test_an_interruption_is_not_lost_behind_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syncs, "AT_ONCE_MAX", 1)  # one after the other, in this thread
+    with pytest.raises(KeyboardInterrupt):
+        syncs.at_once([mock.Mock(side_effect=OSError(5, "broken")), mock.Mock(side_effect=KeyboardInterrupt)])
+
+
 def test_many_are_made_by_a_few_threads() -> None:
     done: list[int] = []
     syncs.at_once([lambda number=number: done.append(number) for number in range(50)])  # type: ignore[misc]
