@@ -14,7 +14,7 @@ from fsqueue import administration
 from fsqueue.arguments import whole
 from fsqueue.clock import Backoff, Clock, Entropy, duration_ms
 from fsqueue.commit import Commit
-from fsqueue.errors import FsqueueError, QueueNotFound, StorageError, TaskNotFound, from_os_error
+from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound, StorageError, TaskNotFound, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
@@ -303,7 +303,10 @@ class GroupQueue(Queue):
         UpdateConflict if one is not, also if no task is available: nothing is leased then. Tasks that were leased
         before the conflict was found are put back at once, and no attempt is counted.
         """
-        conditions = [*depends]
+        given: object = depends
+        if not isinstance(given, Iterable):
+            raise InvalidArgument(f"depends takes a list of tasks, not {given!r:.100}. Nothing was done.")
+        conditions = [*given]
         if conditions:
             check = self.group.update()
             for task in conditions:

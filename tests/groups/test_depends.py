@@ -314,6 +314,8 @@ def test_tasks_are_leased_only_if_what_the_lease_depends_on_is_so(group: Group) 
     assert group["never"].lease(depends=[leader]) == []
     with pytest.raises(InvalidArgument, match="looked up"):
         group["a"].lease(depends=[leader.id])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgument, match="a list of tasks"):
+        group["a"].lease(depends=leader)  # type: ignore[arg-type]
     for one in (leader, task):
         one.complete()
 
