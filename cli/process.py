@@ -47,7 +47,7 @@ SAY_S = 0.2
 def begin() -> None:
     """Make this process the command line's: end it silently at SIGINT, and have its standard streams open.
 
-    The garbage collector waits until the command is loaded. It would look again and again through what stays anyway.
+    Turn the garbage collector off until the command is loaded: it would look through what stays anyway, time and again.
     """
     global _are_signals_ours, is_own
     is_own = True
@@ -71,9 +71,9 @@ def leave_at_once() -> None:
 
 
 def command_begins() -> None:
-    """End what is so while a command loads: SIGINT raises KeyboardInterrupt again, since it may have to tidy up.
+    """Make SIGINT raise KeyboardInterrupt again, now that the command is loaded: it may have to tidy up.
 
-    The garbage collector works again, and leaves alone what was loaded, also when the process ends.
+    Turn the garbage collector on again. It leaves alone what was loaded, also when the process ends.
     """
     if is_own:
         gc.freeze()

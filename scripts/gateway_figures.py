@@ -29,11 +29,11 @@ from tests.waiting import until
 
 TOKEN = "benchmark-of-the-gateway"
 ROUNDS = 3
-"""Each rate is the median of so many rounds, in which the gateway and the processes take turns."""
+"""Number of rounds, in which the gateway and the processes take turns. Each rate is the median."""
 BEGIN_S = 60.0
-"""How long processes may take to begin."""
+"""Seconds to wait for the processes to begin."""
 BATCH_TASKS = 64
-"""Tasks in a batch: so few that the clients have batches enough."""
+"""Tasks in a batch: few, so that there are more batches than clients."""
 PAYLOADS = {"20 B": 20, "1 KiB": 1 << 10, "16 KiB": 16 << 10}
 VERBS = ("lease + complete", "lease + update")
 HEADING = """\
@@ -80,7 +80,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement (default: 3)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of each (default: {ROUNDS})")
     parser.add_argument("--gateways", type=int, default=1, help="how many gateways the clients share (default: 1)")
-    parser.add_argument("--queues", type=int, default=0, help="measure the page of a group of so many queues instead")
+    parser.add_argument("--queues", type=int, default=0, help="measure the page of a group of N queues instead",
+                        metavar="N")  # fmt: skip
     return parser.parse_args()
 
 
@@ -150,7 +151,7 @@ class Connection:
 
 
 def over_http(urls: Sequence[str], verb: str, source: str, clients: int, seconds: float, rate: float | None) -> Counted:
-    """Return what clients of gateways do in a time. `rate`: so many tasks a second, from a plan that does not wait."""
+    """Return what clients of gateways do in a time. `rate`: tasks a second, by a plan that does not wait."""
 
     async def work(connection: Connection, number: int, found: Counted, begin: float) -> None:
         turn = number

@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.filesystem import forked, locks, resources, trees
+from fsqueue.filesystem import forked, locks, resources, syncs, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted
@@ -54,6 +54,7 @@ class Filesystem(Rooted):
         self.pwrite: Callable[[int, bytes, int], int] = os.pwrite
         self.fsync: Callable[[int], None] = os.fsync
         self.fstat: Callable[[int], os.stat_result] = os.fstat
+        self.at_once: Callable[[Sequence[Callable[[], object]]], None] = syncs.at_once
 
     # -- opening -----------------------------------------------------------------------------
 

@@ -105,6 +105,8 @@ class _Root(int):
     """
 
     kept: resources.Kept
+    number: tuple[int, int]
+    """What tells its directory from every other that is there: the device, and the number on it."""
 
 
 class Rooted:
@@ -121,8 +123,10 @@ class Rooted:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self.shared = True
+        """Whether other hosts may work on the same files: a server may use a number again while it is open here."""
         self._below = root.rstrip("/") + "/"
-        self._root_fd: int = -1
+        self._root_fd = _Root(-1)
         self.drop: Callable[[int], object] = os.close
         """Close a descriptor, for a finalizer. It is C code, and waits for nothing."""
         self._opening = resources.Mutex()
@@ -145,7 +149,7 @@ class Rooted:
             return ""
         raise OSError(errno.EXDEV, f"Not below {self.root}", path)
 
-    def _root(self) -> int:
+    def _root(self) -> _Root:
         """Return the descriptor of the root, which the first use opens."""
         root = self._root_fd
         if root < 0:
@@ -155,14 +159,15 @@ class Rooted:
                     fd = resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,)))
                     root = _Root(fd)
                     root.kept = resources.Kept(fd, os.close)
-                    mode = os.fstat(root).st_mode
-                    self._is_group_shared = mode & GROUP_SHARED == GROUP_SHARED
+                    found = os.fstat(root)
+                    root.number = found.st_dev, found.st_ino
+                    self._is_group_shared = found.st_mode & GROUP_SHARED == GROUP_SHARED
                     self._root_fd = root
         return root
 
     def close_root(self) -> None:
         """Close the root, once no thread uses it. The next use opens its path again, and may find another directory."""
-        self._root_fd = -1
+        self._root_fd = _Root(-1)
 
     def _open(self, path: str, flags: int) -> int:
         """Open a path below the root, in one step that follows no link. The errors name `path`."""
@@ -215,7 +220,10 @@ class Rooted:
         On a network filesystem an answer may be a minute old.
         """
         try:
-            return os.path.samestat(os.stat(self.root), os.fstat(self._root()))
+            root, found = self._root(), os.stat(self.root)
+            if self.shared:
+                os.fstat(root)  # ESTALE if it was removed
+            return root.number == (found.st_dev, found.st_ino)
         except OSError as error:
             return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 

@@ -68,8 +68,11 @@ class UpdatePart(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the fields as JSON, with a comma before each."""
-        return "".join(f',"{name}":{orjson.dumps(value).decode()}' for name, value in self.fields.items())
+        """Return the fields as JSON, with a comma before each. Names have no character that JSON would escape."""
+        update, file, patience_ms = self
+        if file is None:
+            return f',"update":"{update}"'
+        return f',"update":"{update}","file":"{file}","patience":{patience_ms}'
 
 
 def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, several: bool, move: str = "") -> bytes:
@@ -126,7 +129,7 @@ def replace(at: int, lease: str | None, version: int, task: int, payload: bytes,
 
 def commit(at: int, update: UpdateId, of: int) -> bytes:
     """Return the record at which the records of an update in this log act; `of` is their number."""
-    return record("commit", at, update=update, of=of)
+    return f'{{"op":"commit","at":{at},"update":"{update}","of":{of}}}\n'.encode()
 
 
 def abort(at: int, update: UpdateId) -> bytes:

@@ -12,6 +12,7 @@ import re
 import string
 import time
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple, NewType
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -53,6 +54,8 @@ BATCH_TASKS_MAX = 1024
 TAKES_INSERTS = -1
 """In place of the number of tasks in the log of an open batch: its file's name does not tell how many there are."""
 
+NAMES_KEPT = 1024
+"""Number of names of queues whose directories are remembered: an update names the same few again and again."""
 NAME_BYTES_MAX = 255
 """The longest name that a filesystem takes. A longer one in a record names no file."""
 BATCH = r"[0-9a-f]{32}"
@@ -352,7 +355,10 @@ def queue_directory(name: object) -> QueueDirectory:
 
     Nothing in it leads out of the group: a slash, a zero byte and a leading dot are encoded.
     """
-    text = plain(name)
+    return _queue_directory(name) if type(name) is str else _queue_directory_of(plain(name))
+
+
+def _queue_directory_of(text: object) -> QueueDirectory:
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b""
     encoded = quote_from_bytes(data, safe=PLAIN)
     if encoded.startswith("."):
@@ -366,6 +372,10 @@ def queue_directory(name: object) -> QueueDirectory:
     return QueueDirectory(encoded)
 
 
+_queue_directory = lru_cache(NAMES_KEPT)(_queue_directory_of)
+
+
+@lru_cache(NAMES_KEPT)
 def parse_queue_directory(text: str) -> str | None:
     """Return the name of the queue that a directory of this name in a group may hold; None for any other name.
 
@@ -386,6 +396,11 @@ def parse_queue_directory(text: str) -> str | None:
 def listed_queue_directory(text: str) -> QueueDirectory | None:
     """Return the name of a directory in a group as that of a queue's directory; None if it cannot be one."""
     return None if parse_queue_directory(text) is None else QueueDirectory(text)
+
+
+def queue_id_of(data: bytes) -> QueueId:
+    """Return the id of a queue of which these are the 8 bytes."""
+    return QueueId(data.hex())
 
 
 def parse_queue_id(text: object) -> QueueId | None:
@@ -513,6 +528,11 @@ def parse_uuid(text: object) -> Uuid | None:
     """Return a UUID as it stands in names; None for anything else."""
     found = _UUID.fullmatch(text) if isinstance(text, str) else None
     return None if found is None else Uuid(found[0])
+
+
+def batch_of(data: bytes) -> Batch:
+    """Return the name of the batch of which these are the 16 bytes."""
+    return Batch(data.hex())
 
 
 def parse_batch(text: object) -> Batch | None:

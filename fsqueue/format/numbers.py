@@ -11,11 +11,12 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from fsqueue.format import names
 from fsqueue.format.names import Batch, NumberFileName, QueueDirectory, QueueId
 
 DIRECTORY: Final = ".numbers"
 FILE_RECORDS: Final = 1 << 16
-"""How many records a file has at most."""
+"""Maximum number of records in a file."""
 RECORD_BYTES: Final = 72
 NUMBER_MAX: Final = (1 << 63) - 1
 
@@ -103,7 +104,7 @@ class NumberCodec:
         if len(record) != RECORD_BYTES or not self._is_sound(number, record):
             return None
         _, _, flags, index, key, place, version, when, lease, owner = _RECORD.unpack(record)
-        queue, batch = QueueId(key[:8].hex()), Batch(key[8:].hex())
+        queue, batch = names.queue_id_of(key[:8]), names.batch_of(key[8:])
         by = f"{lease:016x}" if lease else ""
         return TaskVersion(queue, place, batch, index, version, when, owner, by, bool(flags & _PLAIN))
 

@@ -523,9 +523,9 @@ def _held_back(replay_state: ReplayState, record: dict[str, Any], at: int, offse
 
 def _prepare(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
     """Judge a record of an update that a decision file decides. Keep it if it applies to all of its tasks."""
-    update, file = names.parse_update(record["update"]), names.parse_decisions(record["file"])
+    update, file = record["update"], names.parse_decisions(record["file"])  # `_in_update` has parsed the update
     patience_ms = _time(record.get("patience", 0))
-    if update is None or file is None:
+    if file is None:
         return False
     prepared = replay_state.prepared.get(update) or Prepared(update, file, PATIENCE_MS[0])
     if prepared.file != file or not _judge(replay_state, prepared, record, at, offset):

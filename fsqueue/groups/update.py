@@ -102,7 +102,9 @@ class Update:
         To do that task again, `release` it, with a delay.
         """
         task = one_task(payload, key, priority)
-        default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
+        default = encoding.NOW
+        if available_at is not None or type(delay_s) is not int or delay_s:
+            default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
         self._insert(queue, [_encoded(task, None, default)], lambda refs: refs[0])
 
     def insert_many(self, queue: str | Queue, payloads: Iterable[Any]) -> None:
@@ -226,21 +228,22 @@ class Update:
             raise InvalidArgument("This update has been applied. Nothing was done now: make another one.")
 
     def _end(self, task: LeasedTask | TaskInfo, ending: TaskChange, payload: Any = None) -> None:
-        if task.id in self._tasks:
+        identity = task.id
+        if identity in self._tasks:
             raise InvalidArgument(
-                f"The task {task.id} is in this update already. An update names a task once: a change depends on the "
+                f"The task {identity} is in this update already. An update names a task once: a change depends on the "
                 "task, too. Nothing was done."
             )
         self._add(1)
         plan = self._plan(task.queue)
-        self._tasks.add(task.id)
-        place = ending.task.batch, ending.task.index
-        plan.endings.setdefault(ending.task.batch, []).append(ending)
+        self._tasks.add(identity)
+        plan.change(ending)
         if ending.kind not in ("renew", "replace"):
             if isinstance(task, LeasedTask) and ending.kind != "depends":
                 self._ended.append(task)
-            self._calls.append(lambda outcome: None)
+            self._calls.append(_nothing)
             return
+        place = ending.task.batch, ending.task.index
 
         def changed(outcome: _Outcome) -> LeasedTask | TaskInfo:
             if isinstance(task, TaskInfo):
@@ -255,12 +258,10 @@ class Update:
 
     def _insert(self, queue: object, tasks: list[EncodedTask], form: Callable[[list[TaskRef]], Any]) -> None:
         self._add(len(tasks))
-        plan = self._plan(queue)
-        plan.inserts += [task for task in tasks if task.key is None]
+        plan, found = self._plan(queue), []
         for task in tasks:
-            if task.key is not None:
-                plan.keyed.setdefault(task.key, task)
-        found = [task.key for task in tasks]
+            plan.insert(task)
+            found.append(task.key)
         self._calls.append(lambda outcome: form([outcome.of_insert(plan.name, key) for key in found]))
 
     def _add(self, operations: int) -> None:
@@ -301,11 +302,10 @@ class Update:
     def _open(self, directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
         """Open a queue; make it, if there are inserts for it."""
         plan = self._plans[directory]
-        inserts = [*plan.inserts, *plan.keyed.values()]
         queue = self._queues.get(directory)
-        if queue is None or (inserts and not isinstance(queue, GroupQueue)):
+        if queue is None or (plan.has_inserts and not isinstance(queue, GroupQueue)):
             queue = self.group.opened_queue(directory)
-        if not inserts:
+        if not plan.has_inserts:
             _check_sizes(queue.store, plan)
             return queue.store, queue._inserter, queue._keyed
         assert isinstance(queue, GroupQueue)
@@ -319,6 +319,10 @@ class Update:
             )
         _check_sizes(store, plan)
         return store, inserter, queue._keyed
+
+
+def _nothing(outcome: _Outcome) -> None:
+    """Return what a call has brought about that ends a task."""
 
 
 class _Outcome:
@@ -343,12 +347,9 @@ NOTHING = "Nothing of the update has happened."
 
 def _check_sizes(store: Store, plan: QueuePlan) -> None:
     """Raise TaskTooLarge if an insert, or a new payload, is longer than the queue takes."""
-    new = (each.result for endings in plan.endings.values() for each in endings if each.kind == "replace")
-    inserts = (*plan.inserts, *plan.keyed.values())
-    longest = max((*(len(task.line) for task in inserts), *(len(payload or b"") for payload in new)), default=0)
-    if longest > store.settings.task_bytes_max:
+    if plan.longest > store.settings.task_bytes_max:
         raise TaskTooLarge(
-            f"A task for {store.path} takes {longest:,} bytes; the queue takes {store.settings.task_bytes_max:,}. "
+            f"A task for {store.path} takes {plan.longest:,} bytes; the queue takes {store.settings.task_bytes_max:,}. "
             f"{NOTHING} Store the data in a file, and insert its path."
         )
 

@@ -23,8 +23,8 @@ from fsqueue.storage.store import Store
 MAKES_AVAILABLE = frozenset({"insert", "release", "fail"})
 """The kinds of prepared records whose `commit` makes a task available."""
 JOINED_MS = 100
-"""While a task is frozen by updates that depend on it, others may join these for so long (ms): an update on a file
-server takes as long, about."""
+"""Milliseconds after the first of several updates that depend on a task within which a further one may join them. An
+update on a file server takes about this long."""
 PAUSES_S = (0.005, 0.25)
 """Shortest and longest pause between two looks at what a verb waits for: an update is decided in milliseconds, or when
 it is old."""
@@ -177,7 +177,7 @@ class DecisionWait:
         self._store, self._batch = store, batch
         self._until = store.clock.monotonic() + wait_s
         self._is_patient = wait_s > 0
-        self._backoff = Backoff(PAUSES_S, store.entropy.random, 1.5, 0.5)
+        self._backoff: Backoff | None = None
 
     @property
     def wait_s(self) -> float:
@@ -195,4 +195,6 @@ class DecisionWait:
                 f"A task of batch {self._batch} in {store.path} is part of update {wanted[0].update}, which is not "
                 "decided yet. Nothing was done to it; repeat the call."
             )
+        if self._backoff is None:
+            self._backoff = Backoff(PAUSES_S, store.entropy.random, 1.5, 0.5)
         clock.sleep(min(left_s, self._backoff.next_s()))

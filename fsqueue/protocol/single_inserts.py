@@ -152,8 +152,22 @@ class SingleInserter:
         """
         self._insert(tasks)
 
-    def _insert(self, tasks: Sequence[EncodedTask], announce: Announce | None = None) -> tuple[Batch, int]:
-        """Insert tasks, durably. Return their batch, and the index of the first one."""
+    def insert_together(self, tasks: Sequence[EncodedTask]) -> tuple[Batch, int, list[int]]:
+        """Insert tasks, durably, all or none: as an update of one log, by one append.
+
+        Return their batch, the index of the first one, and their versions. AppendFailed: they are in the queue, or that
+        is unknown. After any other error none is.
+        """
+        versions: list[int] = []
+        batch, first = self._insert(tasks, together=versions)
+        return batch, first, versions
+
+    def _insert(
+        self, tasks: Sequence[EncodedTask], announce: Announce | None = None, together: list[int] | None = None
+    ) -> tuple[Batch, int]:
+        """Insert tasks, durably. Return their batch, and the index of the first one. `together`: all or none; it gets
+        their versions.
+        """
         store = self.store
         store.refresh()
         rank = min(task.rank for task in tasks) if len(tasks) > 1 else tasks[0].rank
@@ -166,7 +180,7 @@ class SingleInserter:
             if announce is not None:
                 announce(layout, batch, pending[0][0])
             try:
-                index = self._into(batch, pending, rank)
+                index = self._into(batch, pending, rank, together)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
             except (FileNotFoundError, _Overtaken):
@@ -301,12 +315,12 @@ class SingleInserter:
 
     # -- into it -----------------------------------------------------------------------------------
 
-    def _into(self, batch: Batch, pending: Pending, rank: Rank) -> int | None:
+    def _into(self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None) -> int | None:
         """Insert tasks into a batch, durably. Return the index of the first one; None if the batch takes no inserts.
 
         `rank`: of the most urgent of them.
         """
-        appended = self._appended(batch, pending, rank)
+        appended = self._appended(batch, pending, rank, together)
         if appended is None:
             return None
         try:
@@ -319,7 +333,7 @@ class SingleInserter:
             raise AppendFailed(appended.failure, appended.new, is_exact=appended.is_exact) from appended.failure
         return appended.first
 
-    def _appended(self, batch: Batch, pending: Pending, rank: Rank) -> _Appended | None:
+    def _appended(self, batch: Batch, pending: Pending, rank: Rank, together: list[int] | None) -> _Appended | None:
         """Append tasks to a batch's log. None if it takes no inserts.
 
         If that ends with an error, those records that are not there are appended once more, to the same log and to no
@@ -341,7 +355,10 @@ class SingleInserter:
                         if rank != LAST:
                             opening = self._promised_in(locked, opening, rank)
                     if opening is not None:
-                        index = self._append(locked, opening, missing)
+                        if together is None:
+                            index = self._append(locked, opening, missing)
+                        else:
+                            index = self._append_together(locked, opening, missing, together)
                         self._synced.wrote(locked)
                         return _Appended(index, locked.log.end, len(pending))
             except LockTimeout as busy:
@@ -438,7 +455,7 @@ class SingleInserter:
         an error that comes later, the update is given up in that log, too. LockTimeout, or another error before `note`
         was called: nothing of these tasks is anywhere. `announce`: of a single task, as for `insert`.
         """
-        store, rank = self.store, min(task.rank for task in tasks)
+        store, rank = self.store, tasks[0].rank if len(tasks) == 1 else min(task.rank for task in tasks)
         queue_changes.mark_ordered(store, rank)
         pending = [(store.entropy.hex16(), task) for task in tasks]
         for batch in self._batches(rank):
@@ -515,6 +532,23 @@ class SingleInserter:
             records.append(record)
         replay_state.at = at
         log.append(b"".join(records))
+        return first
+
+    def _append_together(self, locked: LockedBatch, opening: bytes, pending: Pending, versions: list[int]) -> int:
+        """Append an `insert` record for each task, and the `commit` at which they act. Return the index of the first.
+        `versions` become those of the tasks: where their records stand.
+
+        Each append is an update with an id of its own: whole lines of one that was cut off are no part of the next.
+        """
+        log, replay_state, update = locked.log, locked.replay_state, names.new_update(self.store.entropy)
+        at, first = self._time_of(locked, opening), replay_state.count
+        records = self.records(pending, first, at, UpdatePart(update))
+        data = b"".join([*records, movements.commit(at, update, len(records))])
+        replay_state.replay_own(data, log.next_offset() + len(opening))
+        if len(replay_state.acted) != len(records):
+            raise StorageError(f"Inserts of an update do not act in {log.path}.")
+        versions[:] = [offset for offset, _ in replay_state.acted]
+        log.append(opening + data)
         return first
 
     def _make_durable(self, batch: Batch, end: int) -> None:
@@ -597,12 +631,10 @@ def _indices_of(
     that count.
     """
     replay_state, found = ReplayState(), dict[str, int]()
-    for offset, record in records:
-        if record is not None:
-            replay_state.apply(record, offset)
-            first, identity = record.get("first"), record.get("id")
-            if identity in identities and type(first) is int and replay_state.places.get(first) == offset:
-                found[str(identity)] = first
+    for offset, record in replay_state.effective((at, each) for at, each in records if each is not None):
+        first, identity = record.get("first"), record.get("id")
+        if identity in identities and type(first) is int and replay_state.places.get(first) == offset:
+            found[str(identity)] = first
     return found
 
 

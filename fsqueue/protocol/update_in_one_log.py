@@ -49,7 +49,7 @@ class UpdateInOneLog:
             try:
                 with LockedBatch(self._store, self._batch, waiting.wait_s) as locked:
                     wanted = in_the_way(locked, self._endings)
-                    if not wanted and not self._apply_in(locked):
+                    if not wanted and not self._apply_in(locked, failure is not None):
                         if failure is None or not self._store.fs.shared:
                             return False
                         raise failure  # the first write may still land
@@ -81,7 +81,7 @@ class UpdateInOneLog:
         """Return whether the last try may have written anything."""
         return self._log is not None
 
-    def _apply_in(self, locked: LockedBatch) -> bool:
+    def _apply_in(self, locked: LockedBatch, again: bool) -> bool:
         inserter, tasks = self._inserter, self._queue.inserts
         if not locked.replay_state.opened:
             return False  # made just now by a lessee, or left empty by one that died: it tells of no task
@@ -97,7 +97,10 @@ class UpdateInOneLog:
         records.name_earlier()
         lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)
         self._log = LogSync(locked, bool(tasks) and self._store.sync_inserts)
-        locked.write(b"".join([*lines, movements.commit(at, self._update, len(lines))]))
+        # Whole lines of a first write that was cut off would count as parts of the second one: a record of another
+        # update ends them.
+        ended = [movements.abort(at, names.new_update(self._store.entropy))] if again else []
+        locked.write(b"".join([*ended, *lines, movements.commit(at, self._update, len(lines))]))
         acted = locked.replay_state.acted
         if len(acted) != len(lines):
             raise StorageError(f"The records of an update do not act in {locked.log.path}. Nothing has happened.")
@@ -134,10 +137,7 @@ class UpdateInOneLog:
         if not tasks or self._log is None or not store.sync_inserts:
             return
         try:
-            syncs.sync(self._log, True, any(task.rank != LAST for task in tasks))
+            syncs.sync([(self._log, True, any(task.rank != LAST for task in tasks))])
             store.secure_generation()
         except OSError as error:
-            raise StorageError(
-                f"The update has happened, and could not be made durable: {error}. A power loss may take it. Do not "
-                "apply it again."
-            ) from error
+            raise update_traces.not_durable(error) from error

@@ -5,7 +5,7 @@ the design).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +28,8 @@ from fsqueue.storage.store import Store
 Kind = Literal["complete", "renew", "release", "fail", "bury", "cancel", "replace", "depends"]
 ENDS = frozenset({"complete", "fail", "bury", "cancel"})
 """The kinds of changes after which a task may have ended."""
+RETURNS = frozenset({"release", "fail", "replace"})
+"""The kinds of changes after which a worker may look for the task."""
 MAY_STILL_COMPLETE = "has a lease on it that has run out, but may still complete it"
 ALREADY = "completed by this lease"
 """The reason of a conflict if the same lease has completed the task before."""
@@ -62,43 +64,76 @@ class TaskChange(NamedTuple):
         return isinstance(self.task, SeenTask) or self.task.generation == generation
 
 
-@dataclass(slots=True)
 class QueuePlan:
-    """What an update does in one queue."""
+    """What an update does in one queue. What is asked of it again and again is noted as operations are added."""
 
-    name: str
-    directory: QueueDirectory
-    open: Callable[[], tuple[Store, SingleInserter, KeyedInserter]]
-    """Open the queue, made if it is not there and the update inserts into it."""
-    endings: dict[Batch, list[TaskChange]] = field(default_factory=dict)
-    inserts: list[EncodedTask] = field(default_factory=list)
-    """Those without keys."""
-    keyed: dict[str, EncodedTask] = field(default_factory=dict)
-    """Of each key the first task that is to be inserted with it."""
+    __slots__ = (
+        "directory",
+        "endings",
+        "freezes_free_tasks",
+        "has_inserts",
+        "inserts",
+        "keyed",
+        "longest",
+        "makes_available",
+        "name",
+        "open",
+    )
+
+    def __init__(
+        self, name: str, directory: QueueDirectory, open: Callable[[], tuple[Store, SingleInserter, KeyedInserter]]
+    ) -> None:
+        self.name, self.directory = name, directory
+        self.open = open
+        """Open the queue, made if it is not there and the update inserts into it."""
+        self.endings: dict[Batch, list[TaskChange]] = {}
+        self.inserts: list[EncodedTask] = []
+        """Those without keys."""
+        self.keyed: dict[str, EncodedTask] = {}
+        """Of each key the first task that is to be inserted with it."""
+        self.has_inserts = False
+        """Whether it inserts anything, with a key or without."""
+        self.makes_available = False
+        """Whether it makes tasks available, now or later."""
+        self.freezes_free_tasks = False
+        """Whether its prepared records keep tasks from others that no lease holds."""
+        self.longest = 0
+        """The bytes of the longest task, or new payload, that it brings."""
+
+    def change(self, change: TaskChange) -> None:
+        """Add a change of a task that is there."""
+        self.endings.setdefault(change.task.batch, []).append(change)
+        if change.kind in RETURNS:
+            self.makes_available = True
+            if change.kind == "replace":
+                self.longest = max(self.longest, len(change.result or b""))
+        if isinstance(change.task, SeenTask):
+            self.freezes_free_tasks = self.makes_available = True
+
+    def insert(self, task: EncodedTask) -> None:
+        """Add a task to insert."""
+        self.has_inserts = self.makes_available = True
+        if len(task.line) > self.longest:
+            self.longest = len(task.line)
+        if task.key is None:
+            self.inserts.append(task)
+        else:
+            self.keyed.setdefault(task.key, task)
 
     @property
-    def has_inserts(self) -> bool:
-        """Return whether it inserts anything, with a key or without."""
-        return bool(self.inserts or self.keyed)
+    def logs(self) -> int:
+        """Return how many logs it changes, about."""
+        return len(self.endings) + bool(self.inserts) + len(self.keyed)
 
     def ends(self, task: str) -> bool:
         """Return whether it ends the task of this id, or may: a failed attempt may be the last one."""
         every = (each for endings in self.endings.values() for each in endings if each.kind in ENDS)
         return any(names.task_id(each.task.batch, each.task.index) == task for each in every)
 
-    @property
-    def makes_available(self) -> bool:
-        """Return whether it makes tasks available, now or later."""
-        ended = {each.kind for endings in self.endings.values() for each in endings}
-        return self.has_inserts or not {"release", "fail", "replace"}.isdisjoint(ended) or self.freezes_free_tasks
-
-    @property
-    def freezes_free_tasks(self) -> bool:
-        """Return whether its prepared records keep tasks from others that no lease holds."""
-        return any(isinstance(each.task, SeenTask) for endings in self.endings.values() for each in endings)
-
     def chunks(self, tasks_max: int) -> list[list[EncodedTask]]:
         """Return the inserts without keys in their order, in runs for one append each."""
+        if len(self.inserts) <= 1:
+            return [self.inserts] if self.inserts else []
         found: list[list[EncodedTask]] = []
         size = 0
         for task in self.inserts:
@@ -227,6 +262,8 @@ def _may_be_changed(replay_state: ReplayState, ending: TaskChange, at: int) -> b
 
 def in_the_way(locked: LockedBatch, endings: Sequence[TaskChange]) -> list[Undecided]:
     """Return the updates whose decision must be waited for before these operations can be judged."""
+    if not locked.replay_state.prepared:
+        return []  # as mostly
     changed = [each.task.index for each in endings if each.kind != "depends"]
     return deciding.freezing(locked, changed, [each.task.index for each in endings if each.kind == "depends"])
 
@@ -260,15 +297,14 @@ class Records:
         """The earliest time at which one of these tasks may be leased again (ms): see `transitions.name_earlier`."""
         self._locked, self._part, self._at = locked, part, at
         self._work = worktimes.worked([each.task for each in endings if isinstance(each.task, LeasedTask)])
-        ordered = sorted(endings, key=_alike)
-        for (kind, lease, _, ms, text), alike in groupby(ordered, key=_alike):
-            found = list(alike)
+        for found in _alike_together(endings):
+            kind, task, result, ms, text = found[0]
             if kind in ("cancel", "replace", "depends"):
-                self._change(kind, lease or None, sorted(found, key=lambda each: each.task.index))
+                self._change(kind, task.lease or None, sorted(found, key=lambda each: each.task.index))
                 continue
-            self._add(kind, lease, [each.task.index for each in found], found[0].result, ms, text)
+            self._add(kind, task.lease, [each.task.index for each in found], result, -1 if ms is None else ms, text)
 
-    def _change(self, kind: str, lease: str | None, found: list[TaskChange]) -> None:
+    def _change(self, kind: str, lease: str | None, found: Sequence[TaskChange]) -> None:
         """Cancel tasks, depend on them, or replace the payload of one.
 
         `found` ascends: versions stand in the order of the indices.
@@ -326,6 +362,13 @@ class Records:
         """Give the task file a name that does not promise a later time, before the records are appended."""
         if self.earliest is not None:
             transitions.name_earlier(self._locked, self._at, self.earliest)
+
+
+def _alike_together(endings: Sequence[TaskChange]) -> list[Sequence[TaskChange]]:
+    """Return the endings in runs that share a record."""
+    if len(endings) == 1:
+        return [endings]
+    return [list(alike) for _, alike in groupby(sorted(endings, key=_alike), key=_alike)]
 
 
 def _alike(ending: TaskChange) -> tuple[str, str, int, int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 
 from fsqueue.filesystem import resources
@@ -27,6 +28,11 @@ class LogSync:
             self.fd = locked.store.fs.look(locked.log.path)
             self._kept = resources.Kept(self.fd, locked.store.fs.drop)
 
+    def sync(self) -> None:
+        """Make what was appended durable. OSError: it may not be."""
+        if self.fd >= 0:
+            self.store.fs.fsync(self.fd)
+
 
 class LogSyncs:
     """Know of which logs the names are on disk. Threads may share it."""
@@ -35,14 +41,21 @@ class LogSyncs:
         self._named: set[tuple[str, Batch, bool]] = set()
         """Logs, and whether the names of their task files are on disk, too."""
 
-    def sync(self, log: LogSync, is_insert: bool, has_new_name: bool) -> None:
-        """Make a log durable, and the names that lead to it. OSError: it may not be.
+    def sync(self, logs: Sequence[tuple[LogSync, bool, bool]]) -> None:
+        """Make logs durable, all at once, and then the names that lead to them. OSError: one of them may not be.
 
-        `is_insert`: inserts were appended to it. `has_new_name`: its task file was renamed for them.
+        With each log: whether inserts were appended to it, and whether its task file was renamed for them.
         """
+        open_logs = [log for log, _, _ in logs if log.fd >= 0]
+        if len(open_logs) == 1:
+            open_logs[0].sync()
+        elif open_logs:
+            open_logs[0].store.fs.at_once([log.sync for log in open_logs])
+        for log, is_insert, has_new_name in logs:
+            self._sync_names(log, is_insert, has_new_name)
+
+    def _sync_names(self, log: LogSync, is_insert: bool, has_new_name: bool) -> None:
         store = log.store
-        if log.fd >= 0:
-            store.fs.fsync(log.fd)
         if store.fs.shared:
             return
         layout, named = store.layout, self._named

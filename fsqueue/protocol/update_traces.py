@@ -49,3 +49,11 @@ def unknown(error: BaseException) -> StorageError:
     failure = StorageError(f"It is unknown whether the update has happened: {error} {HOW_TO_FIND_OUT}")
     failure.advice = HOW_TO_FIND_OUT
     return failure
+
+
+def not_durable(error: BaseException) -> StorageError:
+    """Return the error for an update that has happened, and that a power loss may still take."""
+    return StorageError(
+        f"The update has happened, and could not be made durable: {error}. A power loss may take it. Do not apply it "
+        "again."
+    )

@@ -32,6 +32,7 @@ from fsqueue.format.priority import LAST
 from fsqueue.format.replay import PATIENCE_MS
 from fsqueue.protocol import deciding, transitions, update_traces
 from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
@@ -115,7 +116,7 @@ class Coordinator:
         error the text says it.
         """
         clock = group.clock
-        until, backoff = clock.monotonic() + timeout_s, Backoff(PAUSES_S, group.entropy.random, 2.0, 0.5)
+        until, backoff = clock.monotonic() + timeout_s, None
         tries = failures = 0
         while True:
             try:
@@ -131,6 +132,7 @@ class Coordinator:
             if left_s <= 0:
                 raise _busy(queues, why) from why
             tries += 1
+            backoff = backoff or Backoff(PAUSES_S, group.entropy.random, 2.0, 0.5)
             clock.sleep(min(left_s, backoff.next_s()))
 
     def patience_ms(self, logs: int, tries: int) -> int:
@@ -187,7 +189,8 @@ class _Try:
             return
         generation = store.queue_state.generation
         for endings in plan.endings.values():
-            self._conflicts.miss(plan, [each for each in endings if not each.is_of(generation)], "purged")
+            if purged := [each for each in endings if not each.is_of(generation)]:
+                self._conflicts.miss(plan, purged, "purged")
         self._queues.append(_Opened(plan, store, inserter, keyed))
 
     @property
@@ -204,8 +207,7 @@ class _Try:
         began = self._clock.monotonic()
         worker = self._queues[0].store.worker
         file = self._coordinator.files.present(self._group, self._clock, self._entropy, worker, self._syncs)
-        plans = [each.plan for each in self._queues]
-        logs = sum(len(plan.endings) + bool(plan.inserts) + len(plan.keyed) for plan in plans)
+        logs = sum([each.plan.logs for each in self._queues])
         vote = Vote(self._update, [])
         try:
             self._prepare(UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries)))
@@ -246,8 +248,10 @@ class _Try:
         if len(self._queues) > 1:
             return False
         [(plan, store, inserter, _)] = self._queues
-        if plan.keyed or len(plan.endings) != 1 or len(plan.chunks(store.settings.batch_tasks_max)) > 1:
+        if plan.keyed or len(plan.endings) > 1 or len(plan.chunks(store.settings.batch_tasks_max)) > 1:
             return False
+        if not plan.endings:
+            return self._insert_together(plan, inserter)
         one = UpdateInOneLog(self._update, plan, store, inserter, self._conflicts)
         try:
             if not one.apply(self._coordinator.syncs, self._wait_s):
@@ -257,7 +261,25 @@ class _Try:
         except FileNotFoundError:
             return False  # the batch has finished: what comes next finds that, too
         self._applied = one.applied
-        self._notify(plan, store)
+        self._notify()
+        return True
+
+    def _insert_together(self, plan: QueuePlan, inserter: SingleInserter) -> bool:
+        """Let an update happen that does nothing but insert into one batch. Return True."""
+        try:
+            self._note_new(plan, *inserter.insert_together(plan.inserts))
+        except QueueNotFound:
+            raise _Anew("A queue was deleted just now.") from None
+        except AppendFailed as failed:
+            if not failed.is_exact:
+                raise update_traces.unknown(failed.error) from failed.error
+            if failed.new:
+                raise update_traces.not_durable(failed.error) from failed.error
+            raise _Anew(str(failed.error)) from failed.error
+        except StorageError as error:
+            if type(error) is not StorageError:
+                raise
+            raise StorageError(f"{error} {NOTHING}") from error
         return True
 
     # -- 2. prepare --------------------------------------------------------------------------------
@@ -273,8 +295,7 @@ class _Try:
             for chunk in opened.plan.chunks(tasks_max):
                 self._insert(opened, chunk, part)
         self._insert_keyed(part)
-        for opened in self._queues:
-            self._notify(opened.plan, opened.store)
+        self._notify()
 
     def _check_all(self) -> None:
         """Note all conflicts. No record of the update is written."""
@@ -322,7 +343,8 @@ class _Try:
         prepared = locked.replay_state.prepared.get(self._update)
         if prepared is None or len(prepared.records) != touched.records:
             raise StorageError(f"The records of an update do not apply in {locked.log.path}.")
-        self._applied.until.update({(locked.batch, index): until for index, until in records.until.items()})
+        for index, until in records.until.items():
+            self._applied.until[locked.batch, index] = until
         for offset, _, record in prepared.records:
             self._applied.note_version(locked.batch, offset, record)
         return touched
@@ -348,10 +370,13 @@ class _Try:
             found = opened.inserter.prepare(tasks, part, partial(self._note_inserts, opened, tasks))
         except QueueNotFound:
             raise _Anew("A queue was deleted just now.") from None
-        ids = [names.task_id(found.batch, found.first + place) for place in range(len(tasks))]
-        self._applied.inserted.setdefault(opened.plan.name, []).extend(ids)
-        for index, version in enumerate(found.versions, found.first):
-            self._applied.versions[found.batch, index] = version
+        self._note_new(opened.plan, found.batch, found.first, found.versions)
+
+    def _note_new(self, plan: QueuePlan, batch: Batch, first: int, versions: Sequence[int]) -> None:
+        ids = self._applied.inserted.setdefault(plan.name, [])
+        for index, version in enumerate(versions, first):
+            ids.append(names.task_id(batch, index))
+            self._applied.versions[batch, index] = version
 
     def _note_inserts(self, opened: _Opened, tasks: Sequence[EncodedTask], locked: LockedBatch) -> None:
         touched = self._touch(opened, locked)
@@ -362,6 +387,8 @@ class _Try:
         """Prepare the inserts with keys, after all others. An insert that waits for another update waits for one that
         inserts with the same key. All go through their keys in one order, so none waits in a circle.
         """
+        if not any(opened.plan.keyed for opened in self._queues):
+            return
         ordered = sorted(
             (names.key_digest(key), opened.plan.directory, key, opened)
             for opened in self._queues
@@ -404,17 +431,20 @@ class _Try:
                 raise _Anew("A queue was deleted just now.") from None
             if not store.fs.is_in_place():
                 raise _Anew("The directory of a queue was moved just now.")
-            generations = {each.layout.generation for each in self._touched if each.opened is opened}
-            generations |= {generation for other, generation in self._collapsed if other is opened}
-            if generations != {store.queue_state.generation}:
+        written = [(each.opened, each.layout.generation) for each in self._touched]
+        for opened, generation in (*written, *self._collapsed):
+            if generation != opened.store.queue_state.generation:
                 raise _Anew("A queue was purged just now.")
 
     def _sync(self) -> None:
         if not self._syncs:
             return
-        for touched in self._touched:
-            is_insert = touched.opened.plan.has_inserts or touched.is_begun
-            self._coordinator.syncs.sync(touched.log, is_insert, touched.has_new_name)
+        self._coordinator.syncs.sync(
+            [
+                (touched.log, touched.opened.plan.has_inserts or touched.is_begun, touched.has_new_name)
+                for touched in self._touched
+            ]
+        )
         for opened in self._queues:
             if opened.plan.has_inserts:
                 opened.store.secure_generation()
@@ -457,10 +487,11 @@ class _Try:
                     deciding.give(locked, self._update, outcome)
             except (OSError, FsqueueError):
                 continue  # or it was purged, or another process has given the outcome, and finished the batch
-        for opened in self._queues:
-            self._notify(opened.plan, opened.store, outcome)
+        self._notify(outcome)
 
-    def _notify(self, plan: QueuePlan, store: Store, outcome: Outcome = "commit") -> None:
-        """Notify idle workers, if the update makes tasks of the queue available; of an `abort`, if it thaws some."""
-        if plan.makes_available if outcome == "commit" else plan.freezes_free_tasks:
-            store.doorbell.ring_now_and_then(self._clock.monotonic())
+    def _notify(self, outcome: Outcome = "commit") -> None:
+        """Notify idle workers where the update makes tasks available; of an `abort`, where it thaws some."""
+        now = self._clock.monotonic()
+        for plan, store, _, _ in self._queues:
+            if plan.makes_available if outcome == "commit" else plan.freezes_free_tasks:
+                store.doorbell.ring_now_and_then(now)

@@ -136,20 +136,23 @@ def _of_nodes(look: QueueLook) -> Iterator[Notice]:
     """Yield a notice on each node on which tasks fail one after the other."""
     is_still = not look.status.leased and not _is_worked(look)
     for found in look.failing[:NODES_MAX]:
-        node, often = cut(found.node, 60), f" The last one: {reason(found.reason)}." if found.reason else ""
+        node, why = cut(found.node, 60), f" The last error: {reason(found.reason)}." if found.reason else ""
         if not found.is_excluded:
-            failed = counted(found.failures, "task")
-            yield Notice("note", look.name, f"On the node {node} {failed} in a row failed.{often}")
+            yield Notice("note", look.name, f"{_latest(found)} on the node {node}.{why}")
             continue
         yield Notice(
             "stands still" if is_still else "problem",
             look.name,
-            f"The node {node} takes no more tasks: {counted(found.failures, 'task')} in a row failed there.{often} "
+            f"The node {node} takes no more tasks. {_latest(found)} there.{why} "
             "Mend the node, or the program. Workers on other nodes go on.",
             Action(f"Let {node} take tasks again", "admit-node", {"node": found.node}),
         )
     if len(look.failing) > NODES_MAX:
-        yield Notice("problem", look.name, f"Tasks in a row failed on {len(look.failing) - NODES_MAX:,} more nodes.")
+        yield Notice("problem", look.name, f"The latest tasks failed on {len(look.failing) - NODES_MAX:,} more nodes.")
+
+
+def _latest(found: fsqueue.FailingNode) -> str:
+    return "The latest task failed" if found.failures == 1 else f"The latest {counted(found.failures, 'task')} failed"
 
 
 def is_silent(worker: fsqueue.LeaseHolder, now: float) -> bool:

@@ -1,7 +1,7 @@
-"""Regular expressions of clients: only such as end soon, whatever names they are compared with.
+"""Accept only those regular expressions of clients whose comparison with a name ends soon.
 
-Python compares by going back and trying again, and lets no other thread on meanwhile. `(a+)+b` takes years for a name
-of fifty letters: any client, also one that may only read, could stop a gateway by it.
+Python's `re` backtracks, and holds the GIL meanwhile. `(a+)+b` takes years for a name of fifty letters: any client,
+also one that may only read, could stop a gateway by it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _TOKEN = re.compile(
     r"|\(\?P<\w+>|\(\?<?[=!]|\(\?>|\(\?[a-zA-Z-]*:|\(\?|[()|]|[*+?]|\{\d*,?\d*\}|.",
     re.DOTALL,
 )
-"""A part of a pattern: an escape, a set of characters, what stands in brackets by itself, the begin of a group, one of
+"""A part of a pattern: an escape, a set of characters, what stands in brackets by itself, the start of a group, one of
 `()|`, a repeat, or a character."""
 _REPEAT = re.compile(r"[*+?]|\{\d*,?\d*\}")
 
 
 def check(name: str, pattern: str | None) -> str | None:
-    """Return a client's pattern; BadField if it could take very long, or is none. `name`: how its field is called."""
+    """Return a client's pattern; BadField if it could take very long, or is none. `name`: the field's name."""
     if pattern is None:
         return None
     try:

@@ -1,6 +1,6 @@
-"""The meaning of taskstore's calls on a group of queues: tasks with numbers as ids (decision 53).
+"""Do what taskstore's calls mean, on a group of queues: tasks with numbers as ids (decision 53).
 
-`Taskstore` has a method for each call. What they take and return, and `Refused`, come first.
+`Taskstore` has a method for each call. What these take and return, and `Refused`, come first.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ WAITING: Final = "waiting"
 DELAYED: Final = "delayed"
 LEASED: Final = "leased"
 HOLDER: Final = "taskstore:"
-"""What the name of a worker begins with whose lease is a claim. The client's id follows."""
+"""A lease that is a claim has a worker's name that begins with this. The client's id follows."""
 AT_ONCE: Final = 10_000
-"""How many tasks of a listing get their ids at once."""
+"""Maximum number of tasks of a listing that get their ids in one append."""
 TRIES_MAX: Final = 5
-"""How often an update is tried whose tasks others change meanwhile, without ending the ids that it names."""
+"""Maximum number of tries of an update that conflicts with others, although a look finds that its ids still hold."""
 OPEN_MAX: Final = 64
-"""How many queues are kept open for claims and listings."""
+"""Maximum number of queues that are kept open for claims and listings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Taskstore:
                 if conflict.busy:
                     raise
                 # something has changed meanwhile: the look tells what is in the way, by its ids
-        raise fsqueue.StorageError("Others change these tasks all the time. Nothing was done: come again.")
+        raise fsqueue.StorageError("Other processes keep changing these tasks. Nothing was done. Try again.")
 
     def claim(self, client: int, group: str, duration_ms: int, depends: Sequence[int] = ()) -> NumberedTask | None:
         """Give a client one task of a queue, chosen at random, for this time; None if it has none that nobody owns.

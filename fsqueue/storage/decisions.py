@@ -184,13 +184,18 @@ def append(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, 
 
     StorageError if the line is not there afterwards, whole, behind what the state knew.
     """
+    begin = state.end
+    _write(fs, fd, path, state, torn, line)
+    state.replay(fs.all_pieces(fd, begin) if torn else [(begin, line)])
+
+
+def _write(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, line: bytes) -> None:
     data, begin = (movements.VOID if torn else b"") + line, state.end
     fs.write_all(fd, data)
     if fs.shared:
         fs.fsync(fd)
     if fs.pread(fd, len(data) + 1, begin + torn) != data:
         raise StorageError(f"What was appended to {path} is not what is there: the lock was lost. Look again.")
-    state.replay(fs.all_pieces(fd, begin) if torn else [(begin, line)])
 
 
 # -- the process's own ---------------------------------------------------------------------------------------------
@@ -282,8 +287,13 @@ class OwnDecisionFile:
             found = state.about(vote.update)
             if found is None:
                 vote.is_begun = True
-                line = decisions.commit(clock.now_ms(), vote.update, vote.logs)
-                append(fs, fd, self.path, state, torn, line)
+                at = clock.now_ms()
+                line = decisions.commit(at, vote.update, vote.logs)
+                if torn:
+                    append(fs, fd, self.path, state, torn, line)
+                else:
+                    _write(fs, fd, self.path, state, torn, line)
+                    state.replay_own(line, at, vote.update, tuple(vote.logs))
                 found = state.first[vote.update]
             self.is_left = self.is_left or state.is_gone
         except BaseException:

@@ -207,7 +207,7 @@ class Numbers:
                 records.append(self._codec.record(given.number, named))
                 fresh[version] = given
             found.append(given)
-        if records:
+        if records or first > last:  # the last record is torn: only a file that is full has a next one
             self._write(place, fd, size, bytes(torn) + b"".join(records), first + len(records) - 1)
         for (key, index, _), given in fresh.items():
             self._known.setdefault(key, _OfBatch()).put(index, given)
@@ -247,7 +247,9 @@ class Numbers:
                         jsonl.locked_existing(fs, group.clock, group.entropy, self._path(place), WAIT_S, os.O_APPEND)
                     )
                 except FileNotFoundError:
-                    self._begin_after_all(place)
+                    if not fs.is_in_place():
+                        raise QueueNotFound(f"The group {group.path} was moved or removed just now.") from None
+                    self._begin(place)
                     continue
                 jsonl.must_have_one_name(fs, fd, self._path(place))
                 if fs.fstat(fd).st_size < FILE_RECORDS * RECORD_BYTES:
@@ -255,20 +257,15 @@ class Numbers:
                     return
                 self._sync(place, fd)  # before there is a next one: those who follow sync the last file alone
                 self._begin(place + 1)
-                self._last = place + 1
         raise StorageError(f"Other processes begin new files in {numbers.directory(group.path)} all the time. Repeat.")
 
-    def _begin_after_all(self, place: int) -> None:
-        """Make the first file, if there is none; or find that there is a later one than `place`, which was removed."""
-        if not self._fs.is_in_place():
-            raise QueueNotFound(f"The group {self.group.path} was moved or removed just now.")
-        self._begin(max([place, *files(self.group)]))
-        self._last = None
-
     def _begin(self, place: int) -> None:
-        """Make a file, unless it is there."""
+        """Make a file, unless there is a later one: this one may have been removed, and its numbers were used. In any
+        case the last one is known then.
+        """
+        self._last = max([place, *files(self.group)])
         with suppress(FileExistsError):
-            self._fs.close(self._fs.create(self._path(place)))
+            self._fs.close(self._fs.create(self._path(self._last)))
 
     def _sync(self, place: int, fd: int) -> None:
         """Sync the file and its name, if numbers are to survive a power loss; on a shared mount in any case."""

@@ -59,7 +59,7 @@ def _retire(store: Store, group: GroupDirectory, path: str, place: int) -> bool:
     with jsonl.locked_existing(fs, group.clock, group.entropy, path, WAIT_S, os.O_APPEND) as fd:
         jsonl.must_have_one_name(fs, fd, path)
         is_full = fs.fstat(fd).st_size == len(content)
-        return is_full and place < max(stored.files(group)) and fs.unlink(path)
+        return is_full and place < max(stored.files(group), default=0) and fs.unlink(path)
 
 
 def _versions(group: GroupDirectory, place: int, content: bytes) -> Versions:

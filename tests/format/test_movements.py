@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsqueue.format import movements
-from fsqueue.format.names import TaskFileName
+from fsqueue.format.movements import UpdatePart
+from fsqueue.format.names import DecisionFileName, TaskFileName, UpdateId
 
 indices = st.lists(st.integers(0, 40), min_size=1, max_size=30, unique=True)
 
@@ -42,6 +43,10 @@ def test_records_of_the_hot_path_are_json_as_orjson_would_write_it() -> None:
     }
     complete = movements.complete(5, "ab", [0])
     assert orjson.loads(complete) == {"op": "complete", "at": 5, "lease": "ab", "tasks": [[0, 1]]}
+    part = UpdatePart(UpdateId("0" * 16), DecisionFileName("1" * 32), 5000)
+    for one in (part, part._replace(file=None)):
+        assert orjson.loads(b"{" + one.text[1:].encode() + b"}") == one.fields
+    assert movements.commit(5, part.update, 2) == movements.record("commit", 5, update=part.update, of=2)
     assert lease.endswith(b"}\n")
     assert complete.endswith(b"}\n")
 

@@ -299,6 +299,7 @@ def test_only_the_grammar_makes_names() -> None:
         "QueueDirectory",
         "UpdateId",
         "DecisionFileName",
+        "NumberFileName",
     }
     examples = ast.parse("names.Batch(a); cast(names.Day, a); f(a)").body
     assert [makes(one.value, kinds) for one in examples] == [True, True, False]

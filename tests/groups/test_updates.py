@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from fsqueue import (
     UpdateConflict,
 )
 from fsqueue.clock import Clock
+from fsqueue.filesystem import syncs
 from fsqueue.format import decisions
 from fsqueue.format.decisions import DecisionState
 from fsqueue.protocol import update_traces, updates
@@ -128,6 +130,22 @@ def test_a_task_that_inserts_into_its_own_batch_costs_one_write(group: Group) ->
             update.insert("a", number)
     assert not (group.path / decisions.DIRECTORY).exists()
     assert worked_off(group) == {"a": [2]}
+
+
+def test_inserts_into_one_batch_cost_one_write(group: Group) -> None:
+    for number in range(2):
+        with group.update() as update:
+            update.insert("a", number)
+            update.insert_many("a", ["x", "y"])
+        first, more = update.results
+        assert [first.inserted, *(each.inserted for each in more)] == [True] * 3
+        looked_up = [group["a"].task(str(each)) for each in (first, *more)]
+        assert [each.payload for each in looked_up] == [number, "x", "y"]
+        assert update.versions == {each.id: each.version for each in looked_up}
+    assert not (group.path / decisions.DIRECTORY).exists()
+    log = next((group.path / "a").rglob("movements/*/*.jsonl"))
+    assert log.read_bytes().count(b'"op":"commit"') == 2
+    assert worked_off(group) == {"a": [0, 1, "x", "x", "y", "y"]}
 
 
 # -- conflicts and bad input --------------------------------------------------------------------------
@@ -266,6 +284,12 @@ def in_one(group: Group, token: str) -> None:
         update.insert("a", "x")
 
 
+def only_inserts(group: Group, token: str) -> None:
+    with group.update() as update:
+        update.insert("b", "x")
+        update.insert_many("b", ["y", "z"])
+
+
 def with_keys(group: Group, token: str) -> None:
     with group.update() as update:
         update.complete(group["a"].attach(token))
@@ -276,6 +300,7 @@ def with_keys(group: Group, token: str) -> None:
 PLANS: dict[Callable[[Group, str], None], tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
     over_three: ({"a": [], "b": ["x"], "c": ["y", "z"]}, {"a": ["task"], "b": [], "c": []}),
     in_one: ({"a": ["x"]}, {"a": ["task"]}),
+    only_inserts: ({"a": ["task"], "b": ["x", "y", "z"]}, {"a": ["task"], "b": []}),
     with_keys: ({"a": [], "b": ["x"], "c": ["y"]}, {"a": ["task"], "b": ["again"], "c": ["again"]}),
 }
 """What is left to do afterwards, if the update has happened, and if it has not."""
@@ -326,7 +351,7 @@ def test_killed_at_every_step(tmp_path: Path, plan: Callable[[Group, str], None]
             break
         step += stride
         stride = 2 + step // (10 if plan is with_keys else 20)
-    assert step > (15 if plan is in_one else 60)
+    assert step > (15 if plan in (in_one, only_inserts) else 60)
 
 
 class FailAt(Count):
@@ -364,18 +389,19 @@ def told(path: Path, plan: Callable[[Group, str], None], token: str, trap: Count
 
 @pytest.mark.parametrize(
     ("plan", "shared"),
-    [(over_three, False), (over_three, True), (in_one, False), (in_one, True), (with_keys, True)],
+    [*((plan, shared) for plan in (over_three, in_one, only_inserts) for shared in (False, True)), (with_keys, True)],
 )
 def test_after_an_error_of_each_step_what_is_told_is_so(
     tmp_path: Path, plan: Callable[[Group, str], None], shared: bool
 ) -> None:
     number, unknown = 0, 0
     while True:
-        number += {in_one: 1, over_three: 2 + number % 2, with_keys: 7}[plan]
+        number += {in_one: 1, only_inserts: 1, over_three: 2 + number % 2, with_keys: 7}[plan]
         trap = FailAt(number, done=number % 4 < 2)
         group, token = begun(tmp_path / f"g{number}", plan)
         said = told(group.path, plan, token, trap, shared)
-        unknown += said is None
+        # A sync that fails leaves inserts by themselves unknown, as it does outside of an update.
+        unknown += said is None and (plan is not only_inserts or trap.steps[number - 1] != "fsync")
         assert said in (has_happened(group, plan), None), f"step {number}: {trap.steps[number - 1 : number]}"
         if len(trap.steps) < number:
             assert said
@@ -404,8 +430,28 @@ def test_a_write_that_may_still_land_is_not_called_undone_if_the_second_try_is_r
     assert caught.value.advice
 
 
+@pytest.mark.parametrize("plan", [in_one, only_inserts])
+def test_whole_lines_of_a_write_that_was_cut_off_are_no_part_of_the_next_one(
+    tmp_path: Path, plan: Callable[[Group, str], None]
+) -> None:
+    group, token = begun(tmp_path / "g", plan)
+    cut: list[bytes] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "write" and not cut and b'"update"' in bytes(args[1]):
+            cut.append(bytes(args[1]))
+            call(args[0], cut[0][: cut[0].index(b"\n") + 1])
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*args)
+
+    with trapped(group.path, trap) as mine:
+        plan(mine, token)
+    assert cut[0].count(b"\n") > 2
+    assert has_happened(group, plan)
+
+
 @pytest.mark.parametrize("partly", [False, True])
-@pytest.mark.parametrize("plan", [over_three, in_one])
+@pytest.mark.parametrize("plan", [over_three, in_one, only_inserts])
 def test_on_a_full_disk_what_is_told_is_so(tmp_path: Path, plan: Callable[[Group, str], None], partly: bool) -> None:
     number = 0
     while True:
@@ -738,6 +784,26 @@ def test_the_order_of_syncs(tmp_path: Path) -> None:
     synced = said.index("sync .updates", decided)
     assert all(said.index(f"outcome {name}") > synced for name in "abc")
     assert said.count("sync .updates") == 2  # its name, and the decision
+
+
+def test_its_logs_are_synced_at_the_same_time(tmp_path: Path) -> None:
+    """And so an update over any number of queues waits for two syncs in a row: of its logs, and of the decision."""
+    group, token = begun(tmp_path / "group", over_three)
+    together = threading.Barrier(3)
+    logs: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        path = os.readlink(f"/proc/self/fd/{args[0]}") if step == "fsync" else ""
+        if path.endswith(".jsonl") and "movements" in path:
+            logs.append(path)
+            if len(logs) <= 3:  # those that come later are of a batch that finishes
+                together.wait(60)  # it breaks unless the others come, too
+        return call(*args)
+
+    with trapped(group.path, trap) as mine, mock.patch("tests.concurrency.trapped.one_after_the_other", syncs.at_once):
+        over_three(mine, token)
+    assert len(set(logs[:3])) == 3
+    assert has_happened(group, over_three)
 
 
 def test_nothing_is_synced_if_no_queue_asks_for_it(tmp_path: Path) -> None:

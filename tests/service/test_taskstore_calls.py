@@ -390,6 +390,7 @@ def test_the_pages_are_where_they_were(client: TestClient) -> None:
         (fsqueue.LockTimeout("Another process has it."), 503, "LockTimeout"),
         (Overloaded("Too many."), 503, "StorageError"),
         (fsqueue.TaskTooLarge("It is too long."), 413, "TaskTooLarge"),
+        (fsqueue.UpdateConflict("Others were in the way.", busy=[("update", "q", "", "busy")]), 409, "UpdateConflict"),
         (fsqueue.InvalidArgument("No such name."), 400, "InvalidArgument"),
         (RuntimeError("secret"), 500, "InternalError"),
     ],

@@ -120,6 +120,15 @@ def test_a_torn_record_names_nothing_and_numbers_go_on_behind_it(path: str) -> N
     assert give(opened(path), version(3), version(2)) == [5, 4]
 
 
+def test_numbers_go_on_behind_a_torn_record_at_the_end_of_a_file(path: str, small_files: int) -> None:
+    give(opened(path), version(0), version(1), version(2))
+    torn = file_of(path).read_bytes()[: RECORD_BYTES - 1]
+    with file_of(path).open("ab") as file:
+        file.write(torn)
+    assert give(opened(path), version(2), version(3)) == [3, 5]
+    assert (latest(path, 2), latest(path, 3)) == (3, 5)
+
+
 @pytest.mark.parametrize("at", [*range(0, RECORD_BYTES, 7), RECORD_BYTES - 1])
 def test_a_damaged_record_names_nothing_and_its_task_gets_another_number(path: str, at: int) -> None:
     give(opened(path), version(0), version(1))
@@ -162,6 +171,16 @@ def test_files_follow_each_other(path: str, small_files: int) -> None:
     again = opened(path)
     assert give(again, version(0), version(4), version(8)) == [1, 22, 9]
     assert again.read(range(1, 10)).keys() == {1, 2, 3, 4, 9}
+
+
+def test_numbers_of_a_file_that_was_removed_are_not_used_again(path: str, small_files: int) -> None:
+    """A gateway was idle meanwhile. The file that it knows as the last one is there, and the next one is not."""
+    idle = opened(path)
+    give(idle, *(version(index) for index in range(small_files)))
+    give(opened(path), *(version(index) for index in range(small_files, 11)))
+    file_of(path, 1).unlink()
+    assert give(idle, version(11), version(10), version(12)) == [12, 11, 13]
+    assert not file_of(path, 1).exists()
 
 
 def test_what_was_appended_without_a_sync_gets_other_numbers(path: str) -> None:
