@@ -73,7 +73,7 @@ ssh -N -L 8750:localhost:8750 login1                       # on your own machine
 @click.option("--allow-host", "hosts", metavar="NAME", multiple=True,
               help="A name beside localhost by which clients call this gateway; may be repeated.")  # fmt: skip
 @click.option("--taskstore-duration", type=click.Choice(["auto", "ms", "ns"]), default="auto",
-              help="What a claim's duration counts for clients of taskstore [auto: its size tells].")  # fmt: skip
+              help="Unit of a claim's duration, for clients of taskstore [auto: its size tells].")  # fmt: skip
 @click.option("--tls-cert", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="Serve https with this certificate chain (PEM).")  # fmt: skip
 @click.option("--tls-key", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Its private key (PEM).")

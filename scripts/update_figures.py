@@ -19,10 +19,10 @@ from fsqueue.format.layout import Durability
 from fsqueue.protocol import updates
 
 PIECES, PIECE = 40, 25
-"""What is compared takes turns, in so many pieces of so many tasks. A figure is the least time of its pieces: what else
-the machine has to do only adds to a time."""
+"""Number of pieces, and of tasks in each. What is compared takes turns by pieces. A figure is the least time of its
+pieces: what else the machine has to do only adds to a time."""
 REPEATS = 5
-"""An update of many operations is measured so often; the least time counts."""
+"""Number of times that an update of many operations is measured; the least time counts."""
 QUEUES, OPERATIONS = (1, 2, 5, 10), (1, 10, 100, 1000)
 TEXT = "x" * 1000
 PAYLOADS: dict[str, Any] = {

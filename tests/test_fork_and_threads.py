@@ -827,23 +827,52 @@ def test_a_child_does_not_keep_a_file_that_a_thread_was_just_opening(queue: Queu
         assert fs.try_lock(fd)
         resources.close(fd)
 
-    def has() -> list[str]:
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                found.append(os.readlink(f"/proc/self/fd/{name}"))
-        return [one for one in found if one == path]
-
     queue.status()  # so that its directory is open
-    before = has()  # for reading alone
+    before = paths_open().count(path)  # for reading alone
     with threads(take):
         assert opened.wait(PATIENCE_S)
-        child = Child(has)
+        child = Child(paths_open)
         over.set()
         try:
-            assert child.result() == before
+            assert child.result().count(path) == before
         finally:
             child.close()
+
+
+def paths_open() -> list[str]:
+    """Return the paths of what this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
+def test_a_log_that_a_child_closes_keeps_no_other_file_from_being_let_go(queue: Queue) -> None:
+    """The directory above the queue was opened after the queue: it lets go last, as a group does."""
+    queue.insert_many(range(3), batch_tasks=3)
+    [task] = queue.lease()  # the log stays open
+    above = Filesystem(str(queue.path.parent), shared=False)
+    path = f"{queue.path.parent}/slow"
+    above.close(above.look(path, os.O_RDWR | os.O_CREAT))
+    opened, over = threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> int:
+        fd = os.open(*args)
+        opened.set()
+        assert over.wait(PATIENCE_S)
+        return fd
+
+    with threads(lambda: resources.close(resources.opened(above, map(slowly, (path,), (os.O_RDWR,))))):
+        assert opened.wait(PATIENCE_S)
+        child = Child(paths_open)
+        over.set()
+        try:
+            assert path not in child.result()
+        finally:
+            child.close()
+    above.close_root()
+    task.complete()
 
 
 def test_what_a_thread_opened_and_another_closed_is_no_file_of_the_first(queue: Queue, tmp_path: Path) -> None:

@@ -148,10 +148,14 @@ class _Records:
 
 
 def let_go_below(root: int) -> None:
-    """Let go of the files below an open directory that another thread of the parent was just opening, in a child."""
+    """Let go of the files below an open directory that another thread of the parent was just opening, in a child.
+
+    Other holders may have closed some of them meanwhile. `lead_nowhere` would get such a number for itself, and fail.
+    """
     if _records.unrecorded:
         below = os.readlink(f"/proc/self/fd/{root}") + "/"
-        lead_nowhere([fd for fd, path in _records.unrecorded.items() if path.startswith(below)])
+        found = [fd for fd, path in _records.unrecorded.items() if path.startswith(below)]
+        lead_nowhere([fd for fd in found if _access_of(fd) in (os.O_RDWR, os.O_WRONLY)])
 
 
 def _writable_files(known: Set[int]) -> dict[int, str]:

@@ -28,8 +28,8 @@ class _Failures:
 
 
 def at_once(calls: Sequence[Callable[[], object]]) -> None:
-    """Make all calls, each in a thread of its own, the first one in this thread. Raise an error of one, after all: the
-    interruption of this thread, if there was one.
+    """Make all calls, each in a thread of its own, the first one in this thread. Wait for all, and then raise the error
+    of one: an interruption of this thread, if there was one.
 
     The threads end with their calls: an idle one would be in the way of a fork. If this thread is interrupted, the
     others end their calls by themselves, so each call must hold what it uses. Without threads (EAGAIN) the calls are

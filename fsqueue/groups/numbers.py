@@ -48,9 +48,9 @@ class NewNumber:
 class TaskNumbers:
     """The numbers of a group's tasks: `group.numbers`. They grow from 1, and none is ever used twice.
 
-    A number names a task as long as that is in the version in which it got the number. Any change of the task ends it,
-    whoever makes that. StorageError, StorageFull: nothing is known of numbers that were to be given, and they may be
-    asked for again. Safe to use from many threads, and after a fork.
+    A number names a task as long as that is in the version in which it got the number. Any change of the task, by any
+    process, ends the number. StorageError, StorageFull: the numbers that were asked for may be on disk, and nobody was
+    told them; ask again. Safe to use from many threads, and after a fork.
     """
 
     def __init__(self, group: HasUpdates) -> None:
@@ -61,9 +61,9 @@ class TaskNumbers:
     def give(self, tasks: Sequence[NewNumber]) -> list[NumberedInfo]:
         """Return the number of each of these tasks of the group, in the version in which it was seen.
 
-        A version without one gets the next. The number of a task that is leased or delayed counts only if it says the
-        owner that is known: another process may have given it, which knew of none. The answer tells owner and time as
-        they are kept with the number.
+        A version without one gets the next. A leased or delayed task of a known owner gets a new number if the present
+        one names another owner, or none: the process that gave it may not have known the owner. The answer tells owner
+        and time as they are kept with the number.
         """
         with self._verb("giving numbers to tasks of") as (_, kept):
             wanted = [(self._version(new), new.owner is not None and _is_held(new.task)) for new in tasks]
@@ -74,9 +74,9 @@ class TaskNumbers:
         ]
 
     def named(self, numbers: Sequence[int]) -> list[NumberedInfo | None]:
-        """Return the task that each number names, as it was when it got it, without a payload; None if it names none.
+        """Return the task that each number names, as it was when it got the number, without its payload; None for none.
 
-        A hint: whether the task still is so is not looked at. An update that names its version finds out.
+        A hint: the task itself is not read, and may have changed. An update that names its version finds out.
         """
         with self._verb("reading numbers of") as (group, kept):
             found: dict[int, NumberedInfo] = {}
@@ -103,8 +103,8 @@ class TaskNumbers:
             return (group if store is None else store).clock.now_ms()
 
     def find(self, numbers: Sequence[int]) -> list[NumberedInfo | None]:
-        """Return the task that each number names; None if it names none, or none any more. Truth at some moment while
-        this runs.
+        """Return the task that each number names; None if it names none, or none any more. Truth at some moment during
+        the call.
         """
         with self._verb("looking up numbers of") as (group, kept):
             by_batch: dict[tuple[bytes, QueueId, Batch], list[tuple[int, TaskVersion]]] = {}

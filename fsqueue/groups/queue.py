@@ -300,8 +300,8 @@ class GroupQueue(Queue):
         """Lease up to `n` tasks: see `Queue.lease`. With `wait_s`, wait up to that for the queue itself, too.
 
         `depends`: tasks of the group that must be as they were seen while the new leases hold, as in `Update.depends`.
-        UpdateConflict if one is not, also if no task is available: nothing is leased then. What was leased before that
-        was found was put back at once, without blame.
+        UpdateConflict if one is not, also if no task is available: nothing is leased then. Tasks that were leased
+        before the conflict was found are put back at once, and no attempt is counted.
         """
         conditions = [*depends]
         if conditions:

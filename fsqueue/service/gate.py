@@ -189,8 +189,8 @@ class Gate:
         refusal = _said(
             401,
             "Unauthorized",
-            f"A token is needed: the header 'Authorization: Bearer TOKEN'{in_url}. 'fsqueue serve' names the file "
-            "that has it when it makes it: ~/.config/fsqueue/serve.tokens, if nobody said otherwise.",
+            f"A token is needed: the header 'Authorization: Bearer TOKEN'{in_url}. By default 'fsqueue serve' keeps "
+            "its tokens in ~/.config/fsqueue/serve.tokens.",
         )
         refusal.headers["www-authenticate"] = "Bearer"
         return refusal

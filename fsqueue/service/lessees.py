@@ -85,7 +85,7 @@ class _SharedLessee:
     def dismiss(self) -> bool:
         """End the thread if it does nothing, so that another one can take its place. Return whether it ends.
 
-        Not one whose look is under way: if the filesystem does not answer, such threads would become ever more.
+        A thread whose look is under way stays: if the filesystem does not answer, threads would pile up otherwise.
         """
         with self.changed:
             if self.asked or not self._is_idle:
@@ -147,8 +147,8 @@ class _SharedLessee:
     def _begin_to_wait(self, looked_for: set[_Asked]) -> float:
         """Note that a full look has found nothing. Return how many seconds to wait; 0 if another look comes first.
 
-        What has waited for long enough is answered now: behind this comes a wait that is as long as the most patient
-        request says. For a request that came during the look another one is made.
+        Requests whose time is over are answered before the wait: it lasts as long as that of the most patient request.
+        If a request came during the look, another look is made for it first.
         """
         with self.changed:
             self._end_impatient(looked_for)

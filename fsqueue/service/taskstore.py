@@ -141,8 +141,8 @@ class Taskstore:
     ) -> list[NumberedTask]:
         """Let all of it happen, or nothing; return the new tasks: those added, then those that took others' places.
 
-        `client`: who asks, 32 bits with a sign. It may change and delete what no client owns, and what it owns. To
-        change a task is to end it, and to insert another one into the same queue; until its time the client owns it.
+        `client`: the client's id, 32 bits with a sign. It may change and delete what no client owns, and what it owns.
+        To change a task is to end it, and to insert another one into the same queue; until its time the client owns it.
         One id may stand in several lists, and more than once. Refused.
         """
         bugs = ["the update is empty"] if not adds and not changes and not deletes else []

@@ -84,8 +84,8 @@ def claim_in(given: Any, unit: DurationUnit) -> ClaimRequest:
         if AUTO_MS_BELOW <= duration < AUTO_NS_FROM:
             raise BadField(
                 "duration",
-                f"is {duration}: that could count milliseconds or nanoseconds. {_NOTHING} Ask whoever runs the gateway "
-                "to start it with --taskstore-duration ms, or ns.",
+                f"is {duration}: that could count milliseconds or nanoseconds. {_NOTHING} Start the gateway with "
+                "--taskstore-duration ms, or ns.",
             )
         unit = "ms" if duration < AUTO_MS_BELOW else "ns"
     duration_ms = duration if unit == "ms" else _in_ms(duration)

@@ -311,4 +311,4 @@ class Numbers:
 
 
 def _interrupted() -> StorageError:
-    return StorageError("The thread that gave the numbers was interrupted. Nobody was told one. Repeat.")
+    return StorageError("The thread that was giving numbers was interrupted. No number was returned. Repeat the call.")

@@ -17,6 +17,7 @@ from fsqueue import Queue, administration
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem, beneath, locks, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, walk
+from fsqueue.filesystem.rooted import _Root
 from fsqueue.format import layout, movements
 from fsqueue.format.layout import Settings
 
@@ -42,10 +43,13 @@ class FakeFilesystemLayer(Filesystem):
         self.fstat = os.fstat
         self._open_beneath = walk
 
-    def _root(self) -> int:
+    def _root(self) -> _Root:
         """Without what closes it in the end, when the fake may be gone."""
         if self._root_fd < 0:
-            self._root_fd = os.open(self.root, DIRECTORY_FLAGS)
+            root = _Root(os.open(self.root, DIRECTORY_FLAGS))
+            found = os.fstat(root)
+            root.number = found.st_dev, found.st_ino
+            self._root_fd = root
         return self._root_fd
 
     def watch(self, path: str, fd: int) -> Callable[[], int]:

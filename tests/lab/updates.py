@@ -29,7 +29,7 @@ SITES = 7
 KILLS = 8
 LEASE_S = 4.0
 CUT_CALLS = 20
-"""A client is cut off until so many handlers were called, at the other one."""
+"""Number of handler calls at the other client after which a client that was cut off is connected again."""
 DECISIONS = f"/{decisions.DIRECTORY}/"
 
 # -- power cuts ---------------------------------------------------------------------------------------------
