@@ -69,7 +69,7 @@ ssh -N -L 8750:localhost:8750 login1                       # on your own machine
               help=f"HOST:PORT (port 0: any free one), or unix:PATH [{DEFAULT_LISTEN}].")  # fmt: skip
 @click.option("--token-file", metavar="FILE", type=click.Path(dir_okay=False),
               help="The tokens; made if missing [on a TCP port: ~/.config/fsqueue/serve.tokens].")  # fmt: skip
-@click.option("--read-only", is_flag=True, help="Change nothing, whatever token comes.")
+@click.option("--read-only", is_flag=True, help="Change no task and no queue, whatever token comes.")
 @click.option("--allow-host", "hosts", metavar="NAME", multiple=True,
               help="A name beside localhost by which clients call this gateway; may be repeated.")  # fmt: skip
 @click.option("--taskstore-duration", type=click.Choice(["auto", "ms", "ns"]), default="auto",

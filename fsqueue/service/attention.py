@@ -10,6 +10,7 @@ from typing import Any, Literal
 import fsqueue
 from fsqueue.format.wording import counted, duration
 from fsqueue.service.looks import QueueLook
+from fsqueue.service.taskstore import HOLDER
 from fsqueue.webpages.charts import moment
 
 Kind = Literal["stands still", "problem", "note"]
@@ -155,7 +156,12 @@ def _latest(found: fsqueue.FailingNode) -> str:
 
 
 def is_silent(worker: fsqueue.LeaseHolder, now: float) -> bool:
-    """Return whether a worker is dead, or may be: it lets its lease run down."""
+    """Return whether a worker is dead, or may be: it lets its lease run down.
+
+    A client of taskstore is not: it gives no sign of life, and its lease names the gateway's host, not its own.
+    """
+    if str(worker.worker.get("name", "")).startswith(HOLDER):
+        return False
     lease_s = worker.lease_until - worker.heartbeat
     return worker.life == "dead" or (worker.life != "alive" and now - worker.heartbeat > SILENT_SHARE * lease_s)
 
@@ -209,7 +215,8 @@ def who(worker: dict[str, Any] | None) -> str:
     if not worker:
         return "(unknown)"
     name = f"{cut(str(worker['name']), 60)} on " if "name" in worker else ""
-    return f"{name}{cut(_host(worker), 60)} (process {worker.get('pid', '?')})"
+    process = f" (process {worker['pid']})" if "pid" in worker else ""
+    return f"{name}{cut(_host(worker), 60)}{process}"
 
 
 def _host(worker: dict[str, Any]) -> str:

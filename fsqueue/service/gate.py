@@ -97,7 +97,7 @@ class Gate:
     """Let requests through to `app` that may pass, with the caller in their state.
 
     `tokens`: None for a Unix socket, whose file decides who may. `hosts`: the names by which a browser may know this
-    gateway; another name means that a stranger's name was made to lead here. `read_only`: nothing is changed,
+    gateway; another name means that a stranger's name was made to lead here. `read_only`: no caller may write,
     whatever token comes.
     """
 
@@ -184,6 +184,8 @@ class Gate:
         if scope["method"] in SAFE and "text/html" in headers.get("accept", ""):
             return RedirectResponse("/login", 303)
         in_url = ", or http://any:TOKEN@HOST:PORT as the address" if TASKSTORE.fullmatch(scope["path"]) else ""
+        if not in_url and headers.get("authorization", "").lower().startswith("basic "):
+            in_url = " (as a password, at the paths of taskstore's calls alone)"
         refusal = _said(
             401,
             "Unauthorized",

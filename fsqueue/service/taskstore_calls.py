@@ -147,5 +147,5 @@ def _form_field(body: bytes, field: str) -> bytes:
     except ValueError:  # no UTF-8, or too many fields
         raise BadField("body", f"is no form with a field {field}, and no JSON object. Nothing was done.") from None
     if field not in found:
-        raise BadField(field, "is missing: the form has it as JSON. Nothing was done.")
+        raise BadField(field, "is missing: send JSON as the body, or in this field of a form. Nothing was done.")
     return found[field][0].encode()

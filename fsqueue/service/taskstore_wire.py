@@ -99,10 +99,10 @@ def claim_in(given: Any, unit: DurationUnit) -> ClaimRequest:
 
 def ids_in(text: str) -> list[int]:
     """Return the ids of a path: numbers of 64 bits, with commas between them; BadField."""
-    found = [_integer(part, "id") for part in text.split(",", LIST_MAX)]
-    if len(found) > LIST_MAX:
+    parts = text.split(",", LIST_MAX)
+    if len(parts) > LIST_MAX:
         raise BadField("id", f"names more than {LIST_MAX:,} tasks. {_NOTHING}")
-    return found
+    return [_integer(part, "id") for part in parts]
 
 
 def listing_in(query: Mapping[str, str]) -> tuple[int, bool]:
@@ -176,8 +176,10 @@ def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
 
 def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
     value = fields.get(name, [])
-    if type(value) is not list or len(value) > LIST_MAX:
-        raise BadField(name, f"must be a list of {LIST_MAX:,} items at most, not {_shown(value)}. {_NOTHING}")
+    if type(value) is not list:
+        raise BadField(name, f"must be a list, not {_shown(value)}. {_NOTHING}")
+    if len(value) > LIST_MAX:
+        raise BadField(name, f"has {len(value):,} items: {LIST_MAX:,} are the most of one request. {_NOTHING}")
     return value
 
 

@@ -117,6 +117,12 @@ def test_a_worker_that_renews_or_lives_is_not_silent(heard: float, life: str) ->
     assert attention.notices(look, "q") == []
 
 
+def test_a_claim_of_taskstore_is_no_silent_worker_and_the_gateways_host_need_not_let_go() -> None:
+    claim = replace(worker("gateway", 590, life="dead"), worker={"host": "gateway", "name": "taskstore:7"})
+    assert attention.notices(at_work(Status(leased=3), claim), "q") == []
+    assert attention.who(claim.worker) == "taskstore:7 on gateway"
+
+
 def failed_in_a_row(queue: Queue, times: int, after: int) -> str:
     """Have tasks fail on this process's node, as a worker with `exclude_after` counts them. Return the node's name."""
     failures = NodeFailures(queue.store, after)

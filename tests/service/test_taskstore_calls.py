@@ -500,7 +500,9 @@ def test_the_token_may_stand_in_the_clients_address(group: Group, open_gateway: 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/status", "/task", "/queue", "/metrics", "/taskss/1", "/updates"])
 def test_elsewhere_the_token_may_not_come_as_a_password(group: Group, open_gateway: Open, path: str) -> None:
-    assert open_gateway(group.path, token=None).get(path, headers=basic("any", WRITE)).status_code == 401
+    answer = open_gateway(group.path, token=None).get(path, headers=basic("any", WRITE))
+    assert answer.status_code == 401
+    assert "as a password, at the paths of taskstore's calls alone" in answer.json()["error"]["message"]
 
 
 def test_a_token_comes_as_a_password_at_taskstores_routes_and_at_no_other() -> None:
@@ -522,6 +524,10 @@ def test_who_may_only_read_neither_updates_nor_claims(group: Group, open_gateway
     closed = open_gateway(group.path, read_only=True)
     assert closed.post("/update", json=add).status_code == 403
     assert closed.get("/task/1").json()["data"] == "a"
+    group["map"].insert("direct")
+    before = list(group["map"].tasks())
+    assert [one["id"] for one in closed.get("/group/map").json()] == [1, 2], "the directly inserted task gets an id"
+    assert list(group["map"].tasks()) == before, "and stays as it is"
 
 
 def test_another_sites_page_and_another_hosts_name_change_nothing(client: TestClient) -> None:

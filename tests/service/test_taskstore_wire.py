@@ -188,6 +188,14 @@ def test_what_is_no_list_of_ids(text: str) -> None:
     assert field_of(bad) == "id"
 
 
+def test_too_many_are_told_by_their_number() -> None:
+    with pytest.raises(BadField, match="names more than 10,000 tasks"):
+        ids_in("1," * 20_000 + "1")
+    with pytest.raises(BadField, match="deletes has 10,001 items"):
+        update_in({"clientid": 1, "deletes": [1] * 10_001})
+    assert len(ids_in("1," * 9_999 + "1")) == 10_000
+
+
 @pytest.mark.parametrize(
     ("query", "asked"),
     [
