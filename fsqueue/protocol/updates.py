@@ -100,6 +100,13 @@ def _has_seen(changes: Sequence[TaskChange]) -> bool:
     return any(isinstance(each.task, SeenTask) for each in changes)
 
 
+def _require_in_place(store: Store) -> None:
+    """Raise _Anew if a queue's directory is not in the group any more. The next try opens what is there then."""
+    if not store.fs.is_in_place():
+        store.queue_file.forget()
+        raise _Anew("The directory of a queue was moved just now.")
+
+
 class Coordinator:
     """Apply updates in one group. Threads may share it."""
 
@@ -250,6 +257,7 @@ class _Try:
         [(plan, store, inserter, _)] = self._queues
         if plan.keyed or len(plan.endings) > 1 or len(plan.chunks(store.settings.batch_tasks_max)) > 1:
             return False
+        _require_in_place(store)
         if not plan.endings:
             return self._insert_together(plan, inserter)
         one = UpdateInOneLog(self._update, plan, store, inserter, self._conflicts)
@@ -429,8 +437,7 @@ class _Try:
                 store.verify()
             except QueueNotFound:
                 raise _Anew("A queue was deleted just now.") from None
-            if not store.fs.is_in_place():
-                raise _Anew("The directory of a queue was moved just now.")
+            _require_in_place(store)
         written = [(each.opened, each.layout.generation) for each in self._touched]
         for opened, generation in (*written, *self._collapsed):
             if generation != opened.store.queue_state.generation:

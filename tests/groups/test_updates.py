@@ -556,6 +556,27 @@ def test_a_queue_that_is_moved_out_is_not_decided(group: Group, tmp_path: Path) 
     assert (tmp_path / "second").exists()
 
 
+def test_an_update_of_one_log_is_not_written_into_a_queue_that_was_moved_out(group: Group, tmp_path: Path) -> None:
+    """Its files are open here, wherever its directory lies."""
+    with group.update() as first:
+        first.insert("b", "here")
+    [task] = group["b"].lease()
+    os.rename(group.path / "b", tmp_path / "moved")
+    update = group.update()
+    update.complete(task)
+    update.insert("b", "with it")
+    with pytest.raises(UpdateConflict) as caught:
+        update.apply()
+    assert [each.id for each in caught.value.missing] == [task.id]
+    os.rename(group.path / "b", tmp_path / "empty")
+    with group.update() as last:
+        last.insert("b", "x")
+    assert worked_off(group)["b"] == ["x"]
+    os.rename(group.path / "b", tmp_path / "second")
+    os.rename(tmp_path / "moved", group.path / "b")
+    assert [each.payload for each in Group(group.path)["b"].tasks()] == ["here"]
+
+
 def test_a_record_that_others_have_aborted_begins_anew_with_more_patience(group: Group) -> None:
     [task] = leased(group, "a")
     group["b"].insert("here")

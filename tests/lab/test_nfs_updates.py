@@ -15,7 +15,7 @@ from tests.lab.updates import POINTS, TASKS
 pytestmark = pytest.mark.slow
 SCENARIOS = "tests.lab.updates"
 
-CALLS_MAX = {"update of one log": 9, "update of two queues": 36, "update of ten queues": 200}
+CALLS_MAX = {"update of one log": 10, "update of two queues": 36, "update of ten queues": 200}
 """Calls to an NFS 4.2 server for an update of one task, without its lease."""
 
 
