@@ -42,6 +42,7 @@ from fsqueue.storage import decisions, history, jsonl, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch
+from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.storage.store import Store
 
 SLOWER = 4
@@ -276,8 +277,10 @@ class _Try:
         """Let an update happen that does nothing but insert into one batch. Return True."""
         try:
             self._note_new(plan, *inserter.insert_together(plan.inserts))
-        except QueueNotFound:
+        except QueueClosed:
             raise _Anew("A queue was deleted just now.") from None
+        except QueueNotFound as moved:  # with what was inserted, perhaps
+            raise update_traces.unknown(moved) from moved
         except AppendFailed as failed:
             if not failed.is_exact:
                 raise update_traces.unknown(failed.error) from failed.error

@@ -32,6 +32,7 @@ from fsqueue.filesystem import syncs
 from fsqueue.format import decisions
 from fsqueue.format.decisions import DecisionState
 from fsqueue.protocol import update_traces, updates
+from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import decisions as stored
 from fsqueue.storage.locked_batch import LockedBatch
 from tests.concurrency.books import clock_of_later, drain
@@ -575,6 +576,28 @@ def test_an_update_of_one_log_is_not_written_into_a_queue_that_was_moved_out(gro
     os.rename(group.path / "b", tmp_path / "second")
     os.rename(tmp_path / "moved", group.path / "b")
     assert [each.payload for each in Group(group.path)["b"].tasks()] == ["here"]
+
+
+def test_inserts_by_themselves_into_a_queue_that_is_moved_meanwhile_are_unknown(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the directory that was moved: if it comes back, a repetition would have inserted them twice."""
+    group["b"].insert("here")
+    into = SingleInserter._into
+
+    def moves(self: SingleInserter, *args: Any) -> int:
+        index = into(self, *args)
+        os.rename(group.path / "b", tmp_path / "moved")
+        self.store.queue_file.forget()
+        return index
+
+    monkeypatch.setattr(SingleInserter, "_into", moves)
+    update = group.update()
+    update.insert("b", "x")
+    with pytest.raises(StorageError, match="unknown whether the update has happened"):
+        update.apply()
+    os.rename(tmp_path / "moved", group.path / "b")
+    assert worked_off(group)["b"] == ["here", "x"]
 
 
 def test_a_record_that_others_have_aborted_begins_anew_with_more_patience(group: Group) -> None:
