@@ -1,10 +1,13 @@
 """Measure how long many workers take to drain one small stream, with one tree of fsqueue or with several by turns.
 
-All workers of a small stream share the lock of one batch (docs/decisions/0045-small-streams.md). On a network mount an
-append keeps that lock for a few requests, so it is measured there. The workers take turns in the directories, which are
-mounts of the same export. In the lab:
+The workers of a small stream share the locks of few batches (docs/decisions/0045-small-streams.md). On a network mount
+an append keeps such a lock for a few requests, so it is measured there. The workers take turns in the directories,
+which are mounts of the same export. In the lab:
 
     scripts/lab/nfs "$(mktemp -d)" .venv/bin/python scripts/drain_figures.py --tree OLD --tree . /c1 /c2
+
+`--round-trip-ms` needs no such mount: calls of the filesystem layer then sleep as long as their requests would take.
+On a busy machine choose longer round trips and, by the same factor, longer tasks.
 """
 
 from __future__ import annotations
@@ -17,15 +20,40 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fsqueue import Queue
+from fsqueue.filesystem import Filesystem
 
 PATIENCE_S = 900.0
 """Seconds after which a round has failed."""
 CLIENT_CALLS = ("lab-nfs", "calls")
 """The lab's command that counts a client's calls to the server; elsewhere there is none."""
+REQUESTS = {
+    "look": 2, "create": 2, "make_directory": 1, "names": 1, "rename": 1, "link": 1, "unlink": 1, "write": 1,
+    "pread": 1, "try_lock": 1, "unlock": 1, "stat": 1, "exists": 1,
+}  # fmt: skip
+"""About how many requests an NFS client waits for in each call of the filesystem layer."""
+
+
+class Distant(Filesystem):
+    """A local directory that takes as long to answer as a network mount, and counts as one."""
+
+    def __init__(self, root: str, round_trip_s: float) -> None:
+        super().__init__(root, shared=True)
+        self.requests = 0
+        for name, requests in REQUESTS.items():
+            setattr(self, name, self._slow(getattr(self, name), requests, round_trip_s))
+
+    def _slow(self, call: Callable[..., Any], requests: int, round_trip_s: float) -> Callable[..., Any]:
+        def slow(*given: Any) -> Any:
+            self.requests += requests
+            time.sleep(requests * round_trip_s)
+            return call(*given)
+
+        return slow
 
 
 def arguments() -> argparse.Namespace:
@@ -40,23 +68,35 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, default=256)
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--task-s", type=float, default=0.1, help="seconds that each task takes (default: 0.1)")
+    parser.add_argument("--round-trip-ms", type=float, help="pretend that the directories are mounts this far away")
     parser.add_argument("--batch-tasks", type=int, help="tasks in each batch (default: as insert_many chooses)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--once", metavar="NAME", help="one round with the fsqueue of this process, printed in JSON")
     return parser.parse_args()
 
 
-def work(path: Path, task_s: float, start: Any, told: Any) -> None:
-    """Work on the queue. Tell how many tasks this worker had, and when it had the first and completed the last one."""
-    queue, leased, first, last = Queue(path), 0, 0.0, 0.0
+def opened(path: Path, round_trip_ms: float | None) -> tuple[Queue, Distant | None]:
+    """Open a queue. Return the filesystem that pretends to be far away, too."""
+    if round_trip_ms is None:
+        return Queue(path), None
+    fs = Distant(str(path), round_trip_ms / 1000)
+    return Queue(path, filesystem=fs), fs
+
+
+def work(path: Path, task_s: float, round_trip_ms: float | None, start: Any, told: Any) -> None:
+    """Work on the queue. Tell how many tasks this worker had, when it had the first and completed the last one, and how
+    many requests it has pretended to make.
+    """
+    (queue, fs), leased, first, last = opened(path, round_trip_ms), 0, 0.0, 0.0
     start.wait(PATIENCE_S)
+    before = fs.requests if fs is not None else 0
     for task in queue.poll():
         first = first or time.monotonic()
         time.sleep(task_s)
         task.complete()
         last = time.monotonic()
         leased += 1
-    told.put((leased, first, last))
+    told.put((leased, first, last, fs.requests - before if fs is not None else 0))
 
 
 def calls() -> int:
@@ -74,13 +114,16 @@ def calls() -> int:
 def drained(name: str, given: argparse.Namespace) -> dict[str, float]:
     """Return the figures of one round, in a queue of this name: seconds, calls to the server, tasks of a worker."""
     began = time.monotonic()
-    queue, payloads = Queue.create(given.directories[0] / name), ({"n": number} for number in range(given.tasks))
+    Queue.create(given.directories[0] / name)
+    queue, _ = opened(given.directories[0] / name, given.round_trip_ms)
+    payloads = ({"n": number} for number in range(given.tasks))
     queue.insert_many(payloads, batch_tasks=given.batch_tasks)
     insert_s = time.monotonic() - began
     forked = multiprocessing.get_context("fork")
     start, told = forked.Barrier(given.workers + 1), forked.SimpleQueue()
     paths = [given.directories[number % len(given.directories)] / name for number in range(given.workers)]
-    crew = [forked.Process(target=work, args=(path, given.task_s, start, told), daemon=True) for path in paths]
+    rest = given.task_s, given.round_trip_ms, start, told
+    crew = [forked.Process(target=work, args=(path, *rest), daemon=True) for path in paths]
     for worker in crew:
         worker.start()
     before = calls()
@@ -90,13 +133,13 @@ def drained(name: str, given: argparse.Namespace) -> dict[str, float]:
         if worker.exitcode != 0:
             raise SystemExit(f"A worker ended with {worker.exitcode}.")
     found = [told.get() for _ in crew]
-    had = [leased for leased, _, _ in found]
+    had = [leased for leased, _, _, _ in found]
     if sum(had) != given.tasks:
         raise SystemExit(f"{sum(had)} tasks were completed, of {given.tasks}.")
     return {
         "insert_s": insert_s,
-        "drain_s": max(last for _, _, last in found) - min(first for leased, first, _ in found if leased),
-        "calls": (calls() - before) / given.tasks,
+        "drain_s": max(last for _, _, last, _ in found) - min(first for leased, first, _, _ in found if leased),
+        "calls": (calls() - before + sum(requests for _, _, _, requests in found)) / given.tasks,
         "least": min(had),
         "most": max(had),
     }
@@ -115,6 +158,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--once", f"drain-{os.getpid()}-{number}-{place}"]
             command += ["--tasks", str(given.tasks), "--workers", str(given.workers), "--task-s", str(given.task_s)]
             command += [] if given.batch_tasks is None else ["--batch-tasks", str(given.batch_tasks)]
+            command += [] if given.round_trip_ms is None else ["--round-trip-ms", str(given.round_trip_ms)]
             command += list(map(str, given.directories))
             said = subprocess.run(
                 command, env=os.environ | {"PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, text=True, check=True

@@ -149,7 +149,9 @@ class CrashingFilesystem(Filesystem):
         super().touch(path)
 
 
-def crashes(build: Callable[[int], Queue], act: Callable[[Queue], object], clock: Clock) -> Iterator[tuple[str, Queue]]:
+def crashes(
+    build: Callable[[int], Queue], act: Callable[[Queue], object], clock: Clock, shared: bool = False
+) -> Iterator[tuple[str, Queue]]:
     """Do `act` on fresh queues of `build(number)`, dying at each of its steps: before it, and half-way in writes.
 
     Yields what died where, and the queue that `build` made, for a look at what is left. Once nothing dies.
@@ -160,10 +162,9 @@ def crashes(build: Callable[[int], Queue], act: Callable[[Queue], object], clock
         for at in steps:
             number += 1
             queue = build(number)
-            fs = CrashingFilesystem(str(queue.path), at=at, torn=torn)
-            worker = Queue(queue.path, filesystem=fs, clock=clock)
+            fs = CrashingFilesystem(str(queue.path), at=at, torn=torn, shared=shared)
             try:
-                act(worker)
+                act(Queue(queue.path, filesystem=fs, clock=clock))
             except Crash:
                 assert fs.dead
             fs.bury()

@@ -99,21 +99,31 @@ def _parts(group: list[Encoded], inserter: SingleInserter | None) -> Iterator[tu
     """Yield the batches of a group, in their order, and whether they go into an open batch by one append. The others
     become files.
 
-    All of a group is appended if that is one append; otherwise each of its batches of fewer than FILE_TASKS_MIN tasks.
+    All of a group is appended if that is one append; otherwise its batches of fewer than FILE_TASKS_MIN tasks, as many
+    at once as an append takes.
     """
     if inserter is None or not inserter.has_open_batches:
         yield group, False
         return
-    tasks_max, takes_all = inserter.store.settings.batch_tasks_max, inserter.takes_all
-    tasks, size = sum(encoded.tasks for encoded in group), sum(encoded.size for encoded in group)
-    is_little = tasks <= min(APPEND_TASKS_MAX, tasks_max) and size <= APPEND_BYTES_MAX
-    less_than = tasks_max + 1 if is_little else min(FILE_TASKS_MIN, tasks_max)
+    takes_all, is_shared = inserter.takes_all, inserter.store.fs.shared
+    tasks_max = inserter.store.settings.batch_tasks_max
+    # On a network mount an append keeps the lock of its batch for some requests: more workers need more batches.
+    append_max = min(FILE_TASKS_MIN if is_shared else APPEND_TASKS_MAX, tasks_max)
+    less_than = append_max + 1 if _is_one_append(group, append_max) else min(FILE_TASKS_MIN, tasks_max)
     for is_appended, batches in groupby(group, lambda encoded: encoded.tasks < less_than and takes_all(encoded)):
-        part = list(batches)
-        if is_little or not is_appended:
-            yield part, is_appended
-        else:
-            yield from (([encoded], True) for encoded in part)
+        part: list[Encoded] = []
+        for encoded in batches:
+            if is_appended and part and not _is_one_append([*part, encoded], append_max):
+                yield part, True
+                part = []
+            part.append(encoded)
+        yield part, is_appended
+
+
+def _is_one_append(batches: list[Encoded], append_max: int) -> bool:
+    """Return whether one append takes all tasks of some batches."""
+    tasks, size = sum(encoded.tasks for encoded in batches), sum(encoded.size for encoded in batches)
+    return tasks <= append_max and size <= APPEND_BYTES_MAX
 
 
 class Published:

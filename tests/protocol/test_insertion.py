@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from fsqueue import InvalidArgument, InvalidTask, Queue, StorageError, StorageFu
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format.layout import BATCH_BYTES_MAX
-from fsqueue.protocol import encoding, single_inserts
+from fsqueue.protocol import encoding, insertion, single_inserts
 from fsqueue.storage import staging
-from tests.support import QueueFactory, base_of, failing, files_below, insert_in_file, task_file_names
+from tests.concurrency.trapped import trapped
+from tests.support import QueueFactory, base_of, crashes, drain, failing, files_below, insert_in_file, task_file_names
 
 
 @pytest.fixture
@@ -83,6 +85,81 @@ def test_a_job_is_spread_over_files_of_32_tasks_and_more_and_what_is_too_little_
     assert len(made) == files + bool(appended)
     assert sum(name.count for name in made if not name.is_open) == tasks - appended
     assert q.status().waiting == tasks
+
+
+def on_network(queue: Queue, **given: Any) -> Queue:
+    """Open a queue as if it lay on a mount that several hosts share."""
+    return Queue(queue.path, filesystem=Filesystem(str(queue.path), shared=True), **given)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("tasks", "files", "appended"), [(10, 0, 10), (32, 0, 32), (33, 1, 1), (64, 2, 0), (100, 3, 4), (256, 8, 0)]
+)
+@pytest.mark.parametrize("priority", [None, 3])
+def test_on_a_network_mount_a_small_stream_of_more_than_32_tasks_is_spread_over_files(
+    queue: Queue, tasks: int, files: int, appended: int, priority: int | None
+) -> None:
+    """So that its workers do not wait for the lock of one batch (decision 0045)."""
+    q = on_network(queue)
+    assert q.insert_many(Task(number, priority=priority) for number in range(tasks)) == tasks
+    made = task_file_names(q)
+    assert [name.count for name in made if not name.is_open] == [32] * files
+    assert len(made) == files + bool(appended)
+    assert sorted(task.payload for task in q.lease(300)) == list(range(tasks))
+
+
+@pytest.mark.once
+def test_on_a_network_mount_a_queue_with_small_batches_has_files_of_these(queue_factory: QueueFactory) -> None:
+    q = on_network(queue_factory(batch_tasks_max=10))
+    q.insert_many(range(25))
+    assert [name.count for name in task_file_names(q) if not name.is_open] == [10, 10]
+    assert len(task_file_names(q)) == 3
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("shared", "most"), [(False, 256), (True, 32)])
+def test_tasks_with_many_different_delays_take_as_few_appends_as_they_fit_into(
+    queue: Queue, shared: bool, most: int
+) -> None:
+    appends = []
+
+    def count(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "write" and "/movements/" in os.readlink(f"/proc/self/fd/{args[0]}"):
+            appends.append(args[1].count(b'"op":"insert"'))
+        return call(*args)
+
+    q = trapped(queue, count, shared=shared)
+    for tasks in (60, 300):
+        appends.clear()
+        assert q.insert_many(Task(number, delay_s=number) for number in range(tasks)) == tasks
+        assert sum(appends) == tasks
+        assert max(appends) <= most
+        assert len(appends) <= -(-tasks // most) + 300 // encoding.GROUP_BATCHES_MAX
+    assert {name.inserted is not None for name in task_file_names(q)} == {True}
+
+
+def test_a_process_that_dies_within_a_small_stream_on_a_network_mount_leaves_its_first_tasks(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files and an append: at each step of these."""
+    for module in (encoding, insertion):
+        monkeypatch.setattr(module, "FILE_TASKS_MIN", 4)
+    left = set[int]()
+
+    def build(number: int) -> Queue:
+        queue = Queue.create(tmp_path / f"{number}", shards=2)
+        on_network(queue, clock=clock).insert(-1)
+        return queue
+
+    for where, made in crashes(build, lambda q: q.insert_many(range(11)), clock, shared=True):
+        q = on_network(made, clock=clock)
+        there = sorted(info.payload for info in q.tasks())
+        assert there == list(range(-1, len(there) - 1)), where
+        left.add(len(there) - 1)
+        assert set(drain(q, clock).values()) == {1}, where
+        assert q.status().completed == len(there), where
+    assert {0, 4, 8, 9, 11} <= left, "one of them dies within the append"
 
 
 @pytest.mark.batched

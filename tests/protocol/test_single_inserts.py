@@ -17,7 +17,7 @@ import pytest
 
 from fsqueue import FsqueueError, InvalidTask, Queue, StorageError, StorageFull, Task
 from fsqueue.clock import ManualClock
-from fsqueue.filesystem import LOST
+from fsqueue.filesystem import LOST, Filesystem
 from fsqueue.format import layout, movements, names, task_file
 from fsqueue.format.names import Batch
 from fsqueue.format.priority import LAST, Rank
@@ -686,10 +686,10 @@ def test_a_process_that_dies_within_an_insert_of_several_leaves_the_first_of_the
     def build(number: int) -> Queue:
         queue = Queue.create(tmp_path / f"{number}", shards=2)
         if not is_first:
-            Queue(queue.path, clock=clock).insert("before")
+            Queue(queue.path, clock=clock, filesystem=Filesystem(str(queue.path), shared=shared)).insert("before")
         return queue
 
-    for where, made in crashes(build, lambda q: q.insert_many(SEVERAL), clock):
+    for where, made in crashes(build, lambda q: q.insert_many(SEVERAL), clock, shared):
         queue = Queue(made.path, clock=clock)
         there = [info.payload for info in queue.tasks() if info.payload != "before"]
         assert there == SEVERAL[: len(there)], where

@@ -89,6 +89,8 @@ class Verb:
     act: Callable[[Queue], object]
     has_name: bool = False
     """Whether it is a named commit: repeating is harmless whatever has happened."""
+    shared: bool = False
+    """Whether it is about a queue on a network mount."""
 
     def there(self, queue: Queue) -> list[Any]:
         """Return those of the payloads that are in the queue, as another process sees it."""
@@ -119,6 +121,7 @@ VERBS = {
     "insert_many, few": Verb(list(range(20)), lambda q: q.insert_many(range(20))),
     "insert_many, few urgent": Verb(list(range(9)), lambda q: q.insert_many(map(urgent, range(9)))),
     "insert_many, then few": Verb(list(range(260)), lambda q: q.insert_many(range(260))),
+    "insert_many, network": Verb(list(range(70)), lambda q: q.insert_many(range(70)), shared=True),
     "insert_many": Verb(list(range(20)), lambda q: q.insert_many(range(20), batch_tasks=5)),
     "insert_many, groups": Verb(list(range(150)), lambda q: q.insert_many(range(150), batch_tasks=1)),
     "insert_many, priorities": Verb(list(range(20)), lambda q: q.insert_many(map(urgent, range(20)), batch_tasks=5)),
@@ -284,6 +287,12 @@ ROWS = [
     Row("insert_many, few", "fsync", "/movements/", 1, errno.EIO, "Some of the tasks may be in the queue; repeating"),
     Row("insert_many, then few", "fsync", "/movements/", 1, errno.EIO,
         "The first 256 tasks of this call are in the queue, and some of those that came next may be. "),
+    Row("insert_many, network", "fsync", "/staging/", 2, errno.EIO, "None of the tasks is in the queue"),
+    Row("insert_many, network", "rename", "/queue/", 2, errno.EIO, "The first 32 tasks of this call are"),
+    Row("insert_many, network", "write", "/movements/", 1, errno.ENOSPC,
+        "The first 64 tasks of this call are in the queue. "),
+    Row("insert_many, network", "fsync", "/movements/", 1, errno.EIO,
+        "The first 64 tasks of this call are in the queue, and some of those that came next may be. ", lasting=True),
     Row("insert_many, commit", "create", "/staging/", 2, errno.ENOSPC, "Nothing of it is visible; the call may be"),
     Row("insert_many, commit", "link", "", 1, errno.EIO, "Nothing of it is visible; the call may be repeated."),
     Row("commit", "fsync", "/staging/", 2, errno.EIO, "Nothing of it is visible; the call may be repeated."),
@@ -297,8 +306,9 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.verb}: {row.step} {row.where} {row.at} {row.code}")
 def test_an_error_says_what_is_on_disk(queue: Queue, row: Row) -> None:
-    fs = Faulty(str(queue.path), row.code, row.at, step=row.step, where=row.where, lasting=row.lasting)
-    told = broken(queue, fs, VERBS[row.verb])
+    verb, path = VERBS[row.verb], str(queue.path)
+    fs = Faulty(path, row.code, row.at, step=row.step, where=row.where, lasting=row.lasting, shared=verb.shared)
+    told = broken(queue, fs, verb)
     assert told is not None, fs.calls
     assert row.says in str(told.error)
     judge(told)
@@ -363,7 +373,7 @@ def sweep(queue_factory: QueueFactory, verb: Verb, code: int, late: bool, lastin
     while True:
         at += 1
         queue = queue_factory(f"{at}")
-        fs = Faulty(str(queue.path), code, at, late=late, lasting=lasting, shared=shared)
+        fs = Faulty(str(queue.path), code, at, late=late, lasting=lasting, shared=shared or verb.shared)
         told = broken(queue, fs, verb)
         if told is not None:
             told_count += 1

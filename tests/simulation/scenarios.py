@@ -45,6 +45,8 @@ INSERTS = WORK | {"insert": 8.0, "insert_many": 0.5}
 MANY = {"batch_tasks_max": 4, "shards": 1}
 FEW = WORK | {"insert": 2.0, "insert_few": 6.0, "insert_many": 0.5}
 """Small streams, each of which is one append, beside single inserts and work."""
+SPREAD = (("protocol.encoding:FILE_TASKS_MIN", 2), ("protocol.insertion:FILE_TASKS_MIN", 2))
+"""On a network mount small streams are spread over files, and an append for their rests."""
 
 RANKED = {
     "insert_ranked": 6.0, "insert_many_ranked": 2.0, "consume_ranked": 9.0, "poll": 2.0, "status": 0.3, "is_drained": 0.3,
@@ -177,6 +179,7 @@ SCENARIOS = {
         Scenario("open-small", shared=False, hosts=1, actions=INSERTS, faults=("kill", "error"), limits=SMALL, singly=True, settings=MANY),
         Scenario("few", shared=False, hosts=1, actions=FEW, faults=("kill", "delay", "error", "after"), singly=True, settings=MANY),
         Scenario("few-nfs", actions=FEW, faults=("kill", "delay", "cut", "reply", "stop", "after"), stale=0.4, stale_listings=0.3, singly=True, settings=MANY),
+        Scenario("few-files-nfs", actions=FEW, faults=("kill", "delay", "cut", "reply", "after", "full"), limits=SPREAD, stale=0.4, stale_listings=0.3, singly=True, settings=MANY),
         Scenario("few-full", shared=False, hosts=1, actions=FEW, faults=("full", "full", "kill"), singly=True, settings=MANY),
         Scenario("few-full-nfs", actions=FEW, faults=("full", "full", "cut"), singly=True, settings=MANY),
         Scenario("few-power", shared=False, hosts=1, actions=FEW, faults=("power", "kill"), lossy=True, singly=True, settings=MANY),
