@@ -40,6 +40,7 @@ from fsqueue.poll import Errors, Poll, Prefetched, Until, check_loop, dropped, p
 from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
+from fsqueue.protocol.shares import Shares
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import nodes
 from fsqueue.storage.discovery import queue_path
@@ -352,6 +353,33 @@ class Queue(Maintenance):
             raise ended(self.store, before, process, error, "leasing")  # noqa: B904 - its cause is set
         finally:
             leaser.holder = None
+
+    @verb("leasing")
+    def lease_for(
+        self,
+        wanted: Sequence[tuple[int, Mapping[str, Any]]],
+        *,
+        lease_s: float | None = None,
+        up_to: str | int | None = None,
+        order: Order = "priority",
+        strict: bool = False,
+    ) -> list[list[LeasedTask]]:
+        """Lease for several workers at once, in one look and few writes: `lease(n, holder=...)` for each of them.
+
+        `wanted`: how many tasks each wants at most, and who it is. Return the tasks of each; the first ones come first.
+        If all have got none, no such task was available, or the queue is paused. If some have, call again for the rest.
+        """
+        shares = Shares([(whole("n", n), holder_of(holder)) for n, holder in wanted])
+        lease_ms = None if lease_s is None else self._lease_ms(lease_s)
+        leaser, bound = self._leaser_for(order), None if up_to is None else bound_of(up_to)
+        if not wanted:
+            return []
+        put_back_dropped(self)
+        leaser.shares = shares
+        try:
+            return shares.parts(leaser.lease(shares.n, lease_ms, strict, bound))
+        finally:
+            leaser.shares = None
 
     def poll(
         self,

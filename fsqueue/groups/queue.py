@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -334,6 +334,15 @@ class GroupQueue(Queue):
             if not left_s:
                 return []
             clock.sleep(min(backoff.next_s(), left_s))
+
+    def lease_for(self, wanted: Sequence[tuple[int, Mapping[str, Any]]], **how: Any) -> list[list[LeasedTask]]:
+        """Lease for several workers at once: see `Queue.lease_for`."""
+        while self._opens():
+            try:
+                return super().lease_for(wanted, **how)
+            except QueueNotFound:  # it was deleted; perhaps another one has come into being
+                self._let_go()
+        return [[] for _ in wanted]
 
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
         """Wait until nothing is waiting, delayed or leased: see `Queue.wait`. One that never was is drained."""

@@ -27,6 +27,7 @@ from fsqueue.format.task_states import LEASED, Choice
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import deciding, finishing, sealing, spending, transitions
 from fsqueue.protocol.selection import RandomSelection, Selection
+from fsqueue.protocol.shares import Holder, NewLease, Shares
 from fsqueue.storage import commits, record_times, retrying
 from fsqueue.storage.locked_batch import BatchBusy, BatchGone, LockedBatch, Undecided
 from fsqueue.storage.logs import TaskLines
@@ -108,8 +109,10 @@ class Leaser:
         """The updates that the batch at hand waits for."""
         self.run_id: str | None = None
         """The run of a worker that the leases belong to (docs/format.md, "Workers"); None: they may be handed on."""
-        self.holder: tuple[dict[str, Any], str] | None = None
+        self.holder: Holder | None = None
         """What leases say of their worker, also as JSON, if they are made for another process; None: this process."""
+        self.shares: Shares | None = None
+        """The holders among whom the tasks of a call are shared; None: all are for one."""
         self._of_run: tuple[dict[str, Any], dict[str, Any], str] | None = None
         """The store's worker, what leases of the run say in its place, and that as JSON."""
         self.gave_up: Callable[[str, int, str], object] = lambda task, attempts, reason: None
@@ -605,15 +608,24 @@ class Leaser:
     ) -> list[LeasedTask]:
         """Record the lease, give the file a later name if no other task is available, unlock, then decode.
 
-        The state takes the lease first, which spares a replay. If the append fails, the state is dropped with the log.
+        The leases of several holders are one write, which a crash may tear: then the whole records in it count. The
+        state takes the lease first, which spares a replay. If the append fails, the state is dropped with the log.
         """
         store, log, replay_state = self.store, locked.log, locked.replay_state
-        lease, until = store.entropy.hex16(), at + (store.lease_ms if lease_ms is None else lease_ms)
+        until = at + (store.lease_ms if lease_ms is None else lease_ms)
         offset = (log.next_offset() if log.torn else log.end) + len(opening)
-        worker, worker_json = self.holder or (
-            (store.worker, store.worker_json) if self.run_id is None else self._worker_of_run()
-        )
-        given = replay_state.lease(at, lease, tasks, until, worker, several, offset)
+        if self.shares is None:
+            worker = self.holder or (
+                (store.worker, store.worker_json) if self.run_id is None else self._worker_of_run()
+            )
+            leases = [NewLease(store.entropy.hex16(), tasks, worker, several)]
+        else:
+            leases = self.shares.next_leases(tasks, store.entropy.hex16, solo)
+        record, last = b"", leases[-1]
+        for each in leases[:-1]:
+            each.enter(replay_state, at, until, offset + len(record))
+            record += movements.lease(at, each.id, each.tasks, until, each.holder[1], each.several)
+        last.enter(replay_state, at, until, offset + len(record))
         replay_state.at = at
         move, target = "", None
         if replay_state.exhausted(at) and log.name is not None and not replay_state.takes_inserts:
@@ -624,7 +636,7 @@ class Leaser:
                 move = movements.moving(log.name, target)
                 replay_state.mention(str(log.name))
                 replay_state.mention(str(target))
-        record = movements.lease(at, lease, given, until, worker_json, several, move)
+        record += movements.lease(at, last.id, last.tasks, until, last.holder[1], last.several, move)
         locked.log.append(opening + record if opening else record)
         lines = log.lines
         if target is not None:
@@ -632,7 +644,12 @@ class Leaser:
             if move:
                 locked.rename_task_file(target)
         locked.unlock()
-        return self._hand_out(locked, given, lease, until, offset, lines or [], solo)
+        got: list[LeasedTask] = []
+        for each in leases:
+            mine = self._hand_out(locked, each.tasks, each.id, until, each.offset, lines or [], solo)
+            each.hand_out(mine)
+            got += mine
+        return got
 
     def _worker_of_run(self) -> tuple[dict[str, Any], str]:
         """Return what leases of the run say of their worker, also as JSON."""

@@ -32,6 +32,10 @@ ERROR_CHARS_MAX = 8_000
 """Longer errors and reasons are cut in the middle."""
 
 
+TOGETHER_BYTES = 1 << 20
+"""Records of several leases are appended together until they are so long."""
+
+
 class NotRecorded(OSError):
     """A lock was lost before the record was written: if a task is free after that, another holder gave it back."""
 
@@ -50,8 +54,10 @@ def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence
     return [task for task in tasks if task not in lost] if lost else tasks
 
 
-Transition = Callable[[LockedBatch, str, list[int], int], None]
-"""Records what becomes of the tasks with these indices, which a lease of this id holds, at this time (ms)."""
+Transition = Callable[[LockedBatch, str, list[int], int, int], bytes]
+"""Decides what becomes of the tasks with these indices, which a lease of this id holds, at this time (ms).
+
+Returns records that the state has, to be appended behind as many bytes of others; b"" if it has appended its own."""
 Done = Callable[[ReplayState, int, str], bool]
 _LEASE = attrgetter("batch", "lease")
 
@@ -152,12 +158,19 @@ def _in_batch(
 
 
 def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transition, done: Done, losses: Losses) -> None:
-    """Do `act` for each lease in a locked batch. None of their tasks is frozen, or `act` may act on those."""
+    """Do `act` for each lease in a locked batch. None of their tasks is frozen, or `act` may act on those.
+
+    What it returns is appended together: one write, and one sync, for all leases. The state has it already.
+    """
     replay_state = locked.replay_state
     at = record_times.present(locked)
+    records = b""
     for lease, indices in leases.items():
         held = sorted(set(replay_state.named_by(indices, lease)))
         if len(held) < len(indices):
+            if records:  # the log is read anew: it must have what the state has
+                locked.log.append(records)
+                records = b""
             replay_state = locked.recall()
             for index in set(indices).difference(held):
                 if not done(replay_state, index, lease):
@@ -166,7 +179,12 @@ def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transitio
         if held:
             if CHECK:
                 _check_fenced(locked, lease, held)
-            act(locked, lease, held, at)
+            records += act(locked, lease, held, at, len(records))
+            if len(records) >= TOGETHER_BYTES:
+                locked.log.append(records)
+                records = b""
+    if records:
+        locked.log.append(records)
     if not replay_state.remaining:
         finishing.try_finish(locked)
 
@@ -188,16 +206,15 @@ Results = Mapping[tuple[Batch, int], bytes]
 def complete(
     store: Store, tasks: Sequence[LeasedTask], results: Results | None = None, uncertain: OSError | None = None
 ) -> None:
-    """Record completions: a record a lease and batch, and one for each task with a result, in one write a lease.
+    """Record completions: a record a lease and batch, and one for each task with a result, in one write a batch.
 
     LeaseLost names those that did not hold. `uncertain`: the error that left it open whether they are recorded.
     """
     losses, work = Losses(), worktimes.worked(tasks)
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
         if not results:
-            locked.log.append(completions(locked, lease, held, at, worktimes.fields(work, locked, held, at)))
-            return
+            return completions(locked, lease, held, at, worktimes.fields(work, locked, held, at), behind)
         own = {index: data for index in held if (data := results.get((locked.batch, index))) is not None}
         rest = [index for index in held if index not in own] if own else held
         records = (
@@ -205,7 +222,9 @@ def complete(
         )
         for index, data in own.items():
             records.append(movements.complete(at, lease, [index], data, **worktimes.fields(work, locked, [index], at)))
-        locked.write(b"".join(records))
+        written = b"".join(records)
+        locked.replay_state.replay_own(written, locked.log.next_offset() + behind)
+        return written
 
     each(store, tasks, losses, act, completed_by, uncertain=uncertain)
     losses.check()
@@ -247,9 +266,14 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int) -> bytes:
     return movements.complete(at, task.lease, [index], None, **more)
 
 
-def completions(locked: LockedBatch, lease: str, held: list[int], at: int, more: dict[str, Any]) -> bytes:
-    """Complete tasks that a lease holds, as `completion` does one. `more` comes from `worktimes.fields`."""
-    locked.replay_state.complete_held(at, held, locked.log.next_offset())
+def completions(
+    locked: LockedBatch, lease: str, held: list[int], at: int, more: dict[str, Any], behind: int = 0
+) -> bytes:
+    """Complete tasks that a lease holds, as `completion` does one. `more` comes from `worktimes.fields`.
+
+    `behind`: how many bytes of other records are appended before this one, in the same write.
+    """
+    locked.replay_state.complete_held(at, held, locked.log.next_offset() + behind)
     locked.replay_state.at = at
     return movements.complete(at, lease, held, None, **more)
 
@@ -268,7 +292,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
     losses = Losses()
     ends: dict[tuple[Batch, int, str], int] = {}
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
         replay_state = locked.replay_state
         in_time = [index for index in held if at < replay_state.since[index]]
         if in_time:
@@ -279,6 +303,7 @@ def renew(store: Store, tasks: Sequence[LeasedTask], lease_ms: int) -> None:
         if len(in_time) < len(held):
             late = [index for index in held if index not in in_time]
             losses.add(locked.batch, late, lease, EXPIRED)
+        return b""
 
     try:
         each(store, tasks, losses, act, frozen_too=True)
@@ -292,11 +317,12 @@ def release(store: Store, tasks: Sequence[LeasedTask], delay_ms: int) -> None:
     """Put tasks back, uncharged."""
     losses, work = Losses(), worktimes.worked(tasks)
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
         available_at = at + delay_ms
         name_earlier(locked, at, available_at)
         more = worktimes.fields(work, locked, held, at)
         locked.append_record("release", at, lease=lease, tasks=to_ranges(held), available_at=available_at, **more)
+        return b""
 
     try:
         each(store, tasks, losses, act, after_loss=ended_by)
@@ -310,18 +336,19 @@ def fail(store: Store, task: LeasedTask, error: str, delay_ms: int | None) -> No
     losses, settings, work = Losses(), store.settings, worktimes.worked([task])
     error = shorten(error)
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
         more = worktimes.fields(work, locked, held, at)
         attempts = locked.replay_state.attempts[task.index] + 1
         if settings.max_attempts is not None and attempts >= settings.max_attempts:
             locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), reason=error, **more)
             finishing.bury(locked, held)
-            return
+            return b""
         pause = delay_ms if delay_ms is not None else backoff_ms(store, attempts)
         name_earlier(locked, at, at + pause)
         locked.append_record(
             "fail", at, lease=lease, tasks=to_ranges(held), **more, available_at=at + pause, error=error
         )
+        return b""
 
     each(store, [task], losses, act, after_loss=ended_by)
     store.doorbell.ring()
@@ -332,10 +359,11 @@ def bury(store: Store, task: LeasedTask, reason: str) -> None:
     """Give a task up at once."""
     losses, work = Losses(), worktimes.worked([task])
 
-    def act(locked: LockedBatch, lease: str, held: list[int], at: int) -> None:
+    def act(locked: LockedBatch, lease: str, held: list[int], at: int, behind: int) -> bytes:
         more = worktimes.fields(work, locked, held, at)
         locked.append_record("bury", at, lease=lease, tasks=to_ranges(held), reason=shorten(reason), **more)
         finishing.bury(locked, held)
+        return b""
 
     each(store, [task], losses, act, after_loss=ended_by)
     losses.check()

@@ -32,6 +32,7 @@ from fsqueue.service.served import Served
 from fsqueue.service.streaming import ClientHasGone
 from fsqueue.service.taskstore_wire import DurationUnit
 from fsqueue.service.threads import ServiceThreads
+from fsqueue.service.together import Together
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +41,7 @@ class Gateway:
 
     served: Served
     threads: ServiceThreads
+    together: Together
     lessees: Lessees
     limits: ServiceLimits
     tokens: Tokens | None
@@ -72,7 +74,8 @@ def gateway(path: str | os.PathLike[str], tokens: Tokens | None, limits: Service
     """Open what is served. QueueNotFound, NotAQueue, StorageError."""
     limits = limits or ServiceLimits()
     threads = ServiceThreads(limits)
-    return Gateway(Served(path, limits.open_queues_max), threads, Lessees(threads, limits), limits, tokens)
+    served = Served(path, limits.open_queues_max)
+    return Gateway(served, threads, Together(threads), Lessees(threads, limits), limits, tokens)
 
 
 def application(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import fsqueue
-from fsqueue.service import answers, bodies, fields, operations, schema, streaming, updates
+from fsqueue.service import answers, bodies, fields, joined, operations, schema, streaming, updates
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField
 from fsqueue.service.operations import Operation
@@ -29,7 +29,8 @@ def routes() -> list[BaseRoute]:
         operations.ABOUT: _about,
         operations.QUEUES: _queues,
         operations.GROUP_STATUS: _group_status,
-        operations.UPDATE: updates.update,
+        operations.UPDATE: _update,
+        operations.COMPLETE: _complete,
         operations.INSERT: streaming.insert,
         operations.LEASE_ONE: streaming.lease,
         operations.LEASE_ANY: streaming.lease_any,
@@ -85,6 +86,34 @@ async def _stream(request: Request, each: Callable[[fsqueue.Queue], Iterator[Any
     parts = gateway.threads.each(made)
     first = await anext(parts, None)  # an error before it has a status of its own
     return answers.lines(first, parts)
+
+
+async def _complete(request: Request, given: dict[str, Any]) -> Response:
+    """Report tasks as done, with those of other requests that come meanwhile."""
+    gateway, name = request.app.state.gateway, given["queue"]
+    return Json(
+        await gateway.together.run(
+            ("complete", name),
+            given,
+            partial(joined.complete, gateway.served, name),
+            partial(joined.complete_alone, gateway.served, name),
+        )
+    )
+
+
+async def _update(request: Request, given: dict[str, Any]) -> Response:
+    """Do all of it, or nothing; with other updates of the same queues that come meanwhile."""
+    gateway = request.app.state.gateway
+    updates.check(gateway.served, given)
+    queues = {one["queue"] for operations in given.values() for one in operations}
+    return Json(
+        await gateway.together.run(
+            ("update", frozenset(queues)),
+            given,
+            partial(joined.update, gateway.served),
+            lambda one, is_again: updates.apply(gateway.served, one),
+        )
+    )
 
 
 async def _about(request: Request, given: dict[str, Any]) -> Response:

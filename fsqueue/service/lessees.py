@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 
 import fsqueue
@@ -22,6 +22,11 @@ Look = Callable[[int, float], list[fsqueue.LeasedTask]]
 PutBack = Callable[[list[fsqueue.LeasedTask]], object]
 """Put tasks back that nobody has got. It blocks, and raises nothing."""
 
+AtOnce = Callable[[int], Awaitable[list[fsqueue.LeasedTask]]]
+"""Lease up to a number of tasks, without waiting for one."""
+
+GIVEN_MAX = 4_096
+"""How many ways to lease are remembered that have given a task."""
 IDLE_S = 30.0
 """How long a thread stays without a request. Its lessee knows the queue: the next request is the cheaper for it."""
 AT_ONCE_MAX = 1_000
@@ -176,19 +181,36 @@ class Lessees:
         self._lessees: dict[Hashable, _SharedLessee] = {}
         self._lock = threading.Lock()
         self._waiting = 0
+        self._given: set[Hashable] = set()
+        """Ways to lease that have given a task at the last look."""
         self._is_closed = False
 
     async def lease(
-        self, key: Hashable, n: int, wait_s: float, look: Look, put_back: PutBack
+        self,
+        key: Hashable,
+        n: int,
+        wait_s: float,
+        look: Look,
+        put_back: PutBack,
+        way: Hashable = None,
+        at_once: AtOnce | None = None,
     ) -> list[fsqueue.LeasedTask]:
         """Return up to `n` tasks; [] after a full look, and after `wait_s` seconds.
 
-        If this is cancelled, what was leased for it meanwhile is put back. Overloaded.
+        `way`: of what, and how it is leased, if other workers do the same. `at_once`: leases without waiting; by
+        default a look in a thread for verbs. If this is cancelled, what was leased for it meanwhile is put back.
+        Overloaded.
         """
+        way = key if way is None else way
         present = self._lessees.get(key)
-        if self._is_closed or wait_s <= 0 or (present is not None and present.waits_until):
-            got = await self._direct(n, look, put_back)
-            if got or wait_s <= 0 or self._is_closed:
+        waits = present is not None and bool(present.waits_until)
+        if self._is_closed or wait_s <= 0 or waits or way in self._given:
+            got = await (at_once(n) if at_once is not None else self._once(n, look, put_back))
+            if got:
+                self._note(way)
+                return got
+            self._given.discard(way)
+            if wait_s <= 0 or self._is_closed:
                 return got
         loop = asyncio.get_running_loop()
         asked = _Asked(n, time.monotonic() + wait_s, loop.create_future(), loop)
@@ -204,6 +226,8 @@ class Lessees:
             else:
                 got = await asyncio.wait_for(asked.answer, self._limits.answer_s)
             is_handed_over = True
+            if got:
+                self._note(way)
             return got
         except TimeoutError:
             raise unanswered(self._limits.answer_s, begun=True) from None
@@ -213,7 +237,13 @@ class Lessees:
             if not is_handed_over and (left := lessee.leave(asked)):
                 self._threads.begin(lambda: put_back(left))
 
-    async def _direct(self, n: int, look: Look, put_back: PutBack) -> list[fsqueue.LeasedTask]:
+    def _note(self, way: Hashable) -> None:
+        """Note that there was a task: the next request looks at once, together with others."""
+        if len(self._given) >= GIVEN_MAX:
+            self._given.clear()
+        self._given.add(way)
+
+    async def _once(self, n: int, look: Look, put_back: PutBack) -> list[fsqueue.LeasedTask]:
         """Look once, in a thread for verbs. What comes after the request has gone is put back."""
         has_gone = threading.Event()
         lock = threading.Lock()

@@ -170,10 +170,6 @@ QUEUE_OPERATIONS: Sequence[Operation] = (
               act=lambda queue, given: {"changed": queue.pause(given["reason"])}),
     Operation("POST", f"{QUEUE}/resume", "resume", "Have tasks leased again.",
               act=lambda queue, given: {"changed": queue.resume()}),
-    Operation("POST", f"{QUEUE}/complete", "complete", "Report leased tasks as done, with small results to keep.",
-              body=(Field("tasks", "objects", "Each with its token, and its result if there is one.", needed=True,
-                          least=1, of=(TOKEN, Field("result", "any", "Any JSON value; null: none.", nullable=True))),),
-              act=complete),
     Operation("POST", f"{QUEUE}/renew", "renew", "Extend leases.", body=(TOKENS, LEASE_S), act=renew),
     Operation("POST", f"{QUEUE}/release", "release", "Put leased tasks back, without counting the attempt.",
               body=(TOKENS, DELAY_S), act=release),
@@ -255,6 +251,11 @@ INSERT = Operation(
            Field("total", "whole", "How many tasks there will be about.", most=1e12)),
     body=fields.TASK, status=201,
 )  # fmt: skip
+COMPLETE = Operation(
+    "POST", f"{QUEUE}/complete", "complete", "Report leased tasks as done, with small results to keep.",
+    body=(Field("tasks", "objects", "Each with its token, and its result if there is one.", needed=True, least=1,
+                of=(TOKEN, Field("result", "any", "Any JSON value; null: none.", nullable=True))),),
+)  # fmt: skip
 LEASE_ONE = Operation(
     "POST", f"{QUEUE}/lease", "lease", "Lease tasks for a worker; wait for one if there is none.",
     body=(*LEASE, Field("order", "text", "The most urgent first, or random ones.", default="priority",
@@ -308,6 +309,6 @@ UPDATE = Operation(
                                        nullable=True))),
     ),
 )  # fmt: skip
-OTHERS = (ABOUT, QUEUES, GROUP_STATUS, UPDATE, INSERT, LEASE_ONE, LEASE_ANY, WAIT, FOLLOW, FOLLOW_TASK)
+OTHERS = (ABOUT, QUEUES, GROUP_STATUS, UPDATE, INSERT, COMPLETE, LEASE_ONE, LEASE_ANY, WAIT, FOLLOW, FOLLOW_TASK)
 """Those that do more than call a verb."""
 OPERATIONS = (*QUEUE_OPERATIONS, *OTHERS)

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 import fsqueue
-from fsqueue.service import answers, bodies, faults, fields
+from fsqueue.service import answers, bodies, faults, fields, joined
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField, Overloaded
+from fsqueue.service.lessees import AtOnce, Look
 
 T = TypeVar("T")
 
@@ -92,16 +93,27 @@ async def anext_of(parts: AsyncIterator[T]) -> T | None:
 
 async def lease(request: Request, given: dict[str, Any]) -> Response:
     """Lease tasks of one queue."""
-    served = request.app.state.gateway.served
-    name = given["queue"]
-    how = {one: given[one] for one in ("lease_s", "up_to", "order", "strict")} | {"holder": holder_in(request, given)}
+    gateway = request.app.state.gateway
+    served, name = gateway.served, given["queue"]
+    how = {one: given[one] for one in ("lease_s", "up_to", "order", "strict")}
+    way, holder = (name, *how_of(how)), holder_in(request, given)
 
     def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
         with served.queue(name) as queue:
-            found: list[fsqueue.LeasedTask] = queue.lease(n, wait_s=wait_s, **how)
+            found: list[fsqueue.LeasedTask] = queue.lease(n, wait_s=wait_s, holder=holder, **how)
             return found
 
-    return await _leased(request, given, (name, *how_of(how)), look, with_queue=False)
+    async def at_once(n: int) -> list[fsqueue.LeasedTask]:
+        found: list[fsqueue.LeasedTask] = await gateway.together.run(
+            ("lease", *way),
+            joined.Wanted(n, holder),
+            partial(joined.lease, served, name, how),
+            lambda wanted, is_again: joined.lease_alone(served, name, how, wanted),
+            lambda late: gateway.threads.begin(partial(put_back, late)) if late else None,
+        )
+        return found
+
+    return await _leased(request, given, way, holder, look, with_queue=False, at_once=at_once)
 
 
 async def lease_any(request: Request, given: dict[str, Any]) -> Response:
@@ -110,13 +122,13 @@ async def lease_any(request: Request, given: dict[str, Any]) -> Response:
     if served.group is None:
         raise BadField("path", f"/v1/lease is for a group. Here is one queue: /v1/queues/{served.only}/lease.")
     of = served.group if given["match"] is None else served.group.matching(given["match"])
-    how = {one: given[one] for one in ("lease_s", "up_to")} | {"holder": holder_in(request, given)}
+    how, holder = {one: given[one] for one in ("lease_s", "up_to")}, holder_in(request, given)
 
     def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
-        found: list[fsqueue.LeasedTask] = of.lease(n, wait_s=wait_s, **how)
+        found: list[fsqueue.LeasedTask] = of.lease(n, wait_s=wait_s, holder=holder, **how)
         return found
 
-    return await _leased(request, given, (None, given["match"], *how_of(how)), look, with_queue=True)
+    return await _leased(request, given, (None, given["match"], *how_of(how)), holder, look, with_queue=True)
 
 
 def holder_in(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +142,7 @@ def holder_in(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def how_of(how: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a way to lease as a key. 1 and True, 5 and 5.0 are different ways."""
-    return tuple(repr(sorted(value.items())) if isinstance(value, dict) else repr(value) for value in how.values())
+    return tuple(repr(value) for value in how.values())
 
 
 def put_back(tasks: list[fsqueue.LeasedTask]) -> None:
@@ -143,13 +155,15 @@ def put_back(tasks: list[fsqueue.LeasedTask]) -> None:
 async def _leased(
     request: Request,
     given: dict[str, Any],
-    key: tuple[Any, ...],
-    look: Callable[[int, float], list[fsqueue.LeasedTask]],
+    way: tuple[Any, ...],
+    holder: Mapping[str, Any],
+    look: Look,
     with_queue: bool,
+    at_once: AtOnce | None = None,
 ) -> Response:
-    gateway = request.app.state.gateway
+    gateway, key = request.app.state.gateway, (*way, repr(sorted(holder.items())))
     wait_s = min(given["wait_s"], gateway.limits.wait_s_max)
-    leasing = asyncio.ensure_future(gateway.lessees.lease(key, given["n"], wait_s, look, put_back))
+    leasing = asyncio.ensure_future(gateway.lessees.lease(key, given["n"], wait_s, look, put_back, way, at_once))
     got = await while_there(request, leasing, lambda late: gateway.threads.begin(partial(put_back, late)))
     return Json({"tasks": [answers.leased(task, with_queue) for task in got]})
 

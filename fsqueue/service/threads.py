@@ -29,12 +29,9 @@ class ServiceThreads:
 
     async def run(self, act: Callable[[], T]) -> T:
         """Return what a blocking call returns. Overloaded: it was not begun. Unanswered: it goes on, unseen."""
-        with self._lock:
-            if self._asked >= self._limits.verbs_max + self._limits.backlog_max:
-                raise Overloaded("The gateway has too many requests at once. Nothing was done: come again.")
-            self._asked += 1
+        self.enter()
         future = self._verbs.submit(act)
-        future.add_done_callback(self._done)
+        future.add_done_callback(lambda _: self.leave())
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), self._limits.answer_s)
         except TimeoutError:
@@ -42,13 +39,26 @@ class ServiceThreads:
                 raise unanswered(self._limits.answer_s, begun=not future.cancelled()) from None
             raise
 
+    @property
+    def answer_s(self) -> float:
+        """Return how long the filesystem may take for one verb, in seconds."""
+        return self._limits.answer_s
+
+    def enter(self) -> None:
+        """Count a request that waits for a thread, or has one. Overloaded if there are too many."""
+        with self._lock:
+            if self._asked >= self._limits.verbs_max + self._limits.backlog_max:
+                raise Overloaded("The gateway has too many requests at once. Nothing was done: come again.")
+            self._asked += 1
+
+    def leave(self) -> None:
+        """Count one request less."""
+        with self._lock:
+            self._asked -= 1
+
     def begin(self, act: Callable[[], object]) -> None:
         """Have something done that nobody waits for. It must raise nothing."""
         self._verbs.submit(act)
-
-    def _done(self, _: object) -> None:
-        with self._lock:
-            self._asked -= 1
 
     async def each(self, make: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
         """Yield what a blocking iterator yields. It runs in a thread of its own. Close this when it is left."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 import fsqueue
-from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField
 from fsqueue.service.served import Served
 
@@ -18,15 +14,13 @@ UPDATE_S = 30.0
 """How long an update waits for others that are in its way."""
 
 
-async def update(request: Request, given: dict[str, Any]) -> Response:
-    """Do all of it, or nothing."""
-    gateway = request.app.state.gateway
-    if gateway.served.group is None:
-        raise BadField("path", f"/v1/update is for a group. Here is one queue, {gateway.served.only!r}.")
+def check(served: Served, given: Mapping[str, Any]) -> None:
+    """Raise BadField if this is none for here."""
+    if served.group is None:
+        raise BadField("path", f"/v1/update is for a group. Here is one queue, {served.only!r}.")
     for name in ("cancel", "replace", "depends"):
         for index, one in enumerate(given[name]):
             _check_named(one, f"{name}[{index}]")
-    return Json(await gateway.threads.run(lambda: _applied(gateway.served, given)))
 
 
 def _check_named(one: Mapping[str, Any], where: str) -> None:
@@ -37,47 +31,70 @@ def _check_named(one: Mapping[str, Any], where: str) -> None:
         raise BadField(f"{where}.token", "is needed, or id and version, one of the two. Nothing was done.")
 
 
-def _applied(served: Served, given: Mapping[str, Any]) -> Any:
+def apply(served: Served, given: Mapping[str, Any]) -> Any:
     """Apply an update. Return what its inserts, renewals and replacements have brought about, each in their order."""
+    assert served.group is not None
+    made = served.group.update()
     with ExitStack() as queues:
-        assert served.group is not None
-        made = served.group.update()
+        add(made, served, queues, given)
+        return told(given, iter(made.apply(UPDATE_S)))
 
-        def held(one: Mapping[str, Any]) -> fsqueue.LeasedTask:
-            queue: fsqueue.Queue = queues.enter_context(served.queue(one["queue"]))
-            return queue.attach(one["token"], verify=False)
 
-        def meant(one: Mapping[str, Any]) -> fsqueue.LeasedTask | fsqueue.TaskInfo:
-            """Return the task as it was seen, without a look: the update itself asks whether it still is so."""
-            if one["token"] is not None:
-                return held(one)
-            return fsqueue.TaskInfo(one["id"], "waiting", version=one["version"], queue=one["queue"])
+def add(made: fsqueue.Update, served: Served, queues: ExitStack, given: Mapping[str, Any]) -> None:
+    """Add to an update what a request says. `queues`: holds the queues open."""
 
-        for one in given["inserts"]:
-            task = fsqueue.Task(one["payload"], one["key"], one["priority"], one["delay_s"], one["available_at"])
-            made.insert(one["queue"], task)
-        for one in given["renew"]:
-            made.renew(held(one), one["lease_s"])
-        for one in given["replace"]:
-            made.replace(meant(one), one["payload"])
-        for one in given["complete"]:
-            made.complete(held(one), one["result"])
-        for one in given["release"]:
-            made.release(held(one), one["delay_s"])
-        for one in given["fail"]:
-            made.fail(held(one), one["error"], one["delay_s"])
-        for one in given["bury"]:
-            made.bury(held(one), one["reason"])
-        for one in given["cancel"]:
-            made.cancel(meant(one))
-        for one in given["depends"]:
-            made.depends(meant(one))
-        results = iter(made.apply(UPDATE_S))
-        return {
-            "inserted": [_inserted(next(results)) for _ in given["inserts"]],
-            "renewed": [_renewed(next(results)) for _ in given["renew"]],
-            "replaced": [_replaced(next(results)) for _ in given["replace"]],
-        }
+    def held(one: Mapping[str, Any]) -> fsqueue.LeasedTask:
+        queue: fsqueue.Queue = queues.enter_context(served.queue(one["queue"]))
+        return queue.attach(one["token"], verify=False)
+
+    def meant(one: Mapping[str, Any]) -> fsqueue.LeasedTask | fsqueue.TaskInfo:
+        """Return the task as it was seen, without a look: the update itself asks whether it still is so."""
+        if one["token"] is not None:
+            return held(one)
+        return fsqueue.TaskInfo(one["id"], "waiting", version=one["version"], queue=one["queue"])
+
+    for one in given["inserts"]:
+        task = fsqueue.Task(one["payload"], one["key"], one["priority"], one["delay_s"], one["available_at"])
+        made.insert(one["queue"], task)
+    for one in given["renew"]:
+        made.renew(held(one), one["lease_s"])
+    for one in given["replace"]:
+        made.replace(meant(one), one["payload"])
+    for one in given["complete"]:
+        made.complete(held(one), one["result"])
+    for one in given["release"]:
+        made.release(held(one), one["delay_s"])
+    for one in given["fail"]:
+        made.fail(held(one), one["error"], one["delay_s"])
+    for one in given["bury"]:
+        made.bury(held(one), one["reason"])
+    for one in given["cancel"]:
+        made.cancel(meant(one))
+    for one in given["depends"]:
+        made.depends(meant(one))
+
+
+def told(given: Mapping[str, Any], results: Iterator[Any]) -> dict[str, Any]:
+    """Return what the calls of `add` have brought about. `results`: those of the update; the rest stays for others."""
+    found = {
+        "inserted": [_inserted(next(results)) for _ in given["inserts"]],
+        "renewed": [_renewed(next(results)) for _ in given["renew"]],
+        "replaced": [_replaced(next(results)) for _ in given["replace"]],
+    }
+    for name in ("complete", "release", "fail", "bury", "cancel", "depends"):
+        for _ in given[name]:
+            next(results)
+    return found
+
+
+def tasks_in(given: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the tasks that an update names, as far as they are ids."""
+    return [
+        (one["token"].partition("@")[0] if one.get("token") is not None else one["id"])
+        for name, operations in given.items()
+        if name != "inserts"
+        for one in operations
+    ]
 
 
 def _inserted(ref: fsqueue.TaskRef) -> dict[str, Any]:

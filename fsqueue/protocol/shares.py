@@ -1,0 +1,81 @@
+"""Share the tasks of one look among several holders: each gets leases of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsqueue.format.replay import ReplayState
+from fsqueue.leased_task import LeasedTask
+
+Holder = tuple[dict[str, Any], str]
+"""What leases say of their worker, also as JSON."""
+
+
+@dataclass(eq=False, slots=True)
+class Share:
+    """What one holder wants of a look: `n` tasks at most."""
+
+    n: int
+    holder: Holder
+    left: int = 0
+    """How many of them it still wants."""
+    leases: set[str] = field(default_factory=set)
+    """The leases that it has got."""
+
+    def __post_init__(self) -> None:
+        self.left = self.n
+
+
+@dataclass(eq=False, slots=True)
+class NewLease:
+    """A lease that is about to be recorded. `several`: its call may hold more tasks."""
+
+    id: str
+    tasks: list[int]
+    holder: Holder
+    several: bool
+    share: Share | None = None
+    offset: int = 0
+    """Where its record stands in the log."""
+
+    def enter(self, state: ReplayState, at: int, until: int, offset: int) -> None:
+        """Give its tasks to it in the state of the batch, as if its record stood at `offset`."""
+        self.tasks = state.lease(at, self.id, self.tasks, until, self.holder[0], self.several, offset)
+        self.offset = offset
+
+    def hand_out(self, tasks: list[LeasedTask]) -> None:
+        """Note which of its tasks the caller gets. One that is damaged is not among them."""
+        if self.share is not None:
+            self.share.left -= len(tasks)
+            self.share.leases.add(self.id)
+
+
+class Shares:
+    """The holders for which one call leases, the first one first."""
+
+    def __init__(self, wanted: Sequence[tuple[int, Holder]]) -> None:
+        self._shares = [Share(n, holder) for n, holder in wanted]
+
+    @property
+    def n(self) -> int:
+        """Return how many tasks they want together."""
+        return sum(share.n for share in self._shares)
+
+    def next_leases(self, tasks: list[int], draw: Callable[[], str], alone: bool) -> list[NewLease]:
+        """Return the leases of tasks that were chosen: no more than are still wanted.
+
+        Nothing is noted: recording them may fail, and be tried again. `alone`: the task has to go alone.
+        """
+        leases, begin = [], 0
+        for share in self._shares:
+            if share.left and begin < len(tasks):
+                mine = tasks[begin : begin + share.left]
+                leases.append(NewLease(draw(), mine, share.holder, share.n > 1 and not alone, share))
+                begin += len(mine)
+        return leases
+
+    def parts(self, tasks: Sequence[LeasedTask]) -> list[list[LeasedTask]]:
+        """Return the tasks of each holder."""
+        return [[task for task in tasks if task.lease in share.leases] for share in self._shares]
