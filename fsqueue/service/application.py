@@ -105,8 +105,9 @@ def application(
     )
     app.router.redirect_slashes = False
     app.state.gateway = made
-    app.state.pages = page.Pages(made.served, made.threads)
-    app.state.taskstore = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
+    calls = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
+    app.state.taskstore = calls
+    app.state.pages = page.Pages(made.served, made.threads, calls.has_clients)
     return Patience(Gate(app, made.tokens, hosts, read_only), made.limits)
 
 

@@ -71,6 +71,13 @@ def _notices(look: QueueLook, path: str) -> Iterator[Notice]:
         kind: Kind = "stands still" if status.remaining else "note"
         waiting = f" {counted(status.remaining, 'task')} wait." if status.remaining else ""
         yield Notice(kind, name, f"It is paused {_paused(look.paused)}.{waiting}", Action("Resume", "resume"))
+    elif status.waiting and not status.leased and not _is_worked(look) and look.has_clients:
+        yield Notice(
+            "note",
+            name,
+            f"{counted(status.waiting, 'task')} could be claimed. Clients of taskstore use this gateway, and are seen "
+            "only while they have a claim. No worker is there.",
+        )
     elif status.waiting and not status.leased and not _is_worked(look):
         yield Notice(
             "stands still",

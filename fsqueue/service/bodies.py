@@ -23,7 +23,8 @@ def kind_of(request: Request) -> str:
 
 
 async def whole(request: Request, bytes_max: int) -> bytes:
-    """Return a body that is held in memory. HTTPException 413 if it is larger, before more of it is read."""
+    """Return a body that is held in memory. HTTPException 413 if it is larger, before more of it is read; 415."""
+    refuse_encoded(request)
     told = request.headers.get("content-length", "0")
     parts: list[bytes] = []
     size = int(told) if told.isascii() and told.isdecimal() and len(told) < 19 else 0
@@ -55,8 +56,24 @@ async def json_object(request: Request, bytes_max: int) -> Any:
     if not body.strip():
         return {}
     if kind_of(request) not in ("application/json", ""):
-        raise HTTPException(415, "The body must be application/json. Nothing was done.")
+        raise HTTPException(415, refused_kind(request, "application/json"))
     return decoded(body, "body")
+
+
+def refused_kind(request: Request, accepted: str) -> str:
+    """Return the sentence on a body of another type than those that are accepted."""
+    return f"The body has the Content-Type {kind_of(request)!r:.200}. It must be {accepted}. Nothing was done."
+
+
+def refuse_encoded(request: Request) -> None:
+    """Raise HTTPException 415 for a body that is compressed."""
+    encoding = request.headers.get("content-encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise HTTPException(
+            415,
+            f"The body has the Content-Encoding {encoding!r:.200}. Send it as it is, without one. Nothing was done.",
+            {"accept-encoding": "identity"},
+        )
 
 
 def decoded(text: bytes, where: str) -> Any:

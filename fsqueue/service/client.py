@@ -247,9 +247,13 @@ class RemoteQueue:
         up_to: str | int | None = None,
         order: Literal["priority", "random"] = "priority",
         strict: bool = False,
+        depends: Iterable[fsqueue.LeasedTask | fsqueue.TaskInfo] = (),
     ) -> list[RemoteTask]:
-        """Lease up to `n` tasks: see `Queue.lease`."""
-        asked = {"n": n, "lease_s": lease_s, "up_to": up_to, "order": order, "strict": strict, "holder": self._holder}
+        """Lease up to `n` tasks: see `Queue.lease`; `depends`, in a group: see `GroupQueue.lease`."""
+        asked: dict[str, Any] = {"n": n, "lease_s": lease_s, "up_to": up_to, "order": order, "strict": strict}
+        asked["holder"] = self._holder
+        if conditions := [_named(task) for task in depends]:
+            asked["depends"] = conditions
         return _waiting(lambda step_s: self._post("/lease", {**asked, "wait_s": step_s}, wait_s=step_s), wait_s,
                         lambda one: RemoteTask(self, one))  # fmt: skip
 

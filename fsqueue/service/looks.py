@@ -137,6 +137,8 @@ class QueueLook:
     workers: Sequence[fsqueue.LeaseHolder] = ()
     failing: Sequence[fsqueue.FailingNode] = ()
     error: str = ""
+    has_clients: bool = False
+    """Whether clients of taskstore have asked this gateway: they claim tasks without being seen in between."""
 
     def signature(self) -> object:
         """Return what is equal as long as nothing has changed."""
@@ -153,7 +155,9 @@ class QueueLook:
         return () if self.activity is None else self.activity.failures
 
 
-def look_at(queue: fsqueue.Queue, name: str, asks_slurm: bool = False) -> QueueLook:
+def look_at(
+    queue: fsqueue.Queue, name: str, asks_slurm: bool = False, has_clients: bool = False
+) -> QueueLook:  # fmt: skip
     """Look at a queue. What is wrong with it is part of what is seen."""
     try:
         status = queue.status()
@@ -165,6 +169,7 @@ def look_at(queue: fsqueue.Queue, name: str, asks_slurm: bool = False) -> QueueL
             queue.paused,
             queue.workers(asks_slurm=asks_slurm) if status.leased or status.remaining else (),
             queue.failing_nodes() if status.remaining else (),
+            has_clients=has_clients,
         )
     except fsqueue.FsqueueError as error:
         return QueueLook(name, error=str(error))
@@ -190,12 +195,12 @@ class QueuePage:
 SAMPLES = 5
 
 
-def look_into(queue: fsqueue.Queue, name: str) -> QueuePage:
+def look_into(queue: fsqueue.Queue, name: str, has_clients: bool = False) -> QueuePage:
     """Look at a queue for its own page. QueueNotFound, NotAQueue, StorageError."""
-    look = look_at(queue, name, asks_slurm=True)
+    look = look_at(queue, name, asks_slurm=True, has_clients=has_clients)
     if look.error:
         queue.status()  # raises what is wrong, unless it is so no more
-        look = look_at(queue, name)
+        look = look_at(queue, name, has_clients=has_clients)
     samples = []
     for held in look.activity.oldest[:SAMPLES] if look.activity is not None else ():
         try:

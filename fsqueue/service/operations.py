@@ -256,11 +256,22 @@ COMPLETE = Operation(
     body=(Field("tasks", "objects", "Each with its token, and its result if there is one.", needed=True, least=1,
                 of=(TOKEN, Field("result", "any", "Any JSON value; null: none.", nullable=True))),),
 )  # fmt: skip
+OF_QUEUE = Field("queue", "text", "The name of the task's queue.", needed=True, least=1, most=1024)
+HELD = (OF_QUEUE, TOKEN)
+HELD_OR_SEEN = (
+    OF_QUEUE,
+    Field("token", "text", "The token of the lease, if the caller has leased the task.", least=1, most=200),
+    Field("id", "text", "Otherwise its id, ...", least=1, most=200),
+    Field("version", "whole", "... and the version that it was seen with: it must still have it."),
+)
+"""How a task is named that is leased, or waits."""
 LEASE_ONE = Operation(
     "POST", f"{QUEUE}/lease", "lease", "Lease tasks for a worker; wait for one if there is none.",
     body=(*LEASE, Field("order", "text", "The most urgent first, or random ones.", default="priority",
                         choices=("priority", "random")),
-          Field("strict", "flag", "Look at all shards for the most urgent ones.", default=False)),
+          Field("strict", "flag", "Look at all shards for the most urgent ones.", default=False),
+          Field("depends", "objects", "Tasks of the group that must be as they were seen while the new leases hold; "
+                "otherwise 409, and nothing is leased.", default=(), of=HELD_OR_SEEN)),
 )  # fmt: skip
 LEASE_ANY = Operation("POST", "/lease", "lease_any", "Lease tasks of any queue of the group; each says of which.",
                       body=(*LEASE, MATCH))  # fmt: skip
@@ -280,15 +291,6 @@ QUEUES = Operation(
 )  # fmt: skip
 GROUP_STATUS = Operation("GET", "/status", "group_status", "Counts and activity over queues of the group.",
                          query=(MATCH, EXACT))  # fmt: skip
-OF_QUEUE = Field("queue", "text", "The name of the task's queue.", needed=True, least=1, most=1024)
-HELD = (OF_QUEUE, TOKEN)
-HELD_OR_SEEN = (
-    OF_QUEUE,
-    Field("token", "text", "The token of the lease, if the caller has leased the task.", least=1, most=200),
-    Field("id", "text", "Otherwise its id, ...", least=1, most=200),
-    Field("version", "whole", "... and the version that it was seen with: it must still have it."),
-)
-"""How a task is named that is leased, or waits."""
 UPDATE = Operation(
     "POST", "/update", "update", "Changes to tasks of several queues that happen all together, or not at all.",
     body=(

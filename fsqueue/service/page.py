@@ -48,8 +48,10 @@ CALLS = 1_500
 class Pages:
     """What the pages of one gateway share."""
 
-    def __init__(self, served: Served, threads: ServiceThreads) -> None:
-        self.served, self.threads = served, threads
+    def __init__(
+        self, served: Served, threads: ServiceThreads, has_clients: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.served, self.threads, self.has_clients = served, threads, has_clients
         self.looks = PageLooks()
         self.id = secrets.token_hex(4)
         """Tells what this process has numbered from what another gateway has."""
@@ -77,7 +79,7 @@ class Pages:
     def look(self, name: str) -> QueueLook:
         """Look at a queue by its name."""
         with self.served.queue(name) as queue:
-            return looks.look_at(queue, name)
+            return looks.look_at(queue, name, has_clients=self.has_clients())
 
     @property
     def root(self) -> str:
@@ -329,7 +331,7 @@ async def _one(request: Request, name: str) -> Response:
 
     def make() -> QueuePage:
         with pages.served.queue(name) as queue:
-            return looks.look_into(queue, name)
+            return looks.look_into(queue, name, pages.has_clients())
 
     seen = await pages.seen(key, make, _is_fresh(request))
     values = _common(request, name, _above(pages)) | {"name": name}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 import fsqueue
-from fsqueue.service import answers, bodies, faults, fields, joined
+from fsqueue.service import answers, bodies, faults, fields, joined, updates
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField, Overloaded
 from fsqueue.service.lessees import AtOnce, Look
@@ -36,6 +36,7 @@ async def insert(request: Request, given: dict[str, Any]) -> Response:
         if given["commit"] not in (None, key):
             raise BadField("commit", "is another one than Idempotency-Key says. Nothing was done.")
         given["commit"] = key
+    bodies.refuse_encoded(request)  # before the queue comes into being
     if bodies.kind_of(request) in bodies.JSON_LINES:
         return await _insert_lines(request, given)
     sent = await bodies.json_object(request, gateway.limits.body_bytes_max)
@@ -97,6 +98,8 @@ async def lease(request: Request, given: dict[str, Any]) -> Response:
     served, name = gateway.served, given["queue"]
     how = {one: given[one] for one in ("lease_s", "up_to", "order", "strict")}
     way, holder = (name, *how_of(how)), holder_in(request, given)
+    if given["depends"]:
+        return await _leased(request, given, way, holder, _depending(request, given, holder, how), with_queue=False)
 
     def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
         with served.queue(name) as queue:
@@ -114,6 +117,23 @@ async def lease(request: Request, given: dict[str, Any]) -> Response:
         return found
 
     return await _leased(request, given, way, holder, look, with_queue=False, at_once=at_once)
+
+
+def _depending(request: Request, given: dict[str, Any], holder: Mapping[str, Any], how: Mapping[str, Any]) -> Look:
+    """Return the look of a request that depends on tasks. It shares none with others: their tasks are other ones."""
+    served, depends = request.app.state.gateway.served, given["depends"]
+    if served.group is None:
+        raise BadField("depends", f"is for a group. Here is one queue, {served.only!r}. Nothing was done.")
+    updates.check_named(given, "depends")
+
+    def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
+        with ExitStack() as queues:
+            queue = queues.enter_context(served.queue(given["queue"]))
+            tasks = [updates.seen(served, queues, one) for one in depends]
+            found: list[fsqueue.LeasedTask] = queue.lease(n, wait_s=wait_s, holder=holder, depends=tasks, **how)
+            return found
+
+    return look
 
 
 async def lease_any(request: Request, given: dict[str, Any]) -> Response:
@@ -161,9 +181,10 @@ async def _leased(
     with_queue: bool,
     at_once: AtOnce | None = None,
 ) -> Response:
-    gateway, key = request.app.state.gateway, (*way, repr(sorted(holder.items())))
+    gateway, key = request.app.state.gateway, (*way, repr(sorted(holder.items())), repr(given.get("depends")))
     wait_s = min(given["wait_s"], gateway.limits.wait_s_max)
-    leasing = asyncio.ensure_future(gateway.lessees.lease(key, given["n"], wait_s, look, put_back, way, at_once))
+    of_all = way if at_once is not None else key
+    leasing = asyncio.ensure_future(gateway.lessees.lease(key, given["n"], wait_s, look, put_back, of_all, at_once))
     got = await while_there(request, leasing, lambda late: gateway.threads.begin(partial(put_back, late)))
     return Json({"tasks": [answers.leased(task, with_queue) for task in got]})
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -32,6 +33,10 @@ class TaskstoreCalls:
         self._served, self.unit = served, unit
         self._store: Taskstore | None = None
         self._lock = threading.Lock()
+
+    def has_clients(self) -> bool:
+        """Return whether clients have asked this gateway."""
+        return self._store is not None
 
     def store(self) -> Taskstore:
         """Return the store. QueueNotFound if a single queue is served; StorageError. Blocks."""
@@ -123,13 +128,15 @@ async def _answer(request: Request, act: Callable[[Taskstore], bytes]) -> Respon
 
 
 async def _sent(request: Request, field: str) -> Any:
-    """Return the JSON value that was sent: as the body, or in a field of a form. BadField, HTTPException 413.
+    """Return the JSON value that was sent: as the body, or in a field of a form. BadField, HTTPException 413, 415.
 
     Upstream's client posts JSON and names no type; its server reads a form. curl calls whatever it posts a form. So
     the first character tells: a form with this field begins with no brace.
     """
     body = (await bodies.whole(request, request.app.state.gateway.limits.body_bytes_max)).strip()
     where = "body"
+    if bodies.kind_of(request).startswith("multipart/"):
+        raise HTTPException(415, bodies.refused_kind(request, f"JSON, of any type, or {FORM}"))
     if bodies.kind_of(request) == FORM and not body.startswith(b"{"):
         where, body = field, _form_field(body, field)
     if not body:

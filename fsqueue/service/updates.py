@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import fsqueue
@@ -19,16 +20,16 @@ def check(served: Served, given: Mapping[str, Any]) -> None:
     if served.group is None:
         raise BadField("path", f"/v1/update is for a group. Here is one queue, {served.only!r}.")
     for name in ("cancel", "replace", "depends"):
-        for index, one in enumerate(given[name]):
-            _check_named(one, f"{name}[{index}]")
+        check_named(given, name)
 
 
-def _check_named(one: Mapping[str, Any], where: str) -> None:
-    """Raise BadField unless a task is named by the token of its lease, or by its id and version."""
-    is_held = one["token"] is not None
-    is_seen = one["id"] is not None and one["version"] is not None
-    if is_held == is_seen or (is_held and (one["id"], one["version"]) != (None, None)):
-        raise BadField(f"{where}.token", "is needed, or id and version, one of the two. Nothing was done.")
+def check_named(given: Mapping[str, Any], name: str) -> None:
+    """Raise BadField unless each task is named by the token of its lease, or by its id and version."""
+    for index, one in enumerate(given[name]):
+        is_held = one["token"] is not None
+        is_seen = one["id"] is not None and one["version"] is not None
+        if is_held == is_seen or (is_held and (one["id"], one["version"]) != (None, None)):
+            raise BadField(f"{name}[{index}].token", "is needed, or id and version, one of the two. Nothing was done.")
 
 
 def apply(served: Served, given: Mapping[str, Any]) -> Any:
@@ -43,15 +44,7 @@ def apply(served: Served, given: Mapping[str, Any]) -> Any:
 def add(made: fsqueue.Update, served: Served, queues: ExitStack, given: Mapping[str, Any]) -> None:
     """Add to an update what a request says. `queues`: holds the queues open."""
 
-    def held(one: Mapping[str, Any]) -> fsqueue.LeasedTask:
-        queue: fsqueue.Queue = queues.enter_context(served.queue(one["queue"]))
-        return queue.attach(one["token"], verify=False)
-
-    def meant(one: Mapping[str, Any]) -> fsqueue.LeasedTask | fsqueue.TaskInfo:
-        """Return the task as it was seen, without a look: the update itself asks whether it still is so."""
-        if one["token"] is not None:
-            return held(one)
-        return fsqueue.TaskInfo(one["id"], "waiting", version=one["version"], queue=one["queue"])
+    held, meant = partial(_held, served, queues), partial(seen, served, queues)
 
     for one in given["inserts"]:
         task = fsqueue.Task(one["payload"], one["key"], one["priority"], one["delay_s"], one["available_at"])
@@ -72,6 +65,18 @@ def add(made: fsqueue.Update, served: Served, queues: ExitStack, given: Mapping[
         made.cancel(meant(one))
     for one in given["depends"]:
         made.depends(meant(one))
+
+
+def _held(served: Served, queues: ExitStack, one: Mapping[str, Any]) -> fsqueue.LeasedTask:
+    queue: fsqueue.Queue = queues.enter_context(served.queue(one["queue"]))
+    return queue.attach(one["token"], verify=False)
+
+
+def seen(served: Served, queues: ExitStack, one: Mapping[str, Any]) -> fsqueue.LeasedTask | fsqueue.TaskInfo:
+    """Return a task as a request has seen it, without a look: the update itself asks whether it still is so."""
+    if one["token"] is not None:
+        return _held(served, queues, one)
+    return fsqueue.TaskInfo(one["id"], "waiting", version=one["version"], queue=one["queue"])
 
 
 def told(given: Mapping[str, Any], results: Iterator[Any]) -> dict[str, Any]:

@@ -224,7 +224,7 @@ class Numbers:
         try:
             self._sync(place, fd)
         except OSError:
-            self._distrusted = end
+            self._distrusted = max(self._distrusted, end)
             raise
         self._end = end
 
@@ -287,10 +287,15 @@ class Numbers:
                     self._read_earlier(earlier, offset if earlier == at else 0)
             at, offset = place, 0
         content = fs.read_from(fd, offset)
+        end = at * FILE_RECORDS + (offset + len(content)) // RECORD_BYTES
         if len(content) >= RECORD_BYTES or at * FILE_RECORDS > begun:
-            self._sync(place, fd)  # its author may have died before that
+            try:
+                self._sync(place, fd)  # its author may have died before that
+            except OSError:
+                self._distrusted = max(self._distrusted, end)  # the next sync may succeed although these are lost
+                raise
         self._learn(at, offset, content)
-        self._end = at * FILE_RECORDS + (offset + len(content)) // RECORD_BYTES
+        self._end = end
 
     def _read_earlier(self, place: int, offset: int) -> None:
         """Read the rest of a full file, which nothing is appended to any more."""

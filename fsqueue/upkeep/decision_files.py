@@ -52,7 +52,10 @@ def refresh(store: Store) -> int:
     if group is None:
         return 0
     touched = 0
-    own = [numbers.path_of(group.path, names.number_file(place)) for place in stored_numbers.files(group)]
+    # Of numbers the last file alone. The upkeep renews the times of others in which a number holds: it looks into one
+    # that is a day old, and would never do so if each day began with this.
+    last = stored_numbers.files(group)[-1:]
+    own = [numbers.path_of(group.path, names.number_file(place)) for place in last]
     for path in [group_file(group.path), *own, *(decisions.path_of(group.path, name) for name in stored.files(group))]:
         with suppress(FileNotFoundError, PermissionError):  # it was retired just now, or is another user's
             group.fs.touch(path)

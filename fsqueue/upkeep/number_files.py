@@ -1,12 +1,14 @@
 """Remove files of numbers all of whose numbers have ended (docs/decisions/0053-taskstore-ids.md).
 
 The last file stays, so the numbers go on behind it. A full file is never appended to again. A version never comes back:
-a number that has ended here has ended for ever. Whatever is in doubt keeps the file.
+a number that has ended here has ended for ever. Whatever is in doubt keeps the file. A queue that is not in the group
+may be away: its numbers hold for 30 days, as outcomes of updates are kept for it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 
 from fsqueue.errors import FsqueueError, LockTimeout
@@ -19,6 +21,7 @@ from fsqueue.storage import numbers as stored
 from fsqueue.storage.decisions import OutOfGroup, group_of
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
+from fsqueue.upkeep.decision_files import AWAY_MS
 from fsqueue.views import inspection
 
 AGE_MS = 86_400_000
@@ -47,15 +50,20 @@ def retire(store: Store) -> int:
 def _retire(store: Store, group: GroupDirectory, path: str, place: int) -> bool:
     """Remove a file, if it is full and old, and none of its numbers holds. Return whether it was removed."""
     fs = group.fs
-    if store.clock.now_ms() - fs.stat(path).st_mtime_ns // 1_000_000 < AGE_MS:
+    age_ms = store.clock.now_ms() - fs.stat(path).st_mtime_ns // 1_000_000
+    if age_ms < AGE_MS:
         return False
     with fs.closing(fs.look_anew(path)) as fd:
         content = fs.read_from(fd, 0)
     if len(content) != FILE_RECORDS * RECORD_BYTES:
         return False
-    if _is_held(store, group, _versions(group, place, content)):
+    directories = {numbers.place_of(directory): directory for directory in group.directories()}
+    versions = _versions(group, place, content)
+    if _is_held(store, group, versions, directories):
         fs.touch(path)  # the upkeep of each other queue of the group need not ask again
         return False
+    if age_ms < AWAY_MS and any(found not in directories for found, _, _ in versions):
+        return False  # its age tells how long to wait
     with jsonl.locked_existing(fs, group.clock, group.entropy, path, WAIT_S, os.O_APPEND) as fd:
         jsonl.must_have_one_name(fs, fd, path)
         is_full = fs.fstat(fd).st_size == len(content)
@@ -73,15 +81,16 @@ def _versions(group: GroupDirectory, place: int, content: bytes) -> Versions:
     return found
 
 
-def _is_held(store: Store, group: GroupDirectory, versions: Versions) -> bool:
-    """Return whether a number of one of these versions holds, or may hold."""
-    directories = {numbers.place_of(directory): directory for directory in group.directories()}
+def _is_held(
+    store: Store, group: GroupDirectory, versions: Versions, directories: Mapping[bytes, QueueDirectory]
+) -> bool:
+    """Return whether a number of one of these versions holds, or may hold, in a queue that is there."""
     opened: dict[QueueDirectory, Store | None] = {}
     try:
         for (place, identity, batch), of_batch in versions.items():
             directory = directories.get(place)
             if directory is None:
-                continue  # the queue was deleted
+                continue  # the queue was deleted, or is away
             if directory not in opened:
                 opened[directory] = _opened(store, group, directory)
             queue = opened[directory]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import threading
 from pathlib import Path
@@ -138,6 +139,40 @@ def test_another_type_of_body_is_refused(client: TestClient) -> None:
     assert answer.status_code == 415
     assert client.post(f"{Q}/nothing").status_code == 404
     assert client.put(f"{Q}/lease").status_code == 405
+
+
+@pytest.mark.parametrize("path", [f"{Q}/lease", f"{Q}/tasks", "/v1/update", "/update", "/claim"])
+def test_a_body_that_is_compressed_or_in_parts_is_refused_by_its_name(
+    client: TestClient, group: Group, path: str
+) -> None:
+    for kind in ("application/json", "application/x-ndjson"):
+        headers = {"content-type": kind, "content-encoding": "gzip"}
+        answer = client.post(path, content=gzip.compress(b"{}"), headers=headers)
+        assert answer.status_code == 415
+        assert "Content-Encoding 'gzip'" in said(answer)["message"]
+    answer = client.post(path, content=b"--x\r\n", headers={"content-type": "multipart/form-data; boundary=x"})
+    assert answer.status_code == 415
+    assert "'multipart/form-data'" in said(answer)["message"]
+    assert client.post(f"{Q}/lease", json={}, headers={"content-encoding": "identity"}).status_code == 200
+    assert not group["q"].exists()
+
+
+def test_a_lease_may_depend_on_tasks(client: TestClient, group: Group) -> None:
+    group["q"].insert_many([1, 2])
+    group["other"].insert("there")
+    [seen] = group["other"].tasks()
+    depends = [{"queue": "other", "id": seen.id, "version": seen.version}]
+    assert len(client.post(f"{Q}/lease", json={"depends": depends}).json()["tasks"]) == 1
+    [held] = group["other"].lease()
+    for wait_s in (0, 1):
+        answer = client.post(f"{Q}/lease", json={"depends": depends, "wait_s": wait_s})
+        assert (answer.status_code, said(answer)["type"]) == (409, "UpdateConflict")
+        assert [one[2] for one in said(answer)["depends"]] == [seen.id]
+    assert group["q"].status() == fsqueue.Status(waiting=1, leased=1)
+    by_token = [{"queue": "other", "token": held.token}]
+    assert len(client.post(f"{Q}/lease", json={"depends": by_token, "wait_s": 1}).json()["tasks"]) == 1
+    answer = client.post(f"{Q}/lease", json={"depends": [{"queue": "other", "id": seen.id}]})
+    assert (answer.status_code, said(answer)["field"]) == (400, "depends[0].token")
 
 
 def test_lines_are_inserted_in_bounded_memory(group: Group, open_gateway: Open) -> None:

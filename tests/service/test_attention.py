@@ -57,6 +57,15 @@ def test_nobody_works(queue: Queue) -> None:
     assert of(queue)[0] == "at work"  # between two leases it holds none
 
 
+def test_where_clients_of_taskstore_come_no_worker_is_asked_for(queue: Queue) -> None:
+    queue.insert_many(range(3))
+    look = looks.look_at(queue, "q", has_clients=True)
+    [notice] = attention.notices(look, "/scratch/me/q")
+    assert (notice.kind, notice.command) == ("note", "")
+    assert notice.says.startswith("3 tasks could be claimed. Clients of taskstore")
+    assert attention.verdict(look) == "at work"
+
+
 def test_it_is_paused(queue: Queue) -> None:
     queue.insert(1)
     queue.pause("the licence server is down")

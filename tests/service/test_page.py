@@ -235,9 +235,9 @@ def test_a_first_look_that_takes_long_does_not_keep_the_page_waiting(
     go, look_at = threading.Event(), looks.look_at
     monkeypatch.setattr(page, "FIRST_S", 0.01)
 
-    def slow(*given: Any) -> looks.QueueLook:
+    def slow(*given: Any, **how: Any) -> looks.QueueLook:
         assert go.wait(60)
-        return look_at(*given)
+        return look_at(*given, **how)
 
     monkeypatch.setattr(looks, "look_at", slow)
     assert "The queues are being read" in text(client, "/")

@@ -203,6 +203,27 @@ def test_what_was_appended_without_a_sync_gets_other_numbers(path: str) -> None:
     assert latest(path, 1) == 4
 
 
+def test_what_another_process_has_appended_and_cannot_be_synced_is_never_told(path: str) -> None:
+    """The next sync may succeed though what the other process wrote is lost."""
+    failing = Count(lambda step, args: step == "fsync")
+
+    def fail(number: int, step: str, call: Callable[..., Any], *args: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    numbers = opened(path, failing)
+    assert give(numbers, version(0)) == [1]
+    assert give(opened(path), version(1)) == [2]
+    failing.at = fail  # type: ignore[method-assign]
+    failing.armed = True
+    with pytest.raises(OSError, match="Input/output"):
+        numbers.catch_up()
+    failing.armed = False
+    numbers.catch_up()
+    assert numbers.latest(version(1).key, 1) is None
+    assert give(numbers, version(0), version(1)) == [1, 3]
+    assert latest(path, 1) == 3
+
+
 def test_what_another_process_has_appended_is_synced_before_it_is_told(path: str) -> None:
     syncs = Count(lambda step, args: step == "fsync")
     numbers = opened(path, syncs)

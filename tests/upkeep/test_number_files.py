@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,46 @@ def test_what_is_in_doubt_keeps_a_file(group: Group) -> None:
     assert gc_a_day_later(group) == 0, "a file that is not full may be the one to which another process appends"
     first.write_bytes(whole)
     assert gc_a_day_later(group) == 1
+
+
+def test_touched_each_day_files_go_all_the_same(group: Group) -> None:
+    tasks = numbered(group, "a", 10)
+    for task in group["a"].lease(10):
+        task.complete()
+    assert len(tasks) == 10
+    for path in (group.path / ".numbers").iterdir():
+        os.utime(path, (0, 0))
+    last = group.path / ".numbers" / f"{2:012x}"
+    group["a"].insert("x")
+    Group(group.path)["a"].gc(touch=True)
+    assert files(group) == [2]
+    assert last.stat().st_mtime > 0, "the last one is kept young"
+    more = numbered(group, "b", 8)
+    assert len(more) == 8
+    before = {path.name: path.stat().st_mtime_ns for path in (group.path / ".numbers").iterdir()}
+    Group(group.path)["a"].gc(touch=True)
+    after = {path.name: path.stat().st_mtime_ns for path in (group.path / ".numbers").iterdir()}
+    same = [name for name in sorted(before) if before[name] == after[name]]
+    assert same == sorted(before)[:-1], "the age of a full file goes on"
+
+
+def test_the_numbers_of_a_queue_that_is_away_hold_for_thirty_days(group: Group, tmp_path: Path) -> None:
+    tasks = numbered(group, "a", 10)
+    group["b"].insert(1)
+    os.rename(group["a"].path, tmp_path / "away")
+    ages: list[int] = []
+
+    def gc_days_later(days: int) -> int:
+        at = int(time.time()) - days * 86_400
+        ages.append(at)
+        for path in (group.path / ".numbers").iterdir():
+            os.utime(path, (at, at))
+        return Group(group.path)["b"].gc().number_files_retired
+
+    assert gc_days_later(29) == 0
+    assert [int((group.path / ".numbers" / f"{0:012x}").stat().st_mtime)] == ages, "its age goes on"
+    os.rename(tmp_path / "away", group["a"].path)
+    assert [one and one.number for one in Group(group.path).numbers.find(list(tasks))] == list(tasks)
+    os.rename(group["a"].path, tmp_path / "away")
+    assert gc_days_later(31) == 2
+    assert files(group) == [2]

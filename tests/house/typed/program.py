@@ -86,6 +86,8 @@ def verbs(queue: Queue) -> None:
     held = queue.attach(task.token)
     assert queue.attach(task.token, verify=False).id == held.id
     others += queue.lease(holder={"host": "node7", "name": "me", "pid": 5})
+    shared: list[list[fsqueue.LeasedTask]] = queue.lease_for([(1, {"host": "node7"}), (2, {"host": "node8"})])
+    others += [task for tasks in shared for task in tasks]
     until: float = held.lease_until
     assert until
     assert held.id
