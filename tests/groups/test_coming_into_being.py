@@ -14,6 +14,7 @@ import fsqueue
 from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import groups, layout, names
+from fsqueue.storage import queue_file
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.upkeep.trash import reap
 from tests.concurrency.books import drain
@@ -280,6 +281,22 @@ def test_a_queue_that_was_moved_in_is_told_apart(group: Group, tmp_path: Path) -
     assert Queue(group.path / "moved").status().waiting == Queue(group.path / "plain").status().waiting == 1
     (group.path / "moved").rename(other.path / "q")
     assert [*drain(other["q"])] == [1]
+
+
+def test_an_insert_follows_a_queue_that_was_moved_out_until_its_path_is_asked_for(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks once a second. What it reported by then is whole in the moved queue."""
+    queue = group["q"]
+    queue.insert(1)
+    monkeypatch.setattr(queue_file, "FRESH_S", 1e9)
+    os.rename(queue.path, tmp_path / "moved")
+    queue.insert(2)
+    assert not queue.path.exists()
+    monkeypatch.setattr(queue_file, "FRESH_S", -1.0)
+    queue.insert(3)
+    assert [*drain(Queue(tmp_path / "moved"))] == [1, 2]
+    assert [*drain(group["q"])] == [3]
 
 
 @needs_root

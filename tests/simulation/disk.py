@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -77,6 +77,14 @@ Effect = tuple[Directory, str, Node | None]
 """In this directory this name now means that, or nothing."""
 
 
+class Lost(NamedTuple):
+    """A queue that was moved away for good: its name, when it went (s), and the path of its directory since then."""
+
+    name: str
+    at: float
+    path: str
+
+
 class Disk:
     """The truth, all of it. `lossy`: whether a journal is kept for a power loss."""
 
@@ -101,8 +109,8 @@ class Disk:
         """When the queue ended, and what was in it: the steps at which it was purged, closed or moved away."""
         self.ended: list[tuple[int, str]] = []
         """The same steps, and the name of the queue that was purged or deleted then."""
-        self.has_lost = False
-        """Whether a queue was moved away, and did not come back."""
+        self.lost: list[Lost] = []
+        """The queues that were moved away, and did not come back."""
         self.away: list[tuple[int, int]] = []
         """From which step to which a queue was not in its place, but came back."""
         self.ended_at: dict[int, float] = {}
@@ -190,12 +198,12 @@ class Disk:
             one.mtime = self.world.now
         self.moved_directories += 1
 
-    def lose(self, step: int, name: str) -> None:
-        """A queue of this name was moved away at a step, and does not come back."""
+    def lose(self, step: int, lost: Lost) -> None:
+        """A queue was moved away at a step, and does not come back."""
         self.ends.append((step, "moved"))
-        self.ended.append((step, name))
+        self.ended.append((step, lost.name))
         self.ended_at[step] = self.world.now
-        self.has_lost = True
+        self.lost.append(lost)
 
     def was_away(self, begin: int, end: int) -> bool:
         """Whether a queue was not in its place at some time between two steps."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.disk import Directory, File
+from tests.simulation.disk import Directory, File, Lost
 from tests.simulation.handles import Crash
 from tests.simulation.kernel import INTERRUPTED, Process
 from tests.simulation.nfs import Client, NfsProcess
@@ -264,15 +264,16 @@ def moved(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> b
         return False
     seconds = rng.choice((0.1, 3.0, 11.0, 2 * DAY_S))
     story.world.fault(f"{which} is moved out of the group before {name} of {process.name}, for {seconds} s")
-    disk.move(group, which, disk.root, f"{AWAY}-{which}")
-    begin = disk.step
+    target = f"{AWAY}-{which}-{disk.moved_directories}"  # another one of this name may be away already
+    disk.move(group, which, disk.root, target)
+    begin, began = disk.step, story.world.now
     try:
         story.world.sleep(process, seconds)
     finally:
         if which not in group.entries:
-            disk.move(disk.root, f"{AWAY}-{which}", group, which)
+            disk.move(disk.root, target, group, which)
         else:  # what is in it is the group's no more
-            disk.lose(begin, which)
+            disk.lose(begin, Lost(which, began, f"/{target}"))
         disk.away.append((begin, disk.step))
     return True
 

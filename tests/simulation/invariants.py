@@ -18,6 +18,7 @@ from fsqueue.protocol.leasing import BUSY_WAIT_S
 from tests.simulation import claims, commit_acts, keyed_acts, order
 from tests.simulation.disk import Directory, File
 from tests.simulation.history import DONE, REFUSED, Call, original
+from tests.simulation.nfs import STALE_S
 from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, OUTCOMES, SKIPPED, Replay
 from tests.simulation.world import NEVER
 
@@ -44,6 +45,11 @@ LONGEST_LEASE_S = 30.0
 """No act renews for longer."""
 PURGED_S = 1.0
 """For so long after a purge a lease may still hand out what was purged (docs/guarantees.md)."""
+MOVED_S = 1.0
+"""For so long after a queue was moved a process that has it open may begin an insert there (docs/guarantees.md).
+
+A client of a file server may believe for another `STALE_S` that the queue is in its place.
+"""
 
 
 class Truth:
@@ -109,11 +115,12 @@ def replayed(story: Story, log: File) -> Replay:
     return story.world.disk.read_by(Replay, log)
 
 
-def generation(story: Story) -> str:
-    """The directory that `queue.jsonl` names now."""
-    found = directory(story, story.path)
+def generation(story: Story, path: str = "") -> str:
+    """The directory that `queue.jsonl` names now; that of the queue at `path`, if there is one."""
+    path = path or story.path
+    found = directory(story, path)
     file = found.entries.get("queue.jsonl") if found is not None else None
-    return f"{story.path}/{story.world.disk.read_by(_generation, file) if isinstance(file, File) else '1-'}"
+    return f"{path}/{story.world.disk.read_by(_generation, file) if isinstance(file, File) else '1-'}"
 
 
 def _generation(data: bytes) -> str:
@@ -331,7 +338,7 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
             known = ids.get(payload, set())
             if not any(
                 truth.outcomes(one) & {COMPLETED, CANCELLED} or settled.get(one) in ("dead", "purged") for one in known
-            ):
+            ) and not _went_along(story, call, payload):
                 states = {one: (truth.outcomes(one), settled.get(one)) for one in known}
                 yield f"{call}: the task {payload!r} is lost ({states or 'nobody ever saw it'})"
             unsettled = [
@@ -339,6 +346,21 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
             ]
             if len(unsettled) > 1:
                 yield f"the task {payload!r} was inserted once and is there as {sorted(unsettled)}"
+
+
+def _went_along(story: Story, call: Call, payload: Any) -> bool:
+    """Whether a plain insert has followed a queue that was moved away a moment ago, and the task is there, whole.
+
+    "Whole": a process that opens the moved queue gets it, now or when a lease ends. An update never follows.
+    """
+    if any(call is shadow for told in story.updates.told for shadow in told.shadows):
+        return False
+    own = story.path.rpartition("/")[2]
+    until_s = MOVED_S + (STALE_S if story.scenario.shared else 0.0)
+    return any(
+        lost.name == own and call.began <= lost.at + until_s and payload in order.payloads_left(story, lost.path)
+        for lost in story.world.disk.lost
+    )
 
 
 def _kept(story: Story, truth: Truth, ids: dict[Any, set[str]]) -> Iterator[str]:

@@ -79,13 +79,18 @@ def unfinished(name: str, file: File, log: Replay | None) -> dict[int, Task]:
     }  # fmt: skip
 
 
-def published(story: Story) -> Iterator[tuple[str, dict[int, Task]]]:
-    """The names of the task files that are there, each with its tasks that have no outcome."""
-    for path, file in invariants.files(story, f"{invariants.generation(story)}/queue"):
+def published(story: Story, queue: str = "") -> Iterator[tuple[str, dict[int, Task]]]:
+    """The names of the task files that are there, each with its tasks that have no outcome. `queue`: its path."""
+    for path, file in invariants.files(story, f"{invariants.generation(story, queue)}/queue"):
         name = path.rpartition("/")[2]
         if not name.startswith("."):
             there = [log for log in story.world.disk.logs.get(name[14:46], ()) if log.links]
             yield name, unfinished(name, file, invariants.replayed(story, there[0]) if there else None)
+
+
+def payloads_left(story: Story, queue: str) -> set[Any]:
+    """The payloads of all tasks of the queue at a path that have no outcome."""
+    return {task.payload for _, tasks in published(story, queue) for task in tasks.values()}
 
 
 def staged(story: Story) -> Iterator[tuple[str, list[dict[str, Any]]]]:
