@@ -115,6 +115,8 @@ class Disk:
         """From which step to which a queue was not in its place, but came back."""
         self.ended_at: dict[int, float] = {}
         """The time of each of those steps."""
+        self.grown: dict[File, list[tuple[int, int]]] = {}
+        """Of each log and decision file: at which steps it was written to, and how many bytes it had then."""
         self._fates: dict[File, list[tuple[int, str]]] = {}
         """The same for each file that was ever called `queue.jsonl`, as far as its lines say so."""
         self.readings: dict[File, tuple[int, Any]] = {}
@@ -129,8 +131,10 @@ class Disk:
         file = File(self.numbers, self.world.now, directory)
         self.files.append(file)
         self.put([(directory, name, file)])
-        if len(name) == 38 and name.endswith(".jsonl") and not _is_of_keys(directory) and not _is_of_updates(directory):
-            self.logs.setdefault(name[:32], []).append(file)
+        if len(name) == 38 and name.endswith(".jsonl") and not _is_of_keys(directory):
+            self.grown[file] = []
+            if not _is_of_updates(directory):
+                self.logs.setdefault(name[:32], []).append(file)
         return file
 
     def new_directory(self, directory: Directory, name: str) -> Directory:
@@ -164,6 +168,8 @@ class Disk:
     def written(self, file: File) -> None:
         file.version += 1
         file.mtime = self.world.now
+        if file in self.grown:
+            self.grown[file].append((self.step, len(file.data)))
         known = self._fates.get(file)
         if known is not None:
             fresh = [(self.step, word) for word in _fate(file.data)[len(known) :]]
@@ -172,6 +178,11 @@ class Disk:
             if fresh:
                 self.ended.append((self.step, _name_of(file.home)))
             self.ended_at[self.step] = self.world.now
+
+    def content_at(self, file: File, step: int) -> bytes:
+        """What a log or decision file had before a step, if nobody has written over that since."""
+        sizes = [size for at, size in self.grown.get(file, ()) if at < step]
+        return bytes(file.data[: sizes[-1]]) if sizes else b""
 
     def read_by(self, reader: Callable[[bytes], T], file: File) -> T:
         """What a reader makes of a file's content: again only when that has changed. One reader for each file."""

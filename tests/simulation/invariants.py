@@ -19,7 +19,18 @@ from tests.simulation import claims, commit_acts, keyed_acts, order
 from tests.simulation.disk import Directory, File
 from tests.simulation.history import DONE, REFUSED, Call, original
 from tests.simulation.nfs import STALE_S
-from tests.simulation.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, OUTCOMES, SKIPPED, Replay
+from tests.simulation.replay import (
+    AVAILABLE,
+    CANCELLED,
+    COMPLETED,
+    DEAD,
+    LEASED,
+    OUTCOMES,
+    SKIPPED,
+    Replay,
+    first_lines,
+    with_outcomes,
+)
 from tests.simulation.world import NEVER
 
 if TYPE_CHECKING:
@@ -516,13 +527,28 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
             was_locked = found.owner is not None or found.lost_at > call.begin
             if was_locked and call.ended - call.began >= BUSY_WAIT_S:
                 continue  # somebody is, or was until just now, stopped with its lock, and that was waited for
-        log = replayed(story, found) if isinstance(found, File) else None
+        log = _decided(story, found, call.begin) if isinstance(found, File) else None
         tasks = order.unfinished(name, file, log)
         if log is not None and call.ended - call.began >= BUSY_WAIT_S:  # the decision about these was waited for
             tasks = {index: task for index, task in tasks.items() if index not in log.frozen}
         if not order.has_free(tasks, limit, call.args.get("up_to")):
             continue
         yield f'{call}: "empty", but {name} could be leased all the time'
+
+
+def _decisions(story: Story, step: int) -> dict[str, str]:
+    """What was decided before a step, about any update: `commit` or `abort`."""
+    disk, found = story.world.disk, dict[str, str]()
+    for file in disk.grown:
+        if file.links and bytes(file.data[:18]).startswith(b'{"op":"decisions"'):
+            found |= first_lines(disk.content_at(file, step))
+    return found
+
+
+def _decided(story: Story, log: File, step: int) -> Replay:
+    """A movement log, with the outcomes of the updates that were decided before a step: a lessee asks for them."""
+    read = replayed(story, log)
+    return with_outcomes(bytes(log.data), _decisions(story, step)) if read.prepared else read
 
 
 def false_drained(story: Story, call: Call) -> Iterator[str]:
@@ -535,6 +561,7 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
     }
     base = generation(story)
     yield from commit_acts.false_drained(story, call, base)
+    yield from _drained_beside_an_update(story, call, base)
     for path, file in files(story, f"{base}/queue"):
         name = path.rpartition("/")[2]
         if name.startswith("."):
@@ -548,6 +575,28 @@ def false_drained(story: Story, call: Call) -> Iterator[str]:
             done = any(index < len(one.tasks) and one.tasks[index].state in OUTCOMES for one in states)
             if payload in before and not done:
                 yield f'{call}: "drained", but the task {payload!r} is not done'
+
+
+def _drained_beside_an_update(story: Story, call: Call, base: str) -> Iterator[str]:
+    """A queue that was called drained: had an update a part of it that was not decided, all the time?
+
+    Or was one decided before, and a task that it inserts is not done, though no log says yet that it is there?
+    """
+    disk = story.world.disk
+    if disk.was_away(call.begin, call.end) or disk.lost:
+        return
+    for path, file in files(story, f"{base}/movements"):
+        now = replayed(story, file) if file in disk.grown else None
+        if now is None or not now.prepared:
+            continue
+        then, before = Replay(disk.content_at(file, call.begin)), _decisions(story, call.begin)
+        open_all_the_time = (now.prepared.keys() & then.prepared.keys()) - _decisions(story, disk.step + 1).keys()
+        for update in open_all_the_time:
+            yield f'{call}: "drained", but the update {update} is not decided, and has a part in {path}'
+        for update in now.prepared.keys() & then.prepared:
+            if before.get(update) == "commit":
+                for index in (one.record["first"] for one in now.prepared[update] if one.record["op"] == "insert"):
+                    yield f'{call}: "drained", but {update} was committed, and has inserted task {index} of {path}'
 
 
 def false_status(story: Story, call: Call) -> Iterator[str]:

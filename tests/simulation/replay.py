@@ -6,6 +6,7 @@ The judgement does not use the package's own replay: a fault in that would then 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -443,3 +444,33 @@ _RULES = {
     "replace": _replace,
     "depends": _depends,
 }
+
+
+# -- decision files ------------------------------------------------------------------------------------------
+
+
+def first_lines(data: bytes) -> dict[str, str]:
+    """What the first line about each update says in a decision file."""
+    first: dict[str, str] = {}
+    for line in data.split(b"\n")[:-1]:
+        try:
+            record = orjson.loads(line)
+        except ValueError:
+            continue
+        if record.get("op") == "gone":
+            break
+        if record.get("op") in ("commit", "abort"):
+            first.setdefault(record["update"], record["op"])
+    return first
+
+
+def with_outcomes(data: bytes, outcomes: Mapping[str, str]) -> Replay:
+    """A log as it will be once updates that are decided have their outcomes in it."""
+    read = Replay(data)
+    lines = [
+        {"op": outcome, "at": 0, "update": update, "of": len(read.prepared[update])}
+        for update, outcome in outcomes.items()
+        if update in read.prepared
+    ]
+    whole = data[: data.rfind(b"\n") + 1]
+    return Replay(whole + b"".join(orjson.dumps(line) + b"\n" for line in lines)) if lines else read

@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
-
 from fsqueue import FsqueueError, LeasedTask, TaskInfo, UpdateConflict
 from fsqueue.format.names import parse_task_id
 from fsqueue.format.names import task_id as task_of
@@ -20,7 +18,7 @@ from tests.simulation import invariants, precedence, relays
 from tests.simulation.disk import File
 from tests.simulation.faults import GROUP
 from tests.simulation.history import DONE, REFUSED, original
-from tests.simulation.replay import Replay
+from tests.simulation.replay import Replay, first_lines
 from tests.simulation.update_acts import Look, Operation, Told
 
 if TYPE_CHECKING:
@@ -187,7 +185,11 @@ def _may_be_forgotten(story: Story, one: Tried) -> bool:
 
 
 def _conflicts(story: Story, told: Told, logs: list[Log]) -> Iterator[str]:
-    """A conflict is so: the lease had ended by then, or the task was not as it had been seen."""
+    """A conflict is so: the lease had ended by then, or the task was not as it had been seen.
+
+    So are those about tasks on which the update was only to depend. A lease that has ended, and a version that is over,
+    do not come back: so what is so at the answer was so between the call and the answer.
+    """
     error = told.call.error
     if not isinstance(error, UpdateConflict) or story.world.disk.ends or story.power_lost:
         return
@@ -195,7 +197,7 @@ def _conflicts(story: Story, told: Told, logs: list[Log]) -> Iterator[str]:
     if story.world.disk.was_away(told.call.begin, told.call.end):
         return
     until_ms = (told.call.ended + story.skew_s) * 1000 + 1000
-    for conflict in (*error.missing, *error.changed, *error.owned):
+    for conflict in (*error.missing, *error.changed, *error.owned, *error.depends):
         one = by_id[conflict.id]
         batch, index = parse_task_id(conflict.id)
         reads = [log.read for log in logs if log.batch == batch and index < len(log.read.tasks)]
@@ -204,13 +206,13 @@ def _conflicts(story: Story, told: Told, logs: list[Log]) -> Iterator[str]:
             is_late = one.kind == "renew" and conflict in error.owned
             if min(ends, default=0) > until_ms and not is_late:
                 yield f"{told.call}: nobody had taken {conflict.id}: {conflict.reason}"
-        elif isinstance(one.task, TaskInfo) and one.task.state in FREE:
+        elif isinstance(one.task, TaskInfo) and (one.task.state in FREE or one.kind == "depends"):
             version = one.task.version
             tasks = [read.tasks[index] for read in reads]
             changes = [at for task in tasks for offset, at in task.changes if offset > version]
             if one.kind == "replace" and any(version in task.leased_in for task in tasks):
                 continue  # by a lease that has run out, and whose worker may still complete the task
-            if reads and min(changes, default=invariants.NEVER) > until_ms:
+            if min(changes, default=invariants.NEVER) > until_ms:
                 yield f"{told.call}: {conflict.id} was as it had been seen: {conflict.reason}"
 
 
@@ -238,21 +240,6 @@ def _said(story: Story) -> Iterator[tuple[str, str]]:
     for file in story.world.disk.files:
         if bytes(file.data[:18]).startswith(b'{"op":"decisions"'):
             yield from story.world.disk.read_by(first_lines, file).items()
-
-
-def first_lines(data: bytes) -> dict[str, str]:
-    """What the first line about each update says in a decision file."""
-    first: dict[str, str] = {}
-    for line in data.split(b"\n")[:-1]:
-        try:
-            record = orjson.loads(line)
-        except ValueError:
-            continue
-        if record.get("op") == "gone":
-            break
-        if record.get("op") in ("commit", "abort"):
-            first.setdefault(record["update"], record["op"])
-    return first
 
 
 def _rest(story: Story, logs: list[Log]) -> Iterator[str]:
