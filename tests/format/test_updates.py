@@ -415,6 +415,15 @@ def test_records_that_do_not_stand_directly_before_their_commit_are_void(
     assert (tape.states[0], tape.state.count) == (LEASED, 4)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_commit_that_has_lost_one_of_its_records_is_void(tape: Tape, lost: int) -> None:
+    """A power loss may keep a later page of a write, and lose one before it."""
+    lines = [movements.complete(210, "l", [0], part=WHOLE), movements.insert(210, "u4", 4, LINE, 0, WHOLE)]
+    lines[lost] = b"\0" * (len(lines[lost]) - 1) + b"\n"
+    tape.raw(b"".join(lines) + movements.commit(210, U, 2))
+    assert (tape.states[0], tape.state.count) == (LEASED, 4)
+
+
 @pytest.mark.parametrize("written", range(3))
 def test_of_a_write_that_was_cut_off_nothing_counts(tape: Tape, written: int) -> None:
     """A full disk, or a power loss, leaves a part of the lines; the next one voids the torn one, and goes on."""

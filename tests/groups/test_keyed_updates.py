@@ -15,6 +15,7 @@ from fsqueue.format.layout import key_epochs_record
 from fsqueue.protocol import updates
 from fsqueue.storage import queue_changes
 from fsqueue.storage.keys import KeyFile
+from fsqueue.storage.logs import Log
 from fsqueue.worker import inserts, updating
 from tests.concurrency.books import clock_of_later
 from tests.concurrency.processes import together
@@ -255,6 +256,27 @@ def test_a_claim_that_cannot_be_written_gives_the_update_up(group: Group) -> Non
         update.apply()
     assert waiting(group, "extract") == waiting(group, "fetch") == []
     task.complete()
+
+
+def test_the_claim_of_a_key_stands_before_its_prepared_insert(group: Group) -> None:
+    """Another host that gets the lost lock of the key in between finds the claim, and seals the batch."""
+    done: list[str] = []
+    append, write = KeyFile.append, Log.append
+
+    def claims(file: KeyFile, *args: Any) -> Any:
+        done.append("claim")
+        return append(file, *args)
+
+    def writes(log: Log, records: bytes) -> None:
+        done.extend(["insert"] if b'"op":"insert"' in records else [])
+        write(log, records)
+
+    update = group.update()
+    update.insert("extract", "x")
+    update.insert("fetch", "page", key="k")
+    with mock.patch.object(KeyFile, "append", claims), mock.patch.object(Log, "append", writes):
+        update.apply()
+    assert done == ["insert", "claim", "insert"]
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

@@ -72,6 +72,15 @@ def torn(story: Story, process: Process, opened: Any, file: File, data: bytes, c
         story.world.torn.append((file, len(process.content(opened, file)), data))
 
 
+def kill_decided(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """The worker dies when it has decided for an update, before it gives a log the outcome."""
+    if name not in WRITES or not bytes(args[1]).startswith(b'{"op":"commit"') or b'"logs"' in bytes(args[1]):
+        return False
+    story.world.fault(f"{process.name} is killed before it gives a log the outcome of an update")
+    process.kill()
+    raise Crash
+
+
 def kill_all(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """Power loss."""
     story.world.fault("the power fails")
@@ -313,6 +322,7 @@ def clock_step(story: Story, process: Process, name: str, args: tuple[Any, ...])
 
 FAULTS: dict[str, Act] = {
     "kill": kill,
+    "decided": kill_decided,
     "power": kill_all,
     "reply": lost_reply,
     "after": error_after,

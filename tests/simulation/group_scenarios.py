@@ -74,6 +74,10 @@ UPDATED_NFS: dict[str, Any] = {"faults": ("kill", "delay", "cut", "reply", "stop
 FORKS = ("fork", "fork", "fork", "error", "interrupt", "delay")
 CHANGES = {"change": 7.0, "update": 2.0, "feed": 3.0, "consume": 2.0, "consume_any": 1.0, "gc": 0.3, "look": 0.3}
 """Updates cancel tasks and replace their payloads, beside others and plain verbs."""
+DECIDED = UPDATES | {"wait": 4.0, "consume": 3.0}
+"""Lessees come some seconds after an updater has died that had decided: before its records are old."""
+LATE = {"change": 5.0, "complete_late": 5.0, "feed": 1.0}
+"""Leases run out, and their workers complete the tasks all the same, beside updates that change them."""
 KEYED = {"update_keyed": 7.0, "insert_keyed": 3.0, "consume_any": 2.0, "consume": 1.0, "gc": 0.5, "cancel": 0.3}
 """Updates insert with few keys, beside plain inserts with the same keys."""
 SEEN = {"update": 4.0, "change": 2.0, "look_at_updates": 7.0, "feed": 1.0, "consume_any": 1.0}
@@ -113,6 +117,15 @@ SCENARIOS = {
         Scenario("group-deletes", shared=False, hosts=1, actions=DELETES, faults=("kill", "delay"), workers=4, **GROUP),
         Scenario("group-deletes-nfs", actions=DELETES, stale=0.5, workers=4, **GROUP_NFS),
         Scenario("update", shared=False, hosts=1, actions=UPDATES, faults=("kill", "delay"), workers=4, **UPDATED),
+        Scenario(
+            "update-decided",
+            shared=False,
+            hosts=1,
+            actions=DECIDED,
+            faults=("decided", "decided", "delay"),
+            workers=4,
+            **UPDATED,
+        ),
         Scenario("update-calm", actions=UPDATES, workers=4, **UPDATED),
         Scenario("update-stop", shared=False, hosts=1, actions=UPDATES, faults=("stop", "delay", "kill"), **UPDATED),
         Scenario("update-error", shared=False, hosts=1, actions=UPDATES, faults=("error", "after", "full"), **UPDATED),
@@ -201,6 +214,7 @@ SCENARIOS = {
             lossy=True,
             **UPDATED,
         ),
+        Scenario("update-late", shared=False, hosts=1, actions=LATE, faults=("delay", "kill"), workers=4, **UPDATED),
         Scenario("update-seen", shared=False, hosts=1, actions=SEEN, faults=("kill", "delay"), workers=4, **UPDATED),
         Scenario("update-seen-nfs", actions=SEEN, stale=0.4, workers=4, **UPDATED_NFS),
         Scenario(

@@ -249,4 +249,52 @@ MUTATIONS = [
             ),
         ),
     ),
+    Mutation(
+        "what an update depends on must be free",
+        "it is told that a leased task has changed, which is as it was seen",
+        "update-change",
+        (
+            (
+                "_may_be_changed",
+                "return replay_state.state[task.index] in (AVAILABLE, LEASED)",
+                "return replay_state.state[task.index] == AVAILABLE",
+            ),
+        ),
+    ),
+    Mutation(
+        "a lessee asks what is decided only about what is old",
+        "it says that the queue is empty, beside a task whose insert is decided",
+        "update-decided",
+        (
+            (
+                "Leaser._await",
+                "self._wanted = locked.undecided()",
+                "self._wanted = [each for each in locked.undecided() if each.is_old]",
+            ),
+        ),
+    ),
+    Mutation(
+        "a queue is called drained beside what is not decided",
+        "a worker ends, and the task that was being inserted is left to nobody",
+        "update",
+        (
+            (
+                "_Remains._work_in",
+                "return replay_state.remaining > 0 or bool(replay_state.prepared), replay_state.count",
+                "return replay_state.remaining > 0, replay_state.count",
+            ),
+        ),
+    ),
+    Mutation(
+        "a payload is replaced under a lease that has run out",
+        "its worker completes the old payload, and nobody ever executes the new one",
+        "update-late",
+        (
+            (
+                "_may_be_changed",
+                'return replay_state.is_free(task.index, at) and (is_available or ending.kind == "cancel")',
+                "return replay_state.is_free(task.index, at)",
+            ),
+        ),
+    ),
 ]

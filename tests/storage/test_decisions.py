@@ -65,6 +65,42 @@ def test_the_first_line_counts_for_all(directory: GroupDirectory) -> None:
     assert len(lines) == 3
 
 
+@pytest.mark.parametrize("first", ["commit", "abort"])
+def test_a_second_line_about_an_update_does_not_count(directory: GroupDirectory, first: str) -> None:
+    """Each host has appended its own, and one of them had lost the lock: a log may have the first outcome by then."""
+    file = begun(directory)
+    lines = {"commit": decisions.commit(1, U, LOGS), "abort": decisions.abort(1, U)}
+    [second] = lines.keys() - {first}
+    with Path(file.path).open("ab") as appended:
+        appended.write(lines[first] + lines[second])
+    expected = DONE if first == "commit" else ABORTED
+    assert asked(directory, file, U, False) == asked(directory, file, U, True) == decide(file) == expected
+    assert stored.vote_against(directory, file.name, U, CLOCK, ENTROPY) == expected
+
+
+def test_a_line_that_was_written_over_decides_nothing(group: Group) -> None:
+    """The lock was lost, and no call has told it: what another host has appended stands there."""
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        found = call(*args)
+        if step == "write" and is_armed:
+            with Path(file.path).open("r+b") as written:
+                written.truncate(begin)
+                written.seek(begin)
+                written.write(decisions.abort(1, U))
+        return found
+
+    is_armed = False
+    mine = GroupDirectory(str(group.path), Trapped(str(group.path), trap))
+    file, vote = begun(mine), Vote(U, LOGS)
+    begin, is_armed = os.path.getsize(file.path), True
+    with pytest.raises(StorageError, match="the lock was lost"):
+        file.decide(vote, CLOCK, ENTROPY, True)
+    is_armed = False
+    assert vote.is_begun
+    assert asked(group.directory(), file, U, False) == ABORTED
+
+
 def test_a_file_that_is_retired_or_absent_has_aborted_what_it_does_not_commit(directory: GroupDirectory) -> None:
     file = begun(directory)
     assert decide(file) == DONE
