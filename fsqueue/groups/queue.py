@@ -202,6 +202,9 @@ class GroupQueue(Queue):
 
         An error says that nothing was inserted: nothing was, by then.
         """
+        store = self.__dict__.get("store")
+        if store is not None and (not verifies or store.queue_file.is_unchanged()):
+            return  # as mostly
         try:
             self._begin_or_open(verifies)
         except OSError as error:
@@ -304,7 +307,7 @@ class GroupQueue(Queue):
         before the conflict was found are put back at once, and no attempt is counted.
         """
         given: object = depends
-        if not isinstance(given, Iterable):
+        if type(given) is not tuple and not isinstance(given, Iterable):
             raise InvalidArgument(f"depends takes a list of tasks, not {given!r:.100}. Nothing was done.")
         conditions = [*given]
         if conditions:
@@ -319,6 +322,11 @@ class GroupQueue(Queue):
                     self.release(tasks)
                 raise
             return tasks
+        if type(wait_s) is int and not wait_s and self._opens():  # as mostly
+            try:
+                return super().lease(n, **how)
+            except QueueNotFound:
+                self._let_go()
         clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)
         deadline = clock.monotonic() + duration_ms(wait_s, "wait_s") / 1000
         while True:
