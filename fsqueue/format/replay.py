@@ -16,6 +16,7 @@ from typing import Any
 from fsqueue.clock import MS_MAX
 from fsqueue.format import checkpoints, movements, names, priority, sparse
 from fsqueue.format.checkpoints import Stretch
+from fsqueue.format.names import UpdateId
 from fsqueue.format.priority import Priority
 from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Prepared, States
 
@@ -266,6 +267,15 @@ class ReplayState(States):
             self.run = run if goes_on else []
             self.run.append((offset, record))
         return _held_back
+
+    def give_own(self, update: UpdateId, of: int | None, at: int, offset: int) -> None:
+        """Do what a replay of the outcome of a prepared update does that is about to be appended at `offset`: of a
+        `commit`, with its `of`; None: of an `abort`. `at` is not before the log's time.
+        """
+        self.run, self.acted = [], []
+        record = {"op": "abort" if of is None else "commit", "at": at, "update": update, "of": of}
+        if (_abort if of is None else _commit)(self, record, at, offset):
+            self.at = at
 
     def _have_completed(self, tasks: int, at: int) -> None:
         """Count tasks that were completed, the last one at `at`; the log's time, if none was."""

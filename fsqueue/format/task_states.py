@@ -515,11 +515,42 @@ class States:
         self, at: int, identity: str, index: int, available_at: int, offset: int, priority: Priority | None = None
     ) -> bool:
         """Add a task whose `insert` record stands at `offset`. Return whether it was added."""
-        if not self.may_insert(identity, index):
+        if not self._add(at, identity, index, available_at, offset, priority):
+            return False
+        self.inserted_at = at
+        if available_at:
+            self.touched.add(index)
+            heappush(self._returns, (available_at, index))
+        elif self.is_ranked:
+            self._offer(index)
+        else:
+            self._end = self.count
+        return True
+
+    def insert_at_once(
+        self, at: int, identity: str, index: int, available_at: int, offset: int, priority: Priority | None
+    ) -> bool:
+        """Add a task as a part of an update that is one write: do what `reserve` and `bring` do. Return whether it was
+        added.
+        """
+        if not self._add(at, identity, index, available_at, offset, priority):
+            return False
+        self.inserted_at = max(self.inserted_at, at)
+        self.touched.add(index)
+        heappush(self._returns, (available_at, index))
+        return True
+
+    def _add(
+        self, at: int, identity: str, index: int, available_at: int, offset: int, priority: Priority | None
+    ) -> bool:
+        if self.inserts is None or self.sealed or self.finished:  # `may_insert`, without a frame of its own
+            return False
+        if identity in self.insert_ids or not self.count <= index < BATCH_TASKS_MAX:
             return False
         if priority is not None:
             self.rank_tasks({})
-        self.skip_to(index, at, offset)
+        if index > self.count:
+            self.skip_to(index, at, offset)
         self.state.append(AVAILABLE)
         self.since.append(available_at)
         self.holder.append(None)
@@ -532,20 +563,19 @@ class States:
         self.insert_ids.add(identity)
         self.count = index + 1
         self.remaining += 1
-        self.inserted_at = at
-        if available_at:
-            self.touched.add(index)
-            heappush(self._returns, (available_at, index))
-        elif self.is_ranked:
-            self._offer(index)
-        else:
-            self._end = self.count
         return True
 
     def skip_to(self, index: int, at: int, offset: int) -> None:
         """Add indices that no task has, up to this one."""
         missing = index - self.count
-        if missing > 0:
+        if missing == 1:  # as mostly: a place for an insert
+            self.state.append(SKIPPED)
+            self.since.append(at)
+            self.holder.append(None)
+            self.attempts.append(0)
+            self.version.append(offset)
+            self.count = index
+        elif missing > 0:
             self.state += bytes((SKIPPED,)) * missing
             self.since += [at] * missing
             self.holder += [None] * missing

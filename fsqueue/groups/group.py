@@ -317,6 +317,9 @@ class Group(GroupQueues):
 
     def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
         """Return the queue of a directory, the same object as the last time: a few are kept for updates."""
+        kept = self._kept.get(directory)
+        if kept is not None and len(self._kept) < KEPT_MAX:
+            return kept  # as mostly: no queue has to make room for another one
         with self._opening:
             queue = self._kept.pop(directory, None) or self.queue_in(directory)
             self._kept[directory] = queue
@@ -384,10 +387,12 @@ class Group(GroupQueues):
 
     def directory(self, begins: bool = False) -> GroupDirectory:
         """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
+        opened = self._opened
+        if opened is not None and opened.fs.is_in_place():
+            return opened
         with self._opening:
-            opened = self._opened
-            if opened is not None and opened.fs.is_in_place():
-                return opened
+            if self._opened is not opened and self._opened is not None:
+                return self._opened  # another thread was faster
             try:
                 if begins and not group_directory.is_group(self._path):
                     administration.create_group(self._path, self._asked, exist_ok=True, allow_unsafe=False)

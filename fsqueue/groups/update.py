@@ -101,22 +101,31 @@ class Update:
         InvalidArgument if this update completes, fails or buries the task that has the key: it cannot insert it anew.
         To do that task again, `release` it, with a delay.
         """
-        task = one_task(payload, key, priority)
         default = encoding.NOW
         if available_at is not None or type(delay_s) is not int or delay_s:
             default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
-        self._insert(queue, [_encoded(task, None, default)], lambda refs: refs[0])
+        if key is None and priority is None:
+            encoded = _encoded(payload, None, default)
+        else:
+            encoded = _encoded(one_task(payload, key, priority), None, default)
+        plan = self._plan_for(queue, 1)
+        plan.insert(encoded)
+        name, key = plan.name, encoded.key
+        self._calls.append(lambda outcome: outcome.of_insert(name, key))
 
     def insert_many(self, queue: str | Queue, payloads: Iterable[Any]) -> None:
         """Insert payloads or Tasks, in their order; those with keys after the others, as `insert` does."""
         try:
             tasks = [
-                _encoded(one_task(item, None, None), index, encoding.NOW)
-                for index, item in enumerate(payloads_of(payloads, "insert_many"))
+                _encoded(item, index, encoding.NOW) for index, item in enumerate(payloads_of(payloads, "insert_many"))
             ]
         except UserCodeError as foreign:
             raise foreign.error from None
-        self._insert(queue, tasks, list)
+        plan = self._plan_for(queue, len(tasks))
+        for task in tasks:
+            plan.insert(task)
+        name, keys = plan.name, [task.key for task in tasks]
+        self._calls.append(lambda outcome: [outcome.of_insert(name, key) for key in keys])
 
     def complete(self, task: LeasedTask, result: Any = None) -> None:
         """Report a task as done, with a small result to keep, as `task.complete` does."""
@@ -168,7 +177,7 @@ class Update:
                 f"A new payload is JSON, not {type(payload).__name__}. Nothing was done. Cancel the task, and insert "
                 "another one."
             )
-        encoded = _encoded(one_task(payload, None, None), None, encoding.NOW)
+        encoded = _encoded(payload, None, encoding.NOW)
         value = task_file.decode_task(encoded.line)["payload"]  # as a lessee would get it
         self._end(task, TaskChange("replace", _seen(task), task_file.encode_json(value, "payload")), value)
 
@@ -204,9 +213,7 @@ class Update:
         self._is_applied = True
         for task in self._ended:
             task.done = True
-        inserted = {id for ids in applied.inserted.values() for id in ids}
-        named = ((names.task_id(*place), version) for place, version in applied.versions.items())
-        self.versions = {id: version for id, version in named if id in inserted}
+        self.versions = applied.new_versions
         outcome = _Outcome(applied)
         self.results = [call(outcome) for call in self._calls]
         return self.results
@@ -234,8 +241,7 @@ class Update:
                 f"The task {identity} is in this update already. An update names a task once: a change depends on the "
                 "task, too. Nothing was done."
             )
-        self._add(1)
-        plan = self._plan(task.queue)
+        plan = self._plan_for(task.queue, 1)
         self._tasks.add(identity)
         plan.change(ending)
         if ending.kind not in ("renew", "replace"):
@@ -256,31 +262,26 @@ class Update:
 
         self._calls.append(changed)
 
-    def _insert(self, queue: object, tasks: list[EncodedTask], form: Callable[[list[TaskRef]], Any]) -> None:
-        self._add(len(tasks))
-        plan, found = self._plan(queue), []
-        for task in tasks:
-            plan.insert(task)
-            found.append(task.key)
-        self._calls.append(lambda outcome: form([outcome.of_insert(plan.name, key) for key in found]))
-
-    def _add(self, operations: int) -> None:
-        self._refuse_second()
+    def _plan_for(self, queue: object, operations: int) -> QueuePlan:
+        """Count operations on a queue, and return its plan. InvalidArgument: they are too many; or as `_plan`."""
+        if self._is_applied:
+            self._refuse_second()
         if self._count + operations > OPERATIONS_MAX:
             raise InvalidArgument(
                 f"An update has at most {OPERATIONS_MAX:,} operations, and this one would have more. Nothing was done. "
                 "Make several updates, or insert many tasks at once by `Queue.insert_many`."
             )
         self._count += operations
+        return self._plan(queue)
 
     def _plan(self, queue: object) -> QueuePlan:
         """Return the plan of a queue: by its name, or the queue itself. InvalidArgument if it is not this group's."""
         own: object = self.group
-        if isinstance(queue, GroupQueue) and queue.group is own:
+        if isinstance(queue, str):
+            directory = names.queue_directory(queue)
+        elif isinstance(queue, GroupQueue) and queue.group is own:
             directory = queue.directory
             self._queues[directory] = queue
-        elif isinstance(queue, str):
-            directory = names.queue_directory(queue)
         elif isinstance(queue, Queue):
             found = names.listed_queue_directory(queue.path.name)
             if found is None or queue.path.parent != self.group.path:
@@ -377,8 +378,12 @@ def _held(task: object) -> LeasedTask:
     return task
 
 
-def _encoded(task: Task, index: int | None, default: encoding.When) -> EncodedTask:
-    encoded = encoding.encode(task, ENCODED_BYTES_MAX, index, default)
+def _encoded(item: Any, index: int | None, default: encoding.When) -> EncodedTask:
+    """Encode a payload or a Task, of which `index` is the place in the call."""
+    if isinstance(item, Task):
+        encoded = encoding.encode(item, ENCODED_BYTES_MAX, index, default)
+    else:
+        encoded = EncodedTask(task_file.encode_task(item, ENCODED_BYTES_MAX, index), default, place=index)
     if len(encoded.line) > TASK_BYTES_MAX:
         raise TaskTooLarge(
             f"{encoding.task_at(index)} takes {len(encoded.line):,} bytes; in an update it may take "

@@ -44,9 +44,10 @@ def give(locked: LockedBatch, update: UpdateId, outcome: Outcome) -> bool:
     prepared = locked.replay_state.prepared.get(update)
     if prepared is None:
         return False
-    at, of = record_times.present(locked), len(prepared.records)
-    locked.write(movements.commit(at, update, of) if outcome == "commit" else movements.abort(at, update))
-    dead = _buried(prepared) if outcome == "commit" else []
+    at, of = record_times.present(locked), len(prepared.records) if outcome == "commit" else None
+    locked.replay_state.give_own(update, of, at, locked.log.next_offset())  # it spares the replay of what is written
+    locked.log.append(movements.abort(at, update) if of is None else movements.commit(at, update, of))
+    dead = [] if of is None else _buried(prepared)
     if dead:
         finishing.bury(locked, dead)
     if not locked.replay_state.remaining:

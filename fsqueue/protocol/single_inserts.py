@@ -30,7 +30,7 @@ from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
 from fsqueue.protocol import finishing, sealing, transitions
-from fsqueue.protocol.encoding import Encoded, EncodedTask, moment
+from fsqueue.protocol.encoding import NOW, Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.storage import history, jsonl, queue_changes, record_times, staging
@@ -492,12 +492,15 @@ class SingleInserter:
     def takes_into(self, locked: LockedBatch, tasks: Sequence[EncodedTask]) -> bool:
         """Return whether a locked batch, in which tasks are leased, takes these inserts as well."""
         store, replay_state = self.store, locked.replay_state
-        if not replay_state.takes_inserts or replay_state.inserts != store.domain or not self.has_open_batches:
+        domain, most = store.domain, store.settings.batch_tasks_max
+        if not replay_state.takes_inserts or replay_state.inserts != domain or not domain or most <= 1:
             return False
-        size = locked.log.end + sum(len(task.line) for task in tasks)
-        if replay_state.count + len(tasks) > store.settings.batch_tasks_max or size > LOG_BYTES_MAX:
+        size, rank = locked.log.end, LAST
+        for task in tasks:
+            size += len(task.line)
+            rank = min(rank, task.rank)
+        if replay_state.count + len(tasks) > most or size > LOG_BYTES_MAX:
             return False
-        rank = min(task.rank for task in tasks)
         return rank == LAST or self._promised_in(locked, b"", rank) is not None
 
     def records(self, pending: Pending, first: int, at: int, part: UpdatePart) -> list[bytes]:
@@ -509,6 +512,29 @@ class SingleInserter:
                 available_at = moment(self.store, when)
             found.append(movements.insert(at, identity, index, task.line, available_at, part))
         return found
+
+    def act(
+        self, locked: LockedBatch, pending: Pending, at: int, part: UpdatePart, offset: int
+    ) -> tuple[list[bytes], list[int]]:
+        """Insert tasks in the state, as parts of an update that is one write. Return their `insert` records, of which
+        the first one is to stand at `offset`, and the offset of each: append them at once, with their `commit`.
+
+        This spares the replay of what is written next. StorageError if one of them would be void: drop the state.
+        """
+        replay_state, lines, versions = locked.replay_state, list[bytes](), list[int]()
+        when, available_at = NOW, 0
+        for index, (identity, task) in enumerate(pending, replay_state.count):
+            if task.when is not when:
+                when = task.when
+                available_at = moment(self.store, when)
+            line = movements.insert(at, identity, index, task.line, available_at, part)
+            if not replay_state.insert_at_once(at, identity, index, available_at, offset, task.priority):
+                raise StorageError(f"Inserts of an update do not act in {locked.log.path}.")
+            lines.append(line)
+            versions.append(offset)
+            offset += len(line)
+        replay_state.at = at
+        return lines, versions
 
     def _time_of(self, locked: LockedBatch, opening: bytes) -> int:
         # Where the log is empty, `present` must not correct its time: what `opening` says is not written yet.
@@ -542,13 +568,8 @@ class SingleInserter:
         """
         log, replay_state, update = locked.log, locked.replay_state, names.new_update(self.store.entropy)
         at, first = self._time_of(locked, opening), replay_state.count
-        records = self.records(pending, first, at, UpdatePart(update))
-        data = b"".join([*records, movements.commit(at, update, len(records))])
-        replay_state.replay_own(data, log.next_offset() + len(opening))
-        if len(replay_state.acted) != len(records):
-            raise StorageError(f"Inserts of an update do not act in {log.path}.")
-        versions[:] = [offset for offset, _ in replay_state.acted]
-        log.append(opening + data)
+        records, versions[:] = self.act(locked, pending, at, UpdatePart(update), log.next_offset() + len(opening))
+        log.append(b"".join([opening, *records, movements.commit(at, update, len(records))]))
         return first
 
     def _make_durable(self, batch: Batch, end: int) -> None:

@@ -18,7 +18,7 @@ from fsqueue.checks import CHECK
 from fsqueue.errors import FsqueueError, QueueNotFound, in_unicode
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
-from fsqueue.format.movements import to_ranges
+from fsqueue.format.movements import UpdatePart, to_ranges
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import COMPLETED, LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
@@ -251,8 +251,9 @@ def complete_one(store: Store, task: LeasedTask) -> None:
     complete(store, [task], uncertain=uncertain)
 
 
-def completion(locked: LockedBatch, task: LeasedTask, at: int) -> bytes:
+def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart | None = None) -> bytes:
     """Complete one task that is held, in the state, and return the record that says so: append it at once, and first.
+    `part`: of an update that is one write.
 
     This spares the hot path the replay of what it has just written. If the appending fails, the state is dropped.
     """
@@ -263,7 +264,7 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int) -> bytes:
     more = worktimes.fields(worktimes.worked([task]), locked, [index], at) if is_measured else {}
     replay_state.decide(index, COMPLETED, at, log.next_offset() if log.torn else log.end)
     replay_state.at = at
-    return movements.complete(at, task.lease, [index], None, **more)
+    return movements.complete(at, task.lease, [index], None, **more, part=part)
 
 
 def completions(

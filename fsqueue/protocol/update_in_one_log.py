@@ -13,12 +13,13 @@ from fsqueue.format import movements, names
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import UpdateId
 from fsqueue.format.priority import LAST
-from fsqueue.protocol import deciding, finishing, update_traces
+from fsqueue.leased_task import LeasedTask
+from fsqueue.protocol import deciding, finishing, transitions, update_traces
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, check, in_the_way
+from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, SeenTask, check, in_the_way
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
 from fsqueue.storage import record_times
-from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch
 from fsqueue.storage.store import Store
 
 
@@ -26,31 +27,42 @@ class UpdateInOneLog:
     """An update that changes tasks of one batch, and inserts into that batch or nowhere."""
 
     def __init__(
-        self, update: UpdateId, queue: QueuePlan, store: Store, inserter: SingleInserter, conflicts: Conflicts
+        self,
+        update: UpdateId,
+        queue: QueuePlan,
+        store: Store,
+        inserter: SingleInserter,
+        conflicts: Conflicts,
+        applied: Applied,
     ) -> None:
         self._queue, self._store, self._inserter = queue, store, inserter
-        self._update, self._conflicts = update, conflicts
+        self._update, self._conflicts, self._applied = update, conflicts, applied
         [(self._batch, self._endings)] = queue.endings.items()
         self._pending = [(store.entropy.hex16(), task) for task in queue.inserts]
+        self._is_written = False
+        """Whether the last try may have written anything."""
         self._log: LogSync | None = None
-        self.applied = Applied()
+        """What makes that durable, where it is to be."""
 
-    def apply(self, syncs: LogSyncs, wait_s: float) -> bool:
+    def apply(self, syncs: LogSyncs, until: float) -> bool:
         """Let the update happen. False: nothing was done: the batch does not take the inserts, or a lease is lost.
 
         LockTimeout, FileNotFoundError: nothing was done. After an error of the write the log tells whether the update
         has happened. If not, it is written once more with the same ids, so that it happens once, also if the first
         write lands late.
         """
-        waiting = deciding.DecisionWait(self._store, self._batch, wait_s)
+        store = self._store
+        left_s = until - store.clock.monotonic()
+        wait_s = max(LEAST_WAIT_S, left_s) if left_s > 0 else 0.0
+        waiting: deciding.DecisionWait | None = None
         failure: OSError | StorageError | None = None
         while True:
-            self._log = None
+            self._is_written, self._log = False, None
             try:
-                with LockedBatch(self._store, self._batch, waiting.wait_s) as locked:
-                    wanted = in_the_way(locked, self._endings)
+                with LockedBatch(store, self._batch, wait_s) as locked:
+                    wanted = in_the_way(locked, self._endings) if locked.replay_state.prepared else []
                     if not wanted and not self._apply_in(locked, failure is not None):
-                        if failure is None or not self._store.fs.shared:
+                        if failure is None or not store.fs.shared:
                             return False
                         raise failure  # the first write may still land
             except (OSError, StorageError) as error:
@@ -60,7 +72,7 @@ class UpdateInOneLog:
                     raise update_traces.unknown(failure) from error
                 if not self._has_happened(error):
                     if failure is not None or (isinstance(error, OSError) and error.errno in FULL):
-                        if self._store.fs.shared:  # it may still land
+                        if store.fs.shared:  # it may still land
                             raise update_traces.unknown(error) from error
                         raise
                     failure = error
@@ -69,23 +81,25 @@ class UpdateInOneLog:
             if not wanted:
                 self._make_durable(syncs)
                 return True
+            waiting = waiting or deciding.DecisionWait(store, self._batch, wait_s)
             try:
                 waiting.out(wanted)
+                wait_s = waiting.wait_s
             except (OSError, FsqueueError) as error:
                 if failure is None:
                     raise
                 raise update_traces.unknown(failure) from error
-
-    @property
-    def _is_written(self) -> bool:
-        """Return whether the last try may have written anything."""
-        return self._log is not None
 
     def _apply_in(self, locked: LockedBatch, again: bool) -> bool:
         inserter, tasks = self._inserter, self._queue.inserts
         if not locked.replay_state.opened:
             return False  # made just now by a lessee, or left empty by one that died: it tells of no task
         at = record_times.present(locked)
+        if not again and self._completes_one(locked):
+            if tasks and not inserter.takes_into(locked, tasks):
+                return False
+            self._complete_one(locked, at)
+            return True
         if not check(locked, self._queue, self._endings, at, self._conflicts):
             return False
         if tasks and not inserter.takes_into(locked, tasks):
@@ -96,7 +110,7 @@ class UpdateInOneLog:
         records = Records(locked, self._endings, part, at)
         records.name_earlier()
         lines = records.lines + inserter.records(self._pending, locked.replay_state.count, at, part)
-        self._log = LogSync(locked, bool(tasks) and self._store.sync_inserts)
+        self._begin(locked)
         # Whole lines of a first write that was cut off would count as parts of the second one: a record of another
         # update ends them.
         ended = [movements.abort(at, names.new_update(self._store.entropy))] if again else []
@@ -111,15 +125,44 @@ class UpdateInOneLog:
             finishing.try_finish(locked)
         return True
 
+    def _begin(self, locked: LockedBatch) -> None:
+        """Note that the log is about to be written."""
+        if self._pending and self._store.sync_inserts:
+            self._log = LogSync(locked, True)
+        self._is_written = True
+
+    def _completes_one(self, locked: LockedBatch) -> bool:
+        """Return whether one leased task is completed, without a result, that the lease holds: as mostly."""
+        kind, task, result, _, _ = self._endings[0]
+        if kind != "complete" or result is not None or len(self._endings) > 1 or isinstance(task, SeenTask):
+            return False
+        return locked.replay_state.holds(task.index, task.lease)
+
+    def _complete_one(self, locked: LockedBatch, at: int) -> None:
+        """Complete the task, and insert. It does what `_apply_in` does, and spares the replay of what is written."""
+        task = self._endings[0].task
+        assert isinstance(task, LeasedTask)
+        part, first = UpdatePart(self._update), locked.replay_state.count
+        self._begin(locked)
+        done, begin = transitions.completion(locked, task, at, part), locked.log.next_offset()
+        lines, versions = self._inserter.act(locked, self._pending, at, part, begin + len(done))
+        locked.log.append(b"".join([done, *lines, movements.commit(at, self._update, 1 + len(lines))]))
+        self._applied.inserted[self._queue.name] = []
+        self._applied.note_new(self._queue.name, self._batch, first, versions)
+        if not locked.replay_state.remaining:
+            finishing.try_finish(locked)
+
     def _take_in(self, acted: list[tuple[int, dict[str, Any]]]) -> None:
         """Note what has happened."""
-        ids = [names.task_id(self._batch, record["first"]) for _, record in acted if record["op"] == "insert"]
-        self.applied.inserted[self._queue.name] = ids
+        name, batch = self._queue.name, self._batch
+        self._applied.inserted[name] = []
         for offset, record in acted:
-            self.applied.note_version(self._batch, offset, record)
-            if record["op"] == "renew":
+            self._applied.note_version(batch, offset, record)
+            if record["op"] == "insert":
+                self._applied.note_new(name, batch, record["first"], [offset])
+            elif record["op"] == "renew":
                 tasks = movements.from_ranges(record["tasks"])
-                self.applied.until.update({(self._batch, index): record["until"] for index in tasks})
+                self._applied.until.update({(self._batch, index): record["until"] for index in tasks})
 
     def _has_happened(self, error: BaseException) -> bool:
         try:
@@ -134,7 +177,7 @@ class UpdateInOneLog:
     def _make_durable(self, syncs: LogSyncs) -> None:
         """Sync the log if there are inserts. Completions by themselves are not, with the durability "default"."""
         store, tasks = self._store, self._queue.inserts
-        if not tasks or self._log is None or not store.sync_inserts:
+        if self._log is None:
             return
         try:
             syncs.sync([(self._log, True, any(task.rank != LAST for task in tasks))])

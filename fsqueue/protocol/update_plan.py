@@ -156,14 +156,22 @@ class Applied:
         self.until: dict[tuple[Batch, int], int] = {}
         """The new ends of renewed leases (ms)."""
         self.versions: dict[tuple[Batch, int], int] = {}
-        """The new versions of tasks whose payloads were replaced, and those of new tasks without keys."""
+        """The new versions of tasks whose payloads were replaced."""
+        self.new_versions: dict[str, int] = {}
+        """The versions of the new tasks without keys, by their ids."""
+
+    def note_new(self, queue: str, batch: Batch, first: int, versions: Sequence[int]) -> None:
+        """Note new tasks of a queue, from the index `first` of a batch on, each with its version."""
+        ids = self.inserted.setdefault(queue, [])
+        for index, version in enumerate(versions, first):
+            identity = names.task_id(batch, index)
+            ids.append(identity)
+            self.new_versions[identity] = version
 
     def note_version(self, batch: Batch, offset: int, record: dict[str, Any]) -> None:
-        """Note the version that a `replace` or an `insert` gives its task; nothing of any other record."""
+        """Note the version that a `replace` gives its task; nothing of any other record."""
         if record["op"] == "replace":
             self.versions[batch, record["tasks"][0][0]] = offset
-        elif record["op"] == "insert":
-            self.versions[batch, record["first"]] = offset
 
 
 class Conflicts:

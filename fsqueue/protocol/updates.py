@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from fsqueue import forks
@@ -59,6 +60,7 @@ PAUSES_S = (0.01, 1.0)
 """Shortest and longest pause before an update begins anew."""
 FAILURES_MAX = 3
 """Maximum number of tries that may end with a lost lock: a broken disk gives the same error."""
+_DIRECTORY = attrgetter("directory")
 NOTHING = "Nothing of the update has happened; it may be applied again."
 FINISHED_OR_PURGED = "it has finished, or was purged"
 """The reason of a conflict if nothing tells any more what has become of a task that was seen."""
@@ -128,7 +130,7 @@ class Coordinator:
         tries = failures = 0
         while True:
             try:
-                return _Try(self, group, queues, tries, max(0.0, until - clock.monotonic())).apply()
+                return _Try(self, group, queues, tries, until).apply()
             except (_Anew, LockTimeout) as busy:
                 why: Exception = busy
             except OSError as error:
@@ -168,11 +170,12 @@ class _Try:
     """One try at an update, under an id of its own."""
 
     def __init__(
-        self, coordinator: Coordinator, group: GroupDirectory, queues: Sequence[QueuePlan], tries: int, wait_s: float
+        self, coordinator: Coordinator, group: GroupDirectory, queues: Sequence[QueuePlan], tries: int, until: float
     ) -> None:
         self._coordinator, self._group, self._tries = coordinator, group, tries
         self._clock, self._entropy = group.clock, group.entropy
-        self._until = self._clock.monotonic() + wait_s
+        self._until = until
+        """When its time is over, on the monotonic clock."""
         self._process = forks.depth
         self._update = names.new_update(group.entropy)
         self._conflicts, self._applied = Conflicts(), Applied()
@@ -180,9 +183,9 @@ class _Try:
         self._collapsed: list[tuple[_Opened, int]] = []
         """The queues in which a key is taken, each with the generation in which its task lives."""
         self._queues: list[_Opened] = []
-        for plan in sorted(queues, key=lambda plan: plan.directory):
+        self._syncs = False
+        for plan in sorted(queues, key=_DIRECTORY) if len(queues) > 1 else queues:
             self._open(plan)
-        self._syncs = any(opened.store.sync_inserts for opened in self._queues)
 
     def _open(self, plan: QueuePlan) -> None:
         try:
@@ -195,11 +198,12 @@ class _Try:
             for endings in plan.endings.values():
                 self._conflicts.miss(plan, endings, "the queue was deleted")
             return
-        generation = store.queue_state.generation
+        generation = store.queue_file.state.generation
         for endings in plan.endings.values():
             if purged := [each for each in endings if not each.is_of(generation)]:
                 self._conflicts.miss(plan, purged, "purged")
         self._queues.append(_Opened(plan, store, inserter, keyed))
+        self._syncs = self._syncs or store.sync_inserts
 
     @property
     def _wait_s(self) -> float:
@@ -261,22 +265,21 @@ class _Try:
         _require_in_place(store)
         if not plan.endings:
             return self._insert_together(plan, inserter)
-        one = UpdateInOneLog(self._update, plan, store, inserter, self._conflicts)
+        one = UpdateInOneLog(self._update, plan, store, inserter, self._conflicts, self._applied)
         try:
-            if not one.apply(self._coordinator.syncs, self._wait_s):
+            if not one.apply(self._coordinator.syncs, self._until):
                 if self._conflicts:
                     raise self._conflicts.error()  # that log has all of it: nothing else is to be checked
                 return False
         except FileNotFoundError:
             return False  # the batch has finished: what comes next finds that, too
-        self._applied = one.applied
         self._notify()
         return True
 
     def _insert_together(self, plan: QueuePlan, inserter: SingleInserter) -> bool:
         """Let an update happen that does nothing but insert into one batch. Return True."""
         try:
-            self._note_new(plan, *inserter.insert_together(plan.inserts))
+            self._applied.note_new(plan.name, *inserter.insert_together(plan.inserts))
         except QueueClosed:
             raise _Anew("A queue was deleted just now.") from None
         except QueueNotFound as moved:  # with what was inserted, perhaps
@@ -381,13 +384,7 @@ class _Try:
             found = opened.inserter.prepare(tasks, part, partial(self._note_inserts, opened, tasks))
         except QueueNotFound:
             raise _Anew("A queue was deleted just now.") from None
-        self._note_new(opened.plan, found.batch, found.first, found.versions)
-
-    def _note_new(self, plan: QueuePlan, batch: Batch, first: int, versions: Sequence[int]) -> None:
-        ids = self._applied.inserted.setdefault(plan.name, [])
-        for index, version in enumerate(versions, first):
-            ids.append(names.task_id(batch, index))
-            self._applied.versions[batch, index] = version
+        self._applied.note_new(opened.plan.name, found.batch, found.first, found.versions)
 
     def _note_inserts(self, opened: _Opened, tasks: Sequence[EncodedTask], locked: LockedBatch) -> None:
         touched = self._touch(opened, locked)

@@ -14,6 +14,7 @@ from fsqueue.format import checkpoints, movements, names, state_checks
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import AVAILABLE, COMPLETED, LEASED, PATIENCE_MS, SKIPPED, ReplayState
+from fsqueue.format.task_states import Lease, Prepared, States
 from tests.format import test_checkpoints as brief_readers
 from tests.format import test_replay_properties as plain_logs
 from tests.format.test_inserts import LINE, OpenTape, as_seen, judged, open_logs
@@ -678,3 +679,67 @@ def test_who_begins_at_a_checkpoint_agrees_with_who_reads_all(data: bytes, draw:
                 knew, known.frozen, list(known.prepared),
             )  # fmt: skip
             assert brief_readers.chosen(restored, at) == brief_readers.chosen(known, at)
+
+
+# -- the author's way, without a replay ------------------------------------------------------------------
+
+
+def all_of(state: ReplayState) -> dict[str, Any]:
+    """All that a state holds, the indexes that `choose` works with, too; leases by their ids."""
+
+    def named(value: Any) -> Any:
+        if isinstance(value, Lease):
+            return value.id
+        if isinstance(value, Prepared):
+            return value.update, value.file, value.patience_ms, value.records, value.tasks
+        if isinstance(value, (list, tuple)):
+            return [named(each) for each in value]
+        return {key: named(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+    return {name: named(getattr(state, name)) for name in (*States.__slots__, "at", "damaged", "gone", "run")}
+
+
+def twins(tape: Tape) -> tuple[ReplayState, ReplayState]:
+    """Two states that have replayed the tape."""
+    both = ReplayState(), ReplayState()
+    for state in both:
+        state.replay(tape.data, 0)
+    return both
+
+
+@pytest.mark.parametrize("available_at", [0, 900])
+@pytest.mark.parametrize("priority", [None, 5, "soon"])
+def test_the_author_of_an_update_in_one_write_knows_what_its_readers_replay(
+    tape: Tape, priority: int | str | None, available_at: int
+) -> None:
+    author, reader = twins(tape)
+    line = LINE[:-2] + b',"priority":' + json.dumps(priority).encode() + LINE[-2:] if priority is not None else LINE
+    end, data = len(tape.data), movements.complete(210, "l", [0], part=WHOLE)
+    author.decide(0, COMPLETED, 210, end)
+    for first in (4, 6):  # one index is left out
+        assert author.insert_at_once(210, f"u{first}", first, available_at, end + len(data), priority)
+        data += movements.insert(210, f"u{first}", first, line, available_at, WHOLE)
+    author.at = 210
+    reader.replay(data + movements.commit(210, U, 3), end)
+    assert all_of(author) == all_of(reader)
+    assert reader.state[6] == AVAILABLE
+
+
+def test_no_insert_of_an_update_in_one_write_is_void_without_a_word(tape: Tape) -> None:
+    assert not tape.state.insert_at_once(210, "0", 4, 0, 900, None), "its id has acted"
+    assert not tape.state.insert_at_once(210, "u", 3, 0, 900, None), "its index was given"
+    assert not tape.state.insert_at_once(210, "u", names.BATCH_TASKS_MAX, 0, 900, None)
+    tape.put("seal", 205, here=len(tape.data), tasks=[[0, 4]])
+    assert not tape.state.insert_at_once(210, "u", 4, 0, 900, None)
+
+
+@pytest.mark.parametrize("of", [2, 3, None])
+def test_the_author_of_an_outcome_knows_what_its_readers_replay(tape: Tape, of: int | None) -> None:
+    tape.prepare("complete", 0, lease="l", result=7)
+    tape.prepare_insert(4)
+    author, reader = twins(tape)
+    author.give_own(U, of, 220, len(tape.data))
+    reader.replay(movements.abort(220, U) if of is None else movements.commit(220, U, of), len(tape.data))
+    assert all_of(author) == all_of(reader)
+    assert author.acted == reader.acted
+    assert bool(author.prepared) == (of == 3), "a commit of another number is void"
