@@ -60,6 +60,14 @@ def group_of(store: Store) -> GroupDirectory:
     )
 
 
+def group_if_in_place(store: Store) -> GroupDirectory | None:
+    """Return the group in which an open queue lies; None if it lies in none, or was moved out of its own."""
+    try:
+        return None if store.queue_state.group is None else group_of(store)
+    except OutOfGroup:
+        return None
+
+
 def _holders(path: str) -> dict[str, None]:
     """Return the directories that may be the group of a queue: a user may have opened it through a link."""
     return dict.fromkeys((layout.parent_of(path), *directories_above(path)[:1]))

@@ -10,6 +10,7 @@ from fsqueue.filesystem import NOT_FILES, is_gone
 from fsqueue.format import layout, names, sparse
 from fsqueue.format.decisions import LogName
 from fsqueue.format.layout import QueueState
+from fsqueue.format.names import QueueDirectory
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 
@@ -44,6 +45,17 @@ def queue_id(name: LogName) -> names.QueueId:
     return parsed[1]
 
 
+def proven(group: GroupDirectory, directory: QueueDirectory, own: Store) -> Store:
+    """Open a queue of the group, as the worker of `own`. The caller closes it. Errors as of `Store`."""
+    store = Store(group.path_of(directory), own.worker_name)
+    try:
+        group.prove(store, directory)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
 @contextmanager
 def opened(group: GroupDirectory, name: LogName, own: Store) -> Iterator[Store | None]:
     """Open the queue in which a log is, for the length of a block; `own` if it is that one. None if the log's
@@ -56,9 +68,8 @@ def opened(group: GroupDirectory, name: LogName, own: Store) -> Iterator[Store |
     if state_of(group, name) is None:
         yield None
         return
-    store = Store(group.path_of(name.directory), own.worker_name)
+    store = proven(group, name.directory, own)
     try:
-        group.prove(store, name.directory)
         yield store if store.queue_state.directory == name.generation else None
     finally:
         store.close()

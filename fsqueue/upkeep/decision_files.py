@@ -19,7 +19,6 @@ from fsqueue.protocol import deciding
 from fsqueue.storage import decisions as stored
 from fsqueue.storage import group_queues, jsonl, published
 from fsqueue.storage import numbers as stored_numbers
-from fsqueue.storage.decisions import OutOfGroup
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
@@ -36,7 +35,7 @@ WAIT_S = 2.0
 
 def retire(store: Store) -> int:
     """Retire the decision files of the group that an open queue lies in; how many. 0 if it lies in none."""
-    group = _group_of(store)
+    group = stored.group_if_in_place(store)
     if group is None:
         return 0
     retired = 0
@@ -48,7 +47,7 @@ def retire(store: Store) -> int:
 
 def refresh(store: Store) -> int:
     """Set the times of the group's own files to now, and return how many they are: a cleaner must not remove them."""
-    group = _group_of(store)
+    group = stored.group_if_in_place(store)
     if group is None:
         return 0
     touched = 0
@@ -61,14 +60,6 @@ def refresh(store: Store) -> int:
             group.fs.touch(path)
             touched += 1
     return touched
-
-
-def _group_of(store: Store) -> GroupDirectory | None:
-    """Return the group that an open queue lies in; None if it lies in none, or not in its own."""
-    try:
-        return None if store.queue_state.group is None else stored.group_of(store)
-    except OutOfGroup:
-        return None
 
 
 def _retire(store: Store, group: GroupDirectory, name: DecisionFileName) -> bool:

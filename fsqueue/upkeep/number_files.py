@@ -16,9 +16,9 @@ from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names, numbers
 from fsqueue.format.names import Batch, QueueDirectory, QueueId
 from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec
-from fsqueue.storage import jsonl
+from fsqueue.storage import group_queues, jsonl
 from fsqueue.storage import numbers as stored
-from fsqueue.storage.decisions import OutOfGroup, group_of
+from fsqueue.storage.decisions import group_if_in_place
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 from fsqueue.upkeep.decision_files import AWAY_MS
@@ -35,14 +35,12 @@ Versions = dict[tuple[bytes, QueueId, Batch], dict[int, int]]
 
 def retire(store: Store) -> int:
     """Remove what has ended of the numbers of the group that an open queue lies in; how many files."""
-    try:
-        group = None if store.queue_state.group is None else group_of(store)
-    except OutOfGroup:
+    group = group_if_in_place(store)
+    if group is None:
         return 0
     retired = 0
-    for place in stored.files(group)[:-1] if group is not None else []:
+    for place in stored.files(group)[:-1]:
         with PassingOverStrays(), suppress(LockTimeout, FileNotFoundError):  # another upkeep was faster
-            assert group is not None
             retired += _retire(store, group, numbers.path_of(group.path, names.number_file(place)), place)
     return retired
 
@@ -92,7 +90,8 @@ def _is_held(
             if directory is None:
                 continue  # the queue was deleted, or is away
             if directory not in opened:
-                opened[directory] = _opened(store, group, directory)
+                is_there = group.look_before_opening(directory)
+                opened[directory] = group_queues.proven(group, directory, store) if is_there else None
             queue = opened[directory]
             if queue is None or queue.queue_state.id != identity:
                 continue
@@ -106,16 +105,3 @@ def _is_held(
         for queue in opened.values():
             if queue is not None:
                 queue.close()
-
-
-def _opened(store: Store, group: GroupDirectory, directory: QueueDirectory) -> Store | None:
-    """Open a queue of the group; None if there is none any more. Errors as of `Store`."""
-    if not group.look_before_opening(directory):
-        return None
-    queue = Store(group.path_of(directory), store.worker_name)
-    try:
-        group.prove(queue, directory)
-    except BaseException:
-        queue.close()
-        raise
-    return queue

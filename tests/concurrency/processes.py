@@ -204,6 +204,15 @@ def children(*actions: tuple[Any, ...]) -> Iterator[list[Child]]:
             child.close()
 
 
+def wait_all_stopped(stopped: dict[str, Child]) -> None:
+    """Return when all of them have stopped themselves. An error says which has not."""
+    for what, child in stopped.items():
+        try:
+            child.wait_stopped()
+        except (AssertionError, TimeoutError) as error:
+            raise AssertionError(f"{what}: {error}") from error
+
+
 def together(*actions: tuple[Any, ...], timeout_s: float = PATIENCE_S) -> list[Any]:
     """Run `(action, *args)` each in a process of its own, all at once; their results in order."""
     with children(*actions) as started:

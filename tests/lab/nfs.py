@@ -26,7 +26,15 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.storage import listening
 from tests.concurrency.books import Diary
 from tests.concurrency.clocks import SharedClock
-from tests.concurrency.processes import PATIENCE_S, Child, Count, at_a_random_moment, children, in_the_kernel
+from tests.concurrency.processes import (
+    PATIENCE_S,
+    Child,
+    Count,
+    at_a_random_moment,
+    children,
+    in_the_kernel,
+    wait_all_stopped,
+)
 from tests.concurrency.rounds import (
     Plan,
     check,
@@ -544,11 +552,7 @@ def cut(points: list[str]) -> dict[str, dict[str, Any]]:
             what: stack.enter_context(children((stopped_at, POINTS[what], at(1, name), diaries[what] / "cut")))[0]
             for what, name in names.items()
         }
-        for what, child in stopped.items():
-            try:
-                child.wait_stopped()
-            except (AssertionError, TimeoutError) as error:
-                raise AssertionError(f"{what}: {error}") from error
+        wait_all_stopped(stopped)
         lab("cut", 1)
         try:
             others = {

@@ -16,7 +16,7 @@ from fsqueue import FsqueueError, Group, GroupQueues, Queue, Status, Task, Then,
 from fsqueue.format import decisions
 from fsqueue.protocol import finishing
 from tests.concurrency.books import Diary, check_sound
-from tests.concurrency.processes import PATIENCE_S, Child, Count, at_a_random_moment, children
+from tests.concurrency.processes import PATIENCE_S, Child, Count, at_a_random_moment, children, wait_all_stopped
 from tests.concurrency.trapped import trapped_group
 from tests.lab import evidence
 from tests.lab.nfs import FSQUEUE, SERVER, Point, StopAt, at, calls_of, lab, restart_server, run_on
@@ -364,11 +364,7 @@ def cut(points: list[str]) -> dict[str, dict[str, Any]]:
             what: stack.enter_context(children((stopped_at, POINTS[what], at(1, name))))[0]
             for what, name in names.items()
         }
-        for what, child in stopped.items():
-            try:
-                child.wait_stopped()
-            except (AssertionError, TimeoutError) as error:
-                raise AssertionError(f"{what}: {error}") from error
+        wait_all_stopped(stopped)
         lab("cut", 1)
         try:
             others = [stack.enter_context(children((work_off, at(2, name))))[0] for name in names.values()]
