@@ -307,6 +307,8 @@ def host_dies(story: Story, process: Process, name: str, args: tuple[Any, ...]) 
     for other in story.processes:
         if other.host is host and not other.dead:
             other.kill()
+    if isinstance(host, Client):
+        host.pages.clear()  # started again, it does not show what it never sent
     raise Crash
 
 
