@@ -12,24 +12,33 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from tests.simulation.disk import Directory
+from tests.simulation.faults import DAY_S
 from tests.simulation.history import Call
 from tests.simulation.kernel import CALL_S
+from tests.simulation.world import START_S
 
 if TYPE_CHECKING:
     from tests.simulation.exhaustive import Play
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+TIME = re.compile(
+    r"0(?<![0-9a-f]0)1a[0-9a-f]{9}(?=[0-9a-f]{20})"
+    r"|1(?<![0-9a-f]1)[78](?:[0-9]{11}(?![0-9])|[0-9]{8}[.][0-9]+)"
+)
+"""A time: in the name of a batch, in a record, of a file. That it begins with a literal makes it four times as fast."""
+ABOUT_MS = range(int((START_S - 30 * DAY_S) * 1000), int((START_S + 30 * DAY_S) * 1000))
+"""All times of a case are among these. Other numbers are left as they are."""
 
 
 def decides(play: Play) -> bytes:
     """Return a digest of all that decides the end of a case in which nothing goes wrong any more.
 
-    Left out are only the milliseconds that calls take, and the numbers of steps: of these the order decides. What is on
-    the disk is compared as it is, with its times.
+    Left out are only the milliseconds that calls take, and the numbers of steps: of these the order decides. All times,
+    also those on the disk, are compared to a tenth of a second, and by their order.
     """
     world, disk, calls = play.world, play.world.disk, play.history.calls
     since = list(_since(disk.root))
-    steps = {step for call in calls for step in (call.begin, call.end, call.looked_at)}
+    steps = {step for call in calls for step in (call.begin, call.end)}
     steps |= {step for _, _, step in since} | {step for step, _ in disk.ends} | {file.lost_at for file in disk.files}
     steps.add(play.forgotten_until)
     rank = {step: place for place, step in enumerate(sorted(steps))}
@@ -39,7 +48,7 @@ def decides(play: Play) -> bytes:
 
     def told(call: Call) -> tuple[object, ...]:
         error = call.error and (type(call.error).__name__, str(call.error), vars(call.error))
-        at = [rank[step] for step in (call.begin, call.end, call.looked_at)]
+        at = rank[call.begin], rank[call.end]
         times = waited_s(call.begin, call.began), waited_s(call.end, call.ended)
         return call.actor, call.verb, call.args, call.outcome, call.result, error, at, times
 
@@ -61,7 +70,21 @@ def decides(play: Play) -> bytes:
         sorted(file.number for file in world.voided_farewells),
         hash(play.rng.getstate()),
     )
-    return blake2b(ADDRESS.sub("", repr(found)).encode()).digest()
+    return blake2b(in_order(ADDRESS.sub("", repr(found))).encode()).digest()
+
+
+def in_order(text: str) -> str:
+    """Return a text in which each time is told to a tenth of a second, and by its place among all of them."""
+    times = {found: ms for found in set(TIME.findall(text)) if int(ms := _ms(found)) in ABOUT_MS}
+    places = {ms: place for place, ms in enumerate(sorted(set(times.values())))}
+    told = {found: f"<{round(ms / 1000, 1)} {places[ms]}>" for found, ms in times.items()}
+    return TIME.sub(lambda match: told.get(match[0], match[0]), text)
+
+
+def _ms(found: str) -> float:
+    if "." in found:
+        return float(found) * 1000
+    return int(found, 16) if len(found) == 12 else int(found)
 
 
 def _since(directory: Directory) -> Iterator[tuple[int, str, int]]:

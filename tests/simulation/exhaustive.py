@@ -6,9 +6,9 @@
 
 On a queue of two tasks the first verb runs up to its k-th call; there its fate comes, and the second verb runs whole;
 then the first goes on, if it lives. At the end a fresh worker drains the queue, and all is judged as in random stories.
-A verb that dies at a call leaves what it would have left at the call before, if that one only read: on a local disk one
-of two such deaths is told, with upkeep at the end and without. Where a fault leaves the same as one before, the end is
-told once (`endings`).
+A verb that dies at a call leaves what it would have left at the call before, if that one only read: one of two such
+deaths is told, with upkeep at the end and without. A fate that finds nothing to do at a call is not told there. Where a
+fault leaves the same as one before, the end is told once (`endings`).
 What is not told here is two verbs that take turns more than once: the random stories do that.
 
 Exits with 0 if nothing was found, with 1 otherwise.
@@ -28,12 +28,13 @@ from fsqueue.format.layout import Settings
 from tests.levels import IS_ALL
 from tests.simulation import commit_acts
 from tests.simulation.endings import Endings
-from tests.simulation.fates import AFTERWARDS, DEATHS, FATES, Call, Skip, is_place
+from tests.simulation.fates import AFTERWARDS, DEATHS, FATES, Call, Skip, in_vain, is_place
 from tests.simulation.faults import DAY_S
 from tests.simulation.handles import Crash
 from tests.simulation.history import Actor
 from tests.simulation.invariants import files, generation
 from tests.simulation.kernel import CALL_S, Process
+from tests.simulation.nfs import Client
 from tests.simulation.scenarios import KEPT, MANY, MOVED
 from tests.simulation.stories import AT_ONCE, LEASE_S, Scenario, Story, limited
 from tests.simulation.verbs import LEASE, LEASED, LEFTOVERS, LETTER, NO_QUEUE, STAGED, VERBS, Verb
@@ -194,7 +195,7 @@ class Play(Story):
             if who is process:
                 self.calls += 1
                 if self.seen is not None:
-                    self.seen.append(Moment((name, args), self._what_a_death_leaves()))
+                    self.seen.append(Moment((name, args), self._what_a_death_leaves(), in_vain(self, who)))
                 if self.calls == schedule.at:
                     self._here(who, (name, args), verbs[1:], actors[1:])
                 elif self.again:
@@ -251,7 +252,8 @@ class Play(Story):
         waited_s = round(world.now - world.disk.step * CALL_S, 1)
         told = [(call.actor, call.verb, call.outcome) for call in self.history.calls]
         made = self.payloads, self.serial, len(self.staged.parts)
-        return world.disk.state(), waited_s, told, made, self.rng.getstate()
+        unsent = [host.unsent() for host in self.hosts if isinstance(host, Client)]
+        return world.disk.state(), unsent, waited_s, told, made, self.rng.getstate()
 
     # -- what is there before ------------------------------------------------------------------------
 
@@ -362,6 +364,8 @@ class Moment(NamedTuple):
 
     call: Call
     left: object
+    in_vain: frozenset[str]
+    """The fates that would find nothing to do."""
 
 
 @lru_cache(maxsize=len(KINDS))
@@ -382,7 +386,7 @@ def schedules(
         moments = calls_of(kind, first, second)
         for name in names:
             for at in range(1, len(moments) + 1, step):
-                if is_place(name, moments[at - 1].call):
+                if is_place(name, moments[at - 1].call) and name not in moments[at - 1].in_vain:
                     for upkeep in (False, True) if both else (None,):
                         yield Schedule(kind, first, second, name, at, upkeep=upkeep)
 
@@ -390,12 +394,13 @@ def schedules(
 def without_repeats(wanted: Iterable[Schedule]) -> Iterator[Schedule]:
     """Leave out a death that leaves the same as one before: between the two calls the verb only read.
 
-    The same is the same disk, durable and not, at the same time, when the same had been reported to the caller. A
-    client of a file server also leaves caches, which other processes on its host use: there every death is told.
+    The same is the same disk, durable and not, at the same time, when the same had been reported to the caller. Of a
+    client of a file server it is also what it had not sent yet. A client leaves caches, too, which other processes on
+    its host use: where a second verb follows there, every death is told.
     """
     known: dict[tuple[str, str, str, str, bool], list[object]] = {}
     for schedule in wanted:
-        if schedule.fate in DEATHS and not KINDS[schedule.kind].shared:
+        if schedule.fate in DEATHS and not (schedule.second and KINDS[schedule.kind].shared):
             verbs = schedule.kind, schedule.first, schedule.second
             left = calls_of(*verbs)[schedule.at - 1].left
             alike = known.setdefault((*verbs, schedule.fate, schedule.begins_with_upkeep), [])

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.faults import DAY_S, EXCLUSIVE, NAMES, WRITES, clean_up, lose_locks, torn
+from tests.simulation.faults import DAY_S, EXCLUSIVE, NAMES, WRITES, clean_up, is_clean, locks_of, lose_locks, torn
 from tests.simulation.kernel import INTERRUPTED, Process
 from tests.simulation.nfs import NfsProcess
 from tests.simulation.stories import LEASE_S
@@ -209,5 +209,15 @@ def is_place(fate: str, call: Call) -> bool:
     return fate not in _PLACES or _PLACES[fate](call)
 
 
-DEATHS = frozenset(("killed", *(fate for fate in FATES if fate.startswith("power"))))
+def in_vain(play: Play, process: Process) -> frozenset[str]:
+    """Return the fates that would find nothing to do now: they raise `Skip`, or leave what another one leaves."""
+    found = set[str]()
+    if is_clean(play):
+        found.add("cleaned")
+    if not locks_of(play, process):
+        found.add("locks-lost")
+    return frozenset(found)
+
+
+DEATHS = frozenset(("killed", "host-lost", *(fate for fate in FATES if fate.startswith("power"))))
 """After these nothing is left of the first verb but what the disk holds, and what its caller was told before."""

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.disk import Directory, File, Lost
-from tests.simulation.handles import Crash
+from tests.simulation.handles import Crash, Opened
 from tests.simulation.kernel import INTERRUPTED, Process
 from tests.simulation.nfs import Client, NfsProcess
 
@@ -209,15 +209,20 @@ def fork(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bo
     return True
 
 
-def lose_locks(story: Story, process: Process) -> bool:
-    """The server forgets the locks of a host; False if it has none."""
-    held = [
+def locks_of(story: Story, process: Process) -> list[Opened]:
+    """The open files that processes of the same host have locked."""
+    return [
         one
         for other in story.processes
         if other.host is process.host and not other.dead
         for one in other.fds.values()
         if isinstance(one.node, File) and one.node.owner is one
     ]
+
+
+def lose_locks(story: Story, process: Process) -> bool:
+    """The server forgets the locks of a host; False if it has none."""
+    held = locks_of(story, process)
     for opened in held:
         assert isinstance(opened.node, File)
         opened.node.owner = None
@@ -258,10 +263,26 @@ def clean(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> b
 
 def clean_up(story: Story) -> int:
     """Remove the queue's empty directories; how many there were."""
+    top = _queue_directory(story)
+    return 0 if top is None else story.world.disk.remove_empty_directories(top)
+
+
+def is_clean(story: Story) -> bool:
+    """Whether the queue has no empty directories."""
+    top = _queue_directory(story)
+    return top is None or not _has_empty(top)
+
+
+def _has_empty(top: Directory) -> bool:
+    inner = [node for node in top.entries.values() if isinstance(node, Directory)]
+    return any(not node.entries or _has_empty(node) for node in inner)
+
+
+def _queue_directory(story: Story) -> Directory | None:
     top: Any = story.world.disk.root
     for part in QUEUE.split("/")[1:]:
         top = top.entries.get(part) if isinstance(top, Directory) else None
-    return story.world.disk.remove_empty_directories(top) if isinstance(top, Directory) else 0
+    return top if isinstance(top, Directory) else None
 
 
 def moved(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:

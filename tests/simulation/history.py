@@ -24,16 +24,13 @@ class Call:
     """One call of a verb. `begin` and `end` are steps of the world, `began` and `ended` its times in seconds."""
 
     __slots__ = (
-        "actor", "args", "began", "begin", "end", "ended", "error", "looked_at", "outcome", "payloads", "result",
-        "verb",
+        "actor", "args", "began", "begin", "end", "ended", "error", "outcome", "payloads", "result", "verb",
     )  # fmt: skip
 
     def __init__(self, actor: str, verb: str, args: dict[str, Any], world: World) -> None:
         self.actor, self.verb, self.args = actor, verb, args
         self.begin, self.end = world.disk.step, 1 << 60
         self.began, self.ended = world.now, 1e18
-        self.looked_at = -1
-        """The step at which it last looked at `queue.jsonl`, when it has ended."""
         self.outcome = BEGUN
         self.result: Any = None
         self.payloads: dict[str, Any] = {}
@@ -172,7 +169,6 @@ class Actor:
             if world.book is not None:
                 world.book.verb_ended(self.name)
             call.end, call.ended = world.disk.step, world.now
-            call.looked_at = self.persona.process.looked_at
             if world.trace is not None:
                 world.say(f"----- {call}")
 

@@ -74,8 +74,6 @@ class Process:
         self.answer: int | None = None
         """The error that the next call is to answer after it has happened."""
         self.fds: dict[int, Opened] = {}
-        self.looked_at = -1
-        """The step at which it last opened a queue's `queue.jsonl`."""
         self.children: list[Process] = []
         """Those that were forked from it."""
         self._resolved: dict[tuple[Directory | None, str], Directory] = {}
@@ -174,8 +172,6 @@ class Process:
         if not name:
             self.opening(directory)
             return self._opened(Opened(directory, flags, self.host, path))
-        if name == "queue.jsonl":
-            self.looked_at = self.disk.step
         exclusive = flags & O_EXCL
         node = directory.entries.get(name) if exclusive else self.lookup(directory, name)
         if node is None:

@@ -74,6 +74,19 @@ class Client(Host):
         """The last listing of each directory, and its time; None after a stale one was served."""
         self.silly: dict[File, tuple[Directory, str]] = {}
 
+    def unsent(self) -> object:
+        """Return all that the disk does not have yet when every process of this host dies: equal if it is the same.
+
+        What it remembers of names and pages besides ends with the processes that used it.
+        """
+        dirty = [
+            (file.number, file.removed_by is self, opened.lost, offset, bytes(data))
+            for file, pages in self.pages.items()
+            for opened, offset, data in pages.dirty
+        ]
+        silly = [(file.number, directory.number, name) for file, (directory, name) in self.silly.items()]
+        return sorted(dirty), sorted(silly)
+
 
 class NfsProcess(Process):
     """The `os` of a process on a client."""

@@ -61,7 +61,10 @@ def test_a_verb_at_every_call_of_another(names: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("first", ["complete", "insert-keyed", "overwrite-anew"])
 def test_a_death_that_is_left_out_goes_on_as_one_that_is_told(first: str) -> None:
-    fates = {kind: tuple(fate for fate in ALONE[kind] if fate in DEATHS) for kind in ("local", "strict", "order-lossy")}
+    fates = {
+        kind: tuple(fate for fate in ALONE[kind] if fate in DEATHS)
+        for kind in ("local", "nfs", "strict", "order-lossy")
+    }
     with undisturbed():
         wanted = list(schedules(first, "", fates))
         told = list(without_repeats(wanted))
@@ -74,6 +77,18 @@ def test_a_death_that_is_left_out_goes_on_as_one_that_is_told(first: str) -> Non
             assert len(alike) == 1, one.command()
             if one.at % 4 == 0:
                 assert what_happened(one) == what_happened(alike[0]), one.command()
+
+
+@pytest.mark.parametrize(("verb", "kind"), [("insert-keyed", "nfs"), ("insert-keyed", "local")])
+def test_a_fate_that_is_left_out_finds_nothing_to_do(verb: str, kind: str) -> None:
+    left_out = 0
+    with undisturbed():
+        for at, moment in enumerate(calls_of(kind, verb, ""), start=1):
+            for fate in sorted(moment.in_vain.intersection(ALONE[kind])):
+                left_out += 1
+                if left_out % 3 == 0:
+                    assert play(Schedule(kind, verb, "", fate, at)) is None
+    assert left_out > 2
 
 
 @pytest.mark.parametrize(
