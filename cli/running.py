@@ -134,7 +134,11 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
     help="How long tasks at work may go on when the worker must stop [10].",
 )
 @click.option(
-    "--patience", "patience_s", type=DURATION, default=600.0, help="How long to wait for a failing filesystem [10m]."
+    "--patience",
+    "patience_s",
+    type=DURATION,
+    default=600.0,
+    help="How long to wait for a failing filesystem, or a gateway [10m].",
 )
 @click.option("--keep-output", type=click.Path(file_okay=False), metavar="DIR",
               help="Keep all output in DIR, a new file for each attempt.")  # fmt: skip
@@ -168,11 +172,12 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run COMMAND, or call a Python function, for each task of the queues Q. Q may also be a group of queues.
+    """Run COMMAND, or call a Python function, for each task of the queues Q.
 
-    The worker ends when no task is waiting, delayed or leased in any of the queues. Tasks that other
-    workers have leased count, too. A worker of a later stage may start first: with --upstream it ends only when the
-    earlier stages are drained at the same time. Their first tasks must be inserted before.
+    Q may also be a group of queues, or the address of a gateway's queue (http://localhost:8750/fetch). The worker ends
+    when no task is waiting, delayed or leased in any of the queues. Tasks that other workers have leased count, too. A
+    worker of a later stage may start first: with --upstream it ends only when the earlier stages are drained at the
+    same time. Their first tasks must be inserted before.
 
     In an argument of COMMAND, '{}' stands for the payload, and '{field}' for a field of it. Strings are inserted as
     they are, all else as JSON. A field's name may have hyphens and dots: '{tile-id}'. '{{field}}' stands for the text
@@ -260,13 +265,14 @@ def run(
         check_command(command, options["allow_in_script"])
     if not command:
         search_working_directory()
-    opened = [_source_at(queue, worker, match) for queue in dict.fromkeys(queues)]
+    opened = [_source_at(queue, worker, match, options["patience_s"]) for queue in dict.fromkeys(queues)]
     for text in _too_many(opened, options["retries"]):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
     paths = [path_of(source) for source in opened]
-    status_of = [partial(_status_of, _source_at(queue, worker, match)) for queue in dict.fromkeys(queues)]
+    again = [_source_at(queue, worker, match, options["patience_s"]) for queue in dict.fromkeys(queues)]
+    status_of = [partial(_status_of, source) for source in again]
     progress = Progress(paths) if shows else None
     shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
     if shown is not None:
@@ -313,20 +319,20 @@ def run(
 
 
 def _source_at(
-    path: str, worker: str | None, match: str | None
+    path: str, worker: str | None, match: str | None, patience_s: float
 ) -> fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue:
     """Return the queue at a path, or the queues of the group at it; with `match`, those whose whole names match."""
     if "://" in path and not path.startswith("fq://"):
-        return _remote_at(path, worker, match)
+        return _remote_at(path, worker, match, patience_s)
     if group_at(path, {"--match": match}) is None:
         return queue_at(path, worker)
     group = fsqueue.Group(path, worker=worker)
     return group if match is None else group.matching(match)
 
 
-def _remote_at(url: str, worker: str | None, match: str | None) -> fsqueue.RemoteQueue:
+def _remote_at(url: str, worker: str | None, match: str | None, patience_s: float) -> fsqueue.RemoteQueue:
     """Return the queue of a gateway at an address."""
-    found = fsqueue.connect(url, worker=worker)
+    found = fsqueue.connect(url, worker=worker, patience_s=patience_s)
     if isinstance(found, fsqueue.RemoteGroup) or match is not None:
         raise click.UsageError(
             f"{url} is a gateway that serves a group. A worker takes one queue of it: {url.rstrip('/')}/QUEUE. No task "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -106,10 +107,9 @@ def serve(
         ) from None
     from .serving_protocol import GatewayServer, SlowHeadProtocol
 
-    tokens = None
+    made = application.gateway(path, None)  # before tokens are made: a wrong path makes none
     if address.socket is None or token_file is not None:
-        tokens = gate.Tokens(tokens_in(Path(token_file) if token_file else default_token_file()))
-    made = application.gateway(path, tokens)
+        made.tokens = gate.Tokens(tokens_in(Path(token_file) if token_file else default_token_file()))
     names = {*hosts, *([address.host] if address.host not in ("", "0.0.0.0", "::") else [])}
     app = application.application(made, names, read_only, taskstore_duration)
     listener, address, proof = bound(address)
@@ -254,7 +254,12 @@ def bound(address: Address) -> tuple[socket.socket, Address, Proof]:
         listener.bind(where)
         listener.listen(BACKLOG)
     except OSError as error:
-        raise click.ClickException(f"{address.url} cannot be listened on: {error}. Nothing was done.") from None
+        taken = error.errno == errno.EADDRINUSE and address.socket is None
+        free = address._replace(port=0).url
+        advice = f" Another process listens there. For any free port: --listen {free}" if taken else ""
+        raise click.ClickException(
+            f"{address.url} cannot be listened on: {error}. Nothing is served.{advice}"
+        ) from None
     return listener, Address(address.host, listener.getsockname()[1]), (0, 0)
 
 

@@ -168,7 +168,7 @@ class RemoteQueue:
     @property
     def url(self) -> str:
         """Return its address, as `connect` takes it."""
-        return f"{_base(self._wire)}/{quote(self.name, safe='')}"
+        return f"{self._wire.address.url}/{quote(self.name, safe='')}"
 
     @property
     def path(self) -> str:
@@ -450,7 +450,7 @@ class RemoteGroup:
         return RemoteQueue(self._wire, name, self._holder)
 
     def __repr__(self) -> str:
-        return f"RemoteGroup({_base(self._wire)!r})"
+        return f"RemoteGroup({self._wire.address.url!r})"
 
     def queues(self, pattern: str | None = None, tasks_min: int = 1) -> Iterator[RemoteQueue]:
         """Yield the queues with at least `tasks_min` unfinished tasks, by name: see `Group.queues`."""
@@ -679,13 +679,6 @@ class RemotePoll:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _base(wire: Wire) -> str:
-    where = wire.address
-    if where.socket is not None:
-        return f"{where.scheme}://{quote(where.socket, safe='')}"
-    return f"{where.scheme}://{f'[{where.host}]' if ':' in where.host else where.host}:{where.port}"
 
 
 def _waiting(

@@ -190,7 +190,8 @@ class Gate:
             401,
             "Unauthorized",
             f"A token is needed: the header 'Authorization: Bearer TOKEN'{in_url}. By default 'fsqueue serve' keeps "
-            "its tokens in ~/.config/fsqueue/serve.tokens.",
+            "its tokens in ~/.config/fsqueue/serve.tokens. 'fsqueue run' and fsqueue.connect take the one in the "
+            "environment variable FSQUEUE_SERVE_TOKEN.",
         )
         refusal.headers["www-authenticate"] = "Bearer"
         return refusal

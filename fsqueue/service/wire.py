@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import socket
 import ssl
@@ -15,12 +16,17 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import fsqueue
 from fsqueue.format import user_json
+from fsqueue.format.wording import duration
+
+logger = logging.getLogger("fsqueue")
 
 DEFAULT_PORT = 8750
 IDLE_S = 30.0
 """A connection that was idle for longer is made anew: the gateway may just be ending it."""
 RETRY_S = (0.2, 10.0)
 """Shortest and longest pause before something is asked again."""
+FAILURES_TO_TELL = 4
+"""How many failures of one request in a row give a warning. A busy gateway has mostly answered before, within 1.4 s."""
 PART_BYTES, PART_S = 64 << 10, 0.5
 """How much of a stream is sent at once, and after how long less than that."""
 ERROR_BYTES_MAX = 16 << 20
@@ -39,6 +45,13 @@ class GatewayAddress(NamedTuple):
     port: int | None
     socket: str | None
     queue: str | None
+
+    @property
+    def url(self) -> str:
+        """Return the address of the gateway itself, without a queue."""
+        if self.socket is not None:
+            return f"{self.scheme}://{quote(self.socket, safe='')}"
+        return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 def address_of(url: str) -> GatewayAddress:
@@ -117,7 +130,7 @@ class Wire:
         body = None if sent is None else json.dumps(sent).encode()
         told = {"content-type": "application/json"} if sent is not None else {}
         until, pause_s = time.monotonic() + self.patience_s, RETRY_S[0]
-        is_repeated = False
+        failures = 0
         while True:
             try:
                 with _Answer(self, method, _target(path, query), body, told | (headers or {}), wait_s) as answer:
@@ -126,11 +139,13 @@ class Wire:
                 nothing_done = isinstance(error, _Later) and error.nothing_done
                 if not (again or nothing_done) or time.monotonic() + pause_s > until:
                     raise
+                failures += 1
+                if failures == FAILURES_TO_TELL:  # a wrong address, too, looks like a gateway that is away
+                    logger.warning("%s The request is repeated for up to %s.", error, duration(self.patience_s))
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S[1])
-                is_repeated = True
             except fsqueue.LeaseLost as lost:
-                if not is_repeated or lost.reason != DONE_BEFORE:
+                if not failures or lost.reason != DONE_BEFORE:
                     raise
                 return Answer()
             else:
@@ -222,8 +237,9 @@ class _Answer:
         except (OSError, http.client.HTTPException) as error:
             self._wire.drop()
             raise fsqueue.StorageError(
-                f"The gateway {self._wire.address.host} cannot be reached, or has broken off "
-                f"({type(error).__name__}: {error}). Whether it has done what it was asked is unknown."
+                f"The gateway {self._wire.address.url} cannot be reached, or has broken off "
+                f"({type(error).__name__}: {error}). Whether it has done what it was asked is unknown. Look at the "
+                "address, and whether 'fsqueue serve' runs there."
             ) from error
         except BaseException:  # what the stream of a body raises, or Ctrl-C: the rest of the request is never sent
             self._wire.drop()

@@ -13,6 +13,7 @@ from fsqueue.format.layout import settings_file
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """How a URL begins. `pathlib` leaves one slash of the two."""
+GATEWAY_SCHEMES = ("http", "https", "http+unix")
 
 
 def queue_path(path: object) -> str:
@@ -28,6 +29,12 @@ def queue_path(path: object) -> str:
     text = text.removeprefix("fq://")
     if _SCHEME.match(text):
         scheme = text.partition(":")[0]
+        if scheme.lower() in GATEWAY_SCHEMES:
+            raise InvalidArgument(
+                f"{path!r} is the address of a gateway, and a directory is needed here. Nothing was done. Give the "
+                "queue's path, on a host that has mounted the filesystem. fsqueue.connect and 'fsqueue run' take "
+                "addresses."
+            )
         raise InvalidArgument(
             f"{path!r} is a URL ({scheme}:), and a queue is a directory of a mounted filesystem. Nothing was done. "
             "Give its path, as /scratch/me/tiles or fq:///scratch/me/tiles (a directory whose name ends in a colon: "

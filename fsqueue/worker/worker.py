@@ -131,11 +131,12 @@ class Worker:
         tell: Tell = lambda event: None,
     ) -> None:
         self._queues = sources_of(queues, upstream)
-        if self._queues.remote is not None and (exclude_after is not None or then is not None):
-            raise InvalidArgument(
-                "exclude_after and then need the queue's directory, and a queue of a gateway has none here. Leave them "
-                "out, or start the worker on a host that has mounted the filesystem."
-            )
+        for option, given in (("exclude_after (--exclude-after)", exclude_after), ("then (--then)", then)):
+            if self._queues.remote is not None and given is not None:
+                raise InvalidArgument(
+                    f"{option} needs the queue's directory, and a queue of a gateway has none here. Leave it out, or "
+                    "start the worker on a host that has mounted the filesystem."
+                )
         if (handler is not None) + bool(command) + bool(load) != 1:
             raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
         for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):

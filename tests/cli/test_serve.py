@@ -129,6 +129,19 @@ def test_the_tokens_are_made_once_and_are_private(tmp_path: Path, monkeypatch: p
     assert os.listdir(path.parent) == ["serve.tokens"]
 
 
+def test_where_nothing_can_be_served_no_tokens_are_made_and_a_taken_port_is_explained(
+    tmp_path: Path, fsqueue_cli: Run
+) -> None:
+    tokens = tmp_path / "tokens"
+    assert "There is no queue" in fsqueue_cli("serve", tmp_path / "none", "--token-file", tokens, code=5).output
+    assert not tokens.exists(), "they are shown only once"
+    Queue.create(tmp_path / "q", shards=1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        said = fsqueue_cli("serve", tmp_path / "q", "--listen", where, "--token-file", tokens, code=1).output
+    assert "Another process listens there. For any free port: --listen 127.0.0.1:0" in said
+
+
 @pytest.mark.parametrize(
     ("mode", "text", "why"),
     [

@@ -16,6 +16,7 @@ import pytest
 import fsqueue
 from fsqueue import Group, GroupQueue, LeaseLost, Queue, RemoteGroup, RemoteQueue, Task, Update
 from fsqueue.protocol.losses import ALREADY
+from fsqueue.service import wire
 from fsqueue.service.client import ABOUT_BYTES_MAX, RemoteUpdate
 from fsqueue.service.gate import Tokens
 from fsqueue.service.wire import ERROR_BYTES_MAX, address_of
@@ -264,6 +265,24 @@ def test_the_token_is_that_of_the_environment(group: Group, serve: Serve, monkey
 def test_a_gateway_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(fsqueue.StorageError, match="cannot be reached"):
         fsqueue.connect(f"http+unix://{str(tmp_path / 'none').replace('/', '%2F')}", patience_s=0)
+
+
+def test_a_request_that_is_repeated_for_long_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who has typed a wrong port would otherwise wait for ten minutes, and not know for what."""
+    monkeypatch.setattr(wire, "RETRY_S", (0.0, 0.0))
+    later = json.dumps({"error": {"type": "StorageError", "message": "Come again."}}).encode()
+    answers = [(503, later)] * (2 * wire.FAILURES_TO_TELL)
+
+    def answer(path: str) -> tuple[int, bytes]:
+        return answers.pop() if answers else (200, b'{"service": "fsqueue", "queue": "q"}')
+
+    with answering(answer) as url:
+        fsqueue.connect(url)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Come again. The request is repeated for up to 10 min."
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,9 @@ def test_a_worker_that_is_stopped_puts_back_what_it_holds(group: Group, remote: 
 
 def test_what_a_gateways_queue_cannot_do_is_a_sentence(group: Group, remote: RemoteQueue) -> None:
     for wrong in ({"exclude_after": 3}, {"upstream": group["q"]}, {"then": "next"}):
-        with pytest.raises(InvalidArgument, match="gateway"):
+        with pytest.raises(InvalidArgument, match="gateway") as raised:
             Worker(remote, command=["true"], **wrong)  # type: ignore[arg-type]
+        assert [word for word in ("exclude_after", "upstream", "then") if word in str(raised.value)] == [*wrong]
     with pytest.raises(InvalidArgument, match="one queue of a gateway"):
         Worker([remote, group["q"]], command=["true"])
     ended = CliRunner().invoke(cli, ["run", remote.url.rpartition("/")[0], "--", "true"], prog_name="fsqueue")
