@@ -84,9 +84,17 @@ def _none(path: str, state: str | None) -> str:
     return f"{path} has no {state} tasks{on_record}"
 
 
+def _no_queue(path: str, match: str | None, tasks_min: int) -> str:
+    """Say that no queue of a group is listed."""
+    named = "" if match is None else f" whose whole name matches {match}"
+    tasks = f" with {wording.counted(tasks_min, 'unfinished task')} or more" if tasks_min else ""
+    return f"{path} has no queue{named}{tasks}" + ("; --min 0 lists all queues" if tasks_min else "")
+
+
 def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit: int | None, as_json: bool) -> None:
     """List queues of a group, each with a hint of how many tasks it has left; with 0 none is looked into."""
-    for queue in islice(group.queues(match, tasks_min), limit):
+    queues = islice(group.queues(match, tasks_min), limit)
+    for queue in queues if as_json or limit == 0 else or_hint(queues, _no_queue(str(group.path), match, tasks_min)):
         left = queue.status(exact=False).remaining if tasks_min else None
         if as_json:
             about = {} if left is None else {"remaining": left}

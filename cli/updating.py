@@ -181,7 +181,9 @@ def _from_options(
     for text in inserts:
         queue, equals, payload = text.partition("=")
         if not equals:
-            raise click.UsageError(f"--insert {text!r:.100} is not QUEUE=JSON. Nothing was done.")
+            raise click.UsageError(
+                f"--insert {text!r:.100} is not QUEUE=JSON, as in --insert extract='{{\"page\": 1}}'. Nothing was done."
+            )
         where = f"--insert {queue}"
         found.append(Typed("insert", {"queue": queue, "payload": _decoded(payload, where)}, where))
     return found

@@ -257,7 +257,7 @@ def status(
             _watch(watching, interval_s, as_json)
         else:
             groups = [group for one in queues if (group := fsqueue.Group.at(one)) is not None] if match is None else []
-            _once(watching, groups if usage else [], fast, usage, priorities, as_json)
+            _once(watching, groups if usage else [], fast, usage, priorities, as_json, match)
     finally:
         watching.close()
     end_with(watching.errors.values())
@@ -295,8 +295,9 @@ def _write_figures(watching: Watching, file: str) -> None:
 
 
 def _once(
-    watching: Watching, groups: Sequence[fsqueue.Group], fast: bool, usage: bool, priorities: bool, json: bool
-) -> None:
+    watching: Watching, groups: Sequence[fsqueue.Group], fast: bool, usage: bool, priorities: bool, json: bool,
+    match: str | None,
+) -> None:  # fmt: skip
     """Print one look. `groups`: of these the usage as a whole is told, and as text not that of each queue."""
     looks = watching.looks()
     stuck = {} if fast else {path: watching.stuck(path) for path in [*watching.watched]}
@@ -313,7 +314,8 @@ def _once(
         return
     sound = [look for look in looks if look.error is None]
     if not looks:
-        say("no queue here has had a task")
+        named = "" if match is None else f" with a name that matches {match}"
+        say(f"no queue here{named} has had a task")
         _print_usage(groups)
         return
     if len(looks) == 1:

@@ -117,6 +117,8 @@ def test_ls_lists_the_queues_with_tasks(fsqueue_cli: Run, group: Group) -> None:
     assert json.loads(found) == {"name": "a#fetch", "queue": f"{group.path}/a#fetch", "remaining": 3}
     assert fsqueue_cli("ls", group.path, "--min", 0, "--limit", 3).stdout.split() == ["a#fetch", "b#fetch", "c#parse"]
     assert fsqueue_cli("ls", group.path, "--min", 0).stdout.split()[-1] == "done"
+    none = fsqueue_cli("ls", group.path, "--match", "fetch")
+    assert "has no queue whose whole name matches fetch with 1 unfinished task or more; --min 0" in none.stderr
     for wrong in (["--match", "("], ["--state", "leased"], ["--min", "-1"]):
         fsqueue_cli("ls", group.path, *wrong, code=2)
     fsqueue_cli("ls", group.path / "done", "--match", "x", code=2)
@@ -132,7 +134,8 @@ def test_status_of_a_group_hides_what_had_no_task(fsqueue_cli: Run, group: Group
     assert "empty" not in table
     one = json.loads(fsqueue_cli("status", group.path, "--match", ".*fetch", "--json").stdout)
     assert (one["queue"], one["waiting"]) == (f"{group.path}/a#fetch", 3)
-    assert "no queue here" in fsqueue_cli("status", group.path, "--match", "none").stdout
+    none = fsqueue_cli("status", group.path, "--match", "fetch").stdout
+    assert none == "no queue here with a name that matches fetch has had a task\n", "there are others"
     fsqueue_cli("status", group.path / "b#parse", "--match", "x", code=2)
 
 

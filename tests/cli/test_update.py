@@ -166,7 +166,7 @@ def test_wrong_lines_are_refused_before_anything_is_done(group: Group, fsqueue_c
 
 def test_wrong_options_are_refused(group: Group, fsqueue_cli: Run, tmp_path: Path) -> None:
     for arguments, why in (
-        (["--insert", "next"], "QUEUE=JSON"),
+        (["--insert", "next"], "QUEUE=JSON, as in --insert extract="),
         (["--insert", "next=x"], "is not JSON"),
         (["--insert", "next=1", "--result", "1"], "--result needs --complete"),
         (["--complete", "nothing"], "is not a token"),
