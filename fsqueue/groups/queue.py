@@ -192,6 +192,14 @@ class GroupQueue(Queue):
             for one in _OPENED:
                 self.__dict__.pop(one, None)
 
+    def _open_and_verify(self) -> None:
+        """Open it, anew if it was deleted meanwhile. QueueNotFound: there is none, and none is made."""
+        try:
+            self.store.verify()
+        except QueueNotFound:
+            self._let_go()
+            self.store.verify()
+
     def _may_come_again(self) -> bool:
         """Forget the queue, which was deleted: another one may come into being, and is waited for."""
         self._let_go()

@@ -301,18 +301,19 @@ class Update:
         return plan
 
     def _open(self, directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
-        """Open a queue; make it, if there are inserts for it."""
+        """Open a queue, and verify it. It is made only if there is nothing but inserts for it. QueueNotFound."""
         plan = self._plans[directory]
         queue = self._queues.get(directory)
         if queue is None or (plan.has_inserts and not isinstance(queue, GroupQueue)):
             queue = self.group.opened_queue(directory)
-        if not plan.has_inserts:
-            _check_sizes(queue.store, plan)
-            return queue.store, queue._inserter, queue._keyed
-        assert isinstance(queue, GroupQueue)
-        queue._begin(verifies=True)
+        if not isinstance(queue, GroupQueue):
+            queue.store.verify()
+        elif plan.endings:
+            queue._open_and_verify()  # an empty queue would be in the way of one that is moved back
+        else:
+            queue._begin(verifies=True)
         store, inserter = queue.store, queue._inserter
-        if not inserter.has_open_batches:
+        if plan.has_inserts and not inserter.has_open_batches:
             raise InvalidArgument(
                 f"The queue {queue.path} has a file for each task (batch_tasks_max is "
                 f"{store.settings.batch_tasks_max}), or this host has no boot id: an update cannot insert into it. "

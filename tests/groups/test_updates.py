@@ -569,7 +569,7 @@ def test_an_update_of_one_log_is_not_written_into_a_queue_that_was_moved_out(gro
     with pytest.raises(UpdateConflict) as caught:
         update.apply()
     assert [each.id for each in caught.value.missing] == [task.id]
-    os.rename(group.path / "b", tmp_path / "empty")
+    assert not (group.path / "b").exists()  # an empty queue would be in its way back
     with group.update() as last:
         last.insert("b", "x")
     assert worked_off(group)["b"] == ["x"]

@@ -310,3 +310,16 @@ def test_a_task_that_is_shown_can_be_changed_before_its_log_has_the_outcome(
             update.insert("first", "next")
         update.apply()
     assert [info.payload for info in hand.then.tasks()] == (["newer"] if verb == "replace" else [])
+
+
+def test_a_task_of_a_queue_that_others_have_deleted_and_made_again_can_be_changed(group: Group) -> None:
+    """Also by a process that has had the former queue open, as a gateway does for long."""
+    group["b"].insert("old")
+    with group.update() as update:
+        update.replace(seen(group, "b")["old"], "older")
+    other = Group(group.path)
+    other.delete("b", wait=True)
+    other["b"].insert("new")
+    with group.update() as update:
+        update.replace(seen(other, "b")["new"], "newer")
+    assert list(seen(group, "b")) == ["newer"]
