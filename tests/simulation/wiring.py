@@ -354,18 +354,13 @@ def undisturbed() -> Iterator[None]:
     What the garbage collector would close, it would close at another moment each time.
     """
     collecting = gc.isenabled()
-    frozen = gc.get_freeze_count()
     gc.disable()
-    gc.collect()  # else garbage would stay, with the files that it has open
-    gc.freeze()  # what is there before need not be looked through each time
     logging.disable(logging.WARNING)
     try:
         with simulated_machine():
             yield
     finally:
         logging.disable(logging.NOTSET)
-        if not frozen:
-            gc.unfreeze()  # tests/conftest.py has frozen much more, for the whole run
         if collecting:
             gc.enable()
 
