@@ -330,7 +330,7 @@ class GroupQueue(Queue):
                     self.release(tasks)
                 raise
             return tasks
-        if type(wait_s) is int and not wait_s and self._opens():  # as mostly
+        if type(wait_s) is int and not wait_s and "store" in self.__dict__:  # as mostly
             try:
                 return super().lease(n, **how)
             except QueueNotFound:
