@@ -355,6 +355,8 @@ def undisturbed() -> Iterator[None]:
     """
     collecting = gc.isenabled()
     gc.disable()
+    gc.collect()  # else garbage would stay, with the files that it has open
+    gc.freeze()  # for good: what is there before, as caches of cases, need not be looked through each time
     logging.disable(logging.WARNING)
     try:
         with simulated_machine():
