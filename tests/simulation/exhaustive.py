@@ -143,6 +143,8 @@ TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
 SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10, "lease-up-to": 3}
 """These make many calls, of which most only look: in each run of the tests every tenth, third or second is tried."""
+IN_GATE = 3
+"""The gate tells one of this number of cases of a verb alone that have the same fate, and each death by a signal."""
 TOGETHER_LONG = {
     "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),
     "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),
@@ -439,6 +441,15 @@ def alone(verb: str, kind: str, long: bool) -> Iterator[Schedule]:
     """What the tests tell of one verb on one filesystem: in each run, or when there is time for `long`."""
     wanted = schedules(verb, "", {kind: ALONE[kind]}, 1 if long else SPARSE.get(verb, 1), long)
     return wanted if long else without_repeats(wanted)
+
+
+def in_gate(cases: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Choose some of the cases of one verb on one filesystem: on each filesystem at other calls."""
+    for fate, found in itertools.groupby(cases, lambda one: one.fate):
+        alike = list(found)
+        if fate != "killed" and len(alike) >= IN_GATE:
+            alike = alike[list(KINDS).index(alike[0].kind) % IN_GATE :: IN_GATE]
+        yield from alike
 
 
 def explore(first: str, second: str, long: bool) -> Report:

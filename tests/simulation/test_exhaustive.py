@@ -1,4 +1,7 @@
-"""All small cases: each fault at each call of each verb; when there is time, each verb at each call of each other."""
+"""Small cases: each fault at each call of each verb, and each verb at each call of each other.
+
+The gate tells a third of the first ones, and each death by a signal; `scripts/test --all` tells all.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,18 @@ from collections import Counter
 
 import pytest
 
+from tests.levels import IS_ALL
 from tests.simulation.endings import decides
 from tests.simulation.exhaustive import (
     ALONE,
     ALONE_ON,
+    IN_GATE,
     Play,
     Schedule,
     alone,
     calls_of,
     explore,
+    in_gate,
     play,
     report,
     schedules,
@@ -38,16 +44,23 @@ TIMES = re.compile(r"[0-9a-f]{12}(?=[0-9a-f]{20})|[0-9]{13}|[0-9]+[.][0-9]+|0x[0
 
 @pytest.mark.parametrize(("verb", "kind"), ALONE_ON)
 def test_every_fault_at_every_call_of_a_verb(verb: str, kind: str) -> None:
-    found = report(alone(verb, kind, LONG))
+    cases = alone(verb, kind, LONG)
+    found = report(cases if IS_ALL else in_gate(cases))
     assert found.wrong == [], str(found)
     assert found.schedules > 0
 
 
 def test_every_verb_is_tried_at_many_calls_and_on_every_filesystem() -> None:
     with undisturbed():
-        count = Counter(verb for verb, kind in ALONE_ON for _ in alone(verb, kind, long=False))
-    assert count.keys() == VERBS.keys()
-    assert min(count.values()) > 50
+        cases = {on: list(alone(*on, long=False)) for on in ALONE_ON}
+    count = Counter(dict.fromkeys(VERBS, 0))
+    for (verb, _), found in cases.items():
+        chosen = list(in_gate(found))
+        count[verb] += len(chosen)
+        assert {one.fate for one in chosen} == {one.fate for one in found}
+        assert set(chosen) <= set(found)
+    assert min(count.values()) > 20
+    assert count.total() * IN_GATE > sum(map(len, cases.values()))
     assert {kind for _, kind in ALONE_ON} == set(ALONE)
 
 
