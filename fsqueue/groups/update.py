@@ -216,6 +216,7 @@ class Update:
         self.versions = applied.new_versions
         outcome = _Outcome(applied)
         self.results = [call(outcome) for call in self._calls]
+        self._calls, self._plans, self._queues = [], {}, {}  # with the payloads, and all that refers back to this
         return self.results
 
     def _directory(self, plans: Sequence[QueuePlan]) -> GroupDirectory:
