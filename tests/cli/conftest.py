@@ -65,6 +65,15 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
+def waits(pid: int) -> bool:
+    """Whether a process of one thread sleeps in the kernel, so that a signal wakes it.
+
+    A signal that comes between Python's last look for signals and the call that then sleeps would be seen only when
+    that call returns: when somebody answers, or never.
+    """
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "S"
+
+
 @pytest.fixture
 def mixed(queue_factory: QueueFactory) -> Queue:
     """Five waiting, one delayed, two leased, three completed, one dead."""

@@ -25,7 +25,7 @@ from fsqueue import Queue, StorageError, StorageFull
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import keys, staging
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import Run, Spawn, waits
 from tests.concurrency.processes import Child
 from tests.conftest import QueueFactory
 from tests.support import task_file_names
@@ -388,6 +388,7 @@ def test_interrupted_while_reading_what_was_read_is_inserted_and_counted(
     process.stdin.write("1\n2\n3\nhalf a li")
     process.stdin.flush()
     until(lambda: queue.status().waiting == 3, "three tasks")
+    until(lambda: waits(process.pid), "it to wait for more")
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "3\n")
@@ -586,6 +587,7 @@ def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Q
     process.stdin.write(lines)
     process.stdin.flush()
     until(lambda: queue.status().waiting == 2, "two tasks")
+    until(lambda: waits(process.pid), "it to wait for more")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "2\n")

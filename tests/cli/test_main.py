@@ -14,7 +14,8 @@ import pytest
 from fsqueue_cli.main import COMMANDS, GROUPS, cli
 
 from fsqueue import Queue
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import Run, Spawn, waits
+from tests.waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -265,6 +266,7 @@ def test_ctrl_c_exits_with_130(spawn: Spawn, queue: Queue) -> None:
     process = spawn("status", queue.path, "--watch", "--interval", "60")
     assert process.stdout is not None
     process.stdout.readline()
+    until(lambda: waits(process.pid), "its pause between two looks")
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "fsqueue: interrupted\n"
     assert process.returncode == 130

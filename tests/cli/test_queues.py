@@ -21,7 +21,7 @@ from fsqueue_cli.queues import _cleaned
 from fsqueue import GcReport, Queue
 from fsqueue.format import names
 from fsqueue.upkeep.trash import Reaping
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, waits
 from tests.waiting import until
 
 
@@ -217,6 +217,7 @@ def test_on_a_terminal_it_asks(queue: Queue, answer: str, code: int, left: int) 
     while b"]: " not in written:
         written += os.read(main, 4096)
     assert b"Drop 3 unfinished tasks, 0 of them leased, and 0 dead letters" in written
+    until(lambda: waits(process.pid), "it to wait for the answer")
     os.write(main, answer.encode())
     assert process.wait(timeout=60) == code
     os.close(main)
