@@ -6,7 +6,10 @@ This is the one place that decides how many processes run. No test starts more b
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 
 import pytest
 from xdist.remote import Producer
@@ -22,7 +25,8 @@ AHEAD = 2
 APART = ("tests/doctor/test_two_processes.py", "tests/simulation/")
 """Where tests share nothing: each may run anywhere. They come last, so that all processes end together.
 
-Those that wait come before those that compute: the latter fill the processors meanwhile.
+The first of the two wait, the second compute. So the first are spread among the second: if all processes waited at the
+same time, no processor would work.
 """
 
 
@@ -54,11 +58,25 @@ def rank_of(unit: str) -> int:
     return max((len(start), place) for place, start in enumerate(order) if unit.startswith(start))[1]
 
 
+def places_of(units: Sequence[str]) -> list[tuple[int, float]]:
+    """Return by what units are sorted. Those that wait come within the first half of those that compute."""
+    waiting, computing = map(rank_of, APART)
+    ranks = [rank_of(unit) for unit in units]
+    number, before = Counter(ranks), Counter[int]()
+    found = []
+    for rank in ranks:
+        share = before[rank] / number[rank] if rank in (waiting, computing) else 0.0
+        before[rank] += 1
+        found.append((computing, share / 2) if rank == waiting else (rank, share))
+    return found
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the units. All processes must agree on the order."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: rank_of(unit_of(item.nodeid)))
+        places = places_of([unit_of(item.nodeid) for item in items])
+        items[:] = [item for _, item in sorted(zip(places, items, strict=True), key=itemgetter(0))]
 
 
 @pytest.hookimpl

@@ -97,7 +97,8 @@ def clone(tmp_path: Path) -> Clone:
 
 
 def pytest_calls(calls: list[str]) -> list[str]:
-    return [call for call in calls if " pytest " in call]
+    """Return those that run tests."""
+    return [call for call in calls if " pytest " in call and "--collect-only" not in call]
 
 
 @pytest.mark.parametrize("level", [[], ["--all"]], ids=["gate", "all"])
@@ -146,6 +147,18 @@ def test_the_gate_leaves_out_what_is_thorough_and_all_does_not(clone: Clone) -> 
     assert "-m not thorough" in gate
     assert "thorough" not in every
     assert any(call.startswith("test-oldest-spark") for call in clone.run("--all")[1])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_linters_end_and_a_new_clone_is_compiled_once_before_the_tests_begin(clone: Clone, compiled: bool) -> None:
+    if compiled:
+        (clone.path / "tests" / "__pycache__").mkdir(parents=True)
+    clone.break_down("ruff")
+    code, calls = clone.run()
+    assert code == 1
+    assert calls[-1:] == pytest_calls(calls), "although a linter failed"
+    assert [call for call in calls if call.startswith("ruff")] == ["ruff check ."]
+    assert any("--collect-only" in call for call in calls) != compiled
 
 
 def test_all_tries_each_other_python_of_the_machine(clone: Clone) -> None:
@@ -231,6 +244,16 @@ def test_long_units_begin_first_and_those_that_fill_gaps_last() -> None:
               "tests/views/test_usage.py", "tests/doctor/test_two_processes.py::test_a",
               "tests/simulation/test_stories.py::test_a"]  # fmt: skip
     assert sorted(sorted(wanted, reverse=True), key=sharing.rank_of) == wanted
+
+
+def test_tests_that_wait_are_spread_among_those_that_compute() -> None:
+    waiting, computing = ([f"{directory}test_a.py::test_{n}" for n in range(8)] for directory in sharing.APART)
+    given = ["tests/test_queue.py", *waiting[:4], *computing]
+    places = sharing.places_of(given)
+    assert [unit for _, unit in sorted(zip(places, given, strict=True))] == [
+        "tests/test_queue.py", waiting[0], *computing[:1], waiting[1], computing[1], waiting[2], computing[2],
+        waiting[3], *computing[3:],
+    ]  # fmt: skip
 
 
 def test_the_number_of_processes_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
