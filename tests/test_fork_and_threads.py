@@ -30,6 +30,7 @@ from tests.concurrency.books import check_drained, drain
 from tests.concurrency.processes import PATIENCE_S, Child, children
 from tests.concurrency.trapped import trapped
 from tests.house.source import TOP
+from tests.levels import how_many
 from tests.support import in_time
 from tests.waiting import until, until_async
 
@@ -228,13 +229,14 @@ def test_a_child_works_on_where_its_parent_was(queue: Queue) -> None:
 
 def test_a_child_that_lives_on_keeps_no_lock_of_its_parent(queue: Queue) -> None:
     """Forked at every step of a lease and of a finish, under whatever locks there are then; the children stay, and
-    stand in nobody's way.
+    stand in nobody's way. (The gate forks at every second step.)
     """
     queue.insert_many(range(4), batch_tasks=2)
     started: list[Child] = []
+    steps = itertools.count()
 
     def fork_at_each_step(step: str, call: Callable[..., Any], *args: Any) -> Any:
-        if armed and len(started) < 150:
+        if armed and len(started) < 150 and next(steps) % how_many(2, 1) == 0:
             started.append(Child(time.sleep, 600))
         return call(*args)
 

@@ -1,8 +1,8 @@
 """An exception between any two instructions of a verb, as Ctrl-C raises it: nothing stays locked or open.
 
-At each instruction of fsqueue's own code that a verb executes, once, a KeyboardInterrupt is raised (by a trace
-function, so also where a signal handler could not run). Then no mutex and no file lock may be taken, no descriptor be
-open that does not belong to an open log, and the queue must go on.
+At instructions of fsqueue's own code that a verb executes, once at each, a KeyboardInterrupt is raised by a trace
+function: in the gate where a signal handler can run, with --all also where it could not. Then no mutex and no file lock
+may be taken, no descriptor be open that does not belong to an open log, and the queue must go on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fsqueue import FsqueueError, LeasedTask, Queue, poll
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.filesystem.rooted import SizeOf
 from fsqueue.format.layout import Durability, settings_file
+from tests.levels import IS_ALL, how_many
 
 T = TypeVar("T")
 
@@ -36,6 +37,29 @@ SECTIONS = {"resources.py", "locks.py", "logs.py", "open_logs.py", "locked_batch
 """Modules that take something, or give it back. In the others nothing is taken that these do not know of."""
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to interrupt all other modules, too, which takes minutes."""
+
+
+@cache
+def places(code: CodeType) -> frozenset[int]:
+    """Return the instructions at which a function is interrupted."""
+    if EVERYWHERE or IS_ALL:
+        return frozenset(one.offset for one in dis.get_instructions(code)) - within_a_call(code)
+    return behind_looks(code)
+
+
+@cache
+def behind_looks(code: CodeType) -> frozenset[int]:
+    """Return where the interpreter has just looked for signals: at a function's begin, behind calls and jumps back."""
+    found: set[int] = set()
+    looked = False
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if looked:
+            found.add(instruction.offset)
+        if "BACKWARD" in name:
+            found.add(instruction.argval)
+        looked = name == "RESUME" or (name.startswith("CALL") and not name.startswith("CALL_INTRINSIC"))
+    return frozenset(found)
 
 
 @cache
@@ -88,7 +112,7 @@ class Interrupter:
     def _step(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "opcode" and not self.where:
             key = frame.f_code, frame.f_lasti
-            if key not in self.seen and frame.f_lasti not in within_a_call(frame.f_code):
+            if key not in self.seen and frame.f_lasti in places(frame.f_code):
                 self.seen.add(key)
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname} @{frame.f_lasti}"
                 raise KeyboardInterrupt
@@ -212,7 +236,7 @@ def test_verbs_interrupted_anywhere_leave_nothing_taken(tmp_path: Path, monkeypa
     interrupter = Interrupter()
     failed = in_thread(lambda: interrupted_anywhere(tmp_path, interrupter, VERBS))
     assert not failed, "\n".join(failed)
-    assert len(interrupter.seen) > 1000
+    assert len(interrupter.seen) > how_many(200, 1000)
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -223,7 +247,7 @@ def test_single_inserts_interrupted_anywhere_leave_nothing_taken(
     interrupter = Interrupter()
     failed = in_thread(lambda: interrupted_anywhere(tmp_path, interrupter, SINGLE_INSERTS, "default", 3))
     assert not failed, "\n".join(failed)
-    assert len(interrupter.seen) > 1000
+    assert len(interrupter.seen) > how_many(200, 1000)
     for path in tmp_path.iterdir():
         with Queue(path) as queue:
             while tasks := queue.lease(100):
@@ -257,7 +281,7 @@ def interrupted_anywhere(
     durability: Durability = "none",
     batch_tasks_max: int = 1024,
 ) -> list[str]:
-    """Interrupt each verb at each of its instructions, and return what was wrong."""
+    """Interrupt each verb at each of its `places`, and return what was wrong."""
     failed: list[str] = []
     queues = 0
     for verb, act in verbs.items():
@@ -321,4 +345,4 @@ def interrupted_removal(tmp_path: Path) -> None:
         assert now.keys() == before.keys(), interrupter.where
         assert not resources.this_thread.owned.fds
     assert not tree.exists()
-    assert len(interrupter.seen) > 100
+    assert len(interrupter.seen) > how_many(20, 100)

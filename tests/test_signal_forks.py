@@ -1,8 +1,8 @@
 """A signal handler that forks within a verb, in lines of fsqueue's own code that the verb executes.
 
 The child comes back from the handler into its parent's code. It must get ForkedChild, and do nothing. The parent's
-outcome must be that of a call in which nobody has forked. A trace function calls the handler, once in every seventh
-line.
+outcome must be that of a call in which nobody has forked. A trace function calls the handler, once in every
+`STRIDE`-th line.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import pytest
 import fsqueue
 from fsqueue import ForkedChild, LeasedTask, Queue
 from fsqueue.poll import Poll
+from tests.levels import how_many
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
 PATIENCE_S = 60.0
 RETURNED, REFUSED, OTHER = 0, 1, 2
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to fork in each line, which takes minutes; else it is one of so many new lines:"""
-STRIDE = 7
+STRIDE = how_many(21, 7)
 RETURNS = ("return found", "return got", "return task")
 """How verbs end, behind the look at whose process this is: see docs/design.md, section 11."""
 

@@ -13,8 +13,9 @@ from fsqueue.simulation.figures import CASES, TITLES, Case, Claim, Figure, Point
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_paper_s_claims_hold() -> None:
-    """With fewer pops than docs/pei.md has."""
+    """With fewer pops than docs/pei.md has. (In the gate, tests/test_simulation.py simulates some of the cases.)"""
     told: list[int] = []
     made = reproduce(seed=1, runs=3, tell=told.append)
     assert [(claim.text, claim.measured) for claim in claims(made) if claim.holds is False] == []

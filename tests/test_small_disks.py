@@ -12,6 +12,7 @@ from fsqueue import LeaseLost, Queue, StorageError, StorageFull
 from tests.concurrency.books import check_drained, drain, leftovers
 from tests.concurrency.processes import Child, children
 from tests.disks import DISKS, Ballast, run, small_disk
+from tests.levels import crossed
 from tests.support import QueueFactory, base_of, generations_of, raised
 from tests.verbs import NEED_BYTES, NEED_FILES, VERBS, Verb, assert_nothing_lost, set_up
 
@@ -30,11 +31,13 @@ def test_a_fresh_queue_needs_little_room_or_says_so(tmp_path: Path) -> None:
         assert Queue(disk / "q").lease()[0].payload == "task"
 
 
-@pytest.mark.parametrize("kind", DISKS)
-@pytest.mark.parametrize("what", ["bytes", "inodes"])
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
-def test_each_verb_on_a_full_disk(tmp_path: Path, kind: str, what: str, verb: Verb) -> None:
+KINDS = [(kind, what) for kind in DISKS for what in ("bytes", "inodes")]
+
+
+@pytest.mark.parametrize(("verb", "disk_kind"), crossed(VERBS, KINDS))
+def test_each_verb_on_a_full_disk(tmp_path: Path, verb: Verb, disk_kind: tuple[str, str]) -> None:
     """Who needs room is told, who needs none does his work, and nothing is lost."""
+    kind, what = disk_kind
     with small_disk(tmp_path / "disk", megabytes=2, inodes=300, kind=kind) as disk:
         ballast = Ballast(disk, what)
         queue = Queue.create(disk / "q", shards=2, backoff_s=(0, 0))

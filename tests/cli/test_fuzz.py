@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fsqueue import Queue
 from fsqueue.format import names
 from tests.cli.conftest import Run
+from tests.levels import how_many
 from tests.support import base_of, files_below, log_files
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
@@ -99,7 +100,7 @@ def test_any_arguments(
     (tmp_path / "precious").write_text("precious")
     (place / "file").write_text("mine")
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=how_many(12, 40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(arguments(command), inputs)
     def check(given: list[str], said: bytes) -> None:
         queue = Queue.create("q", exist_ok=True, shards=2, durability="none")

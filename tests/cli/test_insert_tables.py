@@ -20,9 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsqueue import Queue
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import Run, Spawn, waits
 from tests.cli.test_insert_commit import is_read
 from tests.conftest import QueueFactory
+from tests.levels import how_many
 from tests.waiting import until
 
 pytestmark = pytest.mark.once
@@ -123,7 +124,7 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 )
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=how_many(50, 200), suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=8), chunk=st.integers(1, 40))
 def test_whatever_python_writes_as_csv_comes_back(rows: list[list[str]], chunk: int) -> None:
     """Cells of columns of text as they were; numbers as Python reads them. Wherever the chunks end."""
@@ -416,7 +417,7 @@ def test_interrupted_before_the_types_are_decided_nothing_is_inserted(spawn: Spa
     assert process.stdin is not None
     process.stdin.write(table("n,x", "1,a", "2,b"))
     process.stdin.flush()
-    until(lambda: is_read(process.stdin), "the rows to be read")
+    until(lambda: is_read(process.stdin) and waits(process.pid), "the rows to be read")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "0\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,15 @@ from fsqueue.clock import ManualClock
 from tests.concurrency.books import check_drained, clock_of_later, drain
 from tests.concurrency.processes import Child, children, together
 from tests.fsck.test_fsck import EACH, WORK, Damage, build
-from tests.levels import how_many
+from tests.levels import how_many, thorough
 from tests.support import counted
 
 QueueFactory = Callable[..., Queue]
+CREW = how_many(4, 8)
+"""How many work at once."""
 CREWS = how_many(1, 3)
 """How many crews work, one after the other, each at a queue of its own."""
-LOOKS = 6
+LOOKS = how_many(4, 6)
 """How often fsck looks at a queue meanwhile. A look takes the longer, the more was done before it, and more is done
 during a longer one: so the looks of one queue must be few.
 """
@@ -57,16 +60,16 @@ def work(path: Path, number: int) -> int:
 
 @pytest.mark.parametrize("crew_number", range(CREWS))
 @pytest.mark.parametrize("killing", [False, True], ids=["nobody dies", "workers are killed"])
-def test_while_eight_work(queue_factory: QueueFactory, killing: bool, crew_number: int) -> None:
+def test_while_a_crew_works(queue_factory: QueueFactory, killing: bool, crew_number: int) -> None:
     queue = queue_factory(shards=4, durability="none", max_attempts=None, backoff_s=(0, 0))
     queue.insert_many(range(300), batch_tasks=10)
     first = 100 * crew_number
-    dice, number, looks = random.Random(7 + first), first + 8, 0
-    with children(*((work, queue.path, number) for number in range(first, first + 8))) as crew:
+    dice, number, looks = random.Random(7 + first), first + CREW, 0
+    with children(*((work, queue.path, number) for number in range(first, first + CREW))) as crew:
         try:
             while looks < LOOKS:
                 if killing:
-                    victim = dice.randrange(8)
+                    victim = dice.randrange(CREW)
                     crew[victim].close()
                     number += 1
                     crew[victim] = Child(work, queue.path, number)
@@ -105,7 +108,13 @@ def work_off(path: Path) -> list[str]:
     return done
 
 
-@pytest.mark.parametrize(("kind", "action"), EACH)
+ONE_OF_EACH_KIND = [
+    action if action.values[0] != before.values[0] else thorough(action)
+    for before, action in pairwise([pytest.param(""), *EACH])
+]
+
+
+@pytest.mark.parametrize(("kind", "action"), ONE_OF_EACH_KIND)
 def test_two_repairs_at_once_while_others_work(queue_factory: QueueFactory, kind: str, action: Damage) -> None:
     """Nothing is lost but what the damage took, the counts add up, and nothing is left to find."""
     clock = ManualClock(time.time())

@@ -13,8 +13,11 @@ from fsqueue import Queue
 from tests.concurrency.books import check_drained, clock_of_later, drain
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt, trapped
+from tests.levels import how_many
 
 QueueFactory = Callable[..., Queue]
+STRIDE = how_many(3, 1)
+"""A long life is ended at each third step in the gate. (tests/simulation ends each verb at each of its calls.)"""
 
 
 def whole_life(queue: Queue) -> None:
@@ -37,7 +40,7 @@ def by_poll(queue: Queue) -> None:
 @pytest.mark.parametrize("life", [whole_life, by_poll])
 def test_killed_at_every_step(queue_factory: QueueFactory, life: Callable[[Queue], None]) -> None:
     """To the last step of the life: each task has one outcome, is counted once, and nothing is left over."""
-    step, stride = 1, 1
+    step, stride = 1, STRIDE
     while True:
         queue = queue_factory(f"q{step}", max_attempts=None, shards=2, durability="none" if step % 2 else "strict")
         queue.insert_many([f"t{index}" for index in range(4)], batch_tasks=2)
@@ -61,7 +64,7 @@ def test_killed_at_every_step(queue_factory: QueueFactory, life: Callable[[Queue
         if status == 0:
             break
         step += stride
-        stride = 1 + step // 40  # the life has some hundred steps, of which the first are the most varied
+        stride = STRIDE + step // 40  # the life has some hundred steps, of which the first are the most varied
     assert step > 60
 
 
@@ -96,9 +99,9 @@ def test_an_inserter_killed_at_every_step(queue_factory: QueueFactory) -> None:
 @pytest.mark.once
 def test_a_retry_of_completed_tasks_killed_at_every_step(queue_factory: QueueFactory) -> None:
     """Each is inserted again once, by the killed process or by the one that repeats the call."""
-    step = 0
+    step = 1 - STRIDE
     while True:
-        step += 1
+        step += STRIDE
         queue = queue_factory(f"q{step}", shards=1)
         queue.insert_many(["a", "b", "c", "d"], batch_tasks=2)
         drain(queue)

@@ -26,6 +26,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.upkeep import doctorplaces
 from tests.concurrency.processes import Child
+from tests.levels import how_many
 from tests.support import needs_root
 from tests.waiting import until
 
@@ -380,7 +381,7 @@ def sensible(shape: Any) -> Any:
     return "" if shape is rendezvous.TEXT else shape[0] if isinstance(shape, tuple) else 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=how_many(30, 100), deadline=None)
 @given(BODIES, st.sampled_from(SHAPES))
 def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any], shape: dict[str, Any]) -> None:
     found, said = {}, ""

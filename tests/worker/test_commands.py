@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Queue, QueueNotFound, StorageError, StorageFull, Worker, WorkerReport
+from fsqueue import InvalidArgument, Queue, QueueNotFound, StorageError, StorageFull, Worker
 from fsqueue.protocol.waiting import IdlePoller
 from fsqueue.worker import settling
+from tests.levels import crossed
 from tests.support import QueueFactory
 from tests.waiting import until
 from tests.worker.support import Failing, Renewals, drained, in_background, python, time_out, until_there
@@ -284,28 +285,28 @@ def test_no_command_is_a_bad_argument(queue: Queue, runner: Make) -> None:
         runner(queue)
 
 
+SETTLED = {
+    "task.complete({'mean': 5})": (drained(completed=1), "completed"),
+    "task.bury('hopeless')": (drained(failed=1), "dead"),
+    "task.fail('again', delay_s=3600)": (drained(failed=1), "delayed"),
+    "task.release(3600)": (drained(released=1), "delayed"),
+}
+
+
 @pytest.mark.parametrize(
-    ("verb", "expected", "state"),
-    [
-        ("task.complete({'mean': 5})", drained(completed=1), "completed"),
-        ("task.bury('hopeless')", drained(failed=1), "dead"),
-        ("task.fail('again', delay_s=3600)", drained(failed=1), "delayed"),
-        ("task.release(3600)", drained(released=1), "delayed"),
-    ],
+    ("verb", "then"), crossed(SETTLED, ["sys.exit(0)", "sys.exit(1)", "open(os.environ['FIFO']).close()"])
 )
-@pytest.mark.parametrize("then", ["sys.exit(0)", "sys.exit(1)", "open(os.environ['FIFO']).close()"])
 def test_a_command_may_settle_its_task_itself(
     runner: Make,
     queue_factory: QueueFactory,
     told: list[str],
     verb: str,
-    expected: WorkerReport,
-    state: str,
     then: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     """Also when it goes on for longer than it takes to renew the lease that is gone."""
+    expected, state = SETTLED[verb]
     monkeypatch.setenv("FIFO", str(tmp_path / "fifo"))
     os.mkfifo(tmp_path / "fifo")
     queue = queue_factory(lease_s=3)
