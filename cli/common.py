@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, TypeVar
 
 import click
@@ -24,6 +25,8 @@ UNKNOWN_EXIT = 3
 """That of TaskNotFound."""
 UNKNOWN_SHOWN_MAX = 20
 """Maximum number of unknown ids that are named one by one; the rest is counted."""
+NAMED_MAX = 10
+"""Maximum number of queues of a group that a hint names."""
 
 
 def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -81,6 +84,45 @@ def group_at(path: str, given: dict[str, object]) -> fsqueue.Group | None:
             "fsqueue create --group PATH"
         )
     return group
+
+
+def named(group: fsqueue.Group, given: str) -> str:
+    """Return the name of a queue of a group, as it was given. UsageError if it is a path to the group, or to a queue
+    in it: a name may have slashes, and would make another queue than the one that is meant.
+    """
+    if "/" not in given:
+        return given
+    text = given.removeprefix("fq://")
+    for end in (*(at for at, char in enumerate(text) if char == "/"), len(text)):
+        head, name = text[:end], text[end:].lstrip("/")
+        if head.rpartition("/")[2] not in (group.path.name, ".", "..") or not _leads_to(head, group):
+            continue
+        if name:
+            raise click.UsageError(
+                f"{given!r} is a path. Nothing was done. Name the queue as it is called in the group: {name}"
+            )
+        raise click.UsageError(
+            f"{given!r} is the group. Nothing was done. Name one of its queues, as 'fsqueue ls --min 0 {given}' lists "
+            "them."
+        )
+    return given
+
+
+def _leads_to(path: str, group: fsqueue.Group) -> bool:
+    """Return whether a path, as it is written, is a group's."""
+    try:
+        return os.path.abspath(path) == str(group.path)
+    except FileNotFoundError:  # the working directory has been removed
+        return False
+
+
+def queues_there(group: fsqueue.Group) -> str:
+    """Return the names of some queues of a group, for a user who may have mistyped one."""
+    names = [queue.name for queue in islice(group.queues(tasks_min=0), NAMED_MAX + 1)]
+    if not names:
+        return "The group has no queue yet."
+    more = f", and more: 'fsqueue ls --min 0 {group.path}' lists them" if len(names) > NAMED_MAX else ""
+    return f"The group has {', '.join(names[:NAMED_MAX])}{more}."
 
 
 def example(text: str) -> str:

@@ -24,6 +24,7 @@ from .common import (
     example,
     group_at,
     json_option,
+    named,
     optional_queue_argument,
     path_of,
     queue_argument,
@@ -193,6 +194,8 @@ fsqueue set /scratch/me/tiles max_attempts=3 lease_s=1h backoff=10s,30m"""
 def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
     """Change settings of the queue Q in use, and show all of them. Without NAME=VALUE, only show them.
 
+    Of a group it shows the settings with which its queues begin. These stay.
+
     \b
     NAME=VALUE is one of
       max_attempts=N         attempts before a task becomes a dead letter; or none
@@ -207,17 +210,33 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
     when it would be leased next. Dead letters stay dead: 'fsqueue dead retry' puts them back.
     """
     given = _given(assignments)
+    group = fsqueue.Group.at(queue)
+    if group is not None:
+        if given:
+            raise click.UsageError(
+                f"{queue} is a group of queues, and its settings are those with which its queues begin: they stay. "
+                f"Nothing was changed. Name one of its queues: fsqueue set {queue}/NAME NAME=VALUE"
+            )
+        _show({"group": str(group.path)}, asdict(group.settings), as_json, is_fixed=True)
+        return
     with queue_at(queue) as q:
         settings = asdict(q.change_settings(**given) if given else q.settings)
-        found = {"queue": str(q.path), "settings": settings}
-        fixed = {name: "" if name in PARSERS else "  (fixed)" for name in settings}
-        lines = [f"{name:<16} {_text(name, value)}{fixed[name]}" for name, value in settings.items()]
-        if given:
-            print_done(as_json, found, *lines)
-        elif as_json:
-            print_json(found)
-        else:
-            say(*lines)
+        _show({"queue": str(q.path)}, settings, as_json, is_done=bool(given))
+
+
+def _show(
+    of: dict[str, str], settings: dict[str, Any], as_json: bool, *, is_done: bool = False, is_fixed: bool = False
+) -> None:
+    """Print settings of a queue or group. `is_done`: some were changed. `is_fixed`: none can be."""
+    found = of | {"settings": settings}
+    fixed = {name: "" if name in PARSERS and not is_fixed else "  (fixed)" for name in settings}
+    lines = [f"{name:<16} {_text(name, value)}{fixed[name]}" for name, value in settings.items()]
+    if is_done:
+        print_done(as_json, found, *lines)
+    elif as_json:
+        print_json(found)
+    else:
+        say(*lines)
 
 
 @click.command(epilog=example('fsqueue pause /scratch/me/tiles --reason "the licence server is down"'))
@@ -299,7 +318,7 @@ def delete(queue: str, name: str | None, wait: bool, yes: bool, as_json: bool) -
             f"{queue} is a group of queues. Nothing was deleted. Name one of its queues (--queue NAME; 'fsqueue ls "
             f"--min 0 {queue}' lists them). When no process uses the group any more: rm -r {queue}"
         )
-    with queue_at(queue) if group is None or name is None else group[name] as q:
+    with queue_at(queue) if group is None or name is None else group[named(group, name)] as q:
         if isinstance(q, fsqueue.GroupQueue) and not q.exists():
             raise fsqueue.QueueNotFound(f"There is no queue {q.name!r} in the group {q.group.path}. Nothing was done.")
         lost = q.status()

@@ -6,8 +6,10 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import click
 
@@ -21,9 +23,11 @@ from .common import (
     group_at,
     json_option,
     match_option,
+    named,
     path_of,
     queue_at,
     queues_argument,
+    queues_there,
     search_working_directory,
     worker_option,
 )
@@ -120,8 +124,8 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
 @click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after this time with nothing to do.")
 @click.option("--upstream", multiple=True, metavar="NAME",
-              help="A queue of an earlier stage, by its name in Q's group, or its path: end only when it is drained, "
-              "too. Repeatable.")  # fmt: skip
+              help="A queue of an earlier stage, by its name in Q's group (by its path, if Q is in none): end only "
+              "when it is drained, too. Repeatable.")  # fmt: skip
 @click.option("--then", metavar="NAME",
               help="Insert each line of JSON that COMMAND prints into this queue of Q's group, in one step with the "
               "task's completion.")  # fmt: skip
@@ -266,7 +270,11 @@ def run(
     if not command:
         search_working_directory()
     opened = [_source_at(queue, worker, match, options["patience_s"]) for queue in dict.fromkeys(queues)]
-    for text in _too_many(opened, options["retries"]):
+    stages = [_upstream_at(name, queues[0], worker) for name in upstream]
+    for source in opened:
+        if options["then"] is not None and isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
+            named(_group_of(source), options["then"])
+    for text in (*_too_many(opened, options["retries"]), *_not_there(opened, stages)):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
@@ -285,7 +293,7 @@ def run(
         load=load,
         processes=jobs,
         until="forever" if forever else "drained",
-        upstream=[_upstream_at(name, queues[0], worker) for name in upstream],
+        upstream=stages,
         result_from_stdout=result_stdout,
         output=output,
         tell=shown.tell if shown is not None else _log_json if log_json else _say,
@@ -345,7 +353,10 @@ def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
     """Return the queue of an earlier stage: by its name in the group of a queue, or by its path."""
     group = fsqueue.Group.at(of, worker)
     holder = str(group.path) if group is not None else fsqueue.Group.holding(of)
-    return queue_at(name, worker) if holder is None else fsqueue.Group(holder, worker=worker)[name]
+    if holder is None:
+        return queue_at(name, worker)
+    group = fsqueue.Group(holder, worker=worker)
+    return group[named(group, name)]
 
 
 def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> fsqueue.Status:
@@ -388,6 +399,31 @@ def _too_many(
         and (most := q.settings.max_attempts) is not None
         and most <= retries
     ]
+
+
+def _not_there(
+    sources: Sequence[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], upstream: Sequence[fsqueue.Queue]
+) -> Iterator[str]:
+    """Yield a hint for each pattern that no queue of the group matches, and each earlier stage that is not there.
+
+    That is no error: a queue comes into being when the first task is inserted.
+    """
+    for source in (*sources, *upstream):
+        with suppress(fsqueue.FsqueueError):  # the worker finds out, and may have patience
+            if isinstance(source, fsqueue.GroupQueues) and source.pattern is not None and not source.directories():
+                yield (
+                    f"hint: {source.group.path} has no queue whose whole name matches {source.pattern}. "
+                    f"{queues_there(_group_of(source))} Queues that come later are taken, too."
+                )
+            if isinstance(source, fsqueue.GroupQueue) and source in upstream and not source.exists():
+                yield (
+                    f"hint: --upstream {source.name} names no queue that is there. {queues_there(_group_of(source))} "
+                    "It counts as drained until a task is inserted into it."
+                )
+
+
+def _group_of(source: fsqueue.GroupQueue | fsqueue.GroupQueues) -> fsqueue.Group:
+    return cast(fsqueue.Group, source.group)
 
 
 TELL_S = 3.0

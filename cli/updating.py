@@ -14,7 +14,7 @@ import fsqueue
 from fsqueue.format import user_json
 from fsqueue.views import outcomes
 
-from .common import example, json_option, worker_option
+from .common import example, json_option, named, worker_option
 from .options import DURATION
 from .printing import complain, print_done, print_json
 
@@ -281,7 +281,7 @@ def _add(group: fsqueue.Group, default: str | None, prepared: Any, operation: Ty
     """Add an operation to an update; note a lease that does not hold, in the list in which an update names it."""
     verb, fields = operation.verb, dict(operation.fields)
     if verb == "insert":
-        prepared.insert(fields.pop("queue"), fields.pop("payload"), **fields)
+        prepared.insert(named(group, fields.pop("queue")), fields.pop("payload"), **fields)
         return
     token, queue = fields.pop("token", fields.get("id", "")), fields.pop("queue", default)
     if "id" not in fields and "@" not in token:
@@ -316,7 +316,7 @@ def _seen(group: fsqueue.Group, queue: str | None, id: str) -> fsqueue.TaskInfo:
 def _found(group: fsqueue.Group, queue: str | None, look: Callable[[fsqueue.Queue], Found]) -> Found:
     """Return what a look into the task's queue finds; into all of them, if it is not named. TaskNotFound."""
     if queue is not None:
-        return look(group[queue])
+        return look(group[named(group, queue)])
     queues = list(islice(group.queues(tasks_min=0), SEARCHED_MAX + 1))
     if len(queues) > SEARCHED_MAX:
         raise click.UsageError(
@@ -328,7 +328,10 @@ def _found(group: fsqueue.Group, queue: str | None, look: Callable[[fsqueue.Queu
             return look(one)
         except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.NotAQueue):
             continue
-    raise fsqueue.TaskNotFound("No queue of the group has this task any more.")
+    raise fsqueue.TaskNotFound(
+        "No queue of the group has this task to do. Name its queue to learn what became of the task: QUEUE=TOKEN, or "
+        '"queue" on standard input.'
+    )
 
 
 def _why_absent(group: fsqueue.Group, queue: str | None, token: str, error: fsqueue.FsqueueError) -> str:

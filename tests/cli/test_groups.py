@@ -179,6 +179,72 @@ def test_a_later_stage_ends_when_the_earlier_one_is_drained(spawn: Spawn, fsqueu
     fsqueue_cli("run", group.path / "parse", "--upstream", "x" * 256, "--", "true", code=2)
 
 
+def test_an_earlier_stage_that_is_not_there_is_named_once(fsqueue_cli: Run, group: Group) -> None:
+    group["fetch"].insert(1)
+    group["parse"].insert(2)
+    group["parse"].lease()[0].complete()
+    said = fsqueue_cli("run", group.path / "fetch", "--upstream", "fecth", "--upstream", "parse", "--", "true").stderr
+    assert said.count("names no queue that is there") == 1
+    assert "--upstream fecth names no queue that is there. The group has fetch, parse. It counts as drained" in said
+    assert "no queue that is there" in fsqueue_cli("run", group.path, "--upstream", "x", "--", "true").stderr
+
+
+def test_a_worker_says_that_no_queue_of_the_group_matches(fsqueue_cli: Run, spawn: Spawn, group: Group) -> None:
+    assert "The group has no queue yet." in fsqueue_cli("run", group.path, "--match", "x", "--", "true").stderr
+    for number in range(11):
+        group[f"q{number:02}"].insert(number)
+    said = fsqueue_cli("run", group.path, "--match", "q", "--", "true").stderr
+    assert f"{group.path} has no queue whose whole name matches q. The group has q00, q01," in said
+    assert f"q09, and more: 'fsqueue ls --min 0 {group.path}' lists them. Queues that come later are taken, too" in said
+    assert "no queue" not in fsqueue_cli("run", group.path, "--match", "q0.", "--json", "--", "true").stderr
+    later = spawn("run", group.path, "--match", "later", "--forever", "--log-json", "--", "true")
+    assert later.stderr is not None
+    assert "no queue whose whole name matches later" in json.loads(later.stderr.readline())["text"]
+    group["later"].insert(1)
+    until(lambda: group["later"].status().completed, "the queue that comes later")
+    later.terminate()
+    later.communicate()
+
+
+def test_a_path_into_the_group_is_no_name_of_a_queue(
+    fsqueue_cli: Run, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be one: names may have slashes. The task would be in a queue that no worker asks."""
+    group["fetch"].insert(1)
+    monkeypatch.chdir(tmp_path)
+    for path, *command in (
+        ("g/next", "run", "g/fetch", "--then", "g/next", "--", "echo", "1"),
+        ("./g//next", "run", "g", "--then", "./g//next", "--", "echo", "1"),
+        ("g/next", "run", "g/fetch", "--upstream", "g/next", "--", "true"),
+        (f"{group.path}/next", "update", "g", "--insert", f"{group.path}/next=1"),
+        (f"fq://{group.path}/next", "update", "g", "--cancel", f"fq://{group.path}/next=1@2"),
+        (f"../{tmp_path.name}/g/next", "delete", "g", "--queue", f"../{tmp_path.name}/g/next", "--yes"),
+    ):
+        said = fsqueue_cli(*command, code=2).stderr
+        assert f"'{path}' is a path. Nothing was done. Name the queue as it is called in the group: next" in said
+    assert "is called in the group: a/b" in fsqueue_cli("update", "g", "--insert", f"{group.path}/a/b=1", code=2).stderr
+    for path in ("./g", str(group.path), "g/"):
+        assert "is the group. Nothing" in fsqueue_cli("update", "g", "--insert", f"{path}=1", code=2).stderr
+    monkeypatch.chdir(group.path)
+    assert "in the group: b" in fsqueue_cli("update", ".", "--insert", "./b=1", code=2).stderr
+    assert [queue.name for queue in group.queues(tasks_min=0)] == ["fetch"]
+
+
+def test_names_with_slashes_are_names(
+    fsqueue_cli: Run, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["google.com/x#fetch", "https://a.org/g/../b", "/etc/passwd", "../h/a", "./b", "g", f"{group.path}2/a"]
+    monkeypatch.chdir(tmp_path)
+    fsqueue_cli("update", "g", *(word for name in names for word in ("--insert", f"{name}=1")))
+    monkeypatch.chdir(group.path)
+    fsqueue_cli("update", ".", "--insert", "x/y=1", "--insert", "fetch=1")
+    fsqueue_cli("run", "fetch", "--then", "a/b", "--", "echo", "2")
+    monkeypatch.chdir(tmp_path)
+    assert {queue.name for queue in group.queues()} == {*names, "x/y", "a/b"}
+    token = group["./b"].lease()[0].token
+    fsqueue_cli("update", group.path, "--complete", f"./b={token}")
+
+
 def test_wait_for_a_group(fsqueue_cli: Run, group: Group) -> None:
     group["a"].insert(1)
     group["b"].insert(1)
@@ -221,7 +287,7 @@ def test_commands_that_go_over_all_queues(fsqueue_cli: Run, group: Group, tmp_pa
 
 @pytest.mark.parametrize(
     "command",
-    [["show", "x"], ["results"], ["dead list"], ["lease"], ["purge", "--yes"], ["pause"], ["set"], ["workers"]],
+    [["show", "x"], ["results"], ["dead list"], ["lease"], ["purge", "--yes"], ["pause"], ["workers"]],
 )
 def test_commands_for_one_queue_say_so(fsqueue_cli: Run, group: Group, command: list[str]) -> None:
     verb, *rest = command

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from fsqueue import Queue
+from fsqueue import Group, Queue
 from tests.cli.conftest import Run, Spawn
 from tests.waiting import until
 
@@ -25,6 +26,16 @@ def test_set_changes_settings_and_shows_them(fsqueue_cli: Run, queue: Queue) -> 
     assert "keep_payloads    all\n" in fsqueue_cli("set", queue.path, "keep_payloads=all").stdout
     assert "keep_payloads    100\n" in fsqueue_cli("set", queue.path, "keep-payloads=100").stdout
     assert json.loads(fsqueue_cli("set", queue.path, "--json").stdout)["settings"]["max_attempts"] is None
+
+
+def test_set_shows_the_settings_of_a_group_and_changes_none(fsqueue_cli: Run, tmp_path: Path) -> None:
+    fsqueue_cli("create", "--group", tmp_path / "g", "--lease", "5m")
+    assert "lease_s          300  (fixed)\n" in fsqueue_cli("set", tmp_path / "g").stdout
+    found = json.loads(fsqueue_cli("set", tmp_path / "g", "--json").stdout)
+    assert (found["group"], found["settings"]["lease_s"]) == (str(tmp_path / "g"), 300)
+    said = fsqueue_cli("set", tmp_path / "g", "lease=7m", code=2).stderr
+    assert f"Nothing was changed. Name one of its queues: fsqueue set {tmp_path / 'g'}/NAME" in said
+    assert Group(tmp_path / "g").settings.lease_s == 300
 
 
 @pytest.mark.parametrize(

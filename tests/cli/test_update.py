@@ -47,6 +47,13 @@ def test_the_queue_of_a_token_is_found_or_comes_from_the_path(group: Group, fsqu
     assert (group["first"].status().completed, waiting(group)) == (2, [1])
 
 
+def test_a_token_without_a_queue_whose_task_is_gone_says_what_to_do(group: Group, fsqueue_cli: Run) -> None:
+    token = leased(group)
+    group["first"].purge()
+    said = fsqueue_cli("update", group.path, "--complete", token, code=6).stderr
+    assert "No queue of the group has this task to do. Name its queue to learn what became of the task: QUEUE=" in said
+
+
 def test_each_verb(group: Group, fsqueue_cli: Run) -> None:
     renewed, released, failed, buried = (leased(group, number) for number in range(4))
     fsqueue_cli(
