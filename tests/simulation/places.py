@@ -119,13 +119,27 @@ def changed(trees: Mapping[Place, ast.AST]) -> Iterator[None]:
             new = _compiled(place, tree, module)
             for each in [owner] if holders else _importers(name, original):
                 stack.enter_context(mock.patch.object(each, name, new))
+            for table in _tables(original) if callable(original) else ():
+                entries = {key: new for key, value in table.items() if value is original}
+                stack.enter_context(mock.patch.dict(table, entries))
         yield
 
 
 def _importers(name: str, original: Any) -> list[ModuleType]:
     """Return the modules that have it: its own, and those that import it under its name."""
+    return [module for module in modules() if vars(module).get(name) is original]
+
+
+def _tables(original: Any) -> list[dict[Any, Any]]:
+    """Return the dictionaries of modules in which a function stands, such as that of the handlers of a replay."""
     return [
-        module
-        for key, module in sys.modules.items()
-        if key.partition(".")[0] == "fsqueue" and vars(module).get(name) is original
+        value
+        for module in modules()
+        for name, value in vars(module).items()
+        if isinstance(value, dict) and name != "__builtins__" and any(one is original for one in value.values())
     ]
+
+
+def modules() -> list[ModuleType]:
+    """Return the modules of the package that are loaded."""
+    return [module for key, module in [*sys.modules.items()] if key.partition(".")[0] == "fsqueue"]

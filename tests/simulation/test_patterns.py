@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
+from typing import Any
 
 import pytest
 
+from fsqueue.format import replay
 from tests.simulation.checkpoint_mutations import OF_THE_FORMAT
-from tests.simulation.mutations import Mutation, broken
+from tests.simulation.mutations import Mutation, applied, broken
 from tests.simulation.patterns import PatternError, filled, locals_of
-from tests.simulation.places import Place, PlaceLost, edited, places, places_in
+from tests.simulation.places import Place, PlaceLost, changed, edited, modules, places, places_in
 from tests.simulation.trials import ALL
 
 pytestmark = pytest.mark.once
@@ -54,6 +59,46 @@ def test_a_mutation_is_the_same_in_a_module_that_knows_any_name(mutation: Mutati
     again = edited(mutation.edits, [others.get(place, place) for place in places()])
     for place, tree in changed.items():
         assert text(again[others[place]]) == text(tree)
+
+
+@each_mutation
+def test_each_edit_of_a_mutation_changes_something_that_runs(mutation: Mutation) -> None:
+    """No module, class or table of the package has a function as it was. (The rest of a mutation may seem caught.)"""
+    changed = broken(mutation)
+    before = {place: standing(place) for place in changed}
+    with applied(mutation):
+        for place, original in before.items():
+            assert standing(place) is not original
+            assert not callable(original) or not list(holders_of(original)), f"{place.path} runs as it was"
+    assert all(standing(place) is original for place, original in before.items())
+
+
+def test_a_function_that_stands_in_a_table_is_changed_there() -> None:
+    with changed(edited([("replay._gone", "return True", "return False")])):
+        assert replay._HANDLERS["gone"] is replay._gone
+        changed_there = replay._gone
+    assert replay._HANDLERS["gone"] is replay._gone is not changed_there
+
+
+def standing(place: Place) -> Any:
+    """Return the function, method or constant that is at a place now."""
+    return attrgetter(place.path)(importlib.import_module(place.module))
+
+
+def holders_of(function: Any) -> Iterator[str]:
+    """Yield where a function stands in the package: in modules and classes, and in what is a table there."""
+    for module in modules():
+        spaces = [(module.__name__, vars(module))]
+        spaces += [(one.__qualname__, vars(one)) for one in vars(module).values() if isinstance(one, type)]
+        for space, values in spaces:
+            for name, value in list(values.items()):
+                within: Iterable[Any] = ()
+                if isinstance(value, dict) and name != "__builtins__":
+                    within = value.values()
+                elif isinstance(value, list | tuple | set | frozenset):
+                    within = value
+                if any(one is function for one in (value, *within)):
+                    yield f"{space}.{name}"
 
 
 def _locals(place: Place) -> set[str]:
