@@ -105,7 +105,7 @@ def serve(
             f"The gateway needs the package {error.name}, which is not installed. Nothing was done. To install it: "
             "pip install 'fsqueue-tasks[serve]'."
         ) from None
-    from .serving_protocol import GatewayServer, SlowHeadProtocol
+    from .serving_protocol import BoundedProtocol, GatewayServer
 
     made = application.gateway(path, None)  # before tokens are made: a wrong path makes none
     if address.socket is None or token_file is not None:
@@ -115,7 +115,7 @@ def serve(
     listener, address, proof = bound(address)
     config = uvicorn.Config(
         app,
-        http=SlowHeadProtocol,
+        http=BoundedProtocol,
         ws="none",
         log_level="error",  # a warning is a line for each broken request: clients could fill the disk
         access_log=False,
@@ -127,7 +127,7 @@ def serve(
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
     )
-    SlowHeadProtocol.head_s = made.limits.head_s
+    BoundedProtocol.head_s = made.limits.head_s
     server = GatewayServer(config)
     server.on_stop = made.stop
     try:

@@ -1,4 +1,4 @@
-"""The server: uvicorn, with a bound on slow heads, and an end that leaves the process its last steps."""
+"""The server: uvicorn, with bounds on what a client may send, and an end that leaves the process its last steps."""
 
 from __future__ import annotations
 
@@ -8,41 +8,56 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-import h11
+import httptools
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES_MAX = 64 << 10
+"""Maximum length of the head of a request. Also of the rest of a chunked body, and of a chunk's first line."""
 
 
-class SlowHeadProtocol(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it. A connection ends that has sent a part of a head, or nothing, for too long.
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 as uvicorn speaks it by httptools, with bounds. Without them clients could hold memory and connections.
 
-    It also ends if its request was answered before its body was whole, and the rest takes too long: a client without
-    a token is answered so. uvicorn bounds the pause between two requests, and no other, and forgets that pause once a
-    byte has come. A client could hold connections for ever otherwise.
+    - A head, or what follows the last chunk of a body, is at most HEAD_BYTES_MAX long, and one read (256 KiB) more.
+    - A connection ends that has sent a part of a head, or nothing, for `head_s` seconds. It also ends if its request
+      was answered before its body was whole, and the rest takes so long: a client without a token is answered so.
+      uvicorn bounds the pause between two requests, and no other, and forgets that pause once a byte has come.
+    - One request is under way at a time. If another one comes before the answer, the connection ends after the answer,
+      as HTTP lets a server do: uvicorn would keep all that have come.
+    - What follows the last chunk of a body ("trailers") is no header of the request.
+    - An offer to change to another protocol ("Upgrade") is ignored. uvicorn would lose the body of such a request, and
+      take it for the next request. Java's client makes the offer in each first request.
     """
 
     head_s: ClassVar[float] = 20.0
     _deadline: asyncio.TimerHandle | None = None
+    _undecided_bytes = 0
+    """Length of what has come since the last head, part of a body, or end of a request."""
+    _is_in_head = _is_in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to count."""
+        """Begin to count the time."""
         super().connection_made(transport)
         self._count()
 
     def data_received(self, data: bytes) -> None:
         """Go on counting while a head is not whole, or the rest of a body that was answered."""
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
         was_answered = self._is_answered()
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            if not self._is_answered():
-                self._stop()
-        elif was_answered:  # the pause between two requests begins here: uvicorn has just forgotten it
+        self._parse(data)
+        if self._is_answered() or self.transport.is_closing():
+            return
+        if self._is_in_body or self._is_asked():
             self._stop()
-            self._unset_keepalive_if_required()
+        elif was_answered:  # the pause between two requests begins here
+            self._stop()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-        elif self._deadline is None and not self.transport.is_closing():
+        elif self._deadline is None:
             self._count()
 
     def on_response_complete(self) -> None:
@@ -57,9 +72,86 @@ class SlowHeadProtocol(H11Protocol):
         self._stop()
         super().connection_lost(exc)
 
+    # -- the parser's calls -----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begin a request, unless one is under way."""
+        if self._is_asked():
+            raise ValueError("a request has come before the answer to the one before")
+        super().on_message_begin()
+        self._is_in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header. What follows a body is none."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Hand the request on, with the path as it was sent: the gate judges it."""
+        self._undecided_bytes, self._is_in_head, self._is_in_body = 0, False, True
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
+            raise ValueError("the head is too long")
+        if self.parser.get_http_version() not in ("1.0", "1.1") or self.parser.get_method() == b"CONNECT":
+            raise ValueError("this is not HTTP/1.1, or asks for a tunnel")
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            raise ValueError("the body is compressed on its way")
+        super().on_headers_complete()
+        self.scope["raw_path"], _, self.scope["query_string"] = self.url.partition(b"?")
+
+    def on_body(self, body: bytes) -> None:
+        """Hand a part of a body on."""
+        self._undecided_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._undecided_bytes, self._is_in_body = 0, False
+        super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        """Have uvicorn begin nothing for an offer to change the protocol: the request is parsed again without it."""
+        return True
+
+    def _parse(self, data: bytes) -> None:
+        self._undecided_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._parse_without_offer(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse()
+        else:
+            if self._undecided_bytes > HEAD_BYTES_MAX:
+                self._refuse()
+
+    def _parse_without_offer(self, rest: bytes) -> None:
+        """Parse a request once more, as if it had not offered to change the protocol."""
+        first = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self._undecided_bytes, self._is_in_body = 0, False
+        self._parse(b"".join([first, *headers, b"\r\n", rest]))
+
+    def _refuse(self) -> None:
+        """Answer what is no request by 400, and end the connection. A request that is under way is answered first."""
+        if not self._is_asked():
+            self.send_400_response("Invalid HTTP request received.")
+        elif not self.cycle.more_body:
+            self.cycle.keep_alive = False
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self.send_400_response("Invalid HTTP request received.")
+
+    # -- time -------------------------------------------------------------------------------------------------
+
+    def _is_asked(self) -> bool:
+        """Return whether a request is not answered yet."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _is_answered(self) -> bool:
         """Return whether a body is under way whose request was answered."""
-        return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
+        return self._is_in_body and self.cycle is not None and self.cycle.response_complete
 
     def _count(self) -> None:
         self._deadline = self.loop.call_later(self.head_s, self._too_slow)
@@ -71,7 +163,7 @@ class SlowHeadProtocol(H11Protocol):
 
     def _too_slow(self) -> None:
         self._deadline = None
-        if (self.conn.their_state is h11.IDLE or self._is_answered()) and not self.transport.is_closing():
+        if not self._is_asked() and not self.transport.is_closing():
             self.transport.close()
 
 

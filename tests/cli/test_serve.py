@@ -173,9 +173,9 @@ def test_a_client_that_sends_half_a_head_is_left(tmp_path: Path) -> None:
     import asyncio
 
     import uvicorn
-    from fsqueue_cli.serving_protocol import SlowHeadProtocol
+    from fsqueue_cli.serving_protocol import BoundedProtocol
 
-    class Impatient(SlowHeadProtocol):
+    class Impatient(BoundedProtocol):
         head_s = 0.05
 
     async def app(scope: object, receive: object, send: object) -> None:
@@ -203,9 +203,9 @@ def test_a_client_that_was_refused_and_goes_on_sending_is_left(tmp_path: Path, t
     import asyncio
 
     import uvicorn
-    from fsqueue_cli.serving_protocol import SlowHeadProtocol
+    from fsqueue_cli.serving_protocol import BoundedProtocol
 
-    class Impatient(SlowHeadProtocol):
+    class Impatient(BoundedProtocol):
         head_s = 0.05
 
     async def app(scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:

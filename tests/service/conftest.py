@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 import uvicorn
+from fsqueue_cli.serving_protocol import BoundedProtocol
 from starlette.testclient import TestClient
 
 import fsqueue
@@ -84,7 +85,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         listener.listen()
         made = application.gateway(path, tokens, replace(ServiceLimits(), **limits))
         config = uvicorn.Config(
-            application.application(made), http="h11", ws="none", log_level="critical", timeout_graceful_shutdown=5
+            application.application(made),
+            http=BoundedProtocol,
+            ws="none",
+            log_level="critical",
+            timeout_graceful_shutdown=5,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -1,0 +1,229 @@
+"""What a gateway takes for a request, and how much of one it holds, whatever a client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from fsqueue_cli.serving_protocol import HEAD_BYTES_MAX, BoundedProtocol
+
+pytestmark = pytest.mark.once
+
+HEAD = b"POST /%b HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+class Echo:
+    """An application that answers with the body of each request. It answers `/slow` when `go` says so."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bytes, bytes]] = []
+        """Path and query as they were sent, and the body, of each request that was whole."""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.go = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.headers = list(scope["headers"])
+        self.seen.append((scope["raw_path"] + b"?" + scope["query_string"], body))
+        if scope["path"] == "/slow":
+            await self.go.wait()
+        length = str(len(body)).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def turns() -> None:
+    """Let the server read what was sent."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def told(talk: Callable[[Echo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]]) -> tuple[Echo, bytes]:
+    """Let a client talk to a server of its own. Return the application, and what the client returns."""
+
+    async def story() -> tuple[Echo, bytes]:
+        echo = Echo()
+        config = uvicorn.Config(echo, http=BoundedProtocol, ws="none", log_level="critical", lifespan="off")
+        server = uvicorn.Server(config)
+        listener = socket.create_server(("localhost", 0))
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        try:
+            found = await talk(echo, reader, writer)
+        finally:
+            writer.close()
+            server.should_exit = True
+            await running
+        return echo, found
+
+    return asyncio.run(story())
+
+
+def sent(*parts: bytes) -> tuple[Echo, bytes]:
+    """Send parts, each after the one before was read. Return all that comes until the server ends the connection."""
+
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await turns()
+        try:
+            return await reader.read()
+        except ConnectionError:
+            return b""  # the server has ended the connection while more was under way
+
+    return told(talk)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET /", b"GET / HTTP/1.1\r\nA", b"GET / HTTP/1.1\r\nA: ", HEAD % b"" + CHUNKED + b"1;",
+        HEAD % b"" + CHUNKED + b"1\r\na\r\n0\r\nA: ", HEAD % b"" + CHUNKED + b"0000",
+    ],
+)  # fmt: skip
+def test_a_head_and_what_surrounds_a_body_are_bounded(begin: bytes) -> None:
+    """A client that never ends them could have the gateway hold all that it sends."""
+
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(begin)
+        total, ended = 0, asyncio.create_task(reader.read())
+        try:
+            while not ended.done() and total < 64 * HEAD_BYTES_MAX:
+                writer.write(b"0" * 4096)
+                total += 4096
+                await writer.drain()
+                await asyncio.sleep(0)
+            found = await ended if total < 64 * HEAD_BYTES_MAX else b"it takes all"
+        except ConnectionError:
+            found = b""  # the server has ended the connection while this sent more
+        return found
+
+    echo, found = told(talk)
+    assert found == b"" or found.startswith(b"HTTP/1.1 400")
+    assert echo.seen == []
+
+
+def test_a_head_that_comes_at_once_is_bounded() -> None:
+    echo, found = sent(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * (HEAD_BYTES_MAX // 2) + b"\r\n")
+    assert found == b"" or found.startswith(b"HTTP/1.1 400")
+    assert echo.seen == []
+
+
+def test_a_request_behind_one_that_is_under_way_is_not_begun() -> None:
+    """A client could send any number of them in one go, each with memory of its own, while the first one waits."""
+
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(HEAD % b"slow" + b"Content-Length: 1\r\n\r\na" + (HEAD % b"b" + b"\r\n") * 1000)
+        while not echo.seen:
+            await asyncio.sleep(0)
+        await turns()
+        echo.go.set()
+        return await reader.read()
+
+    echo, found = told(talk)
+    assert echo.seen == [(b"/slow?", b"a")]
+    assert found.startswith(b"HTTP/1.1 200")
+    assert found.endswith(b"\r\n\r\na")
+    assert found.count(b"HTTP/1.1") == 1
+
+
+def test_what_is_no_request_behind_one_takes_its_answer_from_nobody() -> None:
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(HEAD % b"slow" + b"Content-Length: 1\r\n\r\na")
+        while not echo.seen:
+            await asyncio.sleep(0)
+        writer.write(b"\0nonsense\r\n\r\n")
+        await writer.drain()
+        await turns()
+        echo.go.set()
+        return await reader.read()
+
+    _, found = told(talk)
+    assert found.startswith(b"HTTP/1.1 200")
+    assert b" 400 " not in found
+
+
+def test_requests_one_after_the_other_share_a_connection() -> None:
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        found = b""
+        for body in (b"a", b"b", b"c"):
+            writer.write(HEAD % b"x?y" + b"Content-Length: 1\r\n\r\n" + body)
+            found += (await reader.readuntil(b"\r\n\r\n"))[:12] + await reader.readexactly(1)
+        return found
+
+    echo, found = told(talk)
+    assert found == b"HTTP/1.1 200aHTTP/1.1 200bHTTP/1.1 200c"
+    assert [path for path, _ in echo.seen] == [b"/x?y"] * 3
+
+
+def test_what_follows_a_body_is_no_header() -> None:
+    """A proxy passes it on as it is. So it must not tell who has sent the request, nor from where."""
+    late = b"Authorization: Bearer stolen\r\nOrigin: http://localhost\r\n"
+    echo, found = sent(HEAD % b"" + b"Connection: close\r\n" + CHUNKED + b"1\r\na\r\n0\r\n" + late + b"\r\n")
+    assert found.startswith(b"HTTP/1.1 200")
+    assert echo.seen == [(b"/?", b"a")]
+    assert [name for name, _ in echo.headers] == [b"host", b"connection", b"transfer-encoding"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [H2C + b"Content-Length: 3\r\n\r\nabc"], [H2C + b"Content-Length: 3\r\n\r\n", b"a", b"bc"],
+        [H2C + CHUNKED + b"3\r\nabc\r\n0\r\n\r\n"], [H2C[:30], H2C[30:] + CHUNKED + b"3\r\na", b"bc\r\n0\r\n\r\n"],
+    ],
+)  # fmt: skip
+def test_an_offer_to_change_the_protocol_is_ignored_and_its_body_is_not(parts: list[bytes]) -> None:
+    """Java's client makes the offer. Its body was lost, and taken for the next request, without a word."""
+
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(HEAD % b"one?two")
+        found = b""
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await turns()
+        found += (await reader.readuntil(b"\r\n\r\n"))[:12] + await reader.readexactly(3)
+        writer.write(HEAD % b"next" + b"Content-Length: 1\r\n\r\nd")
+        return found + (await reader.readuntil(b"\r\n\r\n"))[:12] + await reader.readexactly(1)
+
+    echo, found = told(talk)
+    assert found == b"HTTP/1.1 200abcHTTP/1.1 200d"
+    assert echo.seen == [(b"/one?two", b"abc"), (b"/next?", b"d")]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n", b"GET /\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT evil.example:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nA: b\0c\r\n\r\n",
+        HEAD % b"" + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", b"GET / HTTP/1.1\r\n : x\r\n\r\n",
+        HEAD % b"" + b"Transfer-Encoding: identity\r\n\r\n", HEAD % b"" + b"Content-Length: 1, 1\r\n\r\na",
+        HEAD % b"" + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\na", HEAD % b"" + b"Content-Length: +1\r\n\r\na",
+        HEAD % b"" + b"Content-Length: 5\r\n" + CHUNKED + b"0\r\n\r\n", HEAD % b"" + CHUNKED + b"z\r\n",
+        HEAD % b"" + CHUNKED + b"1\r\nab\r\n0\r\n\r\n", "GET /ä HTTP/1.1\r\n\r\n".encode(),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_answered_by_400_and_begins_nothing(request_: bytes) -> None:
+    echo, found = sent(request_ + b"GET /b HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 400")
+    assert found.count(b"HTTP/1.1") == 1
+    assert echo.seen == []
+
+
+@pytest.mark.parametrize("path", [b"http://evil.example/x", b"/x#y", b"*"])
+def test_the_gate_sees_the_path_as_it_was_sent(path: bytes) -> None:
+    echo, _ = sent(b"GET " + path + b"?z HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert [seen for seen, _ in echo.seen] in ([path + b"?z"], [])
