@@ -5,7 +5,7 @@ Pure: no clock, no input or output. Of the lines about an update the first one c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -18,6 +18,9 @@ FILE_BYTES_MAX = 1 << 20
 """The owner of a longer decision file begins another."""
 OPERATIONS_MAX = 10_000
 """Maximum number of operations of one update."""
+
+MARKS_MAX = 8
+"""With more marks than this in a file, to parse each line is no slower than to look for the marks in it."""
 
 Outcome = Literal["commit", "abort"]
 
@@ -78,11 +81,16 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 class DecisionState:
-    """Hold what the lines of a decision file say that were replayed so far."""
+    """Hold what the lines of a decision file say that were replayed so far.
 
-    __slots__ = ("at", "end", "first", "is_gone")
+    `only`: hold it of these updates, and perhaps of others. That takes a small part of the time, since few lines are
+    parsed. `at` is not known then.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_only", "at", "end", "first", "is_gone")
+
+    def __init__(self, only: Collection[UpdateId] = ()) -> None:
+        self._only = [update.encode() for update in only]
         self.first: dict[UpdateId, Decision] = {}
         """The decision about each update: its first line."""
         self.is_gone = False
@@ -99,10 +107,11 @@ class DecisionState:
         """
         if not pieces:
             return 0  # as mostly
-        begin = self.end
+        begin, marks = self.end, self._marks(pieces)
         for offset, line, length in sparse.lines(pieces, begin):
             self.end = offset + length + 1
-            self._apply(line)
+            if marks is None or (marks and any(mark in line for mark in marks)):
+                self._apply(line)
         return max(0, sparse.end_of(pieces, begin) - self.end)
 
     def replay_own(self, line: bytes, at: int, update: UpdateId, logs: tuple[LogName, ...]) -> None:
@@ -120,6 +129,17 @@ class DecisionState:
     def commits(self) -> dict[UpdateId, tuple[LogName, ...]]:
         """Return the logs of each update that this file commits."""
         return {update: found.logs for update, found in self.first.items() if found.outcome == "commit"}
+
+    def _marks(self, pieces: Sequence[sparse.Piece]) -> list[bytes] | None:
+        """Return of what each line that counts has something in it; None: any line may count.
+
+        JSON without a backslash holds each text as it is.
+        """
+        if not self._only:
+            return None
+        content = sparse.joined(pieces, self.end)
+        marks = [mark for mark in (b"gone", b"\\", *self._only) if mark in content]
+        return marks if len(marks) <= MARKS_MAX else None
 
     def _apply(self, line: bytes) -> None:
         try:

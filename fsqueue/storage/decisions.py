@@ -141,10 +141,11 @@ def ask_in(
 def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> DecisionState | None:
     """Return what a decision file says, by a revalidating open; None if it is proven absent, and so retired.
 
-    It takes no lock. If it commits any of `updates`, that is on disk when this returns. QueueNotFound if the group's
-    directory is not in its place: then nothing is known.
+    `updates`: what it says of these, and no latest time; by default all. It takes no lock. If it commits any of them,
+    that is on disk when this returns. QueueNotFound if the group's directory is not in its place: then nothing is
+    known.
     """
-    fs, state, path = group.fs, DecisionState(), decisions.path_of(group.path, name)
+    fs, state, path = group.fs, DecisionState(updates), decisions.path_of(group.path, name)
     try:
         with fs.closing(fs.look_anew(path)) as fd:
             state.replay(fs.all_pieces(fd))

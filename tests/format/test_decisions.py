@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,38 @@ def test_the_first_line_counts_and_pieces_are_as_good_as_all(
         assert state.first.get(update) == wanted
         assert state.about(update) == (wanted or (ABORTED if state.is_gone else None))
     assert state.about(W) == (ABORTED if state.is_gone else None)
+
+
+ESCAPED = b'{"op":"\\u0061bort","at":3,"update":"' + b"".join(b"\\u%04x" % ord(digit) for digit in U) + b'"}\n'
+"""A line against U, as JSON may be written, too."""
+
+
+@given(
+    st.lists(st.sampled_from([*LINES, ESCAPED, decisions.abort(4, W)])),
+    st.lists(st.sampled_from([U, V, W, *(UpdateId(f"{n:016x}") for n in range(20))]), min_size=1, unique=True),
+    st.data(),
+)
+def test_a_look_for_some_updates_tells_of_them_what_a_whole_replay_tells(
+    lines: list[bytes], asked: list[UpdateId], data: st.DataObject
+) -> None:
+    content = b"".join(lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=3)))
+    pieces = [(a, content[a:b]) for a, b in zip([0, *cuts], [*cuts, len(content)], strict=True) if a < b]
+    whole, state = replayed(content), DecisionState(asked)
+    state.replay(pieces)
+    assert [state.about(update) for update in asked] == [whole.about(update) for update in asked]
+    assert (state.is_gone, state.end) == (whole.is_gone, whole.end)
+    assert state.commits.keys() & set(asked) == whole.commits.keys() & set(asked)
+
+
+def test_a_look_for_some_updates_parses_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease looks at the file whenever it meets an update that is not decided: each look took 0.1 s for a MiB."""
+    parsed = []
+    monkeypatch.setattr(decisions.orjson, "loads", lambda line: parsed.append(line) or {})
+    others = [decisions.commit(5, UpdateId(f"{n:016x}"), [LOG]) for n in range(1000)]
+    state = DecisionState([U, V])
+    state.replay([(0, b"".join([*others, LINES[1]]))])
+    assert parsed == [LINES[1].rstrip()]
 
 
 @given(
