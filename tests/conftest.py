@@ -17,6 +17,7 @@ os.environ.setdefault("FSQUEUE_CHECK", "1")  # before fsqueue is imported, and f
 
 import fsqueue.fsck  # noqa: F401 - else a test may import it while what it imports is patched, and that would stay
 from fsqueue import Queue
+from fsqueue.clock import ManualClock
 from tests import levels
 
 levels.load_profile()
@@ -148,3 +149,21 @@ def queue_factory(tmp_path: Path, tasks_a_batch: int) -> QueueFactory:
 def queue(queue_factory: QueueFactory) -> Queue:
     """An empty queue with default settings."""
     return queue_factory()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The clock of `q` and `q2`."""
+    return ManualClock()
+
+
+@pytest.fixture
+def q(queue: Queue, clock: ManualClock) -> Queue:
+    """The queue, open for the worker w1, with a clock that the test sets."""
+    return Queue(queue.path, worker="w1", clock=clock)
+
+
+@pytest.fixture
+def q2(queue: Queue, clock: ManualClock) -> Queue:
+    """The same queue, open for the worker w2."""
+    return Queue(queue.path, worker="w2", clock=clock)

@@ -51,16 +51,6 @@ from tests.support import (
 from tests.waiting import until
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, worker="w1", clock=clock)
-
-
 def wait_until_gone(directory: Path) -> None:
     """A reaper works in the background."""
     until(lambda: not directory.exists() or not os.listdir(directory), f"{directory} to be reaped")

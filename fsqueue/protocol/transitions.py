@@ -33,7 +33,7 @@ ERROR_CHARS_MAX = 8_000
 
 
 TOGETHER_BYTES = 1 << 20
-"""Records of several leases are appended together until they are so long."""
+"""Records of several leases are appended as soon as they are so long. One append may be longer, by one record."""
 
 
 class NotRecorded(OSError):

@@ -18,7 +18,7 @@ from fsqueue.service.together import AGAIN, ALONE, Outcome
 from fsqueue.service.wire import DONE_BEFORE
 
 TASKS_MAX = 1_000
-"""How many tasks are leased in one call."""
+"""Maximum number of tasks that are leased in one call."""
 OPERATIONS_MAX = 32
 """An update with more operations is applied by itself: it gains little, and would hold up others."""
 MERGED_S = 0.5

@@ -26,11 +26,11 @@ AtOnce = Callable[[int], Awaitable[list[fsqueue.LeasedTask]]]
 """Lease up to a number of tasks, without waiting for one."""
 
 GIVEN_MAX = 4_096
-"""How many ways to lease are remembered that have given a task."""
+"""Maximum number of ways to lease that are remembered because they have given a task."""
 IDLE_S = 30.0
 """How long a thread stays without a request. Its lessee knows the queue: the next request is the cheaper for it."""
 AT_ONCE_MAX = 1_000
-"""How many tasks are leased in one call."""
+"""Maximum number of tasks that are leased in one call."""
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 AT_ONCE_MAX = 64
-"""How many requests are done together."""
+"""Maximum number of requests that are done together."""
 SLOW_S = 0.25
 """A turn that takes longer is no longer waited for: what has come meanwhile gets a thread of its own."""
 

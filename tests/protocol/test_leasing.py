@@ -32,21 +32,6 @@ from fsqueue.protocol.selection import Selection
 from tests.support import Crash, QueueFactory, base_of, calls, insert_in_file, log_files, task_file_names
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, worker="w1", clock=clock)
-
-
-@pytest.fixture
-def q2(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, worker="w2", clock=clock)
-
-
 def together(q: Queue, *payloads: Any) -> None:
     q.insert_many(payloads, batch_tasks=len(payloads))
 

@@ -14,16 +14,6 @@ from tests.support import QueueFactory, crashes, leftovers, log_files
 A, B, C = ({"host": host} for host in "abc")
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, worker="w1", clock=clock)
-
-
 def holders(queue: Queue) -> dict[str, int]:
     """Return how many tasks each host holds."""
     return {str(one.worker["host"]): len(one.tasks) for one in queue.workers(asks_slurm=False)}

@@ -43,21 +43,6 @@ from tests.support import (
 )
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, worker="w1", clock=clock)
-
-
-@pytest.fixture
-def q2(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, worker="w2", clock=clock)
-
-
 def leased(q: Queue, *payloads: Any, lease_s: float = 600) -> list[LeasedTask]:
     """Tasks inserted together and leased together, in the order of the payloads."""
     q.insert_many(payloads, batch_tasks=len(payloads))

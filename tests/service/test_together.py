@@ -110,13 +110,21 @@ def test_each_is_told_its_own_outcome() -> None:
     told(story)
 
 
+async def one_under_way_and_one_that_waits(
+    turns: Together, act: Turns, late: list[Any]
+) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
+    """Ask twice. Return the request whose turn has begun, and the one behind it."""
+    first = asyncio.ensure_future(turns.run("key", 0, act, alone, late.append))
+    await until_async(lambda: act.given, "the turn to begin")
+    second = asyncio.ensure_future(turns.run("key", 1, act, alone, late.append))
+    await asyncio.sleep(0)
+    return first, second
+
+
 def test_what_comes_too_late_is_handed_on() -> None:
     async def story(turns: Together, threads: ServiceThreads) -> None:
         act, late = Turns(), list[Any]()
-        first = asyncio.ensure_future(turns.run("key", 0, act, alone, late.append))
-        await until_async(lambda: act.given, "the turn to begin")
-        second = asyncio.ensure_future(turns.run("key", 1, act, alone, late.append))
-        await asyncio.sleep(0)
+        first, second = await one_under_way_and_one_that_waits(turns, act, late)
         first.cancel()
         second.cancel()
         await asyncio.wait([first, second])
@@ -130,10 +138,7 @@ def test_what_comes_too_late_is_handed_on() -> None:
 def test_too_many_are_refused_and_a_silent_filesystem_is_told() -> None:
     async def story(turns: Together, threads: ServiceThreads) -> None:
         act, late = Turns(), list[Any]()
-        first = asyncio.ensure_future(turns.run("key", 0, act, alone, late.append))
-        await until_async(lambda: act.given, "the turn to begin")
-        second = asyncio.ensure_future(turns.run("key", 1, act, alone, late.append))
-        await asyncio.sleep(0)
+        first, second = await one_under_way_and_one_that_waits(turns, act, late)
         with pytest.raises(Overloaded):
             await turns.run("key", 2, act, alone)
         with pytest.raises(Unanswered, match="unknown"):

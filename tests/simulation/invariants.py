@@ -55,9 +55,9 @@ STATES = {
 LONGEST_LEASE_S = 30.0
 """No act renews for longer."""
 PURGED_S = 1.0
-"""For so long after a purge a lease may still hand out what was purged (docs/guarantees.md)."""
+"""Seconds after a purge in which a lease may still hand out what was purged (docs/guarantees.md)."""
 MOVED_S = 1.0
-"""For so long after a queue was moved a process that has it open may begin an insert there (docs/guarantees.md).
+"""Seconds after a move in which a process that has the queue open may begin an insert there (docs/guarantees.md).
 
 A client of a file server may believe for another `STALE_S` that the queue is in its place.
 """

@@ -27,16 +27,6 @@ from tests.concurrency.trapped import Trapped, trapped
 from tests.support import QueueFactory, base_of, calls, files_below, insert_in_file, log_files, task_file_names
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def q(queue: Queue, clock: ManualClock) -> Queue:
-    return Queue(queue.path, worker="w1", clock=clock)
-
-
 def numbers(q: Queue) -> tuple[int, ...]:
     """inserted, waiting, delayed, leased, completed, dead"""
     return tuple(q.status().as_dict().values())
