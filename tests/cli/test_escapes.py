@@ -5,6 +5,7 @@ A new command has to be fed, too: `test_every_command_is_fed` fails until it sta
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -73,8 +74,7 @@ def spark():
     sys.modules["fsqueue.spark"] = fake
     sys.modules["fsqueue_cli.spark"].session = lambda *a: mock.MagicMock()
 
-answers = []
-for one in json.load(sys.stdin):
+def answer(one):
     out, err, into = tempfile.TemporaryFile(), tempfile.TemporaryFile(), tempfile.TemporaryFile()
     into.write(one["input"].encode("utf-8", "surrogateescape"))
     into.seek(0)
@@ -105,10 +105,12 @@ for one in json.load(sys.stdin):
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     for file in (out, err):
         file.seek(0)
-    answers.append([status, *(base64.b64encode(file.read()).decode() for file in (out, err))])
-json.dump(answers, sys.stdout)
+    return [status, *(base64.b64encode(file.read()).decode() for file in (out, err))]
+
+for line in iter(sys.stdin.readline, ""):
+    print(json.dumps([answer(one) for one in json.loads(line)]), flush=True)
 """
-"""Runs the command line many times, each in a process of its own: no log handler of pytest's is in the way."""
+"""Runs command lines, each in a process of its own: no log handler of pytest's is in the way. It has imported all."""
 
 
 def each_command() -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -208,11 +210,41 @@ def lines_for(name: tuple[str, ...]) -> list[Words]:
     return [*found, ["missing"], ["FILE"], ["Q", EVIL, EVIL, EVIL], [f"--{EVIL}"], [EVIL], ["Q/queue.jsonl"]]
 
 
+class Driver:
+    """The process that runs command lines. A test gives it those of one command, and reads what they said."""
+
+    def __init__(self) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=pipe, stdout=pipe, text=True)
+        self._write(EVIL)
+
+    def _write(self, value: Any) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps(value), file=self._process.stdin, flush=True)
+
+    def run(self, given: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
+        self._write(given)
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        assert said, f"the driver has ended with {self._process.wait()}"
+        return [(code, out, err) for code, out, err in json.loads(said)]
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    made = Driver()
+    yield made
+    made.close()
+
+
 class Hostile:
     """A directory of another's making: a queue in which every field that somebody can write holds escapes."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, place: Path, driver: Driver) -> None:
+        self.place, self.driver = place, driver
         self.name = f"q{EVIL_NAME}"
         queue = Queue.create(place / self.name, shards=1, durability="none", max_attempts=3)
         queue.insert(EVIL, delay_s=3600)
@@ -309,20 +341,9 @@ class Hostile:
                     "user": user,
                 }
             )
-        driver = subprocess.run(
-            [sys.executable, "-c", DRIVER],
-            input=f"{json.dumps(EVIL)}\n{json.dumps(given)}",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert driver.returncode == 0, driver.stderr
-        import base64
-
-        answers = json.loads(driver.stdout)
         return [
             (line, code, base64.b64decode(out), base64.b64decode(err))
-            for line, (code, out, err) in zip(lines, answers, strict=True)
+            for line, (code, out, err) in zip(lines, self.driver.run(given), strict=True)
         ]
 
     def _word(self, word: str) -> str:
@@ -332,8 +353,8 @@ class Hostile:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
-    return Hostile(tmp_path_factory.mktemp("hostile"))
+def hostile(tmp_path_factory: pytest.TempPathFactory, driver: Driver) -> Hostile:
+    return Hostile(tmp_path_factory.mktemp("hostile"), driver)
 
 
 def check(line: Words, code: int, out: bytes, err: bytes) -> None:
@@ -380,7 +401,7 @@ def test_what_is_escaped_in_json_is_the_same_value(hostile: Hostile, tmp_path: P
 @pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize("name", [("gc",), ("fsck",), ("purge",), ("delete",), ("lease",), ("run",)], ids=" ".join)
-def test_names_of_what_another_planted_do_not_either(tmp_path: Path, name: tuple[str, ...]) -> None:
+def test_names_of_what_another_planted_do_not_either(tmp_path: Path, driver: Driver, name: tuple[str, ...]) -> None:
     """What cannot be removed or touched, because it is another's, is logged by its name."""
     for directory in (tmp_path, *tmp_path.parents):
         if directory != directory.parent and directory.stat().st_mode & 0o005 != 0o005:
@@ -388,7 +409,7 @@ def test_names_of_what_another_planted_do_not_either(tmp_path: Path, name: tuple
     (tmp_path / "original").mkdir()
     fed = [line for line in FED[name] if not {"--call", "--load"} & {*line}]  # this Python may be in root's home
     lines = [[*name, *line] for line in fed]
-    done = Hostile(tmp_path / "original").run(lines, tmp_path, USER)
+    done = Hostile(tmp_path / "original", driver).run(lines, tmp_path, USER)
     for line, code, out, err in done:
         check(line, code, out, err)
     said = b"".join(out + err for _, _, out, err in done).decode()

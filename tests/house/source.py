@@ -22,18 +22,28 @@ def parse(path: Path) -> ast.Module:
         return ast.parse(path.read_bytes(), str(path))
 
 
-def code(tree: ast.AST) -> Iterator[ast.AST]:
+@cache
+def code(tree: ast.AST) -> tuple[ast.AST, ...]:
     """Every node that can run: what stands under `if TYPE_CHECKING:` is for the type checker alone."""
+    return tuple(_code(tree))
+
+
+def _code(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from (inner for branch in node.orelse for inner in (branch, *code(branch)))
+            yield from (inner for branch in node.orelse for inner in (branch, *_code(branch)))
             continue
         yield node
-        yield from code(node)
+        yield from _code(node)
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imported(path: Path) -> tuple[tuple[int, str], ...]:
     """Line and full name of everything that a file imports; `from a import b` gives a.b."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[tuple[int, str]]:
     package = path.relative_to(TOP).parent.parts
     for node in code(parse(path)):
         if isinstance(node, ast.Import):
