@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -91,7 +91,7 @@ class Browser:
         for fd in (self._out, self._in):
             os.close(fd)
         try:
-            self._process.wait(60)
+            self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, 9)
             self._process.wait()

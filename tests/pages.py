@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.house.source import TOP
+from tests.waiting import PATIENCE_S
 
 
 class Block(NamedTuple):
@@ -149,7 +150,7 @@ class Typed:
         path = f"{self.home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment |= {"PATH": path, "TZ": "UTC", "LC_ALL": "C.UTF-8", "USER": "me"}
-        subprocess.run(["bash", "-c", script], cwd=self.home, env=environment, timeout=120, check=True)
+        subprocess.run(["bash", "-c", script], cwd=self.home, env=environment, timeout=PATIENCE_S, check=True)
         everything = ""
         for n, one in enumerate(wanted):
             out, err = ((place / f"{n}.{name}").read_text() for name in ("out", "err"))

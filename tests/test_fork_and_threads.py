@@ -27,12 +27,12 @@ from fsqueue.clock import Entropy
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.protocol import encoding
 from tests.concurrency.books import check_drained, drain
-from tests.concurrency.processes import PATIENCE_S, Child, children
+from tests.concurrency.processes import Child, children
 from tests.concurrency.trapped import trapped
 from tests.house.source import TOP
 from tests.levels import how_many
 from tests.support import in_time
-from tests.waiting import until, until_async
+from tests.waiting import PATIENCE_S, until, until_async
 
 QueueFactory = Callable[..., Queue]
 
@@ -58,7 +58,7 @@ def threads(*actions: Callable[[], Any]) -> Iterator[list[Any]]:
         yield results
     finally:
         for thread in running:
-            thread.join(60)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive(), "a thread hangs"
     if errors:
         raise errors[0]
@@ -330,7 +330,7 @@ def test_forking_all_the_time_while_threads_work(queue: Queue) -> None:
         with threads(lambda: work(queue), lambda: work(queue, 4)) as results:
             for _ in range(25):
                 started.append(Child(live))
-            found = [payload for child in started for payload in child.result(60)]
+            found = [payload for child in started for payload in child.result(PATIENCE_S)]
     finally:
         for child in started:
             child.close()
@@ -348,13 +348,13 @@ def test_a_child_opens_the_queue_that_a_thread_of_its_parent_was_opening(queue: 
     def open_slowly() -> None:
         with queue.store.fs._opening:
             begun.set()
-            over.wait(60)
+            over.wait(PATIENCE_S)
 
     with threads(open_slowly):
-        begun.wait(60)
+        begun.wait(PATIENCE_S)
         child = Child(lambda: work(queue))
         try:
-            assert child.result(60) == ["x"]
+            assert child.result(PATIENCE_S) == ["x"]
         finally:
             over.set()
             child.close()

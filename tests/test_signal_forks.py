@@ -23,9 +23,9 @@ import fsqueue
 from fsqueue import ForkedChild, LeasedTask, Queue
 from fsqueue.poll import Poll
 from tests.levels import how_many
+from tests.waiting import PATIENCE_S
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
-PATIENCE_S = 60.0
 RETURNED, REFUSED, OTHER = 0, 1, 2
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to fork in each line, which takes minutes; else it is one of so many new lines:"""

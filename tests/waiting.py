@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-PATIENCE_S = 60.0
-"""How long a condition may take on a machine that is busy with other work."""
+PATIENCE_S = 600.0
+"""How long a condition, a process or a thread may take on a machine that is slow, and busy with other work.
+
+It only ends what hangs. Whatever a test waits for is waited for so long.
+"""
 PAUSE_S = 0.01
 """Between two looks."""
 

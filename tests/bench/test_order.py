@@ -23,7 +23,7 @@ from benchmarks.order.pops import Pop
 from fsqueue import Queue
 from fsqueue.format import names
 from fsqueue.protocol import single_inserts
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 Row = dict[str, Any]
 
@@ -311,10 +311,12 @@ def test_a_run_measures_all_and_writes_json_page_and_plots(
 
 def test_the_first_argument_of_the_command_names_what_is_measured() -> None:
     bench = machine.ROOT / "scripts" / "benchmarks"
-    done = subprocess.run([sys.executable, str(bench), "pei", "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(bench), "pei", "--help"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in campaign.GROUPS)
-    done = subprocess.run([sys.executable, str(bench), "nothing"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(bench), "nothing"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode != 0
     assert "invalid choice: 'nothing'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ from fsqueue.doctor import examination as doctor
 from fsqueue.filesystem import Mount
 from tests.cli.conftest import Run, Spawn
 from tests.pages import text_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -92,8 +92,8 @@ def test_two_join(spawn: Spawn, tmp_path: Path) -> None:
     first = spawn("doctor", tmp_path, "--join", "--json")
     waiting(first)
     second = spawn("doctor", tmp_path, "--join")
-    said, _ = second.communicate(timeout=60)
-    report = json.loads(first.communicate(timeout=60)[0])
+    said, _ = second.communicate(timeout=PATIENCE_S)
+    report = json.loads(first.communicate(timeout=PATIENCE_S)[0])
     assert (first.returncode, second.returncode) == (124, 124)  # as if no other host had come
     assert report["same_host"]
     assert "Fit" not in said
@@ -113,7 +113,7 @@ def test_who_is_ended_while_waiting_leaves_nothing(spawn: Spawn, tmp_path: Path,
     process = spawn("doctor", tmp_path, "--join")
     waiting(process)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number
     assert "Traceback" not in said
     assert os.listdir(tmp_path) == []
@@ -138,7 +138,7 @@ def test_a_partner_killed_in_the_middle(spawn: Spawn, tmp_path: Path) -> None:
     at_work(tmp_path)
     second.kill()
     second.communicate()
-    said, _ = first.communicate(timeout=60)
+    said, _ = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 124
     assert "said nothing more" in said
     assert list(tmp_path.glob(".fsqueue-doctor/join/*")) == []
@@ -150,8 +150,8 @@ def test_a_partner_that_is_interrupted_says_so(spawn: Spawn, tmp_path: Path) -> 
     second = spawn("doctor", tmp_path, "--join")
     at_work(tmp_path)
     second.send_signal(signal.SIGINT)
-    assert second.wait(60) == 130
-    said, _ = first.communicate(timeout=60)
+    assert second.wait(PATIENCE_S) == 130
+    said, _ = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 124
     assert "was ended" in said
     assert os.listdir(tmp_path) == []

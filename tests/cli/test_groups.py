@@ -10,7 +10,7 @@ import pytest
 
 from fsqueue import Group, GroupQueue, Queue, Status
 from tests.cli.conftest import Run, Spawn
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -101,7 +101,7 @@ def test_leases_of_a_queue_of_a_group(fsqueue_cli: Run, group: Group) -> None:
 def test_lease_waits_for_the_queue_itself(spawn: Spawn, group: Group) -> None:
     leasing = spawn("lease", group.path / "late", "--wait", "60", "--json")
     group["late"].insert("task")
-    said, _ = leasing.communicate(timeout=120)
+    said, _ = leasing.communicate(timeout=PATIENCE_S)
     assert json.loads(said)["payload"] == "task"
 
 
@@ -164,7 +164,7 @@ def test_a_worker_finds_a_queue_that_comes_later(spawn: Spawn, group: Group) -> 
     group["one"].insert(1)
     until(lambda: group.status().status.completed, "the first")
     group["two"].insert(2)
-    assert running.wait(timeout=120) == 0
+    assert running.wait(timeout=PATIENCE_S) == 0
     assert group.status().status == Status(completed=2)
 
 
@@ -175,7 +175,7 @@ def test_a_later_stage_ends_when_the_earlier_one_is_drained(spawn: Spawn, fsqueu
     group["parse"].insert(2)
     until(lambda: group["parse"].status().completed, "the task of the later stage")
     task.complete()
-    assert json.loads(later.communicate(timeout=120)[0])["completed"] == 1
+    assert json.loads(later.communicate(timeout=PATIENCE_S)[0])["completed"] == 1
     fsqueue_cli("run", group.path / "parse", "--upstream", "x" * 256, "--", "true", code=2)
 
 

@@ -29,7 +29,7 @@ from tests.cli.conftest import Run, Spawn, waits
 from tests.concurrency.processes import Child
 from tests.conftest import QueueFactory
 from tests.support import task_file_names
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SPARE = 3
 """Loops that meet at a batch's lock begin another one; so many for each loop is plenty."""
@@ -374,7 +374,7 @@ def test_a_slow_producer_does_not_keep_its_tasks_from_the_queue(spawn: Spawn, qu
     process.stdin.flush()
     until(lambda: queue.status().waiting == 2, "two tasks")
     assert queue.status().waiting == 2
-    assert process.communicate("4\n5\n", timeout=60) == ("4\n", "")
+    assert process.communicate("4\n5\n", timeout=PATIENCE_S) == ("4\n", "")
     assert payloads(queue) == [1, 2, 34, 5]
 
 
@@ -390,7 +390,7 @@ def test_interrupted_while_reading_what_was_read_is_inserted_and_counted(
     until(lambda: queue.status().waiting == 3, "three tasks")
     until(lambda: waits(process.pid), "it to wait for more")
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (code, "3\n")
     first, second = err.splitlines()
     assert first == "fsqueue: interrupted: 3 tasks were inserted, up to standard input, line 3"
@@ -405,7 +405,7 @@ def test_interrupted_while_busy_the_count_is_exact(spawn: Spawn, queue: Queue, t
     process = spawn("insert", queue.path, tmp_path / "many")
     until(lambda: queue.status(exact=False).inserted, "the first tasks")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert 0 < int(out) < 2_000_000
     assert queue.status().inserted == int(out)
@@ -421,7 +421,7 @@ def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
     for _ in range(300):
         process.stdin.write(line * 1000)
     status = Path(f"/proc/{process.pid}/status").read_text()
-    assert process.communicate(timeout=120)[0] == "300000\n"
+    assert process.communicate(timeout=PATIENCE_S)[0] == "300000\n"
     assert int(status.partition("VmHWM:")[2].split()[0]) < 100 * 1024
 
 
@@ -441,7 +441,7 @@ def test_on_a_terminal_progress_is_shown_when_it_takes_long(
     process.stdin.flush()
     tasks = first.count("1\n")
     until(lambda: queue.status().waiting == tasks, "the first tasks, which a pause publishes")
-    assert process.communicate("1\n" * more, timeout=60)[0] == f"{tasks + more}\n"
+    assert process.communicate("1\n" * more, timeout=PATIENCE_S)[0] == f"{tasks + more}\n"
     shown = os.read(terminal, 100_000).decode()
     os.close(terminal)
     assert "insert: " in shown
@@ -589,7 +589,7 @@ def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Q
     until(lambda: queue.status().waiting == 2, "two tasks")
     until(lambda: waits(process.pid), "it to wait for more")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "2\n")
     assert ("or repeat the command: it inserts no line whose key is taken" in err) == may
     assert ("would insert the lines without a key again" in err) != may

@@ -18,7 +18,7 @@ from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn
 from tests.cli.test_insert_commit import payloads, staged
 from tests.support import base_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -86,7 +86,7 @@ def test_nothing_is_published_before_the_command_has_ended(spawn: Spawn, queue: 
             assert child.poll() is None
             assert (queue.status().inserted, queue.commit("a").committed()) == (0, None)
             pipe.write(f"{code}\n")
-        assert child.communicate(timeout=60)[0] == f"{inserted}\n"
+        assert child.communicate(timeout=PATIENCE_S)[0] == f"{inserted}\n"
         assert child.returncode == (1 if code else 0)
 
 
@@ -122,7 +122,7 @@ def test_a_bad_line_ends_the_command_and_is_named(fsqueue_cli: Run, queue: Queue
 def test_the_other_streams_are_those_of_the_caller(spawn: Spawn, queue: Queue) -> None:
     command = ("insert", queue.path, "--commit", "a", "--from", "--", "sh", "-c", "cat; echo told >&2")
     child = spawn(*command, stdin=subprocess.PIPE)
-    assert child.communicate("1\n2\n", timeout=60) == ("2\n", "told\n")
+    assert child.communicate("1\n2\n", timeout=PATIENCE_S) == ("2\n", "told\n")
     assert payloads(queue) == [1, 2]
 
 
@@ -146,7 +146,7 @@ def test_a_signal_ends_the_command_with_all_that_it_started(
     until(lambda: child.poll() is not None or (pids.exists() and pids.read_text().count("\n") == 2), "the command")
     until(lambda: child.poll() is not None or (base_of(queue) / "staging").exists(), "the staging directory")
     child.send_signal(number)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, out) == (128 + number, "0\n"), err
     assert "interrupted: nothing was inserted as a; repeat the command" in err
     assert (queue.status().inserted, staged(queue)) == (0, [])
@@ -168,7 +168,7 @@ def test_on_a_terminal_a_signal_ends_the_command_itself(queue: Queue, tmp_path: 
     assert os.getpgid(number) == child.pid
     until(lambda: child.poll() is not None or (base_of(queue) / "staging").exists(), "the staging directory")
     child.send_signal(signal.SIGTERM)
-    assert child.communicate(timeout=60)[0] == "0\n"
+    assert child.communicate(timeout=PATIENCE_S)[0] == "0\n"
     assert child.returncode == 128 + signal.SIGTERM
     until(lambda: not Path(f"/proc/{number}").exists() or is_zombie(number), "the end of the command")
     assert (queue.status().inserted, staged(queue)) == (0, [])

@@ -24,7 +24,7 @@ from tests.cli.conftest import Run, Spawn, waits
 from tests.cli.test_insert_commit import is_read
 from tests.conftest import QueueFactory
 from tests.levels import how_many
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -408,7 +408,7 @@ def test_after_the_first_rows_a_slow_producer_does_not_keep_its_tasks_from_the_q
     process.stdin.write('b\nc"\n10001,d\n')
     process.stdin.flush()
     until(lambda: queue.status().waiting == 10_002, "the row that was cut by a pause, and the next one")
-    assert process.communicate("10002,e", timeout=60) == ("10003\n", "")
+    assert process.communicate("10002,e", timeout=PATIENCE_S) == ("10003\n", "")
     assert payloads(queue)[-3:] == [{"n": 10_000, "x": "a\nb\nc"}, {"n": 10_001, "x": "d"}, {"n": 10_002, "x": "e"}]
 
 
@@ -419,7 +419,7 @@ def test_interrupted_before_the_types_are_decided_nothing_is_inserted(spawn: Spa
     process.stdin.flush()
     until(lambda: is_read(process.stdin) and waits(process.pid), "the rows to be read")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "0\n")
     assert "interrupted: 0 tasks were inserted, up to standard input\nfsqueue: repeat the command\n" in err
     assert queue.status().inserted == 0
@@ -447,7 +447,7 @@ def test_interrupted_after_the_first_rows_what_was_read_is_inserted_and_counted(
     process.stdin.flush()
     until(lambda: queue.status().waiting > 0, "the first rows")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert queue.status().waiting == int(out)
     assert f"up to standard input, line {int(out) + 1:,}\n" in err
@@ -487,5 +487,5 @@ def test_memory_is_bounded(spawn: Spawn, queue: Queue) -> None:
     for start in range(0, 300_000, 1000):
         process.stdin.write(table(*(f"{n},{'x' * 200}" for n in range(start, start + 1000))))
     status = Path(f"/proc/{process.pid}/status").read_text()
-    assert process.communicate(timeout=120)[0] == "300000\n"
+    assert process.communicate(timeout=PATIENCE_S)[0] == "300000\n"
     assert int(status.partition("VmHWM:")[2].split()[0]) < 120 * 1024

@@ -16,7 +16,7 @@ from fsqueue.clock import ManualClock
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
 from tests.support import put_ranked
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def leased(run: Run, queue: Queue, *options: Any) -> list[dict[str, Any]]:
@@ -192,7 +192,7 @@ def test_a_task_whose_line_cannot_be_written_is_put_back(spawn: Spawn, queue: Qu
     queue.insert_many(range(5))
     with open("/dev/full", "w") as full:
         process = spawn("lease", queue.path, "-n", 3, stdout=full)
-        assert "No space left on device" in process.communicate(timeout=60)[1]
+        assert "No space left on device" in process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 7
     assert queue.status().waiting == 5
 
@@ -202,7 +202,7 @@ def test_a_waiting_lease_can_be_interrupted(spawn: Spawn, queue: Queue) -> None:
     process = spawn("lease", queue.path, "--wait-s", 300)
     until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
 
 
@@ -211,7 +211,7 @@ def test_a_waiting_lease_gets_what_comes(spawn: Spawn, queue: Queue) -> None:
     process = spawn("lease", queue.path, "--wait-s", 60)
     until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     queue.insert("here")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (0, "")
     assert json.loads(out)["payload"] == "here"
 
@@ -243,7 +243,7 @@ def test_a_reader_of_tokens_that_goes_away_leaves_the_rest_available(spawn: Spaw
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    assert process.communicate(timeout=60)[1] == ""
+    assert process.communicate(timeout=PATIENCE_S)[1] == ""
     assert process.returncode == 141
     status = queue.status()
     assert status.leased < 300

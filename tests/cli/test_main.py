@@ -15,7 +15,7 @@ from fsqueue_cli.main import COMMANDS, GROUPS, cli
 
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, waits
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -165,14 +165,14 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(spawn: Spawn, queue: Q
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    assert process.communicate(timeout=60)[1] == ""
+    assert process.communicate(timeout=PATIENCE_S)[1] == ""
     assert process.returncode == 141
 
 
 def test_a_full_disk_behind_the_output_is_an_error(spawn: Spawn, queue: Queue) -> None:
     with open("/dev/full", "w") as full:
         process = spawn("status", queue.path, stdout=full)
-        assert "no room left while writing: No space left on device" in process.communicate(timeout=60)[1]
+        assert "no room left while writing: No space left on device" in process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 7
 
 
@@ -208,7 +208,7 @@ def test_where_its_output_cannot_be_written_a_command_says_that_its_work_is_done
         values["TOKEN"] = queue.lease()[0].token
     with open("/dev/full", "w") as full:
         process = spawn(*(values.get(word, word) for word in arguments), stdout=full)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 7, said
     assert "standard output cannot be written (No space left on device). What was done is done" in said
     assert "and repeat" not in said
@@ -222,7 +222,7 @@ def test_where_its_output_cannot_be_written_a_command_says_that_its_work_is_done
 def test_an_output_that_fails_otherwise_is_an_error_of_another_code(spawn: Spawn, queue: Queue) -> None:
     with open(os.devnull) as reading:
         process = spawn("insert", queue.path, "--task", "1", stdout=reading)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=PATIENCE_S)[1]
     assert "standard output cannot be written (Bad file descriptor). What was done is done" in said
     assert (process.returncode, queue.status().inserted) == (1, 1)
 
@@ -230,7 +230,7 @@ def test_an_output_that_fails_otherwise_is_an_error_of_another_code(spawn: Spawn
 def test_where_its_output_cannot_be_written_a_bad_line_is_still_named(spawn: Spawn, queue: Queue) -> None:
     with open("/dev/full", "w") as full:
         process = spawn("insert", queue.path, stdin=subprocess.PIPE, stdout=full)
-        said = process.communicate("1\nx\n", timeout=60)[1]
+        said = process.communicate("1\nx\n", timeout=PATIENCE_S)[1]
     assert process.returncode == 2
     assert "standard input, line 2 is not JSON" in said
     assert "insert the rest" in said
@@ -241,7 +241,7 @@ def test_where_the_reader_of_a_count_has_gone_a_bad_line_is_still_named(spawn: S
     os.close(reading)
     for lines, code, says in (("1\n", 141, ""), ("1\nx\n", 2, "line 2 is not JSON")):
         process = spawn("insert", queue.path, stdin=subprocess.PIPE, stdout=writing)
-        said = process.communicate(lines, timeout=60)[1]
+        said = process.communicate(lines, timeout=PATIENCE_S)[1]
         assert process.returncode == code, said
         assert says in said
         assert bool(said) == bool(says)
@@ -256,7 +256,9 @@ def test_with_its_standard_streams_closed_it_still_works(queue: Queue) -> None:
         assert subprocess.run(f"exec {command} {verb} {queue.path} {closed}", shell=True).returncode == 0
     done = subprocess.run(f"exec {command} insert {queue.path} <&-", shell=True, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"0\n", b"")
-    run = subprocess.run(f"exec {command} run {queue.path} {closed} -- sh -c 'echo x >&2'", shell=True, timeout=60)
+    run = subprocess.run(
+        f"exec {command} run {queue.path} {closed} -- sh -c 'echo x >&2'", shell=True, timeout=PATIENCE_S
+    )
     assert run.returncode == 0
     assert queue.status().completed == 2
 
@@ -268,7 +270,7 @@ def test_ctrl_c_exits_with_130(spawn: Spawn, queue: Queue) -> None:
     process.stdout.readline()
     until(lambda: waits(process.pid), "its pause between two looks")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == "fsqueue: interrupted\n"
+    assert process.communicate(timeout=PATIENCE_S)[1] == "fsqueue: interrupted\n"
     assert process.returncode == 130
 
 

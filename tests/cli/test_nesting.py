@@ -11,6 +11,7 @@ from fsqueue import Queue
 from fsqueue.format.nesting import NESTING_MAX
 from tests.cli.conftest import Run, Spawn
 from tests.support import QueueFactory, base_of
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -71,7 +72,7 @@ def test_a_task_file_that_nests_too_deep_keeps_nothing_from_working(
     fsqueue_cli("dead", "list", queue.path)
     assert "unreadable-tasks" in fsqueue_cli("fsck", queue.path, code=10).stdout
     worker = spawn("run", queue.path, "-j", "2", "--stop-after-failures", "1000", "--", "false")
-    _, said = worker.communicate(timeout=120)
+    _, said = worker.communicate(timeout=PATIENCE_S)
     assert (worker.returncode, "internal error" in said) == (9, False), said
     assert (queue.status().dead, queue.status().remaining) == (21, 0)
     for command in (["gc"], ["fsck"], ["fsck", "--repair"], ["gc", "--json"]):

@@ -22,7 +22,7 @@ from fsqueue import GcReport, Queue
 from fsqueue.format import names
 from fsqueue.upkeep.trash import Reaping
 from tests.cli.conftest import Run, waits
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def test_create_with_settings(fsqueue_cli: Run, tmp_path: Path) -> None:
@@ -219,6 +219,6 @@ def test_on_a_terminal_it_asks(queue: Queue, answer: str, code: int, left: int) 
     assert b"Drop 3 unfinished tasks, 0 of them leased, and 0 dead letters" in written
     until(lambda: waits(process.pid), "it to wait for the answer")
     os.write(main, answer.encode())
-    assert process.wait(timeout=60) == code
+    assert process.wait(timeout=PATIENCE_S) == code
     os.close(main)
     assert queue.status().waiting == left

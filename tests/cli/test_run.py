@@ -14,7 +14,7 @@ import pytest
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import shell_until, until_there
 
 pytestmark = pytest.mark.once
@@ -35,7 +35,7 @@ def pids(directory: Path) -> list[int]:
 def test_runs_a_command_a_task_until_drained(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many([{"name": "a b", "n": 1}, "plain", 3])
     process = spawn("run", queue.path, "-j", 2, "--", "echo", "<{}>", "{{name}}", "{print $1}")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert sorted(out.splitlines()) == [
         "<3> {name} {print $1}",
         "<plain> {name} {print $1}",
@@ -49,7 +49,7 @@ def test_dead_letters_exit_with_9_and_keep_the_reason(spawn: Spawn, queue_factor
     queue = queue_factory(max_attempts=2, backoff_s=(0, 0))
     queue.insert_many([0, 1])
     process = spawn("run", queue.path, "--json", "--", "sh", "-c", 'echo trouble >&2; exit "$1"', "sh", "{}")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 9
     counts = {
         "completed": 1,
@@ -73,7 +73,7 @@ def test_a_task_whose_attempts_are_used_up_is_given_up_with_9_and_its_own_reason
     task.fail("exit status 3: my own reason\nmy own reason")
     queue.change_settings(max_attempts=1)
     process = spawn("run", queue.path, "--", "true")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     failed, summary, hint = err.splitlines()
     assert "exit status 3: my own reason (out of attempts" in failed
     assert (process.returncode, summary) == (9, "fsqueue: 1 given up without another attempt")
@@ -87,7 +87,7 @@ def test_output_that_finds_no_room_is_said_and_exits_with_7(spawn: Spawn, queue:
     queue.insert_many(range(3))
     with open("/dev/full", "w") as full:
         process = spawn("run", queue.path, "--output", output, "--", "echo", "{}", stdout=full)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_S)
     lost, summary = err.splitlines()
     assert "could not be written to standard output or standard error, and is lost: [Errno 28]" in lost
     assert (process.returncode, summary) == (7, "fsqueue: 3 completed, output was lost: no room")
@@ -100,7 +100,7 @@ def test_a_reader_of_the_output_that_goes_away_is_no_trouble(spawn: Spawn, queue
     assert process.stdout is not None
     assert process.stdout.readline() == "1\n"
     process.stdout.close()
-    process.wait(60)
+    process.wait(PATIENCE_S)
     assert process.stderr is not None
     assert (process.returncode, process.stderr.read()) == (0, "fsqueue: 3 completed\n")
 
@@ -112,7 +112,7 @@ def test_dead_letters_of_earlier_runs_are_told_and_fail_no_run(spawn: Spawn, que
     [first] = queue.lease(1)
     first.fail("earlier")
     process = spawn("run", queue.path, "--", "{}")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert "1 completed" in err
     assert "1 dead letter in the queue" in err
@@ -122,7 +122,7 @@ def test_dead_letters_are_told_of_the_queue_that_has_them(spawn: Spawn, queue_fa
     one, other = queue_factory("one"), queue_factory("other", max_attempts=1)
     one.insert("true")
     other.insert("false")
-    _, err = spawn("run", one.path, other.path, "--", "{}").communicate(timeout=60)
+    _, err = spawn("run", one.path, other.path, "--", "{}").communicate(timeout=PATIENCE_S)
     assert [line for line in err.splitlines() if "dead letter" in line] == [
         f"fsqueue: 1 dead letter in the queue: 'fsqueue dead list {other.path}' says why"
     ]
@@ -136,7 +136,7 @@ def test_a_task_that_its_command_gives_up_by_token_is_the_run_s_own(
     queue.insert(1)
     command = f'{sys.executable} -m fsqueue_cli {verb} "$FSQUEUE_QUEUE" "$FSQUEUE_TOKEN" --reason hopeless'
     process = spawn("run", queue.path, "--json", "--", "sh", "-c", command)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, json.loads(out)["buried"], json.loads(out)["failed"]) == (9, 1, 1)
 
 
@@ -146,9 +146,9 @@ def test_as_many_at_a_time_as_the_job_has_processors(spawn: Spawn, queue: Queue)
     command = f'mkdir "$0.d" || exit 1; {sys.executable} -c pass; rmdir "$0.d"'
     job = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_END_TIME": "x"}
     words = ["run", queue.path, "-j", "auto", "--", "sh", "-c", command, queue.path]
-    assert spawn(*words, env=os.environ | job).wait(timeout=60) == 0
+    assert spawn(*words, env=os.environ | job).wait(timeout=PATIENCE_S) == 0
     assert [task.attempt for task in queue.tasks("completed")] == [1] * 6
-    said = spawn("run", queue.path, "-j", "many", "--", "true").communicate(timeout=60)[1]
+    said = spawn("run", queue.path, "-j", "many", "--", "true").communicate(timeout=PATIENCE_S)[1]
     assert "'many' is neither a number from 1 on nor 'auto'" in said
 
 
@@ -156,7 +156,7 @@ def test_jobs_run_side_by_side(spawn: Spawn, queue: Queue, tmp_path: Path) -> No
     """Four commands that each wait for all four."""
     queue.insert_many(range(4))
     command = f"touch {tmp_path}/seen{{:d}}; {shell_until(f'[ $(ls {tmp_path} | grep -c seen) = 4 ]')}"
-    assert spawn("run", queue.path, "-j", 4, "--", "sh", "-c", command).wait(timeout=60) == 0
+    assert spawn("run", queue.path, "-j", 4, "--", "sh", "-c", command).wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_command_that_does_not_exist_exits_with_2_and_burns_nothing(fsqueue_cli: Run, queue: Queue) -> None:
@@ -195,7 +195,7 @@ def test_stopped_by_a_signal_it_puts_back_what_it_holds(
     process = spawn("run", queue.path, "-j", 2, "--grace", "0.5", "--", "sh", "-c", f"touch {tmp_path}/$$; sleep 1000")
     until(lambda: len(pids(tmp_path)) == 2, "the begin of two commands")
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert "2 tasks at work may go on for 0.5 s" in err
     assert "2 released" in err
@@ -212,7 +212,7 @@ def test_stopped_while_idle(spawn: Spawn, queue: Queue, is_empty: bool) -> None:
     process = spawn("run", queue.path, "--forever", "--", "true")
     until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == "fsqueue: no task was begun\n"
+    assert process.communicate(timeout=PATIENCE_S)[1] == "fsqueue: no task was begun\n"
     assert process.returncode == 130
 
 
@@ -222,7 +222,7 @@ def test_commands_that_ignore_sigterm_are_killed_after_the_grace(spawn: Spawn, q
     process = spawn("run", queue.path, "--grace", "0.5", "--", "sh", "-c", command)
     until(lambda: pids(tmp_path), "the begin of a command")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=PATIENCE_S) == 143
     assert not any(map(is_alive, pids(tmp_path)))
     assert queue.status().waiting == 1
 
@@ -237,7 +237,7 @@ def test_a_second_signal_kills_at_once(spawn: Spawn, queue: Queue, tmp_path: Pat
     assert "a second signal puts them back now" in process.stderr.readline()
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=PATIENCE_S) == 130
     assert not any(map(is_alive, pids(tmp_path)))
     assert queue.status().waiting == 1
 
@@ -282,7 +282,7 @@ def test_of_a_killed_runner_the_tasks_come_back(spawn: Spawn, queue_factory: Que
     first.kill()
     (tmp_path / "go").touch()
     second = spawn("run", queue.path, "-j", 2, "--", "sh", "-c", command)
-    assert second.wait(timeout=60) == 0
+    assert second.wait(timeout=PATIENCE_S) == 0
     assert queue.status().completed == 6
     assert set((tmp_path / "ended").read_text().split()) == {"0", "1", "2", "3", "4", "5"}
 
@@ -293,7 +293,7 @@ def test_a_runner_whose_standard_error_is_gone_goes_on(spawn: Spawn, queue: Queu
     assert process.stderr is not None
     process.stderr.close()
     process.stderr = None
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     assert queue.status().completed == 3
 
 
@@ -303,7 +303,7 @@ def test_a_runner_whose_standard_error_is_stuck_completes_its_task(spawn: Spawn,
     process = spawn("run", queue.path, "--", "sh", "-c", "head -c 300000 /dev/zero >&2", stderr=subprocess.PIPE)
     until(lambda: queue.status().completed, "a completed task")
     assert process.poll() is None, "it has yet to pass on what was printed"
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert queue.status().completed == 1
 
@@ -312,7 +312,7 @@ def test_many_runners_share_a_queue(spawn: Spawn, queue: Queue, tmp_path: Path) 
     queue.insert_many(range(100))
     command = f"echo {{:d}} >> {tmp_path}/done"
     runners = [spawn("run", queue.path, "-j", 2, "--", "sh", "-c", command) for _ in range(3)]
-    assert [runner.wait(timeout=120) for runner in runners] == [0, 0, 0]
+    assert [runner.wait(timeout=PATIENCE_S) for runner in runners] == [0, 0, 0]
     assert sorted(map(int, (tmp_path / "done").read_text().split())) == list(range(100))
 
 
@@ -320,7 +320,7 @@ def test_a_deleted_queue_ends_the_run_with_5(spawn: Spawn, queue: Queue) -> None
     process = spawn("run", queue.path, "--forever", "--", "true")
     until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     queue.delete(wait=True)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 5
     assert len(err.splitlines()) == 1
 
@@ -333,7 +333,7 @@ def test_calls_a_function_of_several_queues(spawn: Spawn, queue_factory: QueueFa
     for queue in queues:
         queue.insert_many(range(3))
     process = spawn("run", *(queue.path for queue in queues), "--call", "tests.worker.tasks:double", "-j", 2)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (0, "", "fsqueue: 6 completed\n")
     assert sorted(task.result["double"] for task in queues[0].tasks("completed")) == [0, 2, 4]
 
@@ -347,7 +347,7 @@ def test_modules_in_the_working_directory_are_found(queue: Queue, tmp_path: Path
     )
     queue.insert({"call": "tiles:render", "args": [1]})
     command = [sys.executable, "-P", "-m", "fsqueue_cli", "run", str(queue.path), *how]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "fsqueue: 1 completed\n")
     assert [task.result for task in queue.tasks("completed")] == [2]
 
@@ -355,7 +355,7 @@ def test_modules_in_the_working_directory_are_found(queue: Queue, tmp_path: Path
 def test_a_function_that_is_not_found_exits_with_2(spawn: Spawn, queue: Queue) -> None:
     queue.insert(1)
     process = spawn("run", queue.path, "--call", "no_such_module:f")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert err == (
         "fsqueue: This Python finds no module 'no_such_module'. Name it as in an import, without .py; install it, be "
@@ -373,7 +373,7 @@ def test_a_function_that_cannot_be_had_is_told_in_a_sentence(queue: Queue, tmp_p
     (tmp_path / "typed.py").write_text(text)
     queue.insert(1)
     command = [sys.executable, "-m", "fsqueue_cli", "run", str(queue.path), "--call", "typed:f"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert why in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -384,7 +384,7 @@ def test_a_function_that_cannot_be_had_is_told_in_a_sentence(queue: Queue, tmp_p
 def test_a_typo_in_a_placeholder_completes_nothing(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many([{"tile": n} for n in range(3)])
     process = spawn("run", queue.path, "--", "echo", "{tyle}")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
     assert "has no field 'tyle' for {tyle}: its fields are tile" in err
     assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)] * 3
@@ -394,10 +394,10 @@ def test_a_quoted_command_line_buries_nothing(spawn: Spawn, queue: Queue) -> Non
     queue.insert(1)
     for word in ("echo {}", "echo 1"):
         process = spawn("run", queue.path, "--", word)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, err.count("\n")) == (2, 1)
         assert f"Leave the quotes away, so that each argument is a word of its own: -- {word}" in err
-    _, err = spawn("run", queue.path, "--", "wc -c {} > {}.count").communicate(timeout=60)
+    _, err = spawn("run", queue.path, "--", "wc -c {} > {}.count").communicate(timeout=PATIENCE_S)
     assert err.endswith("""-- sh -c 'wc -c "$1" > "$1".count' sh {}\n""")
     assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
 
@@ -419,7 +419,7 @@ def test_no_queue_is_a_usage_error(fsqueue_cli: Run) -> None:
 def test_a_typo_in_a_command_does_not_bury_everything(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many(range(500))
     process = spawn("run", queue.path, "-j", 2, "--stop-after-failures", 3, "--", "sh", "-c", "no-such-tool {:d}")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 11
     assert "attempts in a row have failed, the last one: exit status 127" in err
     assert sum(task.attempt for task in queue.tasks()) <= 4
@@ -428,7 +428,7 @@ def test_a_typo_in_a_command_does_not_bury_everything(spawn: Spawn, queue: Queue
 def test_a_node_that_is_excluded_exits_with_12(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many(range(50))
     process = spawn("run", queue.path, "--exclude-after", 2, "--", "false")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 12
     assert queue.status().waiting > 30
 
@@ -437,7 +437,7 @@ def test_a_node_that_is_excluded_exits_with_12(spawn: Spawn, queue: Queue) -> No
 def test_sysexits(spawn: Spawn, queue: Queue, code: int, state: str, attempt: int) -> None:
     task_id = queue.insert(1).id
     process = spawn("run", queue.path, "--sysexits", "--max-tasks", 1, "--", "sh", "-c", f"echo why; exit {code}")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     task, last = queue.task(task_id), queue.history(task_id)[-1]
     # By the record, not by the clock: a delay of a second is over soon.
     is_delayed = last.available_at is not None and last.available_at > last.at
@@ -458,7 +458,7 @@ def test_sysexits(spawn: Spawn, queue: Queue, code: int, state: str, attempt: in
 )
 def test_results_of_commands(spawn: Spawn, queue: Queue, options: list[str], command: str, result: object) -> None:
     queue.insert(1)
-    assert spawn("run", queue.path, *options, "--", "sh", "-c", command).wait(timeout=60) == 0
+    assert spawn("run", queue.path, *options, "--", "sh", "-c", command).wait(timeout=PATIENCE_S) == 0
     assert [task.result for task in queue.tasks("completed")] == [result]
 
 
@@ -466,7 +466,7 @@ def test_a_result_that_is_too_large_fails_the_task(spawn: Spawn, queue_factory: 
     queue = queue_factory(max_attempts=1)
     queue.insert(1)
     process = spawn("run", queue.path, "--", "sh", "-c", "head -c 70000 /dev/zero > $FSQUEUE_RESULT")
-    assert process.wait(timeout=60) == 9
+    assert process.wait(timeout=PATIENCE_S) == 9
     [letter] = queue.dead()
     assert "more than 65,536 bytes" in letter.reason
 
@@ -476,7 +476,7 @@ def test_all_output_is_kept_a_file_an_attempt(spawn: Spawn, queue_factory: Queue
     task_id = queue.insert(1).id
     command = "echo out; echo err >&2; head -c 100000 /dev/zero; test $FSQUEUE_ATTEMPT = 2"
     process = spawn("run", queue.path, "--keep-output", tmp_path / "kept", "--", "sh", "-c", command)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     for attempt in (1, 2):
         kept = (tmp_path / "kept" / f"{task_id}.{attempt}").read_bytes()
         assert sorted(kept.replace(b"\0", b"").split()) == [b"err", b"out"]
@@ -493,19 +493,19 @@ def test_a_job_that_is_all_but_over_says_so_and_not_that_there_is_nothing_to_do(
     queue.insert(1)
     process = spawn("run", queue.path, "--", "true")
     expected = "fsqueue: no time is left: nothing more is begun\nfsqueue: no task was begun\n"
-    assert process.communicate(timeout=60)[1] == expected
+    assert process.communicate(timeout=PATIENCE_S)[1] == expected
     assert queue.status().waiting == 1
 
 
 def test_max_runtime_and_idle_timeout_are_no_failures(spawn: Spawn, queue: Queue) -> None:
     queue.insert_many([1] * 5)
     process = spawn("run", queue.path, "--json", "--max-runtime", 1, "--grace", "0.2", "--", "sleep", "1000")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, json.loads(out)["ended"]) == (0, "max-runtime")
 
     def are_done() -> bool:  # where all stands still for longer than that, it ends earlier
         process = spawn("run", queue.path, "--json", "--forever", "--idle-timeout", "0.3", "--", "true")
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, json.loads(out)["ended"]) == (0, "idle")
         return queue.status().completed == 5
 
@@ -516,7 +516,7 @@ def test_the_log_in_json(spawn: Spawn, queue_factory: QueueFactory) -> None:
     queue = queue_factory(max_attempts=1)
     task_id = queue.insert(1).id
     process = spawn("run", queue.path, "--log-json", "--", "false")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (9, "")
     failed, end = map(json.loads, err.splitlines())
     assert (failed["event"], failed["task"], failed["attempt"]) == ("failed", task_id, 1)
@@ -532,7 +532,7 @@ def test_sigusr1_stops_it_and_lets_finish(spawn: Spawn, queue: Queue, tmp_path: 
     assert process.stderr is not None
     assert "stopping" in process.stderr.readline()
     (tmp_path / "go").touch()
-    assert process.wait(timeout=60) == 128 + signal.SIGUSR1
+    assert process.wait(timeout=PATIENCE_S) == 128 + signal.SIGUSR1
     assert queue.status().as_dict() | {"inserted": 5} == queue.status().as_dict()
     assert (queue.status().completed, queue.status().waiting) == (1, 4)
 
@@ -553,7 +553,7 @@ def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: Queue
         )
         process.kill()
         process.wait()
-    assert spawn(*arguments).wait(timeout=60) == 0
+    assert spawn(*arguments).wait(timeout=PATIENCE_S) == 0
     assert queue.status().completed == 3000
     assert {int(line.split()[0]) for line in log.read_text().splitlines()} == set(range(3000))
 
@@ -569,18 +569,18 @@ def test_a_payload_in_a_script_is_refused_with_what_to_type(
     options = ["--log-json"] if how == "json" else []
     queue.insert({"name": payload})
     process = spawn("run", queue.path, *options, "--", "sh", "-c", "echo {name}")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
     assert err.endswith(" -- sh -c 'echo \"$1\"' sh {name}\n")
     assert "--allow-in-script" in err
     assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
     assert not (tmp_path / "executed").exists()
-    out, err = spawn("run", queue.path, "--", "sh", "-c", 'echo "$1"', "sh", "{name}").communicate(timeout=60)
+    out, err = spawn("run", queue.path, "--", "sh", "-c", 'echo "$1"', "sh", "{name}").communicate(timeout=PATIENCE_S)
     assert (out, err) == (f"{payload}\n", "fsqueue: 1 completed\n")
     assert not (tmp_path / "executed").exists()
     queue.insert({"name": payload})
     allowed = spawn("run", queue.path, "--allow-in-script", "--", "sh", "-c", "echo {name}")
-    assert allowed.communicate(timeout=60) == ("\n", "fsqueue: 1 completed\n")
+    assert allowed.communicate(timeout=PATIENCE_S) == ("\n", "fsqueue: 1 completed\n")
     assert (tmp_path / "executed").exists()
 
 
@@ -591,7 +591,7 @@ def test_a_payload_in_a_script_is_refused_with_what_to_type(
 def test_braces_that_mean_nothing_touch_no_task(spawn: Spawn, queue: Queue, word: str, named: str) -> None:
     queue.insert({"tile": "text"})
     process = spawn("run", queue.path, "--", "echo", word)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
     assert named in err
     assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
@@ -599,7 +599,7 @@ def test_braces_that_mean_nothing_touch_no_task(spawn: Spawn, queue: Queue, word
 
 def test_payloads_that_begin_with_a_dash_are_arguments_like_others(spawn: Spawn, queue: Queue) -> None:
     queue.insert("-n")
-    out, _ = spawn("run", queue.path, "--", "printf", "%s\n", "--", "{}").communicate(timeout=60)
+    out, _ = spawn("run", queue.path, "--", "printf", "%s\n", "--", "{}").communicate(timeout=PATIENCE_S)
     assert "-n" in out
 
 
@@ -613,7 +613,7 @@ def test_what_is_not_kept_is_in_the_summary(spawn: Spawn, queue: Queue, tmp_path
     for number in range(1, 100):
         (kept / (f"{task_id}.1" if number == 1 else f"{task_id}.1-{number}")).touch()
     process = spawn("run", queue.path, "--keep-output", kept, "--", "echo", "x")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert len(err.splitlines()) == 2
     assert err.endswith("fsqueue: 1 completed, the output of 1 not kept, or not all of it\n")
@@ -639,7 +639,7 @@ def test_a_pipe_in_the_place_of_kept_output_hangs_nothing(spawn: Spawn, queue: Q
     os.mkfifo(kept / f"{ids[0]}.1")
     command = ["sh", "-c", 'echo "$1"; head -c 3000000 /dev/zero', "sh", "{}"]
     process = spawn("run", queue.path, "--keep-output", kept, "--", *command, stdout=subprocess.DEVNULL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (0, "fsqueue: 3 completed\n")
     assert sorted(path.stat().st_size for path in kept.iterdir() if path.is_file()) == [3_000_002] * 3
 

@@ -24,7 +24,7 @@ from fsqueue.views.rates import WorkerProgress
 from tests.cli.conftest import Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import shell_until, until_there
 
 pytestmark = pytest.mark.once
@@ -147,7 +147,7 @@ def test_a_second_signal_ends_it_where_nobody_reads(
     until(lambda: len(list(tmp_path.glob("begun-*"))) == 2, "the begin of two tasks")
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)  # two of one kind could be taken for one
-    assert process.wait(timeout=60) in (143, 130)
+    assert process.wait(timeout=PATIENCE_S) in (143, 130)
     os.close(reader)
     assert queue.status() == Status(waiting=4)
 
@@ -185,7 +185,9 @@ def test_nothing_is_drawn_without_a_terminal(queue_factory: QueueFactory) -> Non
     queue = queue_factory(max_attempts=1)
     queue.insert_many(range(2))
     command = [sys.executable, "-c", EAGER, "run", str(queue.path), "--", "sh", "-c", "echo x; exit $1", "sh", "{}"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     [letter] = queue.dead()
     said = [
         f"fsqueue: task {letter.id} failed: exit status 1: x",
@@ -354,7 +356,7 @@ def test_nothing_is_counted_twice_after_the_terminal_stood_still(queue: Queue) -
 
     def tell(event: Event) -> None:
         inside.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(PATIENCE_S)
         told.append(event)
 
     numbers = WorkerProgress(time.monotonic)
@@ -362,11 +364,11 @@ def test_nothing_is_counted_twice_after_the_terminal_stood_still(queue: Queue) -
     numbers.completed = lambda: worker.completed
     with ThreadPoolExecutor() as pool:
         running = pool.submit(worker.run)
-        assert inside.wait(60)
+        assert inside.wait(PATIENCE_S)
         until(lambda: queue.status().completed == 20, "twenty completed tasks")
         numbers.look(queue.status(), held=0)
         goes_on.set()
-        running.result(60)
+        running.result(PATIENCE_S)
     assert "completed" in [event.kind for event in told]
     assert "20 of 30 done" in line(numbers)
 

@@ -17,7 +17,7 @@ import pytest
 
 from fsqueue import Group, Queue
 from tests.cli.conftest import Run, Spawn
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -59,7 +59,7 @@ HEALTHY = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 def sent(address: str, request: bytes) -> bytes:
     """Send bytes, and return all that comes until the gateway has ended the connection."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         connection.sendall(request)
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
@@ -69,7 +69,7 @@ def test_it_tells_its_address_and_ends_at_a_signal(tmp_path: Path, spawn: Spawn)
     served = spawn("serve", tmp_path / "q", "--listen", "localhost:0", "--token-file", tmp_path / "tokens")
     address = address_of(served).removeprefix("http://")
     token = tokens_of(tmp_path / "tokens")["write"]
-    connection = http.client.HTTPConnection(address, timeout=60)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     assert status(connection, "/healthz") == 200
     assert status(connection, "/v1/nothing") == 401
     assert status(connection, "/v1/nothing", Authorization=f"Bearer {token}") == 404
@@ -81,7 +81,7 @@ def test_it_tells_its_address_and_ends_at_a_signal(tmp_path: Path, spawn: Spawn)
     upgrade = b"Upgrade: websocket\r\nConnection: Upgrade, close\r\n\r\n"
     assert sent(address, HEALTHY + upgrade).startswith(b"HTTP/1.1 200")
     served.send_signal(signal.SIGTERM)
-    assert served.wait(60) == 143
+    assert served.wait(PATIENCE_S) == 143
     assert served.stderr.read() == "", "what clients send fills no log"  # type: ignore[union-attr]
 
 
@@ -97,7 +97,7 @@ def test_a_socket_takes_no_other_files_place(tmp_path: Path, spawn: Spawn) -> No
     assert stat.S_IMODE(at.stat().st_mode) == 0o600
     assert status(ToSocket(at), "/v1/nothing") == 404, "whoever may open the socket may ask"
     second = serve()
-    assert second.wait(60) == 1  # type: ignore[attr-defined]
+    assert second.wait(PATIENCE_S) == 1  # type: ignore[attr-defined]
     assert "Another process listens" in second.stderr.read()  # type: ignore[attr-defined]
     first.kill()  # type: ignore[attr-defined]
     first.wait()  # type: ignore[attr-defined]
@@ -106,11 +106,11 @@ def test_a_socket_takes_no_other_files_place(tmp_path: Path, spawn: Spawn) -> No
     assert address_of(third)
     assert status(ToSocket(at), "/healthz") == 200
     third.send_signal(signal.SIGTERM)  # type: ignore[attr-defined]
-    assert third.wait(60) == 143  # type: ignore[attr-defined]
+    assert third.wait(PATIENCE_S) == 143  # type: ignore[attr-defined]
     assert not at.exists()
     at.write_text("precious")
     fourth = serve()
-    assert fourth.wait(60) == 1  # type: ignore[attr-defined]
+    assert fourth.wait(PATIENCE_S) == 1  # type: ignore[attr-defined]
     assert at.read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -259,7 +259,7 @@ def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: 
     address = address_of(served)
     assert address.startswith("https://localhost:")
     trusting = ssl.create_default_context(cafile=str(cert))
-    connection = http.client.HTTPSConnection(address.removeprefix("https://"), context=trusting, timeout=60)
+    connection = http.client.HTTPSConnection(address.removeprefix("https://"), context=trusting, timeout=PATIENCE_S)
     assert status(connection, "/healthz") == 200
     key.write_text("no key")
     assert "cannot be used" in fsqueue_cli(*options, "--tls-cert", cert, "--tls-key", key, code=1).output

@@ -10,7 +10,7 @@ import pytest
 
 from fsqueue import Group, Queue
 from tests.cli.conftest import Run, Spawn
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -99,6 +99,6 @@ def test_a_worker_waits_while_its_queue_is_paused_and_goes_on(spawn: Spawn, fsqu
     assert queue.status().waiting == 3
     fsqueue_cli("resume", queue.path)
     until(lambda: queue.status().drained, "the worker to go on")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert [json.loads(line)["event"] for line in err.splitlines()].count("pause") == 1  # that it goes on

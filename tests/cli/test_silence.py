@@ -13,6 +13,7 @@ from fsqueue_cli import process as this_process
 from fsqueue_cli.process import ANSWERS, SILENT
 
 from tests.cli.conftest import Spawn
+from tests.waiting import PATIENCE_S
 
 MNT_FORCE, MNT_DETACH = 1, 2
 
@@ -48,7 +49,7 @@ def test_commands_say_that_the_server_does_not_answer_and_ctrl_c_ends_them(spawn
         process.send_signal(signal.SIGINT)
     for process in processes:
         assert process.stderr is not None
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE_S) == 130
         # A busy disk may have kept the command waiting before the silent server did.
         *before, line = process.stderr.read().splitlines()
         assert before == ["fsqueue: " + each for each in (ANSWERS, SILENT)][: len(before)]
@@ -62,7 +63,7 @@ def test_a_server_that_answers_after_all_lets_the_command_go_on(spawn: Spawn, si
     assert process.stderr is not None
     assert "does not answer" in process.stderr.readline()
     ctypes.CDLL(None).umount2(os.fsencode(silent), MNT_DETACH | MNT_FORCE)  # the kernel answers in its place
-    assert process.wait(60) in (1, 5), "an error of the filesystem, or no queue below the mount"
+    assert process.wait(PATIENCE_S) in (1, 5), "an error of the filesystem, or no queue below the mount"
     assert "interrupted" not in process.stderr.read()
 
 

@@ -15,7 +15,7 @@ from fsqueue import Group
 from tests.cli.conftest import Spawn
 from tests.pages import Typed, blocks, text_of
 from tests.service.go_client import GoClient, GoError, Lists, ResponseError, TaskInfo
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -157,7 +157,7 @@ def test_gateways_are_killed_under_upstreams_clients_and_each_task_counts_once(s
     try:
         for turn in range(4):
             for _ in range(8):
-                assert claimed.acquire(timeout=60)
+                assert claimed.acquire(timeout=PATIENCE_S)
             gateways[turn % 2].process.kill()
             gateways[turn % 2].process.wait()
             gateways[turn % 2] = start(group.path)

@@ -31,7 +31,7 @@ from fsqueue.views.rates import StatusRates
 from tests.cli.conftest import Run, Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 Terminals = Callable[..., Terminal]
 HOSTILE = "no \x1b[2J\x1b]0;title\x07 tile \u202e 日本語 " + "x" * 300
@@ -234,7 +234,7 @@ def test_watch_ends_when_drained(spawn: Spawn, queue: Queue) -> None:
         if number == 2:
             shows(lambda look: look["rate"] and look["left_s"], "a rate, and the time left")
     looks += map(json.loads, process.stdout)
-    assert (process.wait(60), process.stderr.read()) == (0, "")
+    assert (process.wait(PATIENCE_S), process.stderr.read()) == (0, "")
     assert looks[-1]["completed"] == 4
     assert any(look["rate"] and look["left_s"] for look in looks)
     assert all(look["activity"]["share"] == 1 for look in looks)
@@ -258,7 +258,7 @@ def test_watch_of_a_queue_that_is_deleted_says_so(spawn: Spawn, queue: Queue) ->
     assert process.stdout is not None
     process.stdout.readline()
     queue.delete()
-    assert process.wait(60) == 5
+    assert process.wait(PATIENCE_S) == 5
     assert process.stderr is not None
     assert "no queue at" in process.stderr.read() or "deleted" in process.stderr.read()
 
@@ -273,7 +273,7 @@ def test_watch_goes_on_after_a_purge(spawn: Spawn, queue: Queue) -> None:
     queue.purge()
     looks = [json.loads(line) for line in process.stdout]
     assert looks[-1]["inserted"] == 0
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.once
@@ -351,7 +351,7 @@ def test_queues_of_a_directory_come_and_go_while_they_are_watched(spawn: Spawn, 
         Queue(group / name).complete(Queue(group / name).lease(9))
     last = [json.loads(line) for line in process.stdout]
     assert [Path(look["queue"]).name for look in last[-3:]] == ["b", "c%20d", "e"]
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 # -- watch, on terminals ----------------------------------------------------------------------

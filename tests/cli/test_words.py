@@ -18,6 +18,7 @@ from tests.cli.conftest import Run, Spawn
 from tests.cli.terminal import Terminal
 from tests.conftest import QueueFactory
 from tests.support import insert_in_file
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -64,7 +65,7 @@ def test_a_working_directory_that_was_removed_gets_a_sentence(tmp_path: Path, co
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f"cd {gone}; rmdir {gone}; exec {sys.executable} -m fsqueue_cli {' '.join(command)}"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("fsqueue: The working directory has been removed, so the relative path ")
     assert len(done.stderr.splitlines()) == 1
@@ -277,7 +278,7 @@ def test_with_standard_output_closed_nothing_is_leased(queue: Queue) -> None:
 def test_a_full_disk_behind_the_help_exits_with_7(spawn: Spawn, arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         process = spawn(*arguments, stdout=full)
-        [said] = process.communicate(timeout=60)[1].splitlines()
+        [said] = process.communicate(timeout=PATIENCE_S)[1].splitlines()
     assert "No space left on device" in said
     assert process.returncode == 7
 

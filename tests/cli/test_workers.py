@@ -13,7 +13,7 @@ from fsqueue import Queue
 from fsqueue.storage import nodes
 from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -140,7 +140,7 @@ def test_where_only_leased_tasks_are_left_it_is_said_that_their_worker_is_dead(
     event = json.loads(idle.stderr.readline())
     assert (event["event"], event["text"]) == ("dead-workers", said + to_type)
     fsqueue_cli("workers", queue.path, "--release-dead")
-    assert idle.wait(60) == 0
+    assert idle.wait(PATIENCE_S) == 0
     assert queue.status().completed == 1
 
 

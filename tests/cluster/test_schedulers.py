@@ -25,7 +25,7 @@ from fsqueue.filesystem.processes import fields_of
 from fsqueue.worker.limits import KILL_S, Limits, stop_time
 from fsqueue.worker.settling import Outcome, PendingFailures
 from tests.pages import blocks, text_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -307,7 +307,9 @@ def test_the_scripts_of_the_guide(prefix: str, code: str, tmp_path: Path) -> Non
         subprocess.run([shell, "-n", "script"], cwd=tmp_path, check=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", *VARIABLES)}
     environment |= variables | {"HOME": str(tmp_path), "Q": str(queue.path), "PBS_O_WORKDIR": str(tmp_path)}
-    ran = subprocess.run(["bash", "script"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        ["bash", "script"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (ran.returncode, "2 completed" in ran.stderr) == (0, True), ran.stderr
     for info in queue.tasks("completed"):
         assert info.result == {"tile": info.result["tile"], "pixels": 512}

@@ -23,12 +23,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-PATIENCE_S = 180.0
-"""No child of these tests has a reason to live longer."""
 _TELL = signal.SIGUSR2
 """What a child answers with its Python stacks."""
 _TELLING_S = 5.0

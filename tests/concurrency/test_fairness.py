@@ -12,8 +12,9 @@ import pytest
 
 from fsqueue import Queue
 from tests.concurrency.books import check_drained
-from tests.concurrency.processes import PATIENCE_S, together
+from tests.concurrency.processes import together
 from tests.levels import how_many
+from tests.waiting import PATIENCE_S
 
 WORKERS, TASKS = 8, how_many(400, 1000)
 

@@ -21,11 +21,11 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.storage.queue_file import FRESH_S
 from tests.concurrency.books import check_drained, counted, drain, leftovers
 from tests.concurrency.clocks import SharedClock
-from tests.concurrency.processes import PATIENCE_S, Count, children, together
+from tests.concurrency.processes import Count, children, together
 from tests.concurrency.trapped import Trapped, trapped
 from tests.levels import how_many
 from tests.support import base_of, generations_of, insert_in_file
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 QueueFactory = Callable[..., Queue]
 
@@ -436,7 +436,7 @@ def test_workers_in_the_middle_of_a_purge(queue: Queue) -> None:
             status = Queue(queue.path).status()
             assert status.inserted == 0, f"lap {lap}: {status}"
         queue.insert_many(range(100), batch_tasks=10)
-        assert queue.wait(60).drained
+        assert queue.wait(PATIENCE_S).drained
         over.touch()
         for child in workers:
             child.result()

@@ -9,8 +9,8 @@ import pytest
 
 from fsqueue import LeaseLost, Queue
 from tests.concurrency.books import check_drained
-from tests.concurrency.processes import PATIENCE_S, children
-from tests.waiting import until
+from tests.concurrency.processes import children
+from tests.waiting import PATIENCE_S, until
 
 QueueFactory = Callable[..., Queue]
 TASKS = 300

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from fsqueue.filesystem import syncs
+from tests.waiting import PATIENCE_S
 
 
 def test_all_are_under_way_at_the_same_time() -> None:
@@ -16,7 +17,7 @@ def test_all_are_under_way_at_the_same_time() -> None:
 
     def call() -> None:
         threads.add(threading.get_ident())
-        together.wait(60)
+        together.wait(PATIENCE_S)
 
     syncs.at_once([call] * 5)
     assert len(threads) == 5

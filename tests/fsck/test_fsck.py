@@ -41,7 +41,7 @@ from tests.support import (
     log_files,
     needs_root,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 NOBODY = 65534
 
@@ -896,7 +896,7 @@ def test_what_a_retry_publishes_during_a_look_is_no_finding(
 
     def slow(*args: Any) -> Any:
         is_named.set()
-        goes_on.wait(60)
+        goes_on.wait(PATIENCE_S)
         return publish(*args)
 
     def overtaken(store: Store) -> set[str]:
@@ -906,16 +906,16 @@ def test_what_a_retry_publishes_during_a_look_is_no_finding(
         if looks == look:
             assert found
             goes_on.set()
-            retry.join(60)
+            retry.join(PATIENCE_S)
         return found
 
     monkeypatch.setattr(staging, "publish", slow)
     monkeypatch.setattr(retrying, "pending", overtaken)
     retry.start()
-    assert is_named.wait(60)
+    assert is_named.wait(PATIENCE_S)
     found = list(Queue(queue.path).fsck())
     goes_on.set()
-    retry.join(60)
+    retry.join(PATIENCE_S)
     assert found == []
     assert looks == 1, "the lock, which is asked for first, says that the author lives"
     assert queue.status().waiting == 1

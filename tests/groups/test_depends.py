@@ -18,6 +18,7 @@ from tests.concurrency.processes import children
 from tests.concurrency.trapped import DieAt
 from tests.groups.test_updates import before, group, leased, new_group, trapped, worked_off
 from tests.groups.test_versions import seen
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -153,7 +154,7 @@ def test_nothing_of_it_changes_between_the_look_and_the_decision(group: Group) -
         update.depends(held)
         update.depends(info)
         update.insert("c", 1)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert ended == ["completed"], "it waits for the decision, and then happens"
     assert [task.payload for task in group["b"].lease()] == ["waits"]
 
@@ -206,13 +207,13 @@ def test_a_task_on_which_one_after_the_other_depends_is_left_in_peace_for_a_mome
 
     def meanwhile() -> None:
         thread.start()
-        assert waits.wait(60)
+        assert waits.wait(PATIENCE_S)
         order.append(1)
 
     with before("_look", meanwhile), group.update() as update:
         update.depends(held)
         update.insert("b", 1)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert order == [1, 2]
 
 
@@ -238,7 +239,7 @@ def test_of_two_that_depend_on_what_the_other_changes_one_happens(tmp_path: Path
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
         assert sorted(told) == ["conflict", "done"]
         assert group["z"].status().inserted == 1
 

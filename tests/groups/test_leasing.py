@@ -336,7 +336,7 @@ def test_the_leases_of_a_killed_worker_end_in_all_queues_of_its_group(group: Gro
         assert len(mine.lease()) == 1
     group["c"].insert(1)
     assert len(group["c"].lease()) == 1
-    subprocess.run(reclaiming.command([str(group.path)], run), check=True, timeout=60, cwd="/")
+    subprocess.run(reclaiming.command([str(group.path)], run), check=True, timeout=PATIENCE_S, cwd="/")
     assert group.status().status == Status(waiting=2, leased=1)
 
 

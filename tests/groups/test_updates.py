@@ -40,6 +40,7 @@ from tests.concurrency.processes import Child, children, together
 from tests.concurrency.trapped import Count, DieAt, FullFrom
 from tests.concurrency.trapped import trapped_group as trapped
 from tests.support import base_of
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -841,7 +842,7 @@ def test_its_logs_are_synced_at_the_same_time(tmp_path: Path) -> None:
         if path.endswith(".jsonl") and "movements" in path:
             logs.append(path)
             if len(logs) <= 3:  # those that come later are of a batch that finishes
-                together.wait(60)  # it breaks unless the others come, too
+                together.wait(PATIENCE_S)  # it breaks unless the others come, too
         return call(*args)
 
     with trapped(group.path, trap) as mine, mock.patch("tests.concurrency.trapped.one_after_the_other", syncs.at_once):

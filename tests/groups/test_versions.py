@@ -18,6 +18,7 @@ from tests.concurrency.trapped import DieAt
 from tests.groups.test_updates import before, group, leased, new_group, trapped, worked_off
 from tests.prepared import ByHand
 from tests.support import base_of
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -137,7 +138,7 @@ def test_an_update_that_fails_leaves_no_queue_that_is_listed(group: Group) -> No
     conflict(group, ("cancel", task))
     assert [queue.name for queue in group.queues()] == []
     assert group["never"].status().as_dict() == group["not there"].status().as_dict()
-    assert group.wait(60)
+    assert group.wait(PATIENCE_S)
 
 
 def test_a_single_conflict_is_named_once(group: Group) -> None:
@@ -196,7 +197,7 @@ def test_of_two_that_change_one_task_the_second_one_is_told(group: Group) -> Non
     with before("_look", thread.start), group.update() as update:
         update.replace(info, "first")
         update.insert("b", "first")
-    thread.join(60)
+    thread.join(PATIENCE_S)
     [error] = told
     assert [one.id for one in error.changed] == [info.id]
     assert worked_off(group) == {"a": ["first"], "b": ["first"]}

@@ -24,7 +24,7 @@ SLEEPS, COMPARES, LIMITS, COUNTS = "sleeps", "compares wall time", "has a short 
 KINDS = {
     SLEEPS: f"sleeps for less than {GUARD_S:g} s: wait for a condition (tests/waiting.py)",
     COMPARES: "compares wall time: assert an order, or inject a clock",
-    LIMITS: f"ends after less than {GUARD_S:g} s: give it 60 s",
+    LIMITS: f"ends after less than {GUARD_S:g} s: give it PATIENCE_S (tests/waiting.py)",
     COUNTS: "starts a process for each processor: others work beside it",
 }
 
@@ -153,9 +153,8 @@ class Reader:
         """What modules are called here."""
         self.members: dict[str, str] = {}
         """What members of modules are called here: the full name of each."""
-        self.docstrings: set[int] = set()
-        self.parts: set[int] = set()
-        """Parts of texts; they are read together."""
+        self.passed_by: set[int] = set()
+        """Docstrings, and the parts of texts, which are read together."""
         self.reads_a_clock = False
         self.timers: set[str] = set()
         """Functions of this module that return wall time."""
@@ -167,9 +166,9 @@ class Reader:
                 case ast.ImportFrom(module=module, names=names):
                     self.members |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in names}
                 case ast.Expr(value=ast.Constant() as text):
-                    self.docstrings.add(id(text))
+                    self.passed_by.add(id(text))
                 case ast.JoinedStr():
-                    self.parts |= {id(part) for part in ast.walk(node) if part is not node}
+                    self.passed_by |= {id(part) for part in ast.walk(node) if part is not node}
         self.reads_a_clock = any(isinstance(node, ast.Call) and self._reads_a_clock(node) for node in nodes)
         if self.reads_a_clock:
             defined = [(node.name, list(ast.walk(node))) for node in nodes if isinstance(node, FUNCTION)]
@@ -193,7 +192,7 @@ class Reader:
                 yield from ((LIMITS, default, f"{name}={ast.unparse(default)}") for name, default in self._short(node))
             if isinstance(node, ast.List | ast.Tuple):
                 yield from ((kind, node, "") for kind in self._of_words(node.elts))
-            elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in self.docstrings | self.parts:
+            elif isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in self.passed_by:
                 yield from ((kind, node, text) for kind, text in self._of_text(self._text(node)))
 
     def _full_name(self, node: ast.AST) -> str:

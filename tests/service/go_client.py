@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
+from tests.waiting import PATIENCE_S
+
 INT32, INT64 = 1 << 31, 1 << 63
 
 
@@ -120,7 +122,7 @@ class GoClient:
             f"{self._authorization}Accept-Encoding: gzip\r\n\r\n"
         )
         if self._socket is None:
-            self._socket = socket.create_connection(self._at, timeout=60)
+            self._socket = socket.create_connection(self._at, timeout=PATIENCE_S)
             self.connections += 1
         self._socket.sendall(head.encode("ascii") + body)
         with self._socket.makefile("rb") as answer:

@@ -12,6 +12,7 @@ from fsqueue.service import looks
 from fsqueue.service.looks import Names, PageLooks
 from tests.conftest import QueueFactory
 from tests.support import calls
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -121,17 +122,17 @@ def test_who_asks_at_once_shares_one_look() -> None:
 
     def slow() -> Page:
         begun.set()
-        assert go.wait(60)
+        assert go.wait(PATIENCE_S)
         made.append(1)
         return Page()
 
     threads = [threading.Thread(target=pages.look, args=("page", slow)) for _ in range(5)]
     for thread in threads:
         thread.start()
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE_S)
     go.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert made == [1]
 
 

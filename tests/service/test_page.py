@@ -16,7 +16,7 @@ import fsqueue
 from fsqueue import Group
 from fsqueue.service import looks, page
 from tests.service.conftest import READ, WRITE, Open
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -236,7 +236,7 @@ def test_a_first_look_that_takes_long_does_not_keep_the_page_waiting(
     monkeypatch.setattr(page, "FIRST_S", 0.01)
 
     def slow(*given: Any, **how: Any) -> looks.QueueLook:
-        assert go.wait(60)
+        assert go.wait(PATIENCE_S)
         return look_at(*given, **how)
 
     monkeypatch.setattr(looks, "look_at", slow)

@@ -18,7 +18,7 @@ import pytest
 import fsqueue
 from fsqueue import Group
 from tests.browser import CONTRASTS, CUT, OVERLAPS, SMALLEST, Browser, why_not
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -75,7 +75,7 @@ def served(tmp_path: Path, browser: Browser) -> Iterator[Served]:
     yield made
     made.process.send_signal(signal.SIGCONT)
     made.process.terminate()
-    made.process.wait(60)
+    made.process.wait(PATIENCE_S)
     assert made.process.stdout is not None
     made.process.stdout.close()
 
@@ -114,7 +114,7 @@ def test_real_workers_are_seen_at_work_without_loading_the_page_again(served: Se
     served.says(f"(process {worker.pid})", "#part-workers")
     for gate in gates:
         gate.write_text("go on\n")  # as soon as its task reads it
-    assert worker.wait(60) == 0
+    assert worker.wait(PATIENCE_S) == 0
     served.says("State: done")
     served.says("Completed: 2", "#part-time")
     assert browser.run("window.sameDocument") is True

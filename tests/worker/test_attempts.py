@@ -17,7 +17,7 @@ from fsqueue.worker import feeding, loop, settling
 from fsqueue.worker.jobs import Job
 from fsqueue.worker.settling import Outcome, adopt, failure
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import in_background
 
 pytestmark = pytest.mark.once
@@ -77,7 +77,7 @@ def test_a_failure_that_was_told_is_not_told_again_of_the_next_lease(
     def told_late(queue: Queue, verb: Any, delay_s: float | None, mine: list[Outcome]) -> Any:
         answer = tell(queue, verb, delay_s, mine)
         if verb == "fail" and mine[0].task.attempt == 1:
-            assert again.wait(60)
+            assert again.wait(PATIENCE_S)
         return answer
 
     monkeypatch.setattr(loop.Loop, "_fed", fed_again)
@@ -101,18 +101,18 @@ def test_work_that_fails_under_a_lease_that_ran_out_charges_no_other(
 
     def fails_late(payload: Any) -> None:
         began.set()
-        assert go.wait(60)
+        assert go.wait(PATIENCE_S)
         handler(payload)
 
     worker = Worker(queue, fails_late, threads=2)
     thread, reports = in_background(worker)
-    assert began.wait(60)
+    assert began.wait(PATIENCE_S)
     [job] = worker._loop._executor.at_work()
     first = job.task.token
     queue.release_all()  # as if the lease had run out
     until(lambda: job.task.token != first, "the second lease")
     go.set()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert handler.executed["x"] == 2
     assert (reports[0].failed, reports[0].lost, queue.status().dead) == (1, 1, 1)
     [(_, lease)] = charged(queue)

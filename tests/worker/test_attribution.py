@@ -22,7 +22,7 @@ from fsqueue import Queue, Worker
 from fsqueue.worker import loop, processes, wire
 from fsqueue.worker.jobs import Job
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import drained, in_background
 
@@ -160,7 +160,7 @@ def test_what_a_child_begins_while_the_parent_takes_back_keeps_its_own_result(
     until(lambda: interleaved.times, "the interleaving")
     assert len(begun(tmp_path)) == 2  # the second began in the middle of it
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     Worker(queue, tasks.gated).run()
     judge(queue, payloads, begun(tmp_path))
     assert sorted(info.result for info in queue.tasks("completed")) == list(range(9))
@@ -181,7 +181,7 @@ def test_a_task_that_ends_while_its_timeout_is_acted_upon_counts_and_the_next_is
     worker._loop.mailbox.post(lambda: setattr(job, "began", job.began - 2000))
     until(lambda: interleaved.times, "the interleaving")
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=9)]
     judge(queue, payloads, begun(tmp_path))
     assert sorted(begun(tmp_path)) == list(range(9))
@@ -204,7 +204,7 @@ def test_failures_in_a_row_take_back_by_name(
     (tmp_path / "go-0").touch()
     until(lambda: interleaved.times == 2, "the interleaving in both children")
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].failed, reports[0].ended) == (1, "failures")
     Worker(queue, tasks.gated).run()
     judge(queue, payloads, begun(tmp_path))
@@ -239,7 +239,7 @@ def test_a_task_that_no_child_has_received_when_its_time_is_over_is_not_charged(
     child.give = give
     queue.insert_many([{"where": str(tmp_path), "n": 7}])
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=2)]
     assert sorted(begun(tmp_path)) == [0, 7]
 
@@ -353,7 +353,7 @@ def test_a_storm_of_stops_steals_timeouts_and_kills_mixes_up_nothing(
                 worker.stop()
             over.set()
             wind.join()
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert reports, f"seed {seed}"
     executed = [int(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()]
     print(f"seed {seed}: {STORM_ROUNDS} rounds, {len(executed)} executions, {weather.taken_back} taken back")

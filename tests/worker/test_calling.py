@@ -11,6 +11,7 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.worker import handlers
+from tests.waiting import PATIENCE_S
 from tests.worker import tasks
 from tests.worker.support import drained
 
@@ -195,6 +196,6 @@ def test_a_program_s_main_completes_its_task_once(queue: Queue, tmp_path: Path, 
     )
     queue.insert(1)
     command = [sys.executable, "-m", "fsqueue_cli", "run", str(queue.path), "--call", "tool:main", *options]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert ran.stderr.endswith("fsqueue: 1 completed\n")
     assert (tmp_path / "ran").read_text() == "x"

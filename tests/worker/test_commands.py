@@ -20,7 +20,7 @@ from fsqueue.protocol.waiting import IdlePoller
 from fsqueue.worker import settling
 from tests.levels import crossed
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import Failing, Renewals, drained, in_background, python, time_out, until_there
 
 Make = Callable[..., Worker]
@@ -225,7 +225,7 @@ def test_a_timeout_ends_the_command_and_all_it_started(runner: Make, once: Queue
     thread, reports = in_background(worker)
     until(lambda: (tmp_path / "ready").exists(), "the begin of the command")
     time_out(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(failed=1)]
     assert reasons(once) == ["timed out after 1000 s"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
@@ -352,7 +352,7 @@ def test_leases_are_renewed_while_commands_run(
     assert after.keys() == before.keys()
     assert all(after[task] > before[task] for task in after)
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=3)]
     assert queue.status().completed == 3
 
@@ -438,7 +438,7 @@ def test_renewing_is_tried_again(
     thread, reports = in_background(runner(queue, "sh", "-c", until_there(tmp_path / "go")))
     until(lambda: failing.calls > 3, "leases to be renewed")
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=1)]
     assert told == ["leases could not be renewed: The filesystem is away. Trying again."]
 
@@ -482,7 +482,7 @@ def test_an_error_ends_the_run_after_what_runs_has_ended(runner: Make, queue: Qu
     queue.delete(wait=True)
     until(lambda: run._loop._error, "the worker to find that the queue is gone")
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert len(errors) == 1
     assert (tmp_path / "ended").exists()

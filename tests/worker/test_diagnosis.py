@@ -15,6 +15,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.filesystem import program_fault
 from fsqueue.worker import shortages
+from tests.waiting import PATIENCE_S
 from tests.worker import tasks
 from tests.worker.support import drained, python
 
@@ -157,7 +158,7 @@ def test_a_run_under_ulimit_v_says_so(once: Queue, words: list[str]) -> None:
     top = Path(__file__).parent.parent.parent
     ran = subprocess.run(
         command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)), cwd=top,
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert ran.returncode == 9, ran.stderr
     [letter] = once.dead()
@@ -180,7 +181,9 @@ def test_many_jobs_raise_the_soft_limit_of_open_files(
     once: Queue, tmp_path: Path, soft: int, hard: int, jobs: int, seen: str, said: bool
 ) -> None:
     command = [sys.executable, "-m", "fsqueue_cli", "run", once.path, "-j", str(jobs), "--", "sh", "-c", "ulimit -n"]
-    ran = subprocess.run(command, preexec_fn=limits(soft, hard), capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        command, preexec_fn=limits(soft, hard), capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert ran.stdout == f"{seen}\n"
     assert ("the hard limit (ulimit -Hn), suffice for about 15 of 40 tasks at a time" in ran.stderr) == said
 

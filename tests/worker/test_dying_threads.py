@@ -19,7 +19,7 @@ from fsqueue import Queue, Worker
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import feeding, handlers, loop, passing, settling, sources
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import until_there
 
 SURPRISES = [TypeError("Recursion limit reached"), SystemExit(3)]
@@ -113,7 +113,7 @@ def test_a_feeder_that_dies_ends_the_worker_after_what_can_end_in_the_grace(
     other.start()
     with pytest.raises(RuntimeError, match="fsqueue-feeder died"):
         worker.run()
-    other.join(60)
+    other.join(PATIENCE_S)
     assert queue.status().completed == 1
     given_back(queue, 1)
 
@@ -233,7 +233,7 @@ def test_run_says_in_one_line_that_a_thread_died_and_holds_nothing(queue_factory
     queue = queue_factory(max_attempts=1)
     queue.insert_many(range(20))
     with tampered("settling._tell = die", queue.path, "-j", 2, "--", "false") as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     [line] = [line for line in err.splitlines() if "failed: exit status 1" not in line]
     said = "fsqueue: internal error, please report it: RuntimeError: the worker's thread fsqueue-reporter"
@@ -270,7 +270,7 @@ def test_a_second_signal_ends_it_whatever_its_threads_are_at(queue: Queue, tmp_p
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)  # two of one kind could be taken for one
         try:
-            assert process.wait(timeout=60) in (130, 143, 1)  # 1: an error of its own is told all the same
+            assert process.wait(timeout=PATIENCE_S) in (130, 143, 1)  # 1: an error of its own is told all the same
         finally:
             if (tmp_path / "pids").exists():
                 pids = (tmp_path / "pids").read_text().split()
@@ -288,7 +288,7 @@ def test_after_a_second_signal_what_can_be_told_is_told(queue: Queue, tmp_path: 
         )
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) in (130, 143)
+        assert process.wait(timeout=PATIENCE_S) in (130, 143)
     given_back(queue, 3)
 
 

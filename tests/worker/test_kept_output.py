@@ -15,7 +15,7 @@ from fsqueue import InvalidArgument, Queue, StorageFull, Worker
 from fsqueue.filesystem import KeptOutput, outputs
 from tests.support import QueueFactory, needs_root
 from tests.test_group import MEMBER, OWNER, as_user, shared
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import drained, in_background, until_there
 
@@ -89,7 +89,7 @@ def test_what_is_put_in_a_files_place_while_it_is_written_gets_nothing(
     path.rename(kept / "away")
     path.symlink_to(private)
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=1)]
     assert private.read_text() == "# private\n"
     assert (kept / "away").read_bytes() == b"one\ntwo\n" + bytes(100_000)

@@ -18,6 +18,7 @@ from fsqueue import Queue, Worker
 from fsqueue.worker import output
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.output import OutputWriter, Stream
+from tests.waiting import PATIENCE_S
 from tests.worker.support import drained
 
 pytestmark = pytest.mark.once
@@ -111,7 +112,7 @@ def test_a_run_with_few_descriptors_gets_through(queue: Queue, left: Path) -> No
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (72, 72)),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert run.returncode == 0, run.stderr

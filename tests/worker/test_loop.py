@@ -22,7 +22,7 @@ from fsqueue.protocol.waiting import tell_of_end
 from fsqueue.storage import listening, nodes
 from fsqueue.worker import feeding, limits, settling, sources, threads
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import Renewals, Resting, drained, in_background, time_is_over, until_there
 
@@ -54,7 +54,7 @@ print(worker.run().signal)
 def test_a_signal_that_does_not_interrupt_the_wait_ends_an_idle_worker(queue: Queue) -> None:
     """As one that comes just before the wait begins: its handler is called when the main thread goes on, not before."""
     command = [sys.executable, "-c", HEARS_LATE, str(queue.path)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True)
     assert int(done.stdout) == signal.SIGTERM
 
 
@@ -74,7 +74,7 @@ def test_an_idle_worker_wakes_for_a_task_of_this_host_and_ends_at_once(
         until(lambda: queue.status().remaining == 0, "the task to be done")  # noqa: B023 - called at once
     resting.until_so()
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports[0].completed == 4
 
 
@@ -94,10 +94,10 @@ def test_the_worker_that_finds_the_end_tells_the_idle_ones(
 
     def last(payload: Any) -> None:
         is_begun.set()
-        may_end.wait(60)
+        may_end.wait(PATIENCE_S)
 
     working, reports = in_background(Worker(queues, last, threads=1))
-    is_begun.wait(60)
+    is_begun.wait(PATIENCE_S)
     idle = [Worker(watched, tasks.nothing) for watched in (queues, queues[1:], queues[1:])]
     resting = [Resting(worker, monkeypatch) for worker in idle]
     started = [in_background(worker) for worker in idle]
@@ -105,9 +105,9 @@ def test_the_worker_that_finds_the_end_tells_the_idle_ones(
         one.until_so()
     may_end.set()
     for thread, _ in started:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
-    working.join(60)
+    working.join(PATIENCE_S)
     assert reports == [drained(completed=1)]
     assert [report for _, [report] in started] == [drained()] * 3
 
@@ -119,12 +119,12 @@ def test_a_worker_whose_feeder_waits_ends_with_its_own_last_task(queue: Queue, m
     monkeypatch.setattr(feeding, "BELL_S", (600.0, 600.0))
     queue.insert("last")
     may_end = threading.Event()
-    worker = Worker(queue, lambda payload: may_end.wait(60), threads=2)
+    worker = Worker(queue, lambda payload: may_end.wait(PATIENCE_S), threads=2)
     resting = Resting(worker, monkeypatch)
     thread, reports = in_background(worker)
     resting.until_so()
     may_end.set()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=1)]
 
 
@@ -151,7 +151,7 @@ def test_a_check_that_came_too_early_is_repeated_soon(
     monkeypatch.setattr(sources.DrainCheck, "__call__", check)
     task.complete()
     tell_of_end([queue.store])
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained()]
     assert checks == [True] * looks
 
@@ -179,7 +179,7 @@ def test_a_worker_that_waits_for_a_broken_queue_ends_at_once(queue: Queue, monke
     thread, _ = in_background(worker)
     resting.until_so()
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -201,7 +201,7 @@ def test_max_runtime_puts_back_what_does_not_end_in_time(queue: Queue) -> None:
     thread, reports = in_background(worker)
     until(worker._loop._executor.at_work, "the begin of a task")
     time_is_over(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     [report] = reports
     assert (report.completed, report.released, report.ended) == (0, 1, "max-runtime")
     assert queue.status().waiting == 3
@@ -238,7 +238,7 @@ def test_the_end_of_the_slurm_job_is_kept(queue: Queue, monkeypatch: pytest.Monk
     thread, reports = in_background(worker)
     until(worker._loop._executor.at_work, "the begin of a task")
     time_is_over(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     [report] = reports
     assert (report.released, report.ended) == (1, "job-end")
     assert queue.status().waiting == 3
@@ -409,10 +409,10 @@ def test_what_lies_behind_a_slow_task_is_put_back_for_others(queue: Queue, tmp_p
             "the second worker to do all but the slow task",
         )
         second.stop()
-        thread2.join(60)
+        thread2.join(PATIENCE_S)
     finally:
         (tmp_path / "go").touch()
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert reports[0].completed + reports2[0].completed == 1001
     assert reports[0].lost == reports[0].failed == reports[0].released == reports2[0].lost == 0
 
@@ -442,7 +442,7 @@ def test_what_was_put_back_does_not_count_among_max_tasks(queue: Queue, tmp_path
         until(lambda: put_back, "what was leased ahead to be put back")
     finally:
         (tmp_path / "go").touch()
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert (reports[0].completed, reports[0].ended) == (900, "max-tasks")
 
 
@@ -467,9 +467,9 @@ def test_a_thread_that_does_not_return_is_left_behind(queue: Queue) -> None:
 
     worker = Worker(queue, handler, threads=1, grace_s=0.3)
     thread, reports = in_background(worker)
-    assert began.wait(60)
+    assert began.wait(PATIENCE_S)
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     go.set()
     assert (reports[0].released, reports[0].completed) == (1, 0)
     assert queue.status().waiting == 2
@@ -535,7 +535,7 @@ def test_work_is_finished_and_kept_while_the_server_is_away_for_longer_than_a_le
     server.error = None
     server.there.set()
     (tmp_path / "two").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=2)]
 
 
@@ -573,7 +573,7 @@ def test_a_worker_that_takes_its_own_task_again_does_not_take_it_for_lost(
     until(lambda: server.error is None, "the worker to take its tasks again")
     renewals.until_more(2)
     (tmp_path / "two").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=2)]
     assert not [text for text in told if "was lost" in text]
     leases = sum(move.op == "lease" for task in queue.tasks("completed") for move in queue.history(task.id))
@@ -592,7 +592,7 @@ def test_signals_are_heard_while_the_server_is_away(
     until(lambda: server.waiting, "a thread to wait for the server")
     for _ in range(3):
         worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     server.there.set()
     assert reports[0].completed == 0
@@ -611,7 +611,7 @@ def test_what_the_signal_that_ends_the_worker_ends_too_is_put_back_without_blame
     until(lambda: path.exists() and path.stat().st_size, "the begin of a task")
     worker.stop()
     os.kill(int(path.read_text()), signal.SIGTERM)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].failed, reports[0].released) == (0, 1)
     [task] = queue.tasks()
     assert (task.state, task.attempt) == ("waiting", 0)

@@ -28,6 +28,7 @@ from fsqueue.worker.output import OutputWriter, Stream
 from fsqueue.worker.processes import SENT_MAX
 from fsqueue.worker.settling import HOPELESS_S, RETRY_S, TOGETHER_MAX, Outcome, Renewed, Settled, patience_with
 from tests.support import QueueFactory, base_of
+from tests.waiting import PATIENCE_S
 from tests.worker import tasks
 
 pytestmark = pytest.mark.once
@@ -283,14 +284,14 @@ def test_what_is_not_written_when_the_worker_ends_counts_once_for_each_attempt(m
     files: list[Any] = [written, unwritten]
     writer.start()
     writer.keep(files[0], b"a")
-    writer.do(lambda: (is_stuck.set(), may_go.wait(60)))
-    assert is_stuck.wait(60)
+    writer.do(lambda: (is_stuck.set(), may_go.wait(PATIENCE_S)))
+    assert is_stuck.wait(PATIENCE_S)
     writer.keep(files[1], b"a")
     writer.keep(files[1], b"b")
     writer.close()
     assert (writer.unkept, written.is_incomplete, unwritten.is_incomplete) == (1, False, True)
     may_go.set()
-    writer.join(60)
+    writer.join(PATIENCE_S)
 
 
 def test_what_cannot_be_written_makes_room_like_what_is_written() -> None:
@@ -300,18 +301,18 @@ def test_what_cannot_be_written_makes_room_like_what_is_written() -> None:
     may_go, resumed = threading.Event(), threading.Event()
 
     def refuse() -> None:
-        may_go.wait(60)
+        may_go.wait(PATIENCE_S)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     writer.start()
     writer.do(refuse, output.BACKLOG_BYTES_MAX + 1)
     assert writer.is_full(resumed.set)
     may_go.set()
-    assert resumed.wait(60)
+    assert resumed.wait(PATIENCE_S)
     assert not writer.is_full(resumed.set)
     assert (len(told), writer.is_full_disk) == (1, True)
     writer.close()
-    writer.join(60)
+    writer.join(PATIENCE_S)
 
 
 def test_the_last_stream_that_leaves_a_file_closes_it() -> None:
@@ -324,16 +325,16 @@ def test_the_last_stream_that_leaves_a_file_closes_it() -> None:
     for file in files:
         first.keep_in(file)
         second.keep_in(file)
-    assert before.closed.wait(60)
+    assert before.closed.wait(PATIENCE_S)
     second.close()
     looked = threading.Event()
     writer.do(looked.set)
-    assert looked.wait(60)
+    assert looked.wait(PATIENCE_S)
     assert not after.closed.is_set(), "the first stream still ends in it"
     first.close()
-    assert after.closed.wait(60)
+    assert after.closed.wait(PATIENCE_S)
     writer.close()
-    writer.join(60)
+    writer.join(PATIENCE_S)
 
 
 def test_the_unfinished_line_of_a_process_that_was_left_behind_is_shown() -> None:
@@ -348,7 +349,7 @@ def test_the_unfinished_line_of_a_process_that_was_left_behind_is_shown() -> Non
     stream.read()
     stream.close()
     writer.close(lambda: False)
-    writer.join(60)
+    writer.join(PATIENCE_S)
     assert b"".join(printed).replace(b"\n", b"") == b"in timelate"
 
 

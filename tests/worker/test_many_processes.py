@@ -15,7 +15,7 @@ import pytest
 
 from fsqueue import Queue, Worker
 from fsqueue.worker import processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import drained, in_background
 
@@ -53,7 +53,7 @@ def test_no_more_processes_are_started_than_tasks_ask_for(
     thread, reports = in_background(worker)
     until(lambda: len(worker._loop._executor.at_work()) == 3, "three tasks at work")
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=3)]
     assert started.count <= 1 + 3
 
@@ -69,7 +69,7 @@ def test_tasks_that_wait_get_processes_up_to_the_number_asked_for(
     until(lambda: len(worker._loop._executor.at_work()) == 4, "four tasks at work")
     assert queue.status().leased == 4, "none is leased for which there can be no process"
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].ended, queue.status().waiting) == ("signal", 9)
     assert (started.count, started.at_once) == (4, 1)
 
@@ -82,7 +82,7 @@ def test_a_signal_is_heeded_while_processes_are_started(queue: Queue, monkeypatc
     thread, reports = in_background(worker)
     until(lambda: started.count >= 2, "two processes")
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert reports[0].ended == "signal"
     assert started.count < 20
@@ -100,7 +100,7 @@ def test_where_no_further_process_can_be_started_those_that_there_are_go_on(
     thread, reports = in_background(worker)
     until(lambda: any("no more than 2 processes instead of" in text for text in told), "the word of too few processes")
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=8)]
     assert started.count == 2
     assert len(os.listdir("/proc/self/fd")) <= before + 2
@@ -118,7 +118,7 @@ def test_the_limit_of_open_files_is_kept_and_said(queue: Queue) -> None:
     try:
         until(lambda: queue.status().leased, "a leased task")
         run.send_signal(signal.SIGTERM)
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=PATIENCE_S)
     finally:
         run.kill()
     assert run.returncode == 128 + signal.SIGTERM

@@ -14,7 +14,7 @@ from fsqueue import Queue, Worker
 from fsqueue.cluster import slurm
 from fsqueue.worker import Event
 from fsqueue.worker.pace import RECENT, Pace, bound_s
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import in_background
 
 Draw = Callable[[random.Random], float]
@@ -217,6 +217,6 @@ def test_an_attempt_that_timed_out_tells_how_long_tasks_take(queue: Queue) -> No
         worker._loop._stop_at -= 1000
 
     worker._loop.mailbox.post(later)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     [report] = reports
     assert (report.ended, report.completed, report.released, report.failed) == ("max-runtime", 0, 0, 1)

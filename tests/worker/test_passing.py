@@ -18,7 +18,7 @@ from fsqueue.filesystem import Spool
 from fsqueue.worker import passing
 from fsqueue.worker.output import OutputWriter
 from fsqueue.worker.passing import Channel, Exits
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import drained, in_background, shell_until, time_out, until_there
 
 pytestmark = pytest.mark.once
@@ -236,7 +236,7 @@ def test_a_group_is_shown_when_its_command_is_killed(queue: Queue, printed: Prin
     thread, reports = in_background(worker)
     until(lambda: len(list(tmp_path.glob("began-*"))) == 2, "the begin of two commands")
     time_out(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports[0].failed == 2
     assert printed.by[1] == b"heard\n" * 2
 
@@ -278,7 +278,7 @@ def test_a_reader_that_pauses_gets_everything(queue: Queue, tmp_path: Path) -> N
         assert process.poll() is None
         assert process.stdout is not None
         assert re.findall(r"\d+", process.stdout.read()) == [str(n) for n in range(1, 100_001)]
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_who_is_in_a_hurry_does_not_wait_for_a_stuck_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,15 +287,15 @@ def test_who_is_in_a_hurry_does_not_wait_for_a_stuck_output(monkeypatch: pytest.
 
     def stuck(ours: int, data: bytes) -> None:
         entered.set()
-        go.wait(60)
+        go.wait(PATIENCE_S)
 
     output_writer = OutputWriter(lambda name, error: None, lambda text: None, stuck)
     output_writer.start()
     output_writer.do(lambda: output_writer.exits.write(1, b"x"))
-    entered.wait(60)
+    entered.wait(PATIENCE_S)
     looks: list[None] = []
     output_writer.close(lambda: looks.append(None) or len(looks) > 5)
     assert len(looks) > 5
     assert output_writer.is_alive()
     go.set()
-    output_writer.join(60)
+    output_writer.join(PATIENCE_S)

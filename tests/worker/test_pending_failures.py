@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue import Queue, Worker
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import in_background, python
 
@@ -57,7 +57,7 @@ def test_sigterm_in_a_job_puts_back_at_once_whatever_the_grace(queue: Queue, tmp
     thread, reports = in_background(worker)
     until(lambda: len(list(tmp_path.glob("began-*"))) == 2, "the begin of two tasks")
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].released, reports[0].failed) == (2, 0)
     assert [(info.state, info.attempt) for info in queue.tasks()] == [("waiting", 0)] * 2
 

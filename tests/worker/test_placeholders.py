@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.worker import placeholders
+from tests.waiting import PATIENCE_S
 from tests.worker.support import drained
 
 pytestmark = pytest.mark.once
@@ -60,7 +61,7 @@ def test_names_and_directories_are_those_of_the_commands(path: str) -> None:
     if "\n" in path:
         return
     for argument, command in (("{/}", "basename"), ("{//}", "dirname")):
-        known = subprocess.run([command, "--", path], capture_output=True, check=True, timeout=60).stdout
+        known = subprocess.run([command, "--", path], capture_output=True, check=True, timeout=PATIENCE_S).stdout
         assert placeholders.fill([argument], path, ID) == [known.removesuffix(b"\n")]
 
 

@@ -17,7 +17,7 @@ import fsqueue
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.worker import Event, loop, processes
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import Renewals, drained, in_background, time_out
 
@@ -188,7 +188,7 @@ def test_a_module_that_ends_its_process_is_given_up_after_three_and_no_task_touc
 def script(tmp_path: Path, queue: Queue, body: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(body).format(queue=str(queue.path)))
-    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_a_function_of_the_script_that_runs(queue: Queue, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_handler_that_holds_the_interpreters_lock_keeps_its_lease(
     assert (before.state, after.state, after.attempt) == ("leased", "leased", before.attempt)
     assert (after.lease_until or 0) > (before.lease_until or 0)
     open(fifo, "w").close()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=1)]
 
 
@@ -287,7 +287,7 @@ def test_a_child_killed_from_outside_costs_one_attempt_at_most(
                 os.kill(int(pid), signal.SIGKILL)
             except ProcessLookupError:
                 pass
-    thread.join(60)
+    thread.join(PATIENCE_S)
     [report] = reports
     assert report.completed == 2000
     assert report.failed + report.lost <= len(killed)
@@ -324,7 +324,7 @@ def test_should_stop_says_so(queue: Queue, tmp_path: Path) -> None:
     thread, reports = in_background(worker)
     until(lambda: (tmp_path / "began").exists(), "the begin of a task")
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].released, reports[0].ended) == (1, "signal")
     assert queue.status().waiting == 1
 
@@ -339,7 +339,7 @@ def test_the_first_signal_lets_finish_and_puts_back_what_is_not_begun(queue: Que
     worker.stop()
     until(lambda: queue.status().waiting == 9, "what is not begun to be put back")
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].completed, reports[0].released, reports[0].signal) == (1, 0, signal.SIGTERM)
     assert queue.status().waiting == 9
 
@@ -351,7 +351,7 @@ def test_the_second_signal_puts_back_at_once(queue: Queue, tmp_path: Path) -> No
     until(lambda: (tmp_path / "began").exists(), "the begin of a task")
     worker.stop()
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].completed, reports[0].released) == (0, 1)
     [task] = queue.tasks()
     assert (task.state, task.attempt) == ("waiting", 0)
@@ -364,7 +364,7 @@ def test_what_is_known_to_take_longer_than_the_grace_is_ended_at_once(queue: Que
     thread, reports = in_background(worker)
     until(lambda: (tmp_path / "began").exists(), "the begin of a task")
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].completed, reports[0].released) == (0, 1)
 
 
@@ -387,7 +387,7 @@ def test_a_lost_lease(queue_factory: QueueFactory, tmp_path: Path, told: list[st
     if on_lease_lost == "finish":
         assert thread.is_alive()
         (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].lost, reports[0].completed) == (1, 0)
     other.complete()
 

@@ -22,7 +22,7 @@ from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.processes import Children
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import drained, in_background, shell_until
 from tests.worker.test_supervisors import (
     CODE,
@@ -128,7 +128,7 @@ def test_the_task_of_a_killed_worker_is_executed_again_at_once_and_never_by_two(
         begun(pids)
         thread, reports = in_background(Worker(one, command=argv))
         how(process, pids)
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert reports == [drained(completed=1)]
     assert not is_any_alive(pids)
     [task] = one.tasks("completed")
@@ -187,7 +187,7 @@ def test_of_a_killed_worker_a_function_is_executed_again_at_once(one: Queue, pid
         until(lambda: one.status().waiting, "the task to be available")
     assert not is_any_alive(pids)
     with worker_process(one, [str(pids)], code) as process:
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert one.status().completed == 1
 
 
@@ -199,7 +199,7 @@ def test_a_forked_child_of_the_worker_that_lives_on_keeps_no_lease(one: Queue, p
         begun(pids)
         kill(process, pids)
     thread, reports = in_background(Worker(one, command=argv))
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=1)]
     first, forked = numbers(pids)
     assert (is_alive(first), is_alive(forked)) == (False, True)
@@ -272,7 +272,7 @@ def test_without_its_fork_server_nothing_is_proven_and_the_command_to_type_is_na
     thread, _ = in_background(idle)
     until(lambda: told, "what to type")
     idle.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert told[0].endswith(f"fsqueue workers {one.path} --release-dead")
     assert one.status().leased == 1
 
@@ -527,7 +527,7 @@ for is_refused in (False, True):
 def test_a_fork_server_that_is_no_subreaper_any_more_knows_it() -> None:
     run = subprocess.run(
         [sys.executable, "-c", RETIRING, str(Path(supervisor.__file__).parent)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (run.stdout.split(), run.stderr) == (["True", "False"], "")
 
@@ -592,7 +592,7 @@ def test_a_worker_found_dead_once_is_not_spoken_of_yet(one: Queue, monkeypatch: 
     thread, _ = in_background(idle)
     until(lambda: told, "what to type")
     idle.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert told[0] >= 2
 
 
@@ -700,7 +700,7 @@ def test_a_worker_s_programs_have_its_options(option: str) -> None:
     root = str(Path(spawning.__file__).parents[2])
     run = subprocess.run(
         [sys.executable, option, "-c", code.replace("sys.path[:] = [", f"sys.path[:] = [{root!r}, ", 1)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (run.stdout, run.stderr) == ("True\n", "")
 
@@ -723,7 +723,7 @@ def test_a_worker_whose_directory_was_removed_starts_processes(queue_factory: Qu
         queue.insert(1)
     run = subprocess.run(
         [sys.executable, "-c", AWAY, "", str(tmp_path / "gone"), *(queue.path for queue in queues)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (run.stdout.split(), run.stderr) == (["1", "1"], "")
 
@@ -732,5 +732,5 @@ def test_the_program_is_this_interpreter_with_the_worker_s_path(queue: Queue) ->
     queue.insert(1)
     of_run(queue, RUN)
     assert processes.is_program(sys.executable)
-    subprocess.run(reclaiming.command([str(queue.path)], RUN), check=True, timeout=60, cwd="/")
+    subprocess.run(reclaiming.command([str(queue.path)], RUN), check=True, timeout=PATIENCE_S, cwd="/")
     assert queue.status().waiting == 1

@@ -11,7 +11,7 @@ import pytest
 from fsqueue import Queue, Worker
 from fsqueue.filesystem import ResultFile, ResultFiles
 from fsqueue.worker import commands
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import drained, in_background, until_there
 
 pytestmark = pytest.mark.once
@@ -56,7 +56,7 @@ def test_leases_are_renewed_while_the_results_do_not_answer(queue: Queue, away: 
     until(is_renewed, "the lease of the other task to be renewed three times")
     (tmp_path / "go").touch()
     away.answers.set()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=2)]
 
 
@@ -67,7 +67,7 @@ def test_a_worker_that_is_told_to_stop_puts_back_what_it_cannot_judge(queue: Que
     thread, reports = in_background(worker)
     away.asked.wait()
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert [(report.ended, report.completed, report.released) for report in reports] == [("signal", 0, 1)]
     assert any("could not be read: it does not answer" in text for text in said)
     [task] = queue.lease()
@@ -83,7 +83,7 @@ def test_no_more_results_wait_than_there_are_slots(queue: Queue, away: Away) -> 
     until(lambda: len(executor._awaited) == 2, "both commands to have ended")
     assert executor._path_count == 2
     away.answers.set()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=20)]
 
 

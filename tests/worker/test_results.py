@@ -22,7 +22,7 @@ from fsqueue import InvalidArgument, Queue, StorageError, Worker
 from fsqueue.filesystem import ResultFiles, resources, results
 from fsqueue.worker.output import Leftovers
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import drained, in_background, until_there
 
 PATIENTLY = until_there("{0}")
@@ -227,7 +227,7 @@ def test_a_stopped_worker_leaves_no_directory(queue: Queue, run: Make, place: Pa
     thread, reports = in_background(worker)
     until(lambda: any(path.is_file() and path.name[0] != "." for path in place.rglob("*")), "a result")
     worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports[0].released == 1
     assert list(place.iterdir()) == []
 

@@ -9,6 +9,7 @@ import pytest
 
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.worker import scripts
+from tests.waiting import PATIENCE_S
 from tests.worker.support import drained
 
 pytestmark = pytest.mark.once
@@ -137,7 +138,7 @@ def test_the_line_that_is_shown_does_what_was_meant(script: str) -> None:
         words = list(shown)
         for name, value in pairs:
             words = [value if word == name else word for word in words]
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
 
     plain = script.replace("{f}", "one").replace("{g}", "two")
     assert run("one", "two") == subprocess.run(["sh", "-c", plain], capture_output=True, text=True, check=True).stdout

@@ -16,7 +16,7 @@ from fsqueue import Queue, StorageError, Worker
 from fsqueue.worker import shortages, supervision, supervisor
 from fsqueue.worker.worker import STOPPING
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import drained
 
@@ -127,7 +127,7 @@ def test_a_worker_that_is_told_to_stop_while_it_begins_its_first_command_puts_it
     code = WORKER.format(before=BOTH.format(number=int(number)))
     command = [sys.executable, "-c", code, "run", str(queue.path), "--grace", "0", "--", "sleep", "9000"]
     run = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False,
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )  # fmt: skip
     assert "1 released" in run.stderr

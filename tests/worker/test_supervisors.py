@@ -24,7 +24,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.worker import commands, spawning, supervision, supervisor
 from fsqueue.worker.events import Mailbox
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import drained, in_background, python, shell_until, time_out, until_there
 
@@ -125,7 +125,7 @@ def test_what_a_command_has_started_ends_with_it(once: Queue, pids: Path, escape
     thread, reports = in_background(worker)
     until(lambda: len(numbers(pids)) == 2, "all that the command starts")
     time_out(worker) if how == "timeout" else worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].failed, reports[0].released) == ((1, 0) if how == "timeout" else (0, 1))
     assert not is_any_alive(pids)
 
@@ -146,7 +146,7 @@ def test_what_a_command_has_started_ends_before_the_failure_is_told_if_it_exits_
     thread, reports = in_background(worker)
     until(lambda: len(numbers(pids)) == 2, "all that the command starts")
     time_out(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports, told.exists(), seen) == ([drained(failed=1)], True, [False])
 
 
@@ -156,7 +156,7 @@ def test_a_command_that_ignores_sigterm_is_killed_with_all_it_has_started(once: 
     thread, reports = in_background(worker)
     until(lambda: len(numbers(pids)) == 2, "all that the command starts")
     time_out(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports, is_any_alive(pids)) == ([drained(failed=1)], False)
 
 
@@ -169,7 +169,7 @@ def test_processes_that_start_others_while_they_are_killed_end(once: Queue, pids
     [one] = children_of(server)
     assert len(children_of(one)) > 1, "they are there when the command fails"
     (tmp_path / "go").touch()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(failed=1)]
     assert not Path(f"/proc/{one}").exists(), "it has waited for all of them"
 
@@ -187,7 +187,7 @@ def test_a_signal_reaches_the_group_of_the_command_and_no_other(once: Queue, pid
     thread, reports = in_background(worker)
     until(lambda: len(numbers(pids)) == 3, "all that the command starts")
     time_out(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(failed=1)]
     assert (told.read_text(), is_any_alive(pids)) == ("inner\n", False)
 
@@ -354,7 +354,7 @@ def test_what_a_killed_supervisor_was_at_ends_and_fails_and_the_worker_goes_on(
         until(lambda: len(numbers(pids)) == 2, "all that the first command starts")
         first = numbers(pids)
         killed_supervisor(process)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert not any(map(is_alive, first))
     [letter] = queue.dead()
     assert letter.reason.startswith("its exit status was lost: the process that supervises it was killed")
@@ -379,7 +379,7 @@ def test_without_its_fork_server_a_worker_goes_on_with_another(queue: Queue, pid
         killed_fork_server(process)
         until(lambda: not children_of(process.pid), "its end")
         (tmp_path / "go").touch()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert queue.status().completed == 3
     until(lambda: len(numbers(pids)) == 6, "all that the commands start")
     assert sum(map(is_alive, numbers(pids))) == 3, "what they have left stays"
@@ -423,7 +423,7 @@ def test_of_a_fork_server_and_a_supervisor_that_are_killed_both_the_reason_is_tr
         for pid in (server, one) if first == "fork server" else (one, server):
             os.kill(pid, signal.SIGKILL)
         process.send_signal(signal.SIGCONT)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     [letter] = once.dead()
     if is_own or not is_any_alive(pids):  # the fork server may have ended them before it was killed
         assert not is_any_alive(pids)
@@ -442,7 +442,7 @@ def test_what_completed_tasks_have_left_is_no_orphan_of_a_killed_supervisor(queu
     )
     code = OWN.replace("prefetch=1", "prefetch=1, retries=0")
     with worker_process(queue, ["sh", "-c", begins, str(pids), "{}"], code) as process:
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert (queue.status().completed, queue.status().dead) == (3, 1)
     until(lambda: len(numbers(pids)) == 2, "what the commands have left")
     assert all(map(is_alive, numbers(pids)))
@@ -460,7 +460,7 @@ def test_a_supervisor_and_the_fork_server_that_are_killed_take_no_other_command_
     with worker_process(queue, ["sh", "-c", begins, str(pids), "{}"], code) as process:
         until(lambda: queue.status().dead, "the end of the one whose supervisor was killed")
         (tmp_path / "go").touch()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert (queue.status().completed, queue.status().dead) == (1, 1)
     [letter] = queue.dead()
     assert supervision.ENDED in letter.reason
@@ -486,7 +486,9 @@ for is_alone in (False, True):
 
 def test_a_process_that_has_children_already_ends_no_orphans() -> None:
     """What has executed the worker's program may have started some before: they are no task's."""
-    run = subprocess.run([sys.executable, "-c", ADOPTING], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", ADOPTING], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (run.stdout.split(), run.stderr) == (["False", "True"], "")
 
 
@@ -576,7 +578,7 @@ def test_a_stopped_supervisor_goes_on_when_its_command_must_end(once: Queue, pid
     stopped(server)
     stopped(one)
     time_out(worker) if how == "timeout" else worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].failed, reports[0].released) == ((1, 0) if how == "timeout" else (0, 1))
     assert not is_any_alive(pids)
 
@@ -588,7 +590,7 @@ def test_a_stopped_fork_server_goes_on_when_it_is_needed(queue: Queue, pids: Pat
         until(lambda: numbers(pids), "the first command")
         stopped(children_of(process.pid)[0])
         (tmp_path / "go").touch()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert queue.status().completed == 3
     until(lambda: len(numbers(pids)) == 6, "all that the commands start")
     assert sum(map(is_alive, numbers(pids))) == 3, "what they have left stays"
@@ -628,7 +630,7 @@ def test_a_worker_gives_up_a_supervisor_that_does_not_answer(
     worker._loop._executor.supervisors._resume = lambda: None  # type: ignore[attr-defined]  # as if stopped again
     stopped(one)
     time_out(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(failed=1)]
     assert supervision.UNANSWERED in told
     assert not is_alive(int(path.read_text()))
@@ -649,7 +651,7 @@ def test_a_command_that_has_ended_when_its_time_is_over_counts_for_what_it_has_d
     (tmp_path / "go").touch()
     until(lambda: not is_any_alive(pids), "the end of the command")
     time_out(worker)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert reports == [drained(completed=completed, failed=1 - completed)]
     assert [letter.reason for letter in once.dead()] == reason
 
@@ -806,7 +808,7 @@ print(len(looks) < 50, server.spared)
 def test_after_the_workers_death_the_fork_server_sleeps_and_kills_a_supervisor_that_does_not_end() -> None:
     run = subprocess.run(
         [sys.executable, "-c", SERVING, str(Path(supervisor.__file__).parent)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert (run.stdout.strip(), run.stderr) == ("True set()", "")
 
@@ -842,7 +844,7 @@ def test_a_command_has_the_signals_blocked_and_ignored_that_its_worker_has(once:
         "Worker(Queue(sys.argv[1]), command=['sh', '-c', 'exec \"$@\" >by-worker', 'sh', *sys.argv[2:]]).run()\n"
     )
     command = [sys.executable, "-c", code, str(once.path), *python(STATUS)]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=PATIENCE_S)
     plain, mine = (json.loads((tmp_path / name).read_text()) for name in ("plain", "by-worker"))
     assert plain == mine
     assert int(plain[0].split()[1], 16) == 1 << (signal.SIGCHLD - 1) | 1 << (signal.SIGUSR2 - 1)
@@ -870,7 +872,7 @@ class Run:
 
     def until_reaped(self) -> spawning.Process:
         while not self.has_ended:
-            self.mailbox.wait(60)
+            self.mailbox.wait(PATIENCE_S)
         self.process.reap()
         return self.process
 
@@ -978,7 +980,7 @@ def test_ending_children_ends(then: str, answer: str) -> None:
     finish = "\nos.kill, os.killpg, builtins.open, supervisor.listed_children = real\nreaper.end_children()"
     run = subprocess.run(
         [sys.executable, "-u", "-c", REAPING + then + finish, where],
-        capture_output=True, text=True, timeout=60, check=False, start_new_session=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False, start_new_session=True,
     )  # fmt: skip
     assert (run.stdout.strip(), run.stderr) == (answer, "")
 
@@ -1019,7 +1021,7 @@ def test_what_sigkill_does_not_end_is_said_and_that_it_goes_on(
     until(lambda: any(f"Process {pid}, which executes a task, cannot be ended: {said}" in text for text in told), said)
     for _ in range(3):
         worker.stop()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert (reports[0].ended, reports[0].unsettled) == ("signal", 1)
     assert any(f"Process {pid} could not be ended, and may go on" in text for text in told)
     assert is_alive(pid)
