@@ -7,10 +7,11 @@ examples: what is red there is red again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, settings
 
 IS_ALL = os.environ.get("FSQUEUE_TEST_LEVEL", "gate") == "all"
@@ -21,27 +22,34 @@ def how_many(gate: int, everything: int) -> int:
     return everything if IS_ALL else gate
 
 
-def one_in(number: int, parameters: Iterable[Any]) -> list[Any]:
-    """Return the parameters of a test. The gate tries each `number`-th, beginning with the first; --all tries all."""
-    return [each if place % number == 0 else thorough(each) for place, each in enumerate(parameters)]
+def thorough(*values: Any) -> Any:
+    """Make a case of `parametrize` that is left to --all: of values, or of what `pytest.param` has made of them."""
+    match values:
+        case [ParameterSet() as made]:
+            return pytest.param(*made.values, id=made.id, marks=[*made.marks, pytest.mark.thorough])
+    return pytest.param(*values, marks=pytest.mark.thorough)
 
 
-def crossed(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
-    """Return all pairs of values of two kinds, as parameters. The gate tries each value, --all tries each pair."""
-    one, other = list(first), list(second)
-    few = min(len(one), len(other))
-    return [
-        pytest.param(a, b) if (i - j) % few == 0 else thorough(pytest.param(a, b))
-        for i, a in enumerate(one)
-        for j, b in enumerate(other)
-    ]
+def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
+    """Return cases for `parametrize`. The gate has each `number`-th, beginning with the first; --all has all."""
+    return [case if place % number == 0 else thorough(case) for place, case in enumerate(cases)]
 
 
-def thorough(parameter: Any) -> Any:
-    """Return a parameter (a value, or what `pytest.param` returns) that --all tries, and the gate does not."""
-    if isinstance(parameter, type(pytest.param())):
-        return pytest.param(*parameter.values, id=parameter.id, marks=[*parameter.marks, pytest.mark.thorough])
-    return pytest.param(parameter, marks=pytest.mark.thorough)
+def each_once(ones: tuple[str, Sequence[Any]], others: tuple[str, Sequence[Any]]) -> pytest.MarkDecorator:
+    """Parametrize by all pairs of two lists, each given as `names, values`.
+
+    The gate has each value of either list in one pair at least. The other pairs are left to scripts/test --all.
+    """
+    (names, first), (more, second) = ones, others
+    in_gate = {(number % len(first), number % len(second)) for number in range(max(len(first), len(second)))}
+    return pytest.mark.parametrize(
+        f"{names}, {more}",
+        [
+            (pytest.param if (i, j) in in_gate else thorough)(*(one if "," in names else (one,)), other)
+            for i, one in enumerate(first)
+            for j, other in enumerate(second)
+        ],
+    )
 
 
 def load_profile() -> None:

@@ -12,7 +12,7 @@ from fsqueue import LeaseLost, Queue, StorageError, StorageFull
 from tests.concurrency.books import check_drained, drain, leftovers
 from tests.concurrency.processes import Child, children
 from tests.disks import DISKS, Ballast, run, small_disk
-from tests.levels import crossed
+from tests.levels import each_once
 from tests.support import QueueFactory, base_of, generations_of, raised
 from tests.verbs import NEED_BYTES, NEED_FILES, VERBS, Verb, assert_nothing_lost, set_up
 
@@ -34,7 +34,7 @@ def test_a_fresh_queue_needs_little_room_or_says_so(tmp_path: Path) -> None:
 KINDS = [(kind, what) for kind in DISKS for what in ("bytes", "inodes")]
 
 
-@pytest.mark.parametrize(("verb", "disk_kind"), crossed(VERBS, KINDS))
+@each_once(("verb", VERBS), ("disk_kind", KINDS))
 def test_each_verb_on_a_full_disk(tmp_path: Path, verb: Verb, disk_kind: tuple[str, str]) -> None:
     """Who needs room is told, who needs none does his work, and nothing is lost."""
     kind, what = disk_kind

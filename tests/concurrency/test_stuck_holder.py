@@ -27,7 +27,7 @@ from tests.concurrency.books import check_drained, drain
 from tests.concurrency.processes import Child, children
 from tests.concurrency.test_stopped_workers import HastyClock
 from tests.concurrency.trapped import trapped
-from tests.levels import crossed
+from tests.levels import each_once
 
 __all__ = ["fsqueue_cli"]
 
@@ -160,7 +160,7 @@ def settle(queue: Queue, verb: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.once
-@pytest.mark.parametrize(("verb", "end"), crossed(VERBS, ["goes on", "is killed"]))
+@each_once(("verb", list(VERBS)), ("end", ["goes on", "is killed"]))
 def test_a_process_stopped_in_any_critical_section(queue_factory: QueueFactory, verb: str, end: str) -> None:
     number, before_unlock, met, name = 1, False, 0, 0
     while number <= 8:

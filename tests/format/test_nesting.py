@@ -17,7 +17,7 @@ from fsqueue.format import movements, nesting
 from fsqueue.format.nesting import NESTING_MAX, is_deeper, is_value_deeper
 from fsqueue.format.results import decode_result
 from fsqueue.storage import history
-from tests.levels import crossed, how_many
+from tests.levels import each_once, how_many
 from tests.support import QueueFactory, base_of, insert_in_file, log_files
 
 ORJSON_READS, ORJSON_WRITES = 1024, 254
@@ -323,7 +323,7 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize(("field", "levels"), crossed(FIELDS, [NESTING_MAX, *ARRAYS]))
+@each_once(("field", list(FIELDS)), ("levels", [NESTING_MAX, *ARRAYS]))
 def test_records_of_others_with_deep_fields(queue: Queue, field: str, levels: int) -> None:
     """Whatever is in a log, and in the history and the dead letters after it: nothing ends in an internal error."""
     queue.insert("x")

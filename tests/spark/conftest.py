@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,28 +54,6 @@ CONF = {
     "spark.executor.extraJavaOptions": FAST_JVM,
     "spark.python.daemon.module": "tests.spark.daemon",
 }
-
-
-def thorough(*values: Any) -> Any:
-    """Make a case of `parametrize` that is left to scripts/test --all."""
-    return pytest.param(*values, marks=pytest.mark.thorough)
-
-
-def each_once(ones: tuple[str, Sequence[Any]], others: tuple[str, Sequence[Any]]) -> pytest.MarkDecorator:
-    """Parametrize by all pairs of two lists, each given as `names, values`.
-
-    The gate has each value of either list in one pair at least. The other pairs are left to scripts/test --all.
-    """
-    (names, first), (more, second) = ones, others
-    in_gate = {(number % len(first), number % len(second)) for number in range(max(len(first), len(second)))}
-    return pytest.mark.parametrize(
-        f"{names}, {more}",
-        [
-            (pytest.param if (i, j) in in_gate else thorough)(*(one if "," in names else (one,)), other)
-            for i, one in enumerate(first)
-            for j, other in enumerate(second)
-        ],
-    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

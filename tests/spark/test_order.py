@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from fsqueue.spark import keyed, schemas, seed, tables
 from fsqueue.spark.options import WriteOptions
-from tests.spark.conftest import each_once
+from tests.levels import each_once
 from tests.spark.test_stream import Stream, stream  # noqa: F401 - a fixture
 
 Way = Callable[..., None]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue
-from tests.spark.conftest import run_to_end, thorough
+from tests.levels import thorough
+from tests.spark.conftest import run_to_end
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 

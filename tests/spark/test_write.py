@@ -15,7 +15,8 @@ import pytest
 
 from fsqueue import InvalidArgument, InvalidTask, Queue, QueueExists, QueueNotFound
 from fsqueue.upkeep import collect
-from tests.spark.conftest import each_once, staged_in, thorough, until_reaped
+from tests.levels import each_once, thorough
+from tests.spark.conftest import staged_in, until_reaped
 from tests.support import QueueFactory, age_staging, leftovers
 
 pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'fsqueue-tasks[spark]'")

@@ -18,7 +18,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue, QueueNotFound, StorageError, StorageFull, Worker
 from fsqueue.protocol.waiting import IdlePoller
 from fsqueue.worker import settling
-from tests.levels import crossed
+from tests.levels import each_once
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
 from tests.worker.support import Failing, Renewals, drained, in_background, python, time_out, until_there
@@ -293,9 +293,7 @@ SETTLED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("verb", "then"), crossed(SETTLED, ["sys.exit(0)", "sys.exit(1)", "open(os.environ['FIFO']).close()"])
-)
+@each_once(("verb", list(SETTLED)), ("then", ["sys.exit(0)", "sys.exit(1)", "open(os.environ['FIFO']).close()"]))
 def test_a_command_may_settle_its_task_itself(
     runner: Make,
     queue_factory: QueueFactory,
