@@ -4,16 +4,21 @@ The workers of a small stream share the locks of few batches (docs/decisions/004
 an append keeps such a lock for a few requests, so it is measured there. The workers take turns in the directories,
 which are mounts of the same export. In the lab:
 
-    scripts/lab/nfs "$(mktemp -d)" .venv/bin/python scripts/drain_figures.py --tree OLD --tree . /c1 /c2
+    ROUND_TRIP_MS=30 scripts/lab/nfs "$(mktemp -d)" \\
+        .venv/bin/python scripts/drain_figures.py --tree OLD --tree . --task-s 3 /c1 /c2
 
 `--round-trip-ms` needs no such mount: calls of the filesystem layer then sleep as long as their requests would take.
-On a busy machine choose longer round trips and, by the same factor, longer tasks.
+
+Look at how busy the processors were. If they were so all the time, as they are in the lab without that delay, the
+figure is the time of the processors, and says nothing of what workers wait for. On a slow or busy machine choose longer
+round trips and, by the same factor, longer tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -22,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsqueue import Queue
 from fsqueue.filesystem import Filesystem
@@ -36,6 +41,23 @@ REQUESTS = {
     "pread": 1, "try_lock": 1, "unlock": 1, "stat": 1, "exists": 1,
 }  # fmt: skip
 """About how many requests an NFS client waits for in each call of the filesystem layer."""
+
+
+class Moment(NamedTuple):
+    """A time of this machine's, and what its processors have done until then."""
+
+    at_s: float
+    """On the monotonic clock."""
+    idle: int
+    """Ticks in which processors of the machine, or the guest, had nothing to do."""
+    ticks: int
+    """All of their ticks."""
+
+
+def now() -> Moment:
+    """Return this moment."""
+    ticks = [int(text) for text in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return Moment(time.monotonic(), ticks[3] + ticks[4], sum(ticks))
 
 
 class Distant(Filesystem):
@@ -59,8 +81,8 @@ class Distant(Filesystem):
 def arguments() -> argparse.Namespace:
     """Return the command line's arguments."""
     parser = argparse.ArgumentParser(
-        description="Insert tasks by one insert_many, let workers drain them, and print the time from the first lease "
-        "to the last completion.",
+        description="Insert tasks by one insert_many, let workers drain them, and print the time from when all workers "
+        "have opened the queue to the last completion.",
         epilog="example: scripts/drain_figures.py --workers 8 --tasks 64 /scratch/me",
     )
     parser.add_argument("directories", nargs="+", type=Path, help="mounts of one directory; workers take turns in them")
@@ -84,19 +106,21 @@ def opened(path: Path, round_trip_ms: float | None) -> tuple[Queue, Distant | No
 
 
 def work(path: Path, task_s: float, round_trip_ms: float | None, start: Any, told: Any) -> None:
-    """Work on the queue. Tell how many tasks this worker had, when it had the first and completed the last one, and how
-    many requests it has pretended to make.
+    """Work on the queue. Tell how many tasks this worker had, when it began to look for them, had the first and
+    completed the last one, and how many requests it has pretended to make.
     """
-    (queue, fs), leased, first, last = opened(path, round_trip_ms), 0, 0.0, 0.0
+    (queue, fs), leased = opened(path, round_trip_ms), 0
     start.wait(PATIENCE_S)
     before = fs.requests if fs is not None else 0
+    began = last = now()
+    first_s = math.inf
     for task in queue.poll():
-        first = first or time.monotonic()
+        first_s = min(first_s, time.monotonic())
         time.sleep(task_s)
         task.complete()
-        last = time.monotonic()
+        last = now()
         leased += 1
-    told.put((leased, first, last, fs.requests - before if fs is not None else 0))
+    told.put((leased, began, first_s, last, fs.requests - before if fs is not None else 0))
 
 
 def calls() -> int:
@@ -133,13 +157,16 @@ def drained(name: str, given: argparse.Namespace) -> dict[str, float]:
         if worker.exitcode != 0:
             raise SystemExit(f"A worker ended with {worker.exitcode}.")
     found = [told.get() for _ in crew]
-    had = [leased for leased, _, _, _ in found]
+    had = [leased for leased, _, _, _, _ in found]
     if sum(had) != given.tasks:
         raise SystemExit(f"{sum(had)} tasks were completed, of {given.tasks}.")
+    begin, end = min(began for _, began, _, _, _ in found), max(last for _, _, _, last, _ in found)
     return {
         "insert_s": insert_s,
-        "drain_s": max(last for _, _, last, _ in found) - min(first for leased, first, _, _ in found if leased),
-        "calls": (calls() - before + sum(requests for _, _, _, requests in found)) / given.tasks,
+        "first_s": min(first_s for _, _, first_s, _, _ in found) - begin.at_s,
+        "drain_s": end.at_s - begin.at_s,
+        "busy": 1 - (end.idle - begin.idle) / max(1, end.ticks - begin.ticks),
+        "calls": (calls() - before + sum(requests for _, _, _, _, requests in found)) / given.tasks,
         "least": min(had),
         "most": max(had),
     }
@@ -169,9 +196,10 @@ def main() -> None:
         middle = {what: statistics.median(one[what] for one in rounds) for what in rounds[0]}
         ideal_s = given.tasks * given.task_s / given.workers
         print(
-            f"{tree}: drained in {middle['drain_s']:.2f} s (ideal: {ideal_s:.2f} s), {middle['calls']:.1f} calls to "
-            f"the server a task, {middle['least']:.0f} to {middle['most']:.0f} tasks a worker; "
-            f"inserted in {middle['insert_s']:.2f} s"
+            f"{tree}: drained in {middle['drain_s']:.2f} s (ideal: {ideal_s:.2f} s), the first task leased after "
+            f"{middle['first_s']:.2f} s, processors {middle['busy']:.0%} busy; {middle['calls']:.1f} calls to the "
+            f"server a task, {middle['least']:.0f} to {middle['most']:.0f} tasks a worker; inserted in "
+            f"{middle['insert_s']:.2f} s"
         )
 
 
