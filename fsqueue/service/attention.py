@@ -69,7 +69,8 @@ def _notices(look: QueueLook, path: str) -> Iterator[Notice]:
         return
     if look.paused is not None:
         kind: Kind = "stands still" if status.remaining else "note"
-        waiting = f" {counted(status.remaining, 'task')} wait." if status.remaining else ""
+        verb = "waits" if status.remaining == 1 else "wait"
+        waiting = f" {counted(status.remaining, 'task')} {verb}." if status.remaining else ""
         yield Notice(kind, name, f"It is paused {_paused(look.paused)}.{waiting}", Action("Resume", "resume"))
     elif status.waiting and not status.leased and not _is_worked(look) and look.has_clients:
         yield Notice(

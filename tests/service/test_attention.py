@@ -73,7 +73,7 @@ def test_it_is_paused(queue: Queue) -> None:
     assert verdict == "paused"
     assert (notice.kind, notice.action and notice.action.verb) == ("stands still", "resume")
     assert notice.says.startswith("It is paused since 2")
-    assert "“the licence server is down”. 1 task wait" in notice.says
+    assert "“the licence server is down”. 1 task waits." in notice.says
 
 
 def test_tasks_were_given_up_at_the_limit_of_attempts(queue_factory: QueueFactory) -> None:

@@ -185,6 +185,57 @@ def test_a_body_that_stops_coming_is_not_waited_for(kind: bytes) -> None:
     assert sent[0]["status"] == (408 if b"form" in kind else 403)
 
 
+async def inside(scope: Any, receive: Any, send: Any) -> None:
+    """Stand behind the gate: whoever gets here has passed."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+def get(raw_path: bytes, *headers: tuple[bytes, bytes]) -> tuple[int, bytes]:
+    """Ask a gate without tokens. Return the status and the body."""
+    scope = {
+        "type": "http", "method": "GET", "path": "/decoded", "raw_path": raw_path, "server": ("localhost", 8750),
+        "headers": headers or [(b"host", b"localhost")],
+    }  # fmt: skip
+    start, *bodies = asked(Gate(inside, None), [], scope)
+    return start["status"], b"".join(one.get("body", b"") for one in bodies)
+
+
+@pytest.mark.parametrize(
+    "path", [b"http://evil.example/v1", b"*", b"v1", b"/a b", b"/a\nb", b"/\x00", b"/\x7f", b"/\xe4"]
+)
+def test_a_path_has_no_other_characters_than_those_that_stand_in_one(path: bytes) -> None:
+    assert get(path)[0] == 400
+
+
+def test_routes_see_the_path_as_it_was_sent() -> None:
+    """A name with a "/" in it would be two segments otherwise, and could lead to another route."""
+    assert get(b"/v1/queues/a%2Fb%2e%2e") == (200, b"/v1/queues/a%2Fb%2e%2e")
+
+
+@pytest.mark.parametrize("hosts", [[], [b"localhost", b"localhost"], [b"localhost", b"evil.example"]])
+def test_a_request_names_one_host(hosts: list[bytes]) -> None:
+    """A proxy may have gone by the other one."""
+    headers = [(b"accept", b"*/*"), *((b"host", host) for host in hosts)]
+    assert get(b"/", *headers)[0] == 421
+
+
+def test_a_body_has_one_length() -> None:
+    headers = [(b"host", b"localhost"), (b"content-length", b"5"), (b"transfer-encoding", b"chunked")]
+    assert get(b"/", *headers)[0] == 400
+
+
+def test_a_form_is_read_no_further_than_its_bound() -> None:
+    tokens = Tokens({"write": WRITE})
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/x-www-form-urlencoded")]
+    headers.append((b"cookie", b"fsqueue_8750=" + tokens.cookie(WRITE).encode()))
+    scope = {"type": "http", "method": "POST", "path": ANY, "headers": headers, "server": ("localhost", 8750)}
+    parts = [{"type": "http.request", "body": b"x" * (16 << 10), "more_body": n < 99} for n in range(100)]
+    sent = asked(Gate(Starlette(), tokens), parts, scope)
+    assert sent[0]["status"] == 403
+    assert len(parts) == 100 - 5, "five parts are more than 64 KiB"
+
+
 def test_a_form_that_breaks_off_is_no_bug(group: fsqueue.Group) -> None:
     """A client without a token could fill the log with tracebacks otherwise."""
     app = application.application(application.gateway(group.path, Tokens({"write": WRITE})))
