@@ -72,7 +72,7 @@ def _one(
             gone if isinstance(gone, QueueNotFound) else from_os_error(error, f"inserting into {store.path}", then)
         )
     elif isinstance(error, QueueNotFound):
-        failure = error
+        failure = error if is_exact else QueueNotFound(f"{error} {then}")
     else:
         failure = StorageError(f"{error} {then}")
     failure.inserted, failure.new, failure.is_exact = inserted, new, is_exact

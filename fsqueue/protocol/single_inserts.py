@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fsqueue import forks
-from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueNotFound, StorageError
+from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout
@@ -35,6 +35,7 @@ from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.storage import history, jsonl, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
+from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.storage.store import Store, hash_of
 
 TASK_BYTES_MAX = 64 << 10
@@ -227,8 +228,9 @@ class SingleInserter:
     def _is_in_queue(self, layout: Layout, new: int) -> bool:
         """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
 
-        AppendFailed says that it is in the queue, or that this is unknown: it was appended. `new`: how many tasks it
-        is; 0 if that was before this insert.
+        AppendFailed says that it is in the queue, or that this is unknown: it was appended. Unknown is it, too, if the
+        queue's directory was moved: the task went with it, and may come back. QueueClosed: it was deleted with the
+        queue. `new`: how many tasks it is; 0 if that was before this insert.
         """
         store = self.store
         try:
@@ -236,7 +238,7 @@ class SingleInserter:
                 store.refresh(now=True)
                 if store.layout.generation != layout.generation:
                     return False
-        except QueueNotFound:
+        except QueueClosed:
             raise
         except (OSError, FsqueueError) as error:
             raise AppendFailed(error, is_exact=False) from error

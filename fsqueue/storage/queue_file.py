@@ -22,7 +22,7 @@ def state_in(fs: Filesystem, fd: int, path: str) -> QueueState:
 
 
 class QueueClosed(QueueNotFound):
-    """The queue is marked as deleted, but its directory is still in place: any process may move it away."""
+    """The queue is marked as deleted. If its directory is still in place, any process may move it away."""
 
 
 class QueueFile:
@@ -68,7 +68,8 @@ class QueueFile:
         except NotADirectoryError:
             raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
         state = read_queue_state(sparse.joined(pieces), self.path)
-        if not fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
+        is_this_deleted = opened and state.closed and self.state.id == state.id
+        if not is_this_deleted and not fs.is_in_place():  # on a full disk a deletion leaves no mark
             raise self._moved()
         if state.closed:
             raise QueueClosed(f"The queue {self.path} has been deleted.")

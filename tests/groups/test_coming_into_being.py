@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import fsqueue
 from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import groups, layout, names
+from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import queue_file
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.upkeep.trash import reap
@@ -297,6 +299,45 @@ def test_an_insert_follows_a_queue_that_was_moved_out_until_its_path_is_asked_fo
     queue.insert(3)
     assert [*drain(Queue(tmp_path / "moved"))] == [1, 2]
     assert [*drain(group["q"])] == [3]
+
+
+def between(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Let something happen once, after the next insert was appended, and before it asks whether it is in the queue."""
+    ask = SingleInserter._is_in_queue
+
+    def asked(self: SingleInserter, *arguments: Any) -> bool:
+        monkeypatch.setattr(SingleInserter, "_is_in_queue", ask)
+        happens()
+        self.store.queue_file.forget()
+        return ask(self, *arguments)
+
+    monkeypatch.setattr(SingleInserter, "_is_in_queue", asked)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_an_insert_into_a_queue_that_is_moved_meanwhile_is_not_repeated(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """The queue may come back, and would have the task twice."""
+    queue = group["q"]
+    queue.insert(1)
+    between(monkeypatch, lambda: os.rename(queue.path, tmp_path / "moved"))
+    with pytest.raises(QueueNotFound, match="unknown whether the task is in the queue") as refused:
+        queue.insert(2, key=key)
+    assert not refused.value.is_exact
+    assert not queue.path.exists()
+    os.rename(tmp_path / "moved", queue.path)
+    assert [*drain(group["q"])] == [1, 2]
+
+
+def test_an_insert_into_a_queue_that_is_deleted_meanwhile_makes_it_anew(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = group["q"]
+    queue.insert(1)
+    between(monkeypatch, Group(group.path)["q"].delete)
+    queue.insert(2)
+    assert [*drain(group["q"])] == [2]
 
 
 @needs_root

@@ -111,6 +111,8 @@ class Disk:
         """The same steps, and the name of the queue that was purged or deleted then."""
         self.lost: list[Lost] = []
         """The queues that were moved away, and did not come back."""
+        self.moved: list[float] = []
+        """When a queue was moved out of its group (s)."""
         self.away: list[tuple[int, int]] = []
         """From which step to which a queue was not in its place, but came back."""
         self.ended_at: dict[int, float] = {}

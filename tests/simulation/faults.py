@@ -297,6 +297,7 @@ def moved(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> b
     target = f"{AWAY}-{which}-{disk.moved_directories}"  # another one of this name may be away already
     disk.move(group, which, disk.root, target)
     begin, began = disk.step, story.world.now
+    disk.moved.append(began)
     try:
         story.world.sleep(process, seconds)
     finally:

@@ -245,7 +245,7 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
             return
         for task in call.args["tasks"]:
             acted = any(replay.acted(task.index, op, task.lease) for replay in truth.of(task) for op in ENDS[call.verb])
-            if not acted and task.id not in lost:
+            if not acted and task.id not in lost and not _may_be_astray(story, call):
                 yield f"{call}: it was reported done, but no log says so of {task.id}"
             disk = story.world.disk
             went_with_it = any(call.begin <= step <= call.end for step, _ in disk.ends)
@@ -362,15 +362,27 @@ def _losses(story: Story, truth: Truth) -> Iterator[str]:
 def _went_along(story: Story, call: Call, payload: Any) -> bool:
     """Whether a plain insert has followed a queue that was moved away a moment ago, and the task is there, whole.
 
-    "Whole": a process that opens the moved queue gets it, now or when a lease ends. An update never follows.
+    "Whole": a process that opens the moved queue gets it, now or when a lease ends. An update follows only where a
+    client believes what it remembers.
     """
-    if any(call is shadow for told in story.updates.told for shadow in told.shadows):
+    if not story.scenario.shared and any(call is shadow for told in story.updates.told for shadow in told.shadows):
         return False
     own = story.path.rpartition("/")[2]
     until_s = MOVED_S + (STALE_S if story.scenario.shared else 0.0)
     return any(
         lost.name == own and call.began <= lost.at + until_s and payload in order.payloads_left(story, lost.path)
         for lost in story.world.disk.lost
+    )
+
+
+def _may_be_astray(story: Story, call: Call) -> bool:
+    """Whether a client of a file server may have believed that a queue is in its place which was moved away for good.
+
+    What an update does there is decided in the group. The moved log may wait for the outcome for ever.
+    """
+    own = story.path.rpartition("/")[2]
+    return story.scenario.shared and any(
+        lost.name == own and call.ended >= lost.at and call.began <= lost.at + STALE_S for lost in story.world.disk.lost
     )
 
 
@@ -512,6 +524,8 @@ def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
     """A `lease` that answered "empty": was there something that anybody could have leased, all the time?"""
     if story.world.disk.was_away(call.begin, call.end):
         return
+    if story.scenario.shared and any(at <= call.ended and call.began <= at + STALE_S for at in story.world.disk.moved):
+        return  # its client may have believed that the queue is where it was
     base = generation(story)
     limit = int((call.began - story.skew_s) * 1000) - 1000
     yield from commit_acts.false_empty(story, call, base, limit)
