@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -205,16 +205,17 @@ class GroupQueue(Queue):
         self._let_go()
         return True
 
-    def _begin(self, verifies: bool) -> None:
+    def _begin(self, verifies: bool, place: Callable[[], GroupDirectory] | None = None) -> None:
         """Make the queue if it is not there, and open it. `verifies`: ask whether one that is open was deleted.
 
+        `place`: returns the open group in which it is made; otherwise the group comes into being, too.
         An error says that nothing was inserted: nothing was, by then.
         """
         store = self.__dict__.get("store")
         if store is not None and (not verifies or store.queue_file.is_unchanged()):
             return  # as mostly
         try:
-            self._begin_or_open(verifies)
+            self._begin_or_open(verifies, place or partial(self.group.directory, begins=True))
         except OSError as error:
             failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
             insert_errors.note_nothing(failure)
@@ -223,7 +224,7 @@ class GroupQueue(Queue):
             insert_errors.note_nothing(error)
             raise
 
-    def _begin_or_open(self, verifies: bool) -> None:
+    def _begin_or_open(self, verifies: bool, place: Callable[[], GroupDirectory]) -> None:
         for _ in range(BEGIN_TRIES):
             try:
                 if self._opens():
@@ -235,7 +236,7 @@ class GroupQueue(Queue):
                 continue
             try:
                 with resources.Scope():
-                    self.group.directory(begins=True).begin(self._directory)
+                    place().begin(self._directory)
             except QueueClosed:
                 administration.finish_deletion(str(self._path))
             except QueueMoved:

@@ -16,6 +16,7 @@ import pytest
 
 from fsqueue import (
     Group,
+    GroupQueue,
     InvalidArgument,
     InvalidResult,
     InvalidTask,
@@ -31,6 +32,7 @@ from fsqueue.clock import Clock
 from fsqueue.filesystem import syncs
 from fsqueue.format import decisions
 from fsqueue.format.decisions import DecisionState
+from fsqueue.format.names import QueueDirectory
 from fsqueue.protocol import update_traces, updates
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import decisions as stored
@@ -504,6 +506,35 @@ def test_an_update_makes_no_group_in_place_of_one_that_was_moved(group: Group) -
         update.apply()
     assert [each.reason for each in caught.value.missing] == ["the group was moved or deleted"]
     assert not group.path.exists()
+
+
+@pytest.mark.parametrize("into", ["c", "0"], ids=["opened after the task's queue", "opened before it"])
+def test_an_update_makes_no_group_in_place_of_one_that_is_moved_meanwhile(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: str
+) -> None:
+    """It would be in the way when the group is moved back, and other processes would work in it until then."""
+    group["b"].insert("page")
+    [task] = group["b"].lease()
+    opened_queue = Group.opened_queue
+
+    def moved_before(self: Group, directory: QueueDirectory) -> GroupQueue:
+        queue = opened_queue(self, directory)
+        if directory == into and not (tmp_path / "moved").exists():
+            os.rename(group.path, tmp_path / "moved")
+        return queue
+
+    monkeypatch.setattr(Group, "opened_queue", moved_before)
+    update = group.update()
+    update.complete(task)
+    update.insert(into, "part")
+    with pytest.raises(UpdateConflict) as caught:
+        update.apply()
+    assert [each.id for each in caught.value.missing] == [task.id]
+    assert not group.path.exists()
+    monkeypatch.undo()
+    os.rename(tmp_path / "moved", group.path)
+    update.apply()
+    assert (group["b"].status().completed, group[into].status().waiting) == (1, 1)
 
 
 def test_a_purge_of_the_source_is_a_conflict(group: Group) -> None:
