@@ -132,9 +132,12 @@ class GroupQueue(Queue):
         """Return whether it has come into being, and was not deleted since."""
         if self._opens():
             try:
-                self.store.refresh(now=True)
+                with resources.Scope():
+                    self.store.refresh(now=True)
             except QueueNotFound:
                 self._let_go()
+            except OSError as error:
+                raise from_os_error(error, f"looking for the queue {self._path}") from error
         return self._opens()
 
     def __repr__(self) -> str:

@@ -301,6 +301,18 @@ def test_an_insert_follows_a_queue_that_was_moved_out_until_its_path_is_asked_fo
     assert [*drain(group["q"])] == [3]
 
 
+def test_a_link_that_a_neighbour_has_put_in_a_queues_place_is_told(group: Group, tmp_path: Path) -> None:
+    queue = group["q"]
+    queue.insert(1)
+    (tmp_path / "elsewhere").write_text("not ours")
+    os.rename(queue.path / layout.SETTINGS_FILE, tmp_path / "settings")
+    (queue.path / layout.SETTINGS_FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(fsqueue.FsqueueError, match="group/q"):
+        queue.exists()
+    assert not Group(group.path).delete("q")
+    assert (tmp_path / "elsewhere").read_text() == "not ours"
+
+
 def between(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Let something happen once, after the next insert was appended, and before it asks whether it is in the queue."""
     ask = SingleInserter._is_in_queue
