@@ -1039,7 +1039,7 @@ supervisor.main()
 """
 
 
-LEAVING = '(trap "" TERM; exec sleep 9000) & echo $! >>$0;'
+LEAVING = """sh -c 'trap "" TERM; echo $$ >>$0; exec sleep 9000' $0 & until [ -s $0 ]; do :; done;"""
 
 
 @pytest.mark.parametrize(
