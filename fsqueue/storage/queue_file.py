@@ -22,7 +22,10 @@ def state_in(fs: Filesystem, fd: int, path: str) -> QueueState:
 
 
 class QueueClosed(QueueNotFound):
-    """The queue is marked as deleted. If its directory is still in place, any process may move it away."""
+    """The queue is deleted: it is marked so, or the file is gone from the open directory, in which a move leaves it.
+
+    If a marked one is still in place, any process may move it away.
+    """
 
 
 class QueueFile:
@@ -53,7 +56,7 @@ class QueueFile:
         except FileNotFoundError:
             # An NFS client may remember the name of a deleted queue, whose files are being removed.
             if opened and not fs.is_in_place():
-                raise self._moved() from None
+                raise QueueClosed(str(self._moved())) from None
             found = [] if opened else fs.names(self.path)
             if GROUP_FILE in found:
                 raise NotAQueue(

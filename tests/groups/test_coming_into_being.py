@@ -342,12 +342,13 @@ def test_an_insert_into_a_queue_that_is_moved_meanwhile_is_not_repeated(
     assert [*drain(group["q"])] == [1, 2]
 
 
+@pytest.mark.parametrize("wait", [False, True], ids=["being removed", "removed"])
 def test_an_insert_into_a_queue_that_is_deleted_meanwhile_makes_it_anew(
-    group: Group, monkeypatch: pytest.MonkeyPatch
+    group: Group, monkeypatch: pytest.MonkeyPatch, wait: bool
 ) -> None:
     queue = group["q"]
     queue.insert(1)
-    between(monkeypatch, Group(group.path)["q"].delete)
+    between(monkeypatch, lambda: Group(group.path).delete("q", wait=wait))
     queue.insert(2)
     assert [*drain(group["q"])] == [2]
 
