@@ -20,7 +20,7 @@ from tests.support import counted
 
 QueueFactory = Callable[..., Queue]
 CREW = how_many(4, 8)
-"""How many work at once."""
+"""Number of processes that work at once."""
 CREWS = how_many(1, 3)
 """How many crews work, one after the other, each at a queue of its own."""
 LOOKS = how_many(4, 6)

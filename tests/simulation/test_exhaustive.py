@@ -60,6 +60,7 @@ def test_every_verb_is_tried_at_many_calls_and_on_every_filesystem() -> None:
         assert {one.fate for one in chosen} == {one.fate for one in found}
         assert set(chosen) <= set(found)
     assert min(count.values()) > 20
+    assert min(sum(len(found) for (verb, _), found in cases.items() if verb == one) for one in VERBS) > 50
     assert count.total() * IN_GATE > sum(map(len, cases.values()))
     assert {kind for _, kind in ALONE_ON} == set(ALONE)
 
