@@ -20,8 +20,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it by httptools, with bounds. Without them clients could hold memory and connections.
 
     - A head, or what follows the last chunk of a body, is at most HEAD_BYTES_MAX long, and one read (256 KiB) more.
-    - A connection ends that has sent a part of a head, or nothing, for `head_s` seconds. It also ends if its request
-      was answered before its body was whole, and the rest takes so long: a client without a token is answered so.
+    - A connection ends that has sent a part of a head, or nothing, for `head_s` seconds. The gateway answers a client
+      without a token before the body is whole: then the connection ends if the rest does not come within that time.
       uvicorn bounds the pause between two requests, and no other, and forgets that pause once a byte has come.
     - One request is under way at a time. If another one comes before the answer, the connection ends after the answer,
       as HTTP lets a server do: uvicorn would keep all that have come.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 PATIENCE_S = 600.0
-"""How long a condition, a process or a thread may take on a machine that is slow, and busy with other work.
+"""Maximum time that a test waits for a condition, a process or a thread (seconds).
 
-It only ends what hangs. Whatever a test waits for is waited for so long.
+It only ends what hangs: a slow machine that is busy with other work needs less.
 """
 PAUSE_S = 0.01
 """Between two looks."""

@@ -313,7 +313,7 @@ class Update:
             queue._open_and_verify()  # an empty queue would be in the way of one that is moved back
         else:
             # A new group would be in the way of one that was moved away just now, and is moved back.
-            queue._begin(verifies=True, place=lambda: self._directory([*self._plans.values()]))
+            queue._begin(verifies=True, place=lambda: self._directory(list(self._plans.values())))
         store, inserter = queue.store, queue._inserter
         if plan.has_inserts and not inserter.has_open_batches:
             raise InvalidArgument(

@@ -228,9 +228,9 @@ class SingleInserter:
     def _is_in_queue(self, layout: Layout, new: int) -> bool:
         """Return whether what was inserted into a generation is in the queue, durably. False if that was purged.
 
-        AppendFailed says that it is in the queue, or that this is unknown: it was appended. Unknown is it, too, if the
-        queue's directory was moved: the task went with it, and may come back. QueueClosed: it was deleted with the
-        queue. `new`: how many tasks it is; 0 if that was before this insert.
+        AppendFailed says that it is in the queue, or that this is unknown: it was appended. It is unknown, too, if
+        the queue's directory was moved: the task went with it, and may come back. QueueClosed: it was deleted with the
+        queue. `new`: the number of tasks; 0 if that was before this insert.
         """
         store = self.store
         try:

@@ -33,7 +33,7 @@ ERROR_CHARS_MAX = 8_000
 
 
 TOGETHER_BYTES = 1 << 20
-"""Records of several leases are appended as soon as they are so long. One append may be longer, by one record."""
+"""Maximum length of the records of several leases to which another one is added before they are appended (bytes)."""
 
 
 class NotRecorded(OSError):

@@ -56,7 +56,7 @@ class QueueFile:
         except FileNotFoundError:
             # An NFS client may remember the name of a deleted queue, whose files are being removed.
             if opened and not fs.is_in_place():
-                raise QueueClosed(str(self._moved())) from None
+                raise QueueClosed(f"The queue {self.path} has been deleted.") from None
             found = [] if opened else fs.names(self.path)
             if GROUP_FILE in found:
                 raise NotAQueue(

@@ -186,7 +186,7 @@ def test_a_body_that_stops_coming_is_not_waited_for(kind: bytes) -> None:
 
 
 async def inside(scope: Any, receive: Any, send: Any) -> None:
-    """Stand behind the gate: whoever gets here has passed."""
+    """Stand behind the gate, and answer each request that it lets through."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": scope["path"].encode()})
 
