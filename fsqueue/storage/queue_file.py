@@ -56,7 +56,7 @@ class QueueFile:
         except FileNotFoundError:
             # An NFS client may remember the name of a deleted queue, whose files are being removed.
             if opened and not fs.is_in_place():
-                raise QueueClosed(f"The queue {self.path} has been deleted.") from None
+                raise self._away(is_deleted=True) from None
             found = [] if opened else fs.names(self.path)
             if GROUP_FILE in found:
                 raise NotAQueue(
@@ -71,9 +71,8 @@ class QueueFile:
         except NotADirectoryError:
             raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
         state = read_queue_state(sparse.joined(pieces), self.path)
-        is_this_deleted = opened and state.closed and self.state.id == state.id
-        if not is_this_deleted and not fs.is_in_place():  # on a full disk a deletion leaves no mark
-            raise self._moved()
+        if not fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
+            raise self._away(is_deleted=opened and state.closed and self.state.id == state.id)
         if state.closed:
             raise QueueClosed(f"The queue {self.path} has been deleted.")
         if opened and self.state.id != state.id:
@@ -99,12 +98,15 @@ class QueueFile:
             raise
         return content, fs.watch(path, fd)
 
-    def _moved(self) -> QueueNotFound:
-        """Return the error for a queue whose directory is not at its path any more."""
-        return QueueNotFound(
-            f"The queue {self.path} was deleted (perhaps with another created in its place), or its directory was "
-            "moved. What this call had still to do was not done. If there is a queue at that path, open it again with "
-            "Queue(path)."
+    def _away(self, is_deleted: bool) -> QueueNotFound:
+        """Return the error for a queue whose directory is not at its path any more. Unless `is_deleted`, nobody knows
+        why.
+        """
+        kind = QueueClosed if is_deleted else QueueNotFound
+        return kind(
+            f"The queue {self.path} was deleted (perhaps with another created in its place)"
+            f"{'' if is_deleted else ', or its directory was moved'}. What this call had still to do was not done. If "
+            "there is a queue at that path, open it again with Queue(path)."
         )
 
     def is_fresh(self) -> bool:

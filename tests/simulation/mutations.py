@@ -48,7 +48,7 @@ BELIEVES: Edit = ("AWAY_S", "AWAY_S = ...", "AWAY_S = 1e18")
 
 Else it raises an error, and nothing that `gc` has reaped is reported inserted: each of the two defences would do.
 """
-ELSEWHERE: Edit = ("QueueFile.read", "if not is_this_deleted and not fs.is_in_place(): ...", "if False: ...")
+ELSEWHERE: Edit = ("QueueFile.read", "if not fs.is_in_place(): ...", "if False: ...")
 """Whether the open directory is still the one at the queue's path: it tells of a deletion, too, as the mark does."""
 
 MUTATIONS = [
