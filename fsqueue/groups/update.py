@@ -204,8 +204,11 @@ class Update:
         process = forks.depth
         try:
             with resources.Scope():
-                directory = self._directory(plans)
-                applied = self.group.coordinator.apply(directory, plans, timeout_s) if plans else Applied()
+                if plans:
+                    applied = self.group.coordinator.apply(lambda: self._directory(plans), plans, timeout_s)
+                else:
+                    self._directory(plans)
+                    applied = Applied()
         except OSError as error:
             raise from_os_error(error, f"applying an update in {self.group.path}", NOTHING) from error
         if forks.depth != process:
@@ -225,6 +228,8 @@ class Update:
         try:
             return self.group.directory(begins=not ending)
         except QueueNotFound:
+            if not ending:
+                raise
             conflicts = Conflicts()
             for plan in ending:
                 for changes in plan.endings.values():

@@ -7,7 +7,7 @@ decision has begun, only the decision file tells what the outcome is.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -119,12 +119,14 @@ class Coordinator:
         self.log_s = 0.0
         """How long each log took in the last update, its sync and its part of the decision included."""
 
-    def apply(self, group: GroupDirectory, queues: Sequence[QueuePlan], timeout_s: float) -> Applied:
+    def apply(self, directory: Callable[[], GroupDirectory], queues: Sequence[QueuePlan], timeout_s: float) -> Applied:
         """Let an update happen. It is tried anew for up to `timeout_s` while others are in the way.
 
+        `directory` returns the open group that is in its place, for each try: another one may have come there.
         UpdateConflict: nothing has happened. StorageError with `advice`: it is unknown whether it has. Of any other
         error the text says it.
         """
+        group = directory()
         clock = group.clock
         until, backoff = clock.monotonic() + timeout_s, None
         tries = failures = 0
@@ -144,6 +146,7 @@ class Coordinator:
             tries += 1
             backoff = backoff or Backoff(PAUSES_S, group.entropy.random, 2.0, 0.5)
             clock.sleep(min(left_s, backoff.next_s()))
+            group = directory()
 
     def patience_ms(self, logs: int, tries: int) -> int:
         """Return how long others wait before they decide against an update that changes `logs` logs, and was given up
@@ -196,12 +199,25 @@ class _Try:
             for endings in plan.endings.values():
                 self._conflicts.miss(plan, endings, "the queue was deleted")
             return
+        self._require_same_group(plan, store)
         generation = store.queue_file.state.generation
         for endings in plan.endings.values():
             if purged := [each for each in endings if not each.is_of(generation)]:
                 self._conflicts.miss(plan, purged, "purged")
         self._queues.append(_Opened(plan, store, inserter, keyed))
         self._syncs = self._syncs or store.sync_inserts
+
+    def _require_same_group(self, plan: QueuePlan, store: Store) -> None:
+        """Raise _Anew if a queue is of another group than the decision file would be; NotAQueue if it lies in this one.
+
+        The group may have been moved away just now, and another one made in its place, with the queue in it. Other
+        processes would look for the decision in that one, find none, and give its log an `abort`.
+        """
+        if store.queue_state.group == self._group.state.id:
+            return
+        if self._group.fs.is_in_place():
+            self._group.prove(store, plan.directory)
+        raise _Anew("The group was moved just now, and another one made in its place.")
 
     @property
     def _wait_s(self) -> float:

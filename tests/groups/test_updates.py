@@ -21,6 +21,7 @@ from fsqueue import (
     InvalidResult,
     InvalidTask,
     LeasedTask,
+    NotAQueue,
     Queue,
     StorageError,
     StorageFull,
@@ -535,6 +536,45 @@ def test_an_update_makes_no_group_in_place_of_one_that_is_moved_meanwhile(
     os.rename(tmp_path / "moved", group.path)
     update.apply()
     assert (group["b"].status().completed, group[into].status().waiting) == (1, 1)
+
+
+def test_an_update_is_decided_in_the_group_in_which_its_queues_are(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process would look for the decision there, find none, and give one log an `abort`."""
+    opened_queue = Group.opened_queue
+
+    def moved_before(self: Group, directory: QueueDirectory) -> GroupQueue:
+        if not (tmp_path / "moved").exists():
+            os.rename(group.path, tmp_path / "moved")
+            new_group(group.path)["b"].insert("new")
+        return opened_queue(self, directory)
+
+    monkeypatch.setattr(Group, "opened_queue", moved_before)
+    update = group.update()
+    update.insert("b", "x")
+    update.insert("c", "y")
+    with before("_sync", lambda: Group(group.path)["b"].gc()):
+        update.apply()
+    assert worked_off(group) == {"b": ["new", "x"], "c": ["y"]}
+    assert not (tmp_path / "moved" / ".updates").exists()
+
+
+def test_an_update_changes_no_queue_that_was_made_in_another_group(group: Group, tmp_path: Path) -> None:
+    """Nobody could decide about its records: the decision would be in a group that is not its own."""
+    other = Group(tmp_path / "other")
+    other["q"].insert("page")
+    group["b"].insert("here")
+    os.rename(other["q"].path, group.path / "q")
+    queue = Queue(group.path / "q")
+    [task] = queue.lease()
+    update = group.update()
+    update.complete(task)
+    update.insert("b", "x")
+    with pytest.raises(NotAQueue, match="not made in this group"):
+        update.apply()
+    queue.complete([task])
+    assert worked_off(group) == {"b": ["here"], "q": []}
 
 
 def test_a_purge_of_the_source_is_a_conflict(group: Group) -> None:
