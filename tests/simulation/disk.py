@@ -112,7 +112,9 @@ class Disk:
         self.lost: list[Lost] = []
         """The queues that were moved away, and did not come back."""
         self.moved: list[float] = []
-        """When a queue was moved out of its group (s)."""
+        """When a queue was moved out of its group, or a group out of its place, and when it came back (s)."""
+        self.remade: list[int] = []
+        """The steps at which the directory of another group was made in place of one that was moved away."""
         self.away: list[tuple[int, int]] = []
         """From which step to which a queue was not in its place, but came back."""
         self.ended_at: dict[int, float] = {}
@@ -143,6 +145,8 @@ class Disk:
         self.numbers += 1
         made = Directory(self.numbers, self.world.now, directory)
         self.put([(directory, name, made)])
+        if directory is self.root and self.moved:
+            self.remade.append(self.step)
         return made
 
     def put(self, effects: list[Effect]) -> None:

@@ -34,7 +34,7 @@ QUEUE = "/group/q"
 BESIDE = "/group/r"
 """Where the other one is, if there are two."""
 AWAY = "away"
-"""Where a queue is while it is not in its group."""
+"""Where a queue is while it is not in its group, and a group that is not in its place."""
 DAY_S = 86_400.0
 LONG_S = 900.0
 """Longer than any lease, and than a client may be out of touch before its locks are gone."""
@@ -287,26 +287,45 @@ def _queue_directory(story: Story) -> Directory | None:
 
 def moved(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
     """Somebody moves a queue out of its group, and back a while later, if no other one has come into its place."""
-    rng, disk = story.world.rng, story.world.disk
-    group = disk.root.entries.get(GROUP.removeprefix("/"))
-    which = rng.choice(("q", "r"))
+    which = story.world.rng.choice(("q", "r"))
+    group = story.world.disk.root.entries.get(GROUP.removeprefix("/"))
     if not isinstance(group, Directory) or which not in group.entries:
         return False
-    seconds = rng.choice((0.1, 3.0, 11.0, 2 * DAY_S))
-    story.world.fault(f"{which} is moved out of the group before {name} of {process.name}, for {seconds} s")
+    _move(story, process, name, group, which)
+    return True
+
+
+def moved_group(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
+    """Somebody moves the whole group, and back a while later, if no other one has come into its place."""
+    root, which = story.world.disk.root, GROUP.removeprefix("/")
+    if not isinstance(root.entries.get(which), Directory):
+        return False
+    _move(story, process, name, root, which)
+    return True
+
+
+def _move(story: Story, process: Process, name: str, above: Directory, which: str) -> None:
+    """Move a queue or the group away, for a while or for good."""
+    disk = story.world.disk
+    seconds = story.world.rng.choice((0.1, 3.0, 11.0, 2 * DAY_S))
+    story.world.fault(f"{which} is moved away before {name} of {process.name}, for {seconds} s")
     target = f"{AWAY}-{which}-{disk.moved_directories}"  # another one of this name may be away already
-    disk.move(group, which, disk.root, target)
+    disk.move(above, which, disk.root, target)
     begin, began = disk.step, story.world.now
     disk.moved.append(began)
     try:
         story.world.sleep(process, seconds)
     finally:
-        if which not in group.entries:
-            disk.move(disk.root, target, group, which)
+        if which not in above.entries:
+            disk.move(disk.root, target, above, which)
+        elif above is disk.root:
+            for queue in (QUEUE, BESIDE):
+                own = queue.rpartition("/")[2]
+                disk.lose(begin, Lost(own, began, f"/{target}/{own}"))
         else:  # what is in it is the group's no more
             disk.lose(begin, Lost(which, began, f"/{target}"))
+        disk.moved.append(story.world.now)
         disk.away.append((begin, disk.step))
-    return True
 
 
 def interrupt(story: Story, process: Process, name: str, args: tuple[Any, ...]) -> bool:
@@ -360,6 +379,7 @@ FAULTS: dict[str, Act] = {
     "away": away,
     "clean": clean,
     "moved": moved,
+    "moved-group": moved_group,
     "interrupt": interrupt,
     "stop": stop,
     "fork": fork,

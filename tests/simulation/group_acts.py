@@ -196,8 +196,10 @@ def judge(story: Story) -> Iterator[str]:
 
     A directory without a queue may be left, as design.md says in 4.21, and what a deletion has moved away.
     """
+    yield from _made_anew(story)
+    ended = max((step for step, _ in story.world.disk.ends), default=-1)
     is_inserted = any(
-        call.verb == "insert" and call.outcome == DONE
+        call.verb == "insert" and call.outcome == DONE and call.begin > ended
         for history in (story.history, story.history_beside)
         for call in history.calls
     )
@@ -223,3 +225,17 @@ def judge(story: Story) -> Iterator[str]:
             lines = list(invariants.records(made))
             if [line["id"] for line in lines if line["op"] == "group"] != [birth["id"]]:
                 yield f"the queue {name} is not the group's: {lines}"
+
+
+def _made_anew(story: Story) -> Iterator[str]:
+    """A group is made in place of one that was moved only by an insert, or by an update that does nothing else.
+
+    An update that ends or changes tasks must leave the place free, for the group that is moved back.
+    """
+    calls = [call for history in (story.history, story.history_beside) for call in history.calls]
+    shadows = {id(shadow) for told in story.updates.told for shadow in told.shadows}
+    makers = [call for call in calls if call.verb == "insert" and id(call) not in shadows]
+    makers += [told.call for told in story.updates.told if all(one.kind == "insert" for one in told.operations)]
+    for step in story.world.disk.remade:
+        if not any(call.begin <= step <= call.end for call in makers):
+            yield f"at {step} a group was made in place of one that was moved, and nobody only inserted"

@@ -92,6 +92,8 @@ MOVED = {
     "gc": 1.0,
 }
 """A queue may be away at each step of them."""
+GROUP_MOVED = MOVED | {"update": 8.0, "change": 3.0, "insert_into_both": 0.5, "feed": 0.5, "gc": 2.0}
+"""Few only insert: these make a group in place of the one that was moved, which then cannot come back."""
 COLLECTED = {"update": 6.0, "insert_into_both": 3.0, "feed": 1.0, "consume_any": 2.0, "consume": 1.0, "gc": 5.0}
 RETIRED_AT_ONCE = (("upkeep.decision_files:AGE_MS", 1),)
 """Upkeep retires decision files while their owners use them: that costs time, and nothing else."""
@@ -252,6 +254,22 @@ SCENARIOS = {
         Scenario("update-fork", shared=False, hosts=1, actions=UPDATES | {"change": 2.0}, faults=FORKS, **UPDATED),
         Scenario("update-moved", shared=False, hosts=1, actions=MOVED, faults=("moved", "moved", "kill"), **UPDATED),
         Scenario("update-moved-nfs", actions=MOVED, faults=("moved", "moved", "delay", "cut"), stale=0.3, **UPDATED),
+        Scenario(
+            "update-group-moved",
+            shared=False,
+            hosts=1,
+            actions=GROUP_MOVED,
+            faults=("moved-group", "moved-group", "kill", "delay"),
+            workers=4,
+            **UPDATED,
+        ),
+        Scenario(
+            "update-group-moved-nfs",
+            actions=GROUP_MOVED,
+            faults=("moved-group", "moved-group", "delay", "cut"),
+            stale=0.3,
+            **UPDATED,
+        ),
         Scenario(
             "update-gc",
             shared=False,

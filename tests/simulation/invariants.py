@@ -249,7 +249,7 @@ def _told(story: Story, truth: Truth, call: Call) -> Iterator[str]:
                 yield f"{call}: it was reported done, but no log says so of {task.id}"
             disk = story.world.disk
             went_with_it = any(call.begin <= step <= call.end for step, _ in disk.ends)
-            went_with_it |= disk.was_away(call.begin, call.end)
+            went_with_it |= may_seem_away(story, call)
             ends = [one.ends.get((task.index, task.lease), NEVER) for one in truth.of(task)]
             # A renewal ends nothing: the lease that it prolonged may have been ended since, before the caller was told.
             ran_out = isinstance(call.error, LeaseExpired) and call.ended - call.began > LONGEST_LEASE_S
@@ -372,6 +372,17 @@ def _went_along(story: Story, call: Call, payload: Any) -> bool:
     return any(
         lost.name == own and call.began <= lost.at + until_s and payload in order.payloads_left(story, lost.path)
         for lost in story.world.disk.lost
+    )
+
+
+def may_seem_away(story: Story, call: Call) -> bool:
+    """Whether a queue was not in its place during a call, or a client of a file server may have believed so.
+
+    A client may believe that a queue still is where it was, or that it has not come back.
+    """
+    disk = story.world.disk
+    return disk.was_away(call.begin, call.end) or (
+        story.scenario.shared and any(at <= call.ended and call.began <= at + STALE_S for at in disk.moved)
     )
 
 
@@ -522,10 +533,8 @@ def judge_leftovers(story: Story) -> Iterator[str]:
 
 def false_empty(story: Story, call: Call, process: object) -> Iterator[str]:
     """A `lease` that answered "empty": was there something that anybody could have leased, all the time?"""
-    if story.world.disk.was_away(call.begin, call.end):
+    if may_seem_away(story, call):
         return
-    if story.scenario.shared and any(at <= call.ended and call.began <= at + STALE_S for at in story.world.disk.moved):
-        return  # its client may have believed that the queue is where it was
     base = generation(story)
     limit = int((call.began - story.skew_s) * 1000) - 1000
     yield from commit_acts.false_empty(story, call, base, limit)

@@ -51,6 +51,10 @@ class Tried:
     """What must have acted, if anything has."""
     optional: set[Deed]
     """Inserts with keys of which nobody was told what became, and what may have gone with a queue that ended."""
+    gone: set[Deed] = field(default_factory=set)
+    """What may have gone with a queue that ended meanwhile: nobody finds it any more."""
+    has_lasted: bool = False
+    """Whether it has acted, with more than what may have gone."""
     ids: list[str] = field(default_factory=list)
     """The ids under which this call, and no other, may have acted."""
     perhaps: list[str] = field(default_factory=list)
@@ -121,9 +125,11 @@ def _acted(logs: list[Log]) -> dict[str, set[Deed]]:
 
 
 def _tried(story: Story, told: Told) -> Tried:
-    needed, optional = set[Deed](), set[Deed]()
+    needed, optional, gone = set[Deed](), set[Deed](), set[Deed]()
     for one in told.operations:
         has_gone = any(step >= told.call.begin for step, name in story.world.disk.ended if name == "qr"[one.place])
+        if has_gone:
+            gone.add(_deed(one))
         if has_gone or (one.key is not None and one.is_new is None):
             optional.add(_deed(one))
         elif one.key is None or one.is_new:
@@ -131,7 +137,7 @@ def _tried(story: Story, told: Told) -> Tried:
     if all(kind == "depends" for kind, _, _ in needed):  # then there may be nothing to write
         optional |= needed
         needed = set()
-    return Tried(told, needed, optional)
+    return Tried(told, needed, optional, gone)
 
 
 def _all_or_nothing(acted: dict[str, set[Deed]], tried: list[Tried]) -> Iterator[str]:
@@ -140,6 +146,7 @@ def _all_or_nothing(acted: dict[str, set[Deed]], tried: list[Tried]) -> Iterator
         whole = [one for one in near if one.needed <= deeds <= one.needed | one.optional]
         for one in whole:
             (one.ids if len(whole) == 1 else one.perhaps).append(update)
+            one.has_lasted |= len(whole) == 1 and not deeds <= one.gone
         if whole:
             continue
         if not near:
@@ -165,7 +172,7 @@ def _as_reported(story: Story, one: Tried) -> Iterator[str]:
     if call.outcome == DONE and one.needed and not has_acted and not _may_be_forgotten(story, one):
         yield f"{call}: it was reported done, and it was not"
     if call.outcome == REFUSED and isinstance(error, FsqueueError):
-        if (isinstance(error, UpdateConflict) or NOT_DONE in str(error)) and one.ids:
+        if (isinstance(error, UpdateConflict) or NOT_DONE in str(error)) and one.has_lasted:
             yield f"{call}: it says that nothing has happened, and it has"
         if DONE_ALL_THE_SAME in str(error) and one.needed and not has_acted:
             yield f"{call}: it says that it has happened, and it has not"
@@ -194,7 +201,7 @@ def _conflicts(story: Story, told: Told, logs: list[Log]) -> Iterator[str]:
     if not isinstance(error, UpdateConflict) or story.world.disk.ends or story.power_lost:
         return
     by_id = {one.task.id: one for one in told.operations if one.task is not None}
-    if story.world.disk.was_away(told.call.begin, told.call.end):
+    if invariants.may_seem_away(story, told.call):
         return
     until_ms = (told.call.ended + story.skew_s) * 1000 + 1000
     for conflict in (*error.missing, *error.changed, *error.owned, *error.depends):
