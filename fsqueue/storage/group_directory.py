@@ -53,6 +53,11 @@ class GroupDirectory:
         except OSError as error:
             if not is_gone(error) and error.errno not in NOT_FILES:
                 raise
+            if error.errno in NOT_FILES and _is_in_the_way(self.fs, self.path):
+                raise NotAQueue(
+                    f"{group_file(self.path)} is no regular file, and was not followed or read: somebody has put it in "
+                    "the place of the group's own file. Nothing was changed. Move it elsewhere, and restore the file."
+                ) from None
             raise QueueNotFound(
                 f"There is no group of queues at {self.path}. Check the path, or create it: "
                 f"fsqueue create --group {self.path}"
@@ -238,6 +243,14 @@ def _is_there_after_all(path: str) -> bool:
     finally:
         fs.close_root()
     return _is_there_after_all(above) and _is_there_after_all(path)
+
+
+def _is_in_the_way(fs: Filesystem, path: str) -> bool:
+    """Return whether a directory holds something else that is called as the file of a group: a link, for example."""
+    try:
+        return not stat.S_ISREG(fs.stat(group_file(path)).st_mode)
+    except OSError:
+        return False
 
 
 def around(holders: Iterable[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 
 from fsqueue.clock import Clock
@@ -59,6 +60,12 @@ class QueueFile:
                 raise self._away(is_deleted=True) from None
             found = [] if opened else fs.names(self.path)
             if GROUP_FILE in found:
+                if not stat.S_ISREG(fs.stat(f"{self.path}/{GROUP_FILE}").st_mode):
+                    raise NotAQueue(
+                        f"{self.path}/{GROUP_FILE} is no regular file, and was not followed or read: if this was a "
+                        "group of queues, somebody has put it in the way. Nothing was changed. Move it elsewhere, and "
+                        "restore the file."
+                    ) from None
                 raise NotAQueue(
                     f"{self.path} is a group of queues, and no queue. Name one of its queues ({self.path}/NAME); "
                     f"'fsqueue ls {self.path}' lists those with tasks."

@@ -460,3 +460,23 @@ def test_a_signal_of_the_group_s_time_is_a_new_queue(group: Group) -> None:
     group["q"].insert(1)
     assert directory.stamp() != before
     assert directory.stamp() == directory.stamp()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+def test_what_is_in_the_place_of_the_groups_own_file_is_told(group: Group, tmp_path: Path, kind: str) -> None:
+    """Otherwise there would be no group, and all its queues would be drained."""
+    group["q"].insert(1)
+    file = group.path / ".group.jsonl"
+    file.rename(tmp_path / "aside")
+    if kind == "link":
+        file.symlink_to(tmp_path / "aside")
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.mkdir()
+    for look in (Group, Queue):
+        with pytest.raises(NotAQueue, match=r"\.group\.jsonl is no regular file"):
+            look(group.path)
+    file.rename(tmp_path / "planted")
+    (tmp_path / "aside").rename(file)
+    assert Group(group.path)["q"].status().waiting == 1
