@@ -150,15 +150,16 @@ class CrashingFilesystem(Filesystem):
 
 
 def crashes(
-    build: Callable[[int], Queue], act: Callable[[Queue], object], clock: Clock, shared: bool = False
+    build: Callable[[int], Queue], act: Callable[[Queue], object], clock: Clock, shared: bool = False, every: int = 1
 ) -> Iterator[tuple[str, Queue]]:
     """Do `act` on fresh queues of `build(number)`, dying at each of its steps: before it, and half-way in writes.
 
-    Yields what died where, and the queue that `build` made, for a look at what is left. Once nothing dies.
+    With `every`, before one of so many steps. Yields what died where, and the queue that `build` made, for a look at
+    what is left. Once nothing dies.
     """
-    number, writes = 0, []
+    number, writes = 0, list[int]()
     for torn in (False, True):
-        steps: Iterable[int] = writes if torn else itertools.count(1)
+        steps: Iterable[int] = writes if torn else itertools.count(1, every)
         for at in steps:
             number += 1
             queue = build(number)
@@ -169,10 +170,9 @@ def crashes(
                 assert fs.dead
             fs.bury()
             where = f"step {at} ({fs.log[-1] if fs.log else 'none'}), torn={torn}"
-            if fs.dead and not torn and fs.log[-1] in ("write", "pwrite"):
-                writes.append(at)
             yield where, queue
             if not fs.dead and not torn:
+                writes = [step for step, done in enumerate(fs.log, start=1) if done in ("write", "pwrite")]
                 break
 
 

@@ -14,6 +14,7 @@ import pytest
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, catches
 from tests.conftest import QueueFactory
+from tests.levels import how_many
 from tests.waiting import PATIENCE_S, until
 from tests.worker.support import shell_until, until_there
 
@@ -541,8 +542,8 @@ def test_sigusr1_stops_it_and_lets_finish(spawn: Spawn, queue: Queue, tmp_path: 
 def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
     """With tasks leased ahead, results not yet told, and children at work."""
     queue = queue_factory(lease_s=1)
-    log = tmp_path / "log"
-    queue.insert_many({"log": str(log), "n": n} for n in range(3000))
+    log, count = tmp_path / "log", how_many(1000, 3000)
+    queue.insert_many({"log": str(log), "n": n} for n in range(count))
     arguments = ["run", queue.path, "-j", 2, "--call", "tests.worker.tasks:note"]
     for _ in range(3):
         lines = log.read_text().count("\n") if log.exists() else 0
@@ -554,8 +555,8 @@ def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: Queue
         process.kill()
         process.wait()
     assert spawn(*arguments).wait(timeout=PATIENCE_S) == 0
-    assert queue.status().completed == 3000
-    assert {int(line.split()[0]) for line in log.read_text().splitlines()} == set(range(3000))
+    assert queue.status().completed == count
+    assert {int(line.split()[0]) for line in log.read_text().splitlines()} == set(range(count))
 
 
 # -- hints

@@ -29,6 +29,7 @@ from fsqueue.storage.store import Store
 from fsqueue.upkeep import trash as own_trash
 from tests.concurrency.processes import Child
 from tests.concurrency.trapped import trapped
+from tests.levels import how_many
 from tests.support import (
     Crash,
     QueueFactory,
@@ -660,7 +661,7 @@ def test_a_repair_that_dies_at_any_step_is_repeated(
         subprocess.run(["cp", "-a", q.path, copy], check=True)
         return Queue(copy, clock=clock)
 
-    for where, queue in crashes(damaged, lambda worker: list(worker.fsck(repair=True)), clock):
+    for where, queue in crashes(damaged, lambda worker: list(worker.fsck(repair=True)), clock, every=how_many(4, 1)):
         left = list(queue.fsck(repair=True))
         assert all(finding.repaired for finding in left), (where, left)
         check_mended(queue, clock, lost)

@@ -42,6 +42,7 @@ from tests.concurrency.books import clock_of_later, drain
 from tests.concurrency.processes import Child, children, together
 from tests.concurrency.trapped import Count, DieAt, FullFrom
 from tests.concurrency.trapped import trapped_group as trapped
+from tests.levels import how_many
 from tests.support import base_of
 from tests.waiting import PATIENCE_S
 
@@ -355,7 +356,7 @@ def test_killed_at_every_step(tmp_path: Path, plan: Callable[[Group, str], None]
         if status == 0:
             break
         step += stride
-        stride = 2 + step // (10 if plan is with_keys else 20)
+        stride = how_many(4, 2) + step // (10 if plan is with_keys else 20)
     assert step > (15 if plan in (in_one, only_inserts) else 60)
 
 
@@ -399,9 +400,10 @@ def told(path: Path, plan: Callable[[Group, str], None], token: str, trap: Count
 def test_after_an_error_of_each_step_what_is_told_is_so(
     tmp_path: Path, plan: Callable[[Group, str], None], shared: bool
 ) -> None:
+    every = how_many(*{in_one: (3, 1), only_inserts: (3, 1), over_three: (7, 3), with_keys: (19, 7)}[plan])
     number, unknown = 0, 0
     while True:
-        number += {in_one: 1, only_inserts: 1, over_three: 2 + number % 2, with_keys: 7}[plan]
+        number += every
         trap = FailAt(number, done=number % 4 < 2)
         group, token = begun(tmp_path / f"g{number}", plan)
         said = told(group.path, plan, token, trap, shared)
@@ -460,7 +462,7 @@ def test_whole_lines_of_a_write_that_was_cut_off_are_no_part_of_the_next_one(
 def test_on_a_full_disk_what_is_told_is_so(tmp_path: Path, plan: Callable[[Group, str], None], partly: bool) -> None:
     number = 0
     while True:
-        number += 1
+        number += how_many(3, 1)
         trap = FullFrom(number, times=3, partly=partly)
         group, token = begun(tmp_path / f"g{number}", plan)
         said = told(group.path, plan, token, trap, False)

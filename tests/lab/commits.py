@@ -86,7 +86,7 @@ def commit_all(path: Path, notes: Path, names: list[str], seed: int) -> int:
     return os.getpid()
 
 
-def race(seed: int, commits: int = 12, kills: int = 6) -> dict[str, int]:
+def race(seed: int, commits: int, kills: int) -> dict[str, int]:
     """Processes at two clients commit the same names at once, and some are killed; then everything is repeated."""
     queue_name = f"commits-{seed}"
     notes = Path("/tmp") / queue_name

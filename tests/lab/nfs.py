@@ -130,14 +130,14 @@ def settle(name: str, notes: Path, cut_short: int = 0) -> dict[str, int]:
 # -- drains ---------------------------------------------------------------------------------------------
 
 
-def play(seed: int, batch_tasks_max: int, restart: bool = False) -> dict[str, int]:
+def play(seed: int, batch_tasks_max: int, kills: int, restart: bool = False) -> dict[str, int]:
     """Two clients fill and drain a queue, and their processes are killed; with `restart`, so is the server, once."""
     name, dice = f"play-{seed}-{batch_tasks_max}-{restart}", random.Random(seed)
     plan = replace(
         Plan.of(seed, batch_tasks_max),
-        tasks=500 if batch_tasks_max > 1 else 150,
+        tasks=20 * kills if batch_tasks_max > 1 else 150,
         lease_s=1.5,
-        kills=24,
+        kills=kills,
         durability="default",
         shards=8,
         style="mixed",

@@ -6,12 +6,13 @@ import pytest
 
 from tests.lab.conftest import SEED
 from tests.lab.guests import Guest
+from tests.levels import how_many
 
 pytestmark = pytest.mark.slow
 
 
 def test_two_clients_commit_the_same_names_at_once(nfs: Guest) -> None:
-    found = nfs.call("tests.lab.commits", "race", seed=SEED)
+    found = nfs.call("tests.lab.commits", "race", seed=SEED, commits=how_many(5, 12), kills=how_many(3, 6))
     assert found["killed"] >= 1
     assert found["tasks"] >= 3 * found["commits"]
 

@@ -12,6 +12,7 @@ from tests import tally
 from tests.lab.conftest import NFS, SEED
 from tests.lab.guests import Guest
 from tests.lab.nfs import COMMANDS, POINTS, TASKS
+from tests.levels import how_many
 
 pytestmark = pytest.mark.slow
 SCENARIOS = "tests.lab.nfs"
@@ -36,7 +37,7 @@ def test_a_task_costs_few_calls_to_the_server(nfs: Guest, calls: Callable[[], di
 @pytest.mark.thorough
 @pytest.mark.parametrize("batch_tasks_max", [1024, 1])
 def test_two_clients_drain_a_queue_while_workers_are_killed(nfs: Guest, batch_tasks_max: int) -> None:
-    found = nfs.call(SCENARIOS, "play", seed=SEED, batch_tasks_max=batch_tasks_max)
+    found = nfs.call(SCENARIOS, "play", seed=SEED, batch_tasks_max=batch_tasks_max, kills=24)
     tally.note(KIND, found)
     assert found["killed"] >= 2  # of those who were still at work
     assert found["completed"] + found["dead"] >= 120
@@ -44,7 +45,8 @@ def test_two_clients_drain_a_queue_while_workers_are_killed(nfs: Guest, batch_ta
 
 @pytest.mark.parametrize("batch_tasks_max", [1024, pytest.param(1, marks=pytest.mark.thorough)])
 def test_the_server_restarts_while_two_clients_drain_a_queue(nfs: Guest, batch_tasks_max: int) -> None:
-    found = nfs.call(SCENARIOS, "play", seed=SEED + 1, batch_tasks_max=batch_tasks_max, restart=True)
+    kills = how_many(12, 24)
+    found = nfs.call(SCENARIOS, "play", seed=SEED + 1, batch_tasks_max=batch_tasks_max, kills=kills, restart=True)
     tally.note(KIND, found | {"server restarts": 1})
     assert found["completed"] + found["dead"] >= 120
 

@@ -143,7 +143,7 @@ TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
 SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10, "lease-up-to": 3}
 """These make many calls, of which most only look: in each run of the tests every tenth, third or second is tried."""
-IN_GATE = 3
+IN_GATE = 10
 """The gate tells one of this number of cases of a verb alone that have the same fate, and each death by a signal."""
 TOGETHER_LONG = {
     "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),

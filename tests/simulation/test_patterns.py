@@ -97,7 +97,7 @@ def holders_of(function: Any) -> Iterator[str]:
                     within = value.values()
                 elif isinstance(value, list | tuple | set | frozenset):
                     within = value
-                if any(one is function for one in (value, *within)):
+                if value is function or id(function) in map(id, within):
                     yield f"{space}.{name}"
 
 
