@@ -51,7 +51,7 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
             dead, released = holders.release_dead(store) if release_dead else ([], 0)
         except OSError as error:
             raise from_os_error(error, "releasing what the dead hold") from error
-        found = holders.workers(store)
+        found = q.workers()
         failing = q.failing_nodes()
         now = store.clock.now_ms() / 1000
     refused = {node.node for node in failing}.intersection(admit).difference(admitted)  # a warning says why

@@ -13,6 +13,7 @@ from fsqueue import Queue
 from fsqueue.storage import nodes
 from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
+from tests.prepared import ByHand
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
@@ -29,6 +30,14 @@ def without_fork_server(pid: int) -> bool:
 def test_nobody(fsqueue_cli: Run, queue: Queue) -> None:
     assert fsqueue_cli("workers", queue.path).output == ""
     assert json.loads(fsqueue_cli("workers", queue.path, "--json").output) == {"workers": [], "nodes": []}
+
+
+def test_a_link_in_place_of_the_decision_files_is_told_in_a_sentence(fsqueue_cli: Run, tmp_path: Path) -> None:
+    update = ByHand(tmp_path / "group")
+    update.prepare()
+    (update.group.path / ".updates").symlink_to(tmp_path)
+    said = fsqueue_cli("workers", update.first.path, code=1).stderr
+    assert "Something is in the way while reading who holds tasks" in said
 
 
 def test_a_table_for_people(fsqueue_cli: Run, queue: Queue) -> None:
