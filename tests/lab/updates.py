@@ -287,7 +287,7 @@ def play_with_commands(tasks: int) -> dict[str, int]:
         try:
             until(lambda: (calls / "fetch-1").exists(), "the worker at client 1 to work", PATIENCE_S)
             os.killpg(runners[0].pid, signal.SIGKILL)
-            runners.append(worker(1, "fetch", "--then", "parse"))
+            runners.append(worker(1, "fetch", 3, "--then", "parse"))
             for runner in runners[1:]:
                 assert runner.wait(PATIENCE_S) == 0
         finally:
