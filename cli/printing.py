@@ -185,17 +185,18 @@ def or_hint(things: Iterable[T], message: str) -> Iterator[T]:
         hint(message)
 
 
-def say_at_once(message: str) -> None:
-    """Print a line on standard error from any thread, without waiting: for when nothing else may work any more.
+def say_at_once(*messages: str) -> None:
+    """Print lines on standard error from any thread, without waiting: for when nothing else may work any more.
 
     Another thread may stand still while it prints, and standard error may be a file on a server that does not answer.
     """
-    _thread.start_new_thread(_write_at_once, (f"fsqueue: {plain(message)}\n".encode(),))
+    lines = "".join(f"fsqueue: {plain(message)}\n" for message in messages)
+    _thread.start_new_thread(_write_at_once, (lines.encode(),))
 
 
-def _write_at_once(line: bytes) -> None:
+def _write_at_once(lines: bytes) -> None:
     with suppress(OSError):
-        os.write(2, line)
+        os.write(2, lines)
 
 
 def can_show(text: str, encoding: str | None) -> bool:

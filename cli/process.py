@@ -96,7 +96,7 @@ def watch() -> None:
     _thread.start_new_thread(_watch, (_thread.get_native_id(), say_at_once))
 
 
-def _watch(main: int, say_at_once: Callable[[str], None]) -> None:
+def _watch(main: int, say_at_once: Callable[..., None]) -> None:
     # Block all signals here, so that the other threads get them. A signal that the main thread cannot take then stays
     # pending, and `sigpending` shows it to this thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -106,15 +106,18 @@ def _watch(main: int, say_at_once: Callable[[str], None]) -> None:
         time.sleep(TICK_S)
         waits = look(waits)
         silent = [thread for thread, (ticks, _) in waits.items() if ticks >= SILENT_TICKS]
+        lines = []
         if bool(silent) != said:
             said = not said
-            say_at_once(SILENT if said else ANSWERS)
-        if main in silent:
-            number = next((one for one in ENDING if one in signal.sigpending()), None)
-            if number is not None:
-                say_at_once(ENDED)
-                time.sleep(SAY_S)
-                os._exit(128 + number)
+            lines.append(SILENT if said else ANSWERS)
+        number = next((one for one in ENDING if one in signal.sigpending()), None) if main in silent else None
+        if number is not None:
+            lines.append(ENDED)
+        if lines:
+            say_at_once(*lines)  # together: nobody knows which of two writes comes first
+        if number is not None:
+            time.sleep(SAY_S)
+            os._exit(128 + number)
 
 
 def look(waits: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
