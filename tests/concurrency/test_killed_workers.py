@@ -1,5 +1,5 @@
 """Eight processes drain a queue while some are killed with SIGKILL at random moments and replaced, and others
-stopped with SIGSTOP for a while, or interrupted with SIGINT: twenty rounds, and hundreds in `scripts/test --all`.
+stopped with SIGSTOP for a while, or interrupted with SIGINT: ten rounds, and hundreds in `scripts/test --all`.
 
 `FSQUEUE_TEST_ROUNDS` and `FSQUEUE_TEST_SEED` play more, or others: see scripts/soak.
 """
@@ -17,12 +17,12 @@ SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
 
 
 def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path, tasks_a_batch: int) -> None:
-    number = int(os.environ.get("FSQUEUE_TEST_ROUNDS", how_many(20, 200 if tasks_a_batch > 1 else 100)))
+    number = int(os.environ.get("FSQUEUE_TEST_ROUNDS", how_many(10, 200 if tasks_a_batch > 1 else 100)))
     total = play_side_by_side(tmp_path, range(SEED, SEED + number), tasks_a_batch, timeout_s=300 + 10 * number)
     print(dict(total))
     tally.note("local disk", total)
     assert total["rounds"] == number
     assert total["killed"] > 4 * number
-    assert total["stopped"] > number / 2
-    assert total["interrupted"] > number / 2
+    assert total["stopped"] > number / 4
+    assert total["interrupted"] > number / 4
     assert total["completed"] > 20 * number

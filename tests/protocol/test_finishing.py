@@ -265,7 +265,7 @@ def test_a_crash_at_any_step_loses_nothing_and_does_nothing_twice(
         return queue
 
     steps = 0
-    for where, queue in crashes(build, lambda worker: act(worker, books, state), clock, every=how_many(3, 1)):
+    for where, queue in crashes(build, lambda worker: act(worker, books, state), clock, every=how_many(5, 1)):
         books.settle(queue, clock, f"{name}, {where}")
         steps += 1
     assert steps >= 2

@@ -143,8 +143,12 @@ TOGETHER = {"local": ("killed",), "nfs": ("on",)}
 """What becomes of the first of two verbs in each run of the tests."""
 SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10, "lease-up-to": 3}
 """These make many calls, of which most only look: in each run of the tests every tenth, third or second is tried."""
-IN_GATE = 10
-"""The gate tells one of this number of cases of a verb alone that have the same fate, and each death by a signal."""
+IN_GATE = 20
+"""The gate tells one of this number of cases of a verb alone that have the same fate."""
+IN_GATE_LEAST = 2
+"""But so many of them, if there are."""
+EACH_DEATH = frozenset(("local", "nfs"))
+"""The filesystems on which the gate tells each death by a signal."""
 TOGETHER_LONG = {
     "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),
     "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),
@@ -447,9 +451,11 @@ def in_gate(cases: Iterable[Schedule]) -> Iterator[Schedule]:
     """Choose some of the cases of one verb on one filesystem: on each filesystem at other calls."""
     for fate, found in itertools.groupby(cases, lambda one: one.fate):
         alike = list(found)
-        if fate != "killed" and len(alike) >= IN_GATE:
-            alike = alike[list(KINDS).index(alike[0].kind) % IN_GATE :: IN_GATE]
-        yield from alike
+        kind = alike[0].kind
+        step = max(1, min(IN_GATE, len(alike) // IN_GATE_LEAST))
+        if fate == "killed" and kind in EACH_DEATH:
+            step = 1
+        yield from alike[list(KINDS).index(kind) % step :: step]
 
 
 def explore(first: str, second: str, long: bool) -> Report:

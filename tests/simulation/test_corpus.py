@@ -15,11 +15,12 @@ from unittest import mock
 import pytest
 
 from fsqueue.filesystem import Filesystem
+from tests.levels import how_many
 from tests.simulation import corpus, runner
 from tests.simulation.books import Kept
 from tests.simulation.corpus import dumped, keep, kept_for, loaded, record_shortly, slug, tell_kept
 from tests.simulation.mutations import applied
-from tests.simulation.retelling import Retold, record, retell, what_happened
+from tests.simulation.retelling import record, retell, what_happened
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.stories import Story, tell
 from tests.simulation.trials import ALL
@@ -86,7 +87,7 @@ def test_a_kept_story_outlives_a_change_that_makes_a_seed_mean_another() -> None
     same = Counts()
     for name in ("power", "crash-nfs", "storm", "keyed-nfs", "commits-nfs", "order"):
         scenario = SCENARIOS[name]
-        for seed in range(12):
+        for seed in range(how_many(5, 12)):
             recorded = record(scenario, seed)
             before = outline(recorded)
             if not recorded.kept.faults:
@@ -96,7 +97,7 @@ def test_a_kept_story_outlives_a_change_that_makes_a_seed_mean_another() -> None
                 assert kept.wrong == []
             assert asdict_of_cast(kept) == asdict_of_cast(recorded)
             same.add(outline(kept) == before and not kept.not_reached, outline(seeded) == before)
-    assert same.stories > 40
+    assert same.stories > how_many(15, 40)
     assert same.kept >= 0.9 * same.stories, same
     assert same.seeded <= 0.5 * same.stories, same
 
@@ -182,7 +183,6 @@ def test_stories_of_the_corpus_are_of_scenarios_that_there_are() -> None:
         assert kept.scenario in SCENARIOS
         assert kept.showed
         assert dumped(kept) == path.read_text(), f"{path.name} is not as it is written"
-        assert isinstance(retell(SCENARIOS[kept.scenario], kept), Retold)
 
 
 @pytest.mark.thorough

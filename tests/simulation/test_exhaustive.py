@@ -1,6 +1,7 @@
 """Small cases: each fault at each call of each verb, and each verb at each call of each other.
 
-The gate tells a tenth of the first ones, and each death by a signal; `scripts/test --all` tells all.
+The gate tells a twentieth of the first ones, and each death by a signal on one local filesystem and on NFS.
+`scripts/test --all` tells all.
 """
 
 from __future__ import annotations

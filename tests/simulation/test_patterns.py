@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -87,18 +88,18 @@ def standing(place: Place) -> Any:
 
 def holders_of(function: Any) -> Iterator[str]:
     """Yield where a function stands in the package: in modules and classes, and in what is a table there."""
-    for module in modules():
-        spaces = [(module.__name__, vars(module))]
-        spaces += [(one.__qualname__, vars(one)) for one in vars(module).values() if isinstance(one, type)]
-        for space, values in spaces:
-            for name, value in list(values.items()):
-                within: Iterable[Any] = ()
-                if isinstance(value, dict) and name != "__builtins__":
-                    within = value.values()
-                elif isinstance(value, list | tuple | set | frozenset):
-                    within = value
-                if value is function or id(function) in map(id, within):
-                    yield f"{space}.{name}"
+    spaces: dict[ModuleType | type, str] = {module: module.__name__ for module in modules()}
+    for module in list(spaces):  # a class is looked through once, however many modules import it
+        spaces.update((one, one.__qualname__) for one in vars(module).values() if isinstance(one, type))
+    for space, title in spaces.items():
+        for name, value in list(vars(space).items()):
+            within: Iterable[Any] = ()
+            if isinstance(value, dict) and name != "__builtins__":
+                within = value.values()
+            elif isinstance(value, list | tuple | set | frozenset):
+                within = value
+            if value is function or id(function) in map(id, within):
+                yield f"{title}.{name}"
 
 
 def _locals(place: Place) -> set[str]:

@@ -84,6 +84,7 @@ def test_the_deepest_branch_counts() -> None:
     assert schemas.levels(types.StructType([])) == 1
 
 
+@pytest.mark.thorough
 def test_deep_payloads_on_all_ways(spark: SparkSession, queue: Queue) -> None:
     fitting, value = nested("struct", 62)
     too_deep, deeper = nested("struct", 64)
