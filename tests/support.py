@@ -39,6 +39,13 @@ QueueFactory = Callable[..., Queue]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users, and give files away")
 
 
+def open_to_all(directory: Path) -> None:
+    """Let all users list and enter a directory and those above it, up to the root."""
+    for each in (directory, *directory.parents[:-1]):
+        if each.stat().st_mode & 0o005 != 0o005:
+            each.chmod(each.stat().st_mode | 0o005)
+
+
 class Crash(BaseException):
     """The process ends here."""
 
@@ -154,8 +161,8 @@ def crashes(
 ) -> Iterator[tuple[str, Queue]]:
     """Do `act` on fresh queues of `build(number)`, dying at each of its steps: before it, and half-way in writes.
 
-    With `every`, before one of so many steps. Yields what died where, and the queue that `build` made, for a look at
-    what is left. Once nothing dies.
+    `every`: number of steps from one death to the next; a process that tears a write dies at each write. Yields what
+    died where, and the queue that `build` made, for a look at what is left. Once nothing dies.
     """
     number, writes = 0, list[int]()
     for torn in (False, True):

@@ -16,7 +16,7 @@ import pytest
 from fsqueue import LeaseLost, Queue, StorageError
 from tests.concurrency.processes import Child
 from tests.pages import blocks, text_of
-from tests.support import leftovers, needs_root
+from tests.support import leftovers, needs_root, open_to_all
 
 GROUP, OWNER, MEMBER = 64_001, 64_002, 64_003
 
@@ -48,10 +48,7 @@ def shared(tmp_path: Path) -> Path:
     place.mkdir()
     os.chown(place, OWNER, GROUP)
     place.chmod(0o2775)
-    above = tmp_path
-    while above.parent != above and above.stat().st_mode & 0o005 != 0o005:
-        above.chmod(above.stat().st_mode | 0o005)
-        above = above.parent
+    open_to_all(tmp_path)
     return place
 
 

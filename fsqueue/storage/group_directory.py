@@ -246,7 +246,7 @@ def _is_there_after_all(path: str) -> bool:
 
 
 def _is_in_the_way(fs: Filesystem, path: str) -> bool:
-    """Return whether a directory holds something else that is called as the file of a group: a link, for example."""
+    """Return whether a directory holds something else that has the name of a group's file: a link, for example."""
     try:
         return not stat.S_ISREG(fs.stat(group_file(path)).st_mode)
     except OSError:

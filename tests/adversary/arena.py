@@ -26,6 +26,7 @@ from fsqueue import Queue
 from tests.adversary.acts import OLD, Adversary, Tree
 from tests.concurrency.processes import Child
 from tests.house.source import TOP
+from tests.support import open_to_all
 from tests.waiting import until
 
 GROUP, VICTIM, ADVERSARY = 64_020, 64_021, 64_022
@@ -89,18 +90,10 @@ class Arena:
         self.rounds = 0
         self.ends: Counter[int | None] = Counter()
         """How often commands ended with each exit code: those that were stopped early show less."""
-        self._open_up(base)
+        open_to_all(base)
         self._make_site()
         self._make_home()
         self.before = self.snapshot()
-
-    def _open_up(self, base: Path) -> None:
-        """Let everybody reach it."""
-        above = base
-        while above.parent != above:
-            if above.stat().st_mode & 0o005 != 0o005:
-                above.chmod(above.stat().st_mode | 0o005)
-            above = above.parent
 
     def _make_site(self) -> None:
         """Copy this tree and what it requires to where every user may read it."""

@@ -24,7 +24,7 @@ from tests.adversary.arena import ADVERSARY, ENDS, PATIENCE_S, VICTIM, become, i
 from tests.adversary.arena import GROUP as MEMBERS
 from tests.concurrency.processes import Child
 from tests.prepared import DAY_MS, FILE, ByHand
-from tests.support import needs_root
+from tests.support import needs_root, open_to_all
 
 pytestmark = [pytest.mark.thorough, needs_root]
 
@@ -66,10 +66,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """The canary: only the victim may enter it, and nobody at all may change it."""
-    above = tmp_path
-    while above.parent != above and above.stat().st_mode & 0o005 != 0o005:
-        above.chmod(above.stat().st_mode | 0o005)
-        above = above.parent
+    open_to_all(tmp_path)
     home = tmp_path / "home"
     for name in NAMES:
         (home / name).parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from fsqueue_cli.main import COMMANDS, cli
 
 from fsqueue import Queue
 from tests.cli.terminal import Terminal
-from tests.support import base_of, log_files, needs_root
+from tests.support import base_of, log_files, needs_root, open_to_all
 
 pytestmark = pytest.mark.once
 
@@ -403,9 +403,7 @@ def test_what_is_escaped_in_json_is_the_same_value(hostile: Hostile, tmp_path: P
 @pytest.mark.parametrize("name", [("gc",), ("fsck",), ("purge",), ("delete",), ("lease",), ("run",)], ids=" ".join)
 def test_names_of_what_another_planted_do_not_either(tmp_path: Path, driver: Driver, name: tuple[str, ...]) -> None:
     """What cannot be removed or touched, because it is another's, is logged by its name."""
-    for directory in (tmp_path, *tmp_path.parents):
-        if directory != directory.parent and directory.stat().st_mode & 0o005 != 0o005:
-            directory.chmod(directory.stat().st_mode | 0o005)
+    open_to_all(tmp_path)
     (tmp_path / "original").mkdir()
     fed = [line for line in FED[name] if not {"--call", "--load"} & {*line}]  # this Python may be in root's home
     lines = [[*name, *line] for line in fed]

@@ -27,7 +27,7 @@ from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.upkeep import doctorplaces
 from tests.concurrency.processes import Child
 from tests.levels import how_many
-from tests.support import needs_root
+from tests.support import needs_root, open_to_all
 from tests.waiting import until
 
 OWNER, STRANGER = 64_012, 64_013
@@ -60,10 +60,7 @@ def as_user(uid: int, action: Callable[..., object], *args: object) -> Iterator[
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
     """A directory as /tmp: everybody may write in it, and only owners remove."""
-    above = tmp_path
-    while above.parent != above and above.stat().st_mode & 0o005 != 0o005:
-        above.chmod(above.stat().st_mode | 0o005)
-        above = above.parent
+    open_to_all(tmp_path)
     place = tmp_path / "everybodys"
     place.mkdir()
     place.chmod(0o1777)

@@ -401,9 +401,9 @@ def test_after_an_error_of_each_step_what_is_told_is_so(
     tmp_path: Path, plan: Callable[[Group, str], None], shared: bool
 ) -> None:
     every = how_many(*{in_one: (3, 1), only_inserts: (3, 1), over_three: (7, 3), with_keys: (19, 7)}[plan])
-    number, unknown = 0, 0
+    number, tries, unknown = 0, 0, 0
     while True:
-        number += every
+        number, tries = number + every, tries + 1
         trap = FailAt(number, done=number % 4 < 2)
         group, token = begun(tmp_path / f"g{number}", plan)
         said = told(group.path, plan, token, trap, shared)
@@ -414,7 +414,7 @@ def test_after_an_error_of_each_step_what_is_told_is_so(
             assert said
             break
     assert number > 20
-    assert unknown < number // 4 + 2
+    assert unknown <= tries // 10 + 1  # none, unless the machine is so slow that the time of an update is over
 
 
 def test_a_write_that_may_still_land_is_not_called_undone_if_the_second_try_is_refused(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_on_a_full_disk_what_is_told_is_so(tmp_path: Path, plan: Callable[[Group
         if not trap.met:
             assert said
             break
-    assert number > 2
+    assert number > (30 if plan is over_three else 9)
 
 
 # -- others in between ----------------------------------------------------------------------------------

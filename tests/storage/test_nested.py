@@ -18,7 +18,7 @@ from fsqueue.format.layout import FORMAT
 from fsqueue.storage import commits, nested
 from fsqueue.upkeep import trash
 from tests.concurrency.processes import Child
-from tests.support import age_staging, base_of, files_below, needs_root
+from tests.support import age_staging, base_of, files_below, needs_root, open_to_all
 
 pytestmark = pytest.mark.once  # of directories, whatever the queues hold
 
@@ -102,9 +102,7 @@ def test_a_stranger_cannot_keep_others_from_creating_queues_below_tmp(outer: Que
     os.chown(place / "queue.jsonl", 0, 0)
     with pytest.raises(InvalidArgument, match="inside the directory of the queue"):
         Queue.create(place / "other")
-    for above in (tmp_path, *tmp_path.parents):
-        if above != above.parent and above.stat().st_mode & 0o005 != 0o005:
-            above.chmod(above.stat().st_mode | 0o005)
+    open_to_all(tmp_path)
 
     def create() -> str:
         os.setgroups([])

@@ -20,7 +20,7 @@ from fsqueue.filesystem import Filesystem, beneath
 from fsqueue.format import layout, names
 from fsqueue.upkeep import trash
 from tests.concurrency.processes import Child
-from tests.support import Crash, base_of, files_below, needs_root
+from tests.support import Crash, base_of, files_below, needs_root, open_to_all
 
 pytestmark = pytest.mark.once
 
@@ -609,10 +609,7 @@ def scratch(tmp_path: Path) -> Path:
     place = tmp_path / "scratch"
     place.mkdir()
     place.chmod(0o1777)
-    above = tmp_path
-    while above.parent != above and above.stat().st_mode & 0o005 != 0o005:
-        above.chmod(above.stat().st_mode | 0o005)
-        above = above.parent
+    open_to_all(tmp_path)
     return place
 
 
