@@ -375,6 +375,7 @@ def test_15_a_batch_insert_that_failed_half_way_is_resumed_without_duplicates(qu
         assert sorted(drain(fresh)) == payloads
 
 
+@pytest.mark.thorough
 def test_16_sixty_four_workers_and_no_false_empty(queue: Queue) -> None:
     """FileQueue: 700 tasks available, 64 workers: 63 false "empty" answers."""
     queue.insert_many(range(700))
