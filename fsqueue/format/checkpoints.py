@@ -83,39 +83,34 @@ class Found(NamedTuple):
 # -- writing --------------------------------------------------------------------------------------
 
 
-class _Group(NamedTuple):
-    """Hold what the tasks of one entry in a checkpoint have in common."""
-
-    state: int
-    since: int
-    version: int
-    attempts: int
-    lease: str | None
-    is_solo: bool
-    error: str | None
-    replaced: int | None
-    """Give the index of a task whose payload was replaced. No other task is in its group."""
+_Group = tuple[int, int, int, int, str | None, bool, str | None, int | None]
+"""What the tasks of one entry in a checkpoint have in common: their state, `since`, version and attempts, the lease,
+whether each goes alone, the last error, and the index of a task whose payload was replaced: no other one is in its
+group. (A plain tuple: a batch with many of them has one made for each, at each checkpoint.)"""
 
 
 def restated(states: States) -> dict[str, Any]:
     """Return the fields of a checkpoint: all that the replay of later records and views of unfinished tasks need."""
     groups: dict[_Group, list[int]] = {}
     leases: dict[str, Lease] = {}
+    state, since, version, attempts, holders = (
+        states.state, states.since, states.version, states.attempts, states.holder,
+    )  # fmt: skip
+    solo, errors, payloads = states.solo, states.errors, states.payloads
     for index in sorted(states.touched):
-        holder = states.holder[index]
+        holder, lease = holders[index], None
         if holder is not None:
-            leases[holder.id] = holder
-        group = _Group(
-            states.state[index],
-            states.since[index],
-            states.version[index],
-            states.attempts[index],
-            holder.id if holder is not None else None,
-            index in states.solo,
-            states.errors.get(index),
-            index if index in states.payloads else None,
-        )
-        groups.setdefault(group, []).append(index)
+            lease = holder.id
+            leases[lease] = holder
+        replaced = index if index in payloads else None
+        group = (
+            state[index], since[index], version[index], attempts[index],
+            lease, index in solo, errors.get(index), replaced,
+        )  # fmt: skip
+        if group in groups:
+            groups[group].append(index)
+        else:
+            groups[group] = [index]
     return {
         "count": states.count,
         "available_at": states.available_at,
@@ -167,22 +162,19 @@ def _runs_of(outcome: int, states: States) -> list[Range]:
 
 
 def _entry(states: States, group: _Group, tasks: list[int]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "state": _STATES[group.state],
-        "tasks": movements.to_ranges(tasks),
-        "since": group.since,
-        "version": group.version,
-    }
-    if group.attempts:
-        found["attempts"] = group.attempts
-    if group.lease is not None:
-        found["lease"] = group.lease
-    if group.is_solo:
+    state, since, version, attempts, lease, is_solo, error, replaced = group
+    ranges = movements.to_ranges(tasks) if len(tasks) > 1 else [(tasks[0], tasks[0] + 1)]
+    found: dict[str, Any] = {"state": _STATES[state], "tasks": ranges, "since": since, "version": version}
+    if attempts:
+        found["attempts"] = attempts
+    if lease is not None:
+        found["lease"] = lease
+    if is_solo:
         found["solo"] = True
-    if group.error is not None:
-        found["error"] = group.error
-    if group.replaced is not None:
-        found["payload"] = states.payloads[group.replaced]
+    if error is not None:
+        found["error"] = error
+    if replaced is not None:
+        found["payload"] = states.payloads[replaced]
     return found
 
 

@@ -16,9 +16,10 @@ from typing import Any
 from fsqueue.clock import MS_MAX
 from fsqueue.format import checkpoints, movements, names, priority, sparse
 from fsqueue.format.checkpoints import Stretch
+from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import UpdateId
 from fsqueue.format.priority import Priority
-from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Prepared, States
+from fsqueue.format.task_states import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, Prepared, States, Verdict
 
 __all__ = ["AVAILABLE", "CANCELLED", "COMPLETED", "DEAD", "LEASED", "SKIPPED", "ReplayState"]
 
@@ -268,14 +269,77 @@ class ReplayState(States):
             self.run.append((offset, record))
         return _held_back
 
-    def give_own(self, update: UpdateId, of: int | None, at: int, offset: int) -> None:
-        """Do what a replay of the outcome of a prepared update does that is about to be appended at `offset`: of a
-        `commit`, with its `of`; None: of an `abort`. `at` is not before the log's time.
+    def give_own(self, update: UpdateId, of: int | None, at: int) -> None:
+        """Do what a replay of the outcome of a prepared update does that is about to be appended: of a `commit`, with
+        its `of`; None: of an `abort`. `at` is not before the log's time.
         """
         self.run, self.acted = [], []
-        record = {"op": "abort" if of is None else "commit", "at": at, "update": update, "of": of}
-        if (_abort if of is None else _commit)(self, record, at, offset):
+        if _give_up(self, update) if of is None else _let_act(self, update, of):
             self.at = at
+
+    def prepare_completion(
+        self, part: UpdatePart, at: int, lease: str, index: int, more: dict[str, Any], offset: int
+    ) -> bool:
+        """Do what a replay of the prepared `complete` of one task does that is about to be appended at `offset`. Return
+        whether it applies: it is judged as strictly. `more` are its fields of `worktimes`; `at` is not before the log's
+        time.
+        """
+        latest, prepared = self.leases.get(lease), self._prepared_of(part)
+        if latest is None or prepared is None or not 0 <= index < self.count:
+            return False
+        if self.state[index] != LEASED or self.holder[index] is not latest or index in self.frozen:
+            return False
+        tasks = [index]
+        self.freeze(prepared, tasks)
+        record = {"op": "complete", "at": at, "lease": lease, "tasks": [[index, index + 1]], **more, **part.fields}
+        self._keep_prepared(prepared, part, at, offset, record, tasks)
+        return True
+
+    def prepare_insert(
+        self,
+        part: UpdatePart,
+        at: int,
+        identity: str,
+        index: int,
+        available_at: int,
+        priority: Priority | None,
+        offset: int,
+    ) -> bool:
+        """Do what a replay of a prepared `insert` does that is about to be appended at `offset`, but keep no payload.
+        Return whether it applies: it is judged as strictly. `at` is not before the log's time.
+        """
+        prepared = self._prepared_of(part)
+        if prepared is None or not self.may_insert(identity, index):
+            return False
+        self.reserve(identity, index, at, offset)
+        record = {"op": "insert", "at": at, "id": identity, "first": index, **part.fields}
+        if available_at:
+            record["available_at"] = available_at
+        if priority is not None:
+            record["priority"] = priority
+        self._keep_prepared(prepared, part, at, offset, record, (index, available_at, priority))
+        return True
+
+    def _prepared_of(self, part: UpdatePart) -> Prepared | None:
+        """Return where the prepared records are kept of an own update; None if another one would be void."""
+        update, file, _ = part
+        prepared = self.prepared.get(update)
+        if file is None or self.gone:
+            return None
+        if prepared is None:
+            return Prepared(update, file, PATIENCE_MS[0])
+        return prepared if prepared.file == file else None
+
+    def _keep_prepared(
+        self, prepared: Prepared, part: UpdatePart, at: int, offset: int, record: dict[str, Any], verdict: Verdict
+    ) -> None:
+        self.run, self.acted = [], []  # the record of an update ends a run of others
+        prepared.records.append((offset, at, record))
+        prepared.verdicts.append(verdict)
+        if part.patience_ms > prepared.patience_ms:
+            prepared.patience_ms = min(part.patience_ms, PATIENCE_MS[1])
+        self.prepared[part.update] = prepared
+        self.at = at
 
     def _have_completed(self, tasks: int, at: int) -> None:
         """Count tasks that were completed, the last one at `at`; the log's time, if none was."""
@@ -549,15 +613,17 @@ def _judge(replay_state: ReplayState, prepared: Prepared, record: dict[str, Any]
     """Note a record of an update, if it applies to all of its tasks where it stands. Return whether it does."""
     op = record["op"]
     if op == "insert":
-        identity, index, _, _ = _inserted(record)
+        identity, index, available_at, wanted = _inserted(record)
         if not replay_state.may_insert(identity, index):
             return False
         replay_state.reserve(identity, index, at, offset)
+        prepared.verdicts.append((index, available_at, wanted))
     else:
         tasks = replay_state._tasks(record)
         if not tasks or not _IN_UPDATES[op](replay_state, record, at, tasks):
             return False
         replay_state.freeze(prepared, tasks, at if op == DEPENDS else None)
+        prepared.verdicts.append(tasks)
     prepared.records.append((offset, at, record))
     return True
 
@@ -633,10 +699,15 @@ If a field is missing or wrong, it returns False, or raises KeyError, TypeError 
 
 def _commit(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
     """Let the prepared records of an update act, if they are as many as the `commit` says."""
-    prepared = replay_state.prepared.get(record["update"])
-    if prepared is None or type(record["of"]) is not int or record["of"] != len(prepared.records):
+    of = record["of"] if record["update"] in replay_state.prepared else None
+    return type(of) is int and _let_act(replay_state, record["update"], of)
+
+
+def _let_act(replay_state: ReplayState, update: UpdateId, of: int) -> bool:
+    prepared = replay_state.prepared.get(update)
+    if prepared is None or of != len(prepared.records):
         return False
-    del replay_state.prepared[record["update"]]
+    del replay_state.prepared[update]
     _act(replay_state, prepared)
     return True
 
@@ -669,21 +740,29 @@ def _act(replay_state: ReplayState, prepared: Prepared) -> None:
     What a record needs to apply cannot have changed since, while its tasks were frozen.
     """
     replay_state.thaw(prepared)
-    for offset, at, record in prepared.records:
-        if record["op"] == "insert":
-            _, index, available_at, wanted = _inserted(record)
+    for (offset, at, record), verdict in zip(prepared.records, prepared.verdicts, strict=True):
+        op = record["op"]
+        if isinstance(verdict, tuple):
+            index, available_at, wanted = verdict
             replay_state.bring(at, index, available_at, offset, wanted)
-        elif record["op"] == "renew":
-            replay_state.extend(replay_state._tasks(record), record["until"], offset)
-        elif record["op"] != DEPENDS:
-            _HANDLERS[record["op"]](replay_state, record, at, offset)
+        elif op == "complete":
+            replay_state.complete_held(at, verdict, offset, record.get("result"))
+            _keep_work(replay_state, record, verdict)
+        elif op == "renew":
+            replay_state.extend(verdict, record["until"], offset)
+        elif op != DEPENDS:
+            _HANDLERS[op](replay_state, record, at, offset)
         replay_state.acted.append((offset, record))
     replay_state.expect_again(prepared)
 
 
 def _abort(replay_state: ReplayState, record: dict[str, Any], at: int, offset: int) -> bool:
     """Make the prepared records of an update void. The indices of its inserts have no task."""
-    prepared = replay_state.prepared.pop(record["update"], None)
+    return _give_up(replay_state, record["update"])
+
+
+def _give_up(replay_state: ReplayState, update: UpdateId) -> bool:
+    prepared = replay_state.prepared.pop(update, None)
     if prepared is None:
         return False
     replay_state.thaw(prepared)

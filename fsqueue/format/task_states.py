@@ -49,10 +49,15 @@ class Sharing:
         """Those that depend on it, one entry for each record that names it."""
 
 
+Verdict = list[int] | tuple[int, int, Priority | None]
+"""What a record of an update acts on: the tasks that it names; or the index of the task that it inserts, from when on
+that is available (ms), and its priority."""
+
+
 class Prepared:
     """The prepared records of one update in a log: judged, and without an outcome so far."""
 
-    __slots__ = ("file", "patience_ms", "records", "tasks", "update")
+    __slots__ = ("file", "patience_ms", "records", "tasks", "update", "verdicts")
 
     def __init__(self, update: UpdateId, file: DecisionFileName | None, patience_ms: int) -> None:
         self.update = update
@@ -61,7 +66,10 @@ class Prepared:
         self.patience_ms = patience_ms
         """How long a process waits that meets them, before it asks for an `abort`. The largest one of the records."""
         self.records: list[tuple[int, int, dict[str, Any]]] = []
-        """Each with its offset, and the time at which it was judged."""
+        """Each with its offset, and the time at which it was judged. An `insert` of this process has no payload here.
+        """
+        self.verdicts: list[Verdict] = []
+        """Of each of them what its judge has found."""
         self.tasks: list[int] = []
         """The tasks that they freeze."""
 
@@ -717,12 +725,10 @@ class States:
     def complete(self, at: int, lease: str, tasks: list[int], offset: int, result: Any = None) -> list[int]:
         """Complete those of the tasks that this lease holds; return them."""
         done = self.held(tasks, lease)
-        self.complete_held(at, done, offset)
-        if result is not None:
-            self.results.update(dict.fromkeys(done, result))
+        self.complete_held(at, done, offset, result)
         return done
 
-    def complete_held(self, at: int, tasks: list[int], offset: int) -> None:
+    def complete_held(self, at: int, tasks: list[int], offset: int, result: Any = None) -> None:
         """Complete tasks. The caller has checked that its lease holds them."""
         state, since, version = self.state, self.since, self.version
         for index in tasks:
@@ -734,6 +740,8 @@ class States:
         self.remaining -= len(tasks)
         self.done[COMPLETED] += len(tasks)
         self.touched.difference_update(tasks)
+        if result is not None:
+            self.results.update(dict.fromkeys(tasks, result))
 
     def renew(self, at: int, lease: str, tasks: list[int], until: int, offset: int) -> list[int]:
         """Extend what this lease holds and has not run out, frozen tasks too; returns those."""

@@ -45,7 +45,7 @@ def give(locked: LockedBatch, update: UpdateId, outcome: Outcome) -> bool:
     if prepared is None:
         return False
     at, of = record_times.present(locked), len(prepared.records) if outcome == "commit" else None
-    locked.replay_state.give_own(update, of, at, locked.log.next_offset())  # it spares the replay of what is written
+    locked.replay_state.give_own(update, of, at)  # it spares the replay of what is written
     locked.log.append(movements.abort(at, update) if of is None else movements.commit(at, update, of))
     dead = [] if of is None else _buried(prepared)
     if dead:

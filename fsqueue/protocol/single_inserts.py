@@ -471,17 +471,9 @@ class SingleInserter:
                     if opening is not None:
                         note(locked)
                         first, offset = locked.replay_state.count, locked.log.next_offset() + len(opening)
-                        at = self._time_of(locked, opening)
-                        records = b"".join(self.records(pending, first, at, part))
-                        before = locked.replay_state.prepared.get(part.update)
-                        count = len(pending) + (len(before.records) if before is not None else 0)
-                        locked.replay_state.replay_own(records, offset)
-                        found = locked.replay_state.prepared.get(part.update)
-                        if found is None or len(found.records) != count:
-                            raise StorageError(f"Inserts of an update do not apply in {locked.log.path}.")
-                        locked.log.append(opening + records)
+                        lines, versions = self.act(locked, pending, self._time_of(locked, opening), part, offset)
+                        locked.log.append(b"".join([opening, *lines]))
                         self._batch = batch
-                        versions = [place for place, _, _ in found.records[-len(pending) :]]
                         return PreparedInserts(batch, first, locked.log.end, versions)
             except (BatchBusy, LockTimeout):
                 pass  # take another batch
@@ -518,20 +510,27 @@ class SingleInserter:
     def act(
         self, locked: LockedBatch, pending: Pending, at: int, part: UpdatePart, offset: int
     ) -> tuple[list[bytes], list[int]]:
-        """Insert tasks in the state, as parts of an update that is one write. Return their `insert` records, of which
-        the first one is to stand at `offset`, and the offset of each: append them at once, with their `commit`.
+        """Insert tasks in the state, as parts of an update; prepare them, if a decision file decides. Return their
+        `insert` records, of which the first one is to stand at `offset`, and the offset of each: append them at once,
+        those of an update that is one write with their `commit`.
 
         This spares the replay of what is written next. StorageError if one of them would be void: drop the state.
         """
         replay_state, lines, versions = locked.replay_state, list[bytes](), list[int]()
+        prepares = part.file is not None
         when, available_at = NOW, 0
         for index, (identity, task) in enumerate(pending, replay_state.count):
             if task.when is not when:
                 when = task.when
                 available_at = moment(self.store, when)
             line = movements.insert(at, identity, index, task.line, available_at, part)
-            if not replay_state.insert_at_once(at, identity, index, available_at, offset, task.priority):
-                raise StorageError(f"Inserts of an update do not act in {locked.log.path}.")
+            applies = (
+                replay_state.prepare_insert(part, at, identity, index, available_at, task.priority, offset)
+                if prepares
+                else replay_state.insert_at_once(at, identity, index, available_at, offset, task.priority)
+            )
+            if not applies:
+                raise StorageError(f"Inserts of an update do not apply in {locked.log.path}.")
             lines.append(line)
             versions.append(offset)
             offset += len(line)

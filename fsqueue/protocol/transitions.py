@@ -267,6 +267,24 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart 
     return movements.complete(at, task.lease, [index], None, **more, part=part)
 
 
+def prepared_completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart) -> bytes | None:
+    """Prepare the completion of one task in the state, as a part of an update that a decision file decides. Return the
+    record that says so: append it at once, and first. None if it would be void: nothing was changed.
+
+    It spares the replay of what is written next, as `completion` does.
+    """
+    replay_state, index = locked.replay_state, task.index
+    if not replay_state.holds(index, task.lease):
+        return None  # the log may not even have such a task, of which `worktimes` could ask
+    if CHECK:
+        _check_fenced(locked, task.lease, [index])
+    is_measured = task.began is not None or task.used is not None or task.took_s is not None
+    more = worktimes.fields(worktimes.worked([task]), locked, [index], at) if is_measured else {}
+    if not replay_state.prepare_completion(part, at, task.lease, index, more, locked.log.next_offset()):
+        return None
+    return movements.complete(at, task.lease, [index], None, **more, part=part)
+
+
 def completions(
     locked: LockedBatch, lease: str, held: list[int], at: int, more: dict[str, Any], behind: int = 0
 ) -> bytes:

@@ -16,7 +16,15 @@ from fsqueue.format.priority import LAST
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, finishing, transitions, update_traces
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, SeenTask, check, in_the_way
+from fsqueue.protocol.update_plan import (
+    Applied,
+    Conflicts,
+    QueuePlan,
+    Records,
+    check,
+    completes_one,
+    in_the_way,
+)
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
 from fsqueue.storage import record_times
 from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch
@@ -95,10 +103,11 @@ class UpdateInOneLog:
         if not locked.replay_state.opened:
             return False  # made just now by a lessee, or left empty by one that died: it tells of no task
         at = record_times.present(locked)
-        if not again and self._completes_one(locked):
+        one = completes_one(self._endings) if not again else None
+        if one is not None and locked.replay_state.holds(one.index, one.lease):
             if tasks and not inserter.takes_into(locked, tasks):
                 return False
-            self._complete_one(locked, at)
+            self._complete_one(locked, one, at)
             return True
         if not check(locked, self._queue, self._endings, at, self._conflicts):
             return False
@@ -131,17 +140,8 @@ class UpdateInOneLog:
             self._log = LogSync(locked, True)
         self._is_written = True
 
-    def _completes_one(self, locked: LockedBatch) -> bool:
-        """Return whether one leased task is completed, without a result, that the lease holds: as mostly."""
-        kind, task, result, _, _ = self._endings[0]
-        if kind != "complete" or result is not None or len(self._endings) > 1 or isinstance(task, SeenTask):
-            return False
-        return locked.replay_state.holds(task.index, task.lease)
-
-    def _complete_one(self, locked: LockedBatch, at: int) -> None:
-        """Complete the task, and insert. It does what `_apply_in` does, and spares the replay of what is written."""
-        task = self._endings[0].task
-        assert isinstance(task, LeasedTask)
+    def _complete_one(self, locked: LockedBatch, task: LeasedTask, at: int) -> None:
+        """Complete a task, and insert. It does what `_apply_in` does, and spares the replay of what is written."""
         part, first = UpdatePart(self._update), locked.replay_state.count
         self._begin(locked)
         done, begin = transitions.completion(locked, task, at, part), locked.log.next_offset()

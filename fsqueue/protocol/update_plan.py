@@ -183,13 +183,15 @@ class Conflicts:
         self.owned: list[Conflict] = []
         self.depends: list[Conflict] = []
         """What is wrong with the tasks that the update only depends on."""
+        self._noted = False
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.changed or self.owned or self.depends)
+        return self._noted
 
     def _note(self, among: list[Conflict], queue: QueuePlan, ending: TaskChange, reason: str) -> None:
         conflict = Conflict(ending.kind, queue.name, names.task_id(ending.task.batch, ending.task.index), reason)
         (self.depends if ending.kind == "depends" else among).append(conflict)
+        self._noted = True
 
     def miss(self, queue: QueuePlan, endings: Iterable[TaskChange], reason: str) -> None:
         """Note tasks that have ended, or are gone with their queue."""
@@ -266,6 +268,14 @@ def _may_be_changed(replay_state: ReplayState, ending: TaskChange, at: int) -> b
         return replay_state.state[task.index] in (AVAILABLE, LEASED)
     is_available = replay_state.state[task.index] == AVAILABLE
     return replay_state.is_free(task.index, at) and (is_available or ending.kind == "cancel")
+
+
+def completes_one(endings: Sequence[TaskChange]) -> LeasedTask | None:
+    """Return the leased task, if one is completed without a result, as mostly; None if anything else is to be done."""
+    kind, task, result, _, _ = endings[0]
+    if kind != "complete" or result is not None or len(endings) > 1 or isinstance(task, SeenTask):
+        return None
+    return task
 
 
 def in_the_way(locked: LockedBatch, endings: Sequence[TaskChange]) -> list[Undecided]:

@@ -31,13 +31,24 @@ from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, DecisionFileName
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import PATIENCE_MS
+from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, transitions, update_traces
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
-from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, Records, SeenTask, TaskChange, check, in_the_way
+from fsqueue.protocol.update_plan import (
+    Applied,
+    Conflicts,
+    QueuePlan,
+    Records,
+    SeenTask,
+    TaskChange,
+    check,
+    completes_one,
+    in_the_way,
+)
 from fsqueue.protocol.update_syncs import LogSync, LogSyncs
 from fsqueue.storage import decisions, history, jsonl, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
@@ -314,8 +325,9 @@ class _Try:
 
     def _prepare(self, part: UpdatePart) -> None:
         for opened in self._queues:
-            for batch, endings in sorted(opened.plan.endings.items()):
-                self._in_log(opened, batch, endings, part)
+            if opened.plan.endings:
+                for batch, endings in sorted(opened.plan.endings.items()):
+                    self._in_log(opened, batch, endings, part)
         if self._conflicts:
             raise self._conflicts.error()
         for opened in self._queues:
@@ -338,27 +350,47 @@ class _Try:
         A task that was seen may wait in a file: then the batch's log is begun.
         """
         store = opened.store
-        file = transitions.file_of_waiting(store, batch) if _has_seen(endings) else None
+        one = completes_one(endings)
+        file = transitions.file_of_waiting(store, batch) if one is None and _has_seen(endings) else None
         is_begun = False
-        waiting = deciding.DecisionWait(store, batch, self._wait_s)
+        waiting: deciding.DecisionWait | None = None
+        left_s = self._until - self._clock.monotonic()
+        wait_s = max(LEAST_WAIT_S, left_s) if left_s > 0 else 0.0
         try:
             while True:
-                with LockedBatch(store, batch, waiting.wait_s, create=file is not None) as locked:
+                with LockedBatch(store, batch, wait_s, create=file is not None) as locked:
                     if file is not None:
                         is_begun = not locked.replay_state.opened or is_begun
                         if not transitions.begin_waiting(locked, file):
                             raise FileNotFoundError(errno.ENOENT, "The batch has finished just now")
                     elif not locked.replay_state.opened:  # made anew for a batch that has finished
                         raise FileNotFoundError(errno.ENOENT, "The batch has finished")
-                    wanted = in_the_way(locked, endings)
+                    wanted = in_the_way(locked, endings) if locked.replay_state.prepared else []
                     if not wanted:
                         at = record_times.present(locked)
+                        if part and one and not self._conflicts and self._complete_one(opened, locked, one, part, at):
+                            return
                         if check(locked, opened.plan, endings, at, self._conflicts) and part and not self._conflicts:
                             self._change(opened, locked, endings, part, at).is_begun |= is_begun
                         return
+                left_s = max(LEAST_WAIT_S, self._wait_s) if wait_s else 0.0
+                waiting = waiting or deciding.DecisionWait(store, batch, left_s)
                 waiting.out(wanted)
+                wait_s = waiting.wait_s
         except FileNotFoundError:
             self._judge_finished(opened, batch, endings)
+
+    def _complete_one(self, opened: _Opened, locked: LockedBatch, task: LeasedTask, part: UpdatePart, at: int) -> bool:
+        """Prepare the completion of one task. False if its lease does not hold: then nothing was done.
+
+        It does what `_change` does, and spares the replay of what is written.
+        """
+        record = transitions.prepared_completion(locked, task, at, part)
+        if record is None:
+            return False
+        self._touch(opened, locked).records += 1
+        locked.log.append(record)
+        return True
 
     def _change(
         self, opened: _Opened, locked: LockedBatch, endings: Sequence[TaskChange], part: UpdatePart, at: int
@@ -409,12 +441,11 @@ class _Try:
         """Prepare the inserts with keys, after all others. An insert that waits for another update waits for one that
         inserts with the same key. All go through their keys in one order, so none waits in a circle.
         """
-        if not any(opened.plan.keyed for opened in self._queues):
+        keyed = [opened for opened in self._queues if opened.plan.keyed]
+        if not keyed:
             return
         ordered = sorted(
-            (names.key_digest(key), opened.plan.directory, key, opened)
-            for opened in self._queues
-            for key in opened.plan.keyed
+            (names.key_digest(key), opened.plan.directory, key, opened) for opened in keyed for key in opened.plan.keyed
         )
         for _, _, key, opened in ordered:
             task, generation = opened.plan.keyed[key], opened.store.queue_state.generation
@@ -452,8 +483,10 @@ class _Try:
             except QueueNotFound:
                 raise _Anew("A queue was deleted just now.") from None
             _require_in_place(store)
-        written = [(each.opened, each.layout.generation) for each in self._touched]
-        for opened, generation in (*written, *self._collapsed):
+        for touched in self._touched:
+            if touched.layout.generation != touched.opened.store.queue_state.generation:
+                raise _Anew("A queue was purged just now.")
+        for opened, generation in self._collapsed:
             if generation != opened.store.queue_state.generation:
                 raise _Anew("A queue was purged just now.")
 

@@ -382,6 +382,10 @@ class OwnDecisionFiles:
 
         Another file is begun if the present one is long, has stood idle for hours, or could not be used.
         """
+        file = self._present
+        if file is not None and (file.is_named or not sync) and not self._is_over(file, group, clock):
+            file.used_at = clock.monotonic()
+            return file  # as mostly: nothing is to be made
         with self._making:
             file = self._present
             if file is None or self._is_over(file, group, clock):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from fsqueue.format import checkpoints, movements, names, state_checks
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import AVAILABLE, COMPLETED, LEASED, PATIENCE_MS, SKIPPED, ReplayState
-from fsqueue.format.task_states import Lease, Prepared, States
+from fsqueue.format.task_states import Lease, Prepared, Sharing, States
 from tests.format import test_checkpoints as brief_readers
 from tests.format import test_replay_properties as plain_logs
 from tests.format.test_inserts import LINE, OpenTape, as_seen, judged, open_logs
@@ -690,8 +691,11 @@ def all_of(state: ReplayState) -> dict[str, Any]:
     def named(value: Any) -> Any:
         if isinstance(value, Lease):
             return value.id
+        if isinstance(value, Sharing):
+            return value.at, value.updates
         if isinstance(value, Prepared):
-            return value.update, value.file, value.patience_ms, value.records, value.tasks
+            records = [(*when, kept(record)) for *when, record in value.records]
+            return value.update, value.file, value.patience_ms, records, value.tasks, value.verdicts
         if isinstance(value, (list, tuple)):
             return [named(each) for each in value]
         return {key: named(each) for key, each in value.items()} if isinstance(value, dict) else value
@@ -699,12 +703,18 @@ def all_of(state: ReplayState) -> dict[str, Any]:
     return {name: named(getattr(state, name)) for name in (*States.__slots__, "at", "damaged", "gone", "run")}
 
 
+def kept(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as its author keeps it: without what only the task's line tells."""
+    return {name: value for name, value in record.items() if name not in ("payload", "b64", "key")}
+
+
 def twins(tape: Tape) -> tuple[ReplayState, ReplayState]:
     """Two states that have replayed the tape."""
-    both = ReplayState(), ReplayState()
-    for state in both:
-        state.replay(tape.data, 0)
-    return both
+    return folded(tape.data), folded(tape.data)
+
+
+def line_of(**fields: Any) -> bytes:
+    return json.dumps({"payload": "x"} | fields, separators=(",", ":")).encode() + b"\n"
 
 
 @pytest.mark.parametrize("available_at", [0, 900])
@@ -733,12 +743,156 @@ def test_no_insert_of_an_update_in_one_write_is_void_without_a_word(tape: Tape) 
     assert not tape.state.insert_at_once(210, "u", 4, 0, 900, None)
 
 
+@pytest.mark.parametrize("outcome", [movements.commit(220, U, 3), movements.abort(220, U)], ids=["commit", "abort"])
+@pytest.mark.parametrize("available_at", [0, 900])
+@pytest.mark.parametrize("more", [{}, {"priority": 5}, {"priority": "soon", "key": "k"}])
+@pytest.mark.parametrize("patience_ms", [0, 9_000, 10**9])
+@pytest.mark.parametrize("work", [{}, {"took": 7, "used": [[1, 2]]}])
+def test_the_author_of_prepared_records_knows_what_its_readers_replay(
+    tape: Tape, work: dict[str, Any], patience_ms: int, more: dict[str, Any], available_at: int, outcome: bytes
+) -> None:
+    """Also once the outcome is there: its own, or another process's; and at a checkpoint."""
+    author, reader = twins(tape)
+    part, begin = UpdatePart(U, FILE, patience_ms), len(tape.data)
+    assert author.prepare_completion(part, 210, "l", 0, work, begin)
+    data = movements.complete(210, "l", [0], **work, part=part)
+    for at, first in ((210, 4), (211, 6)):  # one index is left out
+        assert author.prepare_insert(
+            part, at, f"u{first}", first, available_at, more.get("priority"), begin + len(data)
+        )
+        data += movements.insert(at, f"u{first}", first, line_of(**more), available_at, part)
+    reader.replay(data, begin)
+    author.stretch.append(data)
+    assert all_of(author) == all_of(reader)
+    assert (list(author.frozen), author.prepared[U].inserted) == ([0], [4, 6])
+    assert author.checkpoint(begin + len(data), anyway=True) == b"", "it would hide them"
+    told = deepcopy(author)
+    author.give_own(U, 3 if b"commit" in outcome else None, 220)
+    author.stretch.append(outcome)
+    for state in (told, reader):
+        state.replay(outcome, begin + len(data))
+    end = begin + len(data) + len(outcome)
+    assert all_of(author) == all_of(told) == all_of(reader)
+    acted = [(place, kept(record)) for place, record in reader.acted]
+    assert len(acted) == (3 if b"commit" in outcome else 0)
+    assert author.acted == told.acted == acted
+    assert (
+        author.checkpoint(end, anyway=True) == told.checkpoint(end, anyway=True) == reader.checkpoint(end, anyway=True)
+    )
+    assert b'"check' in reader.checkpoint(end, anyway=True)
+
+
+@st.composite
+def own_records(draw: st.DrawFn, state: ReplayState) -> tuple[UpdatePart, int, dict[str, Any]]:
+    """What a process may prepare without a replay: of which update, when, and the arguments of the record."""
+    part = UpdatePart(draw(updates), draw(files), draw(st.sampled_from([0, 7_000, 10**9])))
+    at = state.at + draw(st.integers(0, 9))
+    if draw(st.booleans()):
+        lease, work = draw(st.sampled_from([*state.leases, "none"])), draw(st.sampled_from([{}, {"took": 4}]))
+        return part, at, {"lease": lease, "index": draw(st.integers(-1, state.count)), "more": work}
+    index = max(0, state.count + draw(st.integers(-1, 2)))
+    identity, priority = draw(st.sampled_from(["again", *"pqrst"])), draw(st.sampled_from([None, 5, "soon"]))
+    return part, at, {
+        "identity": identity, "index": index, "available_at": draw(st.sampled_from([0, 90, 900])), "priority": priority,
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@given(soups(), st.data())
+@settings(max_examples=how_many(40, 1500))
+def test_in_any_log_the_author_judges_and_knows_what_its_readers_do(data: bytes, draw: st.DataObject) -> None:
+    """Also of several updates, beside prepared records of others, and with outcomes between."""
+    data = data[: data.rfind(b"\n") + 1]
+    author, reader = folded(data), folded(data)
+    for _ in range(draw.draw(st.integers(1, 6))):
+        if author.prepared and draw.draw(st.integers(0, 3)) == 0:
+            update = draw.draw(st.sampled_from(list(author.prepared)))
+            of = draw.draw(st.sampled_from([len(author.prepared[update].records), None]))
+            author.give_own(update, of, author.at)
+            line = movements.abort(author.at, update) if of is None else movements.commit(author.at, update, of)
+        else:
+            part, at, fields = draw.draw(own_records(author))
+            if "lease" in fields:
+                applies = author.prepare_completion(part, at, **fields, offset=len(data))
+                line = movements.complete(at, fields["lease"], [fields["index"]], part=part, **fields["more"])
+            else:
+                applies = author.prepare_insert(part, at, **fields, offset=len(data))
+                more = {} if fields["priority"] is None else {"priority": fields["priority"]}
+                line = movements.insert(
+                    at, fields["identity"], fields["index"], line_of(**more), fields["available_at"], part
+                )
+            if not applies:
+                assert all_of(author) == all_of(reader), "nothing was changed"
+                void = folded(data)
+                void.replay(line, len(data))
+                assert all_of(void) | {"run": author.run} == all_of(author), "and a reader would take it for void"
+                continue
+        reader.replay(line, len(data))
+        data += line
+        assert all_of(author) == all_of(reader)
+
+
+COMPLETIONS: list[tuple[str, str, int]] = [
+    ("a lease that is not known", "m", 0),
+    ("a task that it does not hold", "l", 2),
+    ("no task", "l", 9),
+    ("no task, from the end", "l", -4),
+    ("a task with an outcome", "n", 3),
+    ("a frozen one", "l", 1),
+]
+
+
+@pytest.mark.parametrize(("lease", "index"), [each[1:] for each in COMPLETIONS], ids=[each[0] for each in COMPLETIONS])
+def test_the_author_of_a_prepared_completion_judges_as_its_readers_do(tape: Tape, lease: str, index: int) -> None:
+    tape.lease(201, "n", 3)
+    tape.put("complete", 202, lease="n", tasks=[[3, 4]])
+    tape.prepare("release", 1, lease="l", available_at=900, part=UpdatePart(V, FILE))
+    author, reader = twins(tape)
+    before, offset = all_of(author), len(tape.data)
+    assert not author.prepare_completion(PREPARED, 210, lease, index, {}, offset)
+    reader.replay(movements.complete(210, lease, [index], part=PREPARED), offset)
+    assert before == all_of(author) == all_of(reader)
+
+
+def test_the_author_of_a_prepared_insert_judges_as_its_readers_do(tape: Tape) -> None:
+    tape.put("seal", 205, here=len(tape.data), tasks=[[0, 4]])
+    sealed = twins(tape)[0]
+    tape = Tape()
+    for state, identity, index in (
+        (tape.state, "0", 4), (tape.state, "u", 3), (tape.state, "u", names.BATCH_TASKS_MAX), (sealed, "u", 4),
+    ):  # fmt: skip
+        before = all_of(state)
+        assert not state.prepare_insert(PREPARED, 210, identity, index, 0, None, 900)
+        assert all_of(state) == before
+
+
+def test_no_author_prepares_for_another_file_or_in_a_retired_log(tape: Tape) -> None:
+    tape.prepare("complete", 0, lease="l")
+    other = UpdatePart(U, OTHER, 0)
+    assert not tape.state.prepare_completion(other, 210, "l", 1, {}, 900)
+    assert not tape.state.prepare_insert(other, 210, "u", 4, 0, None, 900)
+    assert not tape.state.prepare_insert(WHOLE, 210, "u", 4, 0, None, 900), "no file decides"
+    tape.put("gone", 215)
+    assert not tape.state.prepare_completion(UpdatePart(V, FILE), 220, "l", 1, {}, 900)
+
+
+def test_a_prepared_record_ends_a_run_of_an_update_in_one_write(tape: Tape) -> None:
+    tape.raw(movements.complete(210, "l", [0], part=WHOLE))
+    author, reader = twins(tape)
+    assert len(author.run) == 1
+    part = UpdatePart(V, FILE, 5_000)
+    assert author.prepare_completion(part, 210, "l", 1, {}, len(tape.data))
+    reader.replay(movements.complete(210, "l", [1], part=part), len(tape.data))
+    assert (author.run, reader.run) == ([], [])
+    assert all_of(author) == all_of(reader)
+
+
 @pytest.mark.parametrize("of", [2, 3, None])
 def test_the_author_of_an_outcome_knows_what_its_readers_replay(tape: Tape, of: int | None) -> None:
     tape.prepare("complete", 0, lease="l", result=7)
     tape.prepare_insert(4)
     author, reader = twins(tape)
-    author.give_own(U, of, 220, len(tape.data))
+    author.give_own(U, of, 220)
     reader.replay(movements.abort(220, U) if of is None else movements.commit(220, U, of), len(tape.data))
     assert all_of(author) == all_of(reader)
     assert author.acted == reader.acted

@@ -46,7 +46,7 @@ MUTATIONS = [
         "a checkpoint leaves out attempts",
         "a task is tried more often than it may be",
         "restated",
-        (("_entry", "if group.attempts: ...", "if False: ..."),),
+        (("_entry", 'if attempts:\n    found["attempts"] = attempts', "pass"),),
     ),
     Mutation(
         "a checkpoint leaves out that a lease was alone",
@@ -99,7 +99,7 @@ OF_THE_FORMAT = [
         "a checkpoint leaves out which tasks go alone",
         "a task that kills its workers takes others with it again",
         BY_UNIT_TESTS,
-        (("_entry", "if group.is_solo: ...", "if False: ..."),),
+        (("_entry", 'if is_solo:\n    found["solo"] = True', "pass"),),
     ),
     Mutation(
         "a checkpoint leaves out what was cancelled",
