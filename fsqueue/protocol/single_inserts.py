@@ -470,8 +470,9 @@ class SingleInserter:
                         opening = self._promised_in(locked, opening, rank)
                     if opening is not None:
                         note(locked)
+                        at = self._time_of(locked, opening)  # it may append a record that corrects the log's time
                         first, offset = locked.replay_state.count, locked.log.next_offset() + len(opening)
-                        lines, versions = self.act(locked, pending, self._time_of(locked, opening), part, offset)
+                        lines, versions = self.act(locked, pending, at, part, offset)
                         locked.log.append(b"".join([opening, *lines]))
                         self._batch = batch
                         return PreparedInserts(batch, first, locked.log.end, versions)

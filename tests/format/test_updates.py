@@ -776,6 +776,7 @@ def test_the_author_of_prepared_records_knows_what_its_readers_replay(
     acted = [(place, kept(record)) for place, record in reader.acted]
     assert len(acted) == (3 if b"commit" in outcome else 0)
     assert author.acted == told.acted == acted
+    assert (author.took, author.used) == (({0: 7}, {0: (1, 2)}) if acted and work else ({}, {}))
     assert (
         author.checkpoint(end, anyway=True) == told.checkpoint(end, anyway=True) == reader.checkpoint(end, anyway=True)
     )
