@@ -18,7 +18,7 @@ from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
-from fsqueue.storage.queue_file import QueueClosed, state_in
+from fsqueue.storage.queue_file import QueueClosed, refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
 
 BEGIN_TRIES = 10
@@ -53,11 +53,8 @@ class GroupDirectory:
         except OSError as error:
             if not is_gone(error) and error.errno not in NOT_FILES:
                 raise
-            if error.errno in NOT_FILES and _is_in_the_way(self.fs, self.path):
-                raise NotAQueue(
-                    f"{group_file(self.path)} is no regular file, and was not followed or read: somebody has put it in "
-                    "the place of the group's own file. Nothing was changed. Move it elsewhere, and restore the file."
-                ) from None
+            if error.errno in NOT_FILES:
+                refuse_stray_group_file(self.fs, self.path)
             raise QueueNotFound(
                 f"There is no group of queues at {self.path}. Check the path, or create it: "
                 f"fsqueue create --group {self.path}"
@@ -243,14 +240,6 @@ def _is_there_after_all(path: str) -> bool:
     finally:
         fs.close_root()
     return _is_there_after_all(above) and _is_there_after_all(path)
-
-
-def _is_in_the_way(fs: Filesystem, path: str) -> bool:
-    """Return whether a directory holds something else that has the name of a group's file: a link, for example."""
-    try:
-        return not stat.S_ISREG(fs.stat(group_file(path)).st_mode)
-    except OSError:
-        return False
 
 
 def around(holders: Iterable[str]) -> str | None:

@@ -9,7 +9,7 @@ from fsqueue.clock import Clock
 from fsqueue.errors import NotAQueue, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
-from fsqueue.format.groups import GROUP_FILE
+from fsqueue.format.groups import GROUP_FILE, group_file
 from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_leftover, read_queue_state, settings_file
 
 FRESH_S = 1.0
@@ -20,6 +20,23 @@ LONG_AGO_S = -1e9
 def state_in(fs: Filesystem, fd: int, path: str) -> QueueState:
     """Return what the open `queue.jsonl` of the queue at `path` says. Errors as `read_queue_state`."""
     return read_queue_state(sparse.joined(fs.all_pieces(fd)), path)
+
+
+def refuse_stray_group_file(fs: Filesystem, path: str) -> None:
+    """Raise NotAQueue if a directory holds something else that has the name of a group's file: a link, for example.
+
+    If that cannot be looked at, or is gone by now, it does nothing.
+    """
+    try:
+        is_file = stat.S_ISREG(fs.stat(group_file(path)).st_mode)
+    except OSError:
+        return
+    if not is_file:
+        raise NotAQueue(
+            f"{group_file(path)} is no regular file, and was not followed or read. If this was a group of queues, "
+            "somebody has put it in the place of the group's own file. Nothing was changed. Move it elsewhere, and "
+            "restore the file."
+        ) from None
 
 
 class QueueClosed(QueueNotFound):
@@ -60,12 +77,7 @@ class QueueFile:
                 raise self._away(is_deleted=True) from None
             found = [] if opened else fs.names(self.path)
             if GROUP_FILE in found:
-                if not stat.S_ISREG(fs.stat(f"{self.path}/{GROUP_FILE}").st_mode):
-                    raise NotAQueue(
-                        f"{self.path}/{GROUP_FILE} is no regular file, and was not followed or read: if this was a "
-                        "group of queues, somebody has put it in the way. Nothing was changed. Move it elsewhere, and "
-                        "restore the file."
-                    ) from None
+                refuse_stray_group_file(fs, self.path)
                 raise NotAQueue(
                     f"{self.path} is a group of queues, and no queue. Name one of its queues ({self.path}/NAME); "
                     f"'fsqueue ls {self.path}' lists those with tasks."

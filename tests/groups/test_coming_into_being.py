@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -480,3 +481,13 @@ def test_what_is_in_the_place_of_the_groups_own_file_is_told(group: Group, tmp_p
     file.rename(tmp_path / "planted")
     (tmp_path / "aside").rename(file)
     assert Group(group.path)["q"].status().waiting == 1
+
+
+def test_a_groups_file_that_goes_between_two_looks_is_told_in_a_sentence(group: Group) -> None:
+    def gone(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "stat" and str(args[0]).endswith(".group.jsonl"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), args[0])
+        return call(*args)
+
+    with pytest.raises(NotAQueue, match="is a group of queues"):
+        Queue(group.path, filesystem=Trapped(str(group.path), gone))
