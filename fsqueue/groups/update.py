@@ -204,11 +204,7 @@ class Update:
         process = forks.depth
         try:
             with resources.Scope():
-                if plans:
-                    applied = self.group.coordinator.apply(lambda: self._directory(plans), plans, timeout_s)
-                else:
-                    self._directory(plans)
-                    applied = Applied()
+                applied = self.group.coordinator.apply(lambda: self._directory(plans), plans, timeout_s)
         except OSError as error:
             raise from_os_error(error, f"applying an update in {self.group.path}", NOTHING) from error
         if forks.depth != process:

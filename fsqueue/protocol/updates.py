@@ -133,15 +133,20 @@ class Coordinator:
     def apply(self, directory: Callable[[], GroupDirectory], queues: Sequence[QueuePlan], timeout_s: float) -> Applied:
         """Let an update happen. It is tried anew for up to `timeout_s` while others are in the way.
 
-        `directory` returns the open group that is in its place, for each try: another one may have come there.
+        `directory` returns the open group that is in its place, for each try: another one may have come there. It is
+        asked also if there is nothing to do.
         UpdateConflict: nothing has happened. StorageError with `advice`: it is unknown whether it has. Of any other
         error the text says it.
         """
-        group = directory()
-        clock = group.clock
-        until, backoff = clock.monotonic() + timeout_s, None
+        until, backoff = None, None
         tries = failures = 0
         while True:
+            group = directory()
+            if not queues:
+                return Applied()
+            clock = group.clock
+            if until is None:
+                until = clock.monotonic() + timeout_s
             try:
                 return _Try(self, group, queues, tries, until).apply()
             except (_Anew, LockTimeout) as busy:
@@ -157,7 +162,6 @@ class Coordinator:
             tries += 1
             backoff = backoff or Backoff(PAUSES_S, group.entropy.random, 2.0, 0.5)
             clock.sleep(min(left_s, backoff.next_s()))
-            group = directory()
 
     def patience_ms(self, logs: int, tries: int) -> int:
         """Return how long others wait before they decide against an update that changes `logs` logs, and was given up
