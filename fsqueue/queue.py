@@ -62,6 +62,21 @@ Order = Literal["priority", "random"]
 ORDERS: tuple[Order, ...] = ("priority", "random")
 
 
+def open_store(path: str | os.PathLike[str], worker: str | None, **given: Any) -> Store:
+    """Open a queue, given what `Store` takes. Errors as of `Queue`."""
+    if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
+        raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
+    where = queue_path(path)
+    try:
+        with resources.Scope():
+            return Store(where, worker, **given)
+    except QueueClosed:
+        administration.finish_deletion(where)
+        raise
+    except OSError as error:
+        raise from_os_error(error, f"opening the queue {path}") from error
+
+
 class Queue(Maintenance):
     """An existing queue at a directory. Safe to use from many threads, and after a fork; pickled, it is opened anew.
 
@@ -79,17 +94,7 @@ class Queue(Maintenance):
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
-            raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
-        where = queue_path(path)
-        try:
-            with resources.Scope():
-                self.store = Store(where, worker, fs=filesystem, clock=clock, entropy=entropy)
-        except QueueClosed:
-            administration.finish_deletion(where)
-            raise
-        except OSError as error:
-            raise from_os_error(error, f"opening the queue {path}") from error
+        self.store = open_store(path, worker, fs=filesystem, clock=clock, entropy=entropy)
         self._local = threading.local()
         self._inserter = SingleInserter(self.store)
         self._keyed = KeyedInserter(self.store, self._inserter)

@@ -32,6 +32,8 @@ RESOLVE = 0x04 | 0x08
 
 HOW_BYTES = 24
 """Size of `struct open_how` in bytes."""
+MOVES = 3
+"""Number of times to resolve a path anew because a directory on the way was moved out meanwhile: EXDEV, too."""
 NO_MOUNTS = 0x01
 """RESOLVE_NO_XDEV: EXDEV where something is mounted, be it another directory of the same filesystem."""
 
@@ -59,12 +61,15 @@ def openat2(
     if "\0" in path:
         raise ValueError("embedded null byte")
     encoded, how = path.encode() if path.isascii() else os.fsencode(path), _how(flags, mode, resolve)
+    moves = MOVES if resolve == RESOLVE else 0
     while True:
         fd = opened(by, map(_syscall, _CALL, (directory,), (encoded,), (how,), _LENGTH))
         if fd >= 0:
             return fd
         code = ctypes.get_errno()
-        if code != errno.EINTR:
+        if code == errno.EXDEV and moves:
+            moves -= 1
+        elif code != errno.EINTR:
             raise OSError(code, os.strerror(code), path)
 
 

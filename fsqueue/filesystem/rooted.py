@@ -112,10 +112,10 @@ class _Root(int):
 class Rooted:
     """Open what lies below `root`, and nothing else.
 
-    The first use opens `root`, which may be reached through links. From then on every path below it is resolved from
-    that descriptor, and no symbolic link is followed. A neighbour may put a link in place of a directory, or another
-    directory in place of `root`. No operation is redirected outside the root: it ends with NotADirectoryError or
-    ELOOP, and a listing is empty. A path that is not below `root` is refused: EXDEV.
+    The first use opens `root`, which may be reached through links: see `open_root_in`. From then on every path below it
+    is resolved from that descriptor, and no symbolic link is followed. A neighbour may put a link in place of a
+    directory, or another directory in place of `root`. No operation is redirected outside the root: it ends with
+    NotADirectoryError or ELOOP, and a listing is empty. A path that is not below `root` is refused: EXDEV.
 
     A group may share `root`: it is setgid, and writable by the group. Then the group may read and write what any
     member makes below it, whatever that member's umask.
@@ -156,13 +156,21 @@ class Rooted:
             with self._opening:
                 root = self._root_fd
                 if root < 0:
-                    fd = resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,)))
-                    root = _Root(fd)
-                    root.kept = resources.Kept(fd, os.close)
-                    found = os.fstat(root)
-                    root.number = found.st_dev, found.st_ino
-                    self._is_group_shared = found.st_mode & GROUP_SHARED == GROUP_SHARED
-                    self._root_fd = root
+                    root = self._take_root(resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,))))
+        return root
+
+    def open_root_in(self, holder: Rooted) -> None:
+        """Open the root now, in another open directory, and follow no link. NotADirectoryError for one; OSError."""
+        with self._opening:
+            self._take_root(holder.hold_directory(self.root))
+
+    def _take_root(self, fd: int) -> _Root:
+        root = _Root(fd)
+        root.kept = resources.Kept(fd, os.close)
+        found = os.fstat(root)
+        root.number = found.st_dev, found.st_ino
+        self._is_group_shared = found.st_mode & GROUP_SHARED == GROUP_SHARED
+        self._root_fd = root
         return root
 
     def close_root(self) -> None:

@@ -52,7 +52,7 @@ def _suspects(
         if not is_named or kind != "file":
             what = "link" if kind == "link" else "in-the-way" if is_named else "stray"
             yield _misplaced(group, quarantine, path, kind, what)
-        elif group.fs.stat(path).st_nlink > 1:
+        elif _names(group, path) > 1:
             yield Suspect(found(group, "linked-file", path), partial(_is_linked, group, path), lambda: None)
         elif has_lines and (bad := _bad_lines(group, path)):
             yield Suspect(
@@ -77,9 +77,20 @@ def _kind(group: GroupDirectory, path: str) -> str | None:
         return None
 
 
+def _names(group: GroupDirectory, path: str) -> int:
+    """Return how many names a file has; 0 if it was retired meanwhile. A hint."""
+    try:
+        return group.fs.stat(path).st_nlink
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
 def _is_linked(group: GroupDirectory, path: str) -> bool:
-    with group.fs.closing(group.fs.look(path)) as fd:
-        return group.fs.fstat(fd).st_nlink > 1
+    try:
+        with group.fs.closing(group.fs.look(path)) as fd:
+            return group.fs.fstat(fd).st_nlink > 1
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _bad_lines(group: GroupDirectory, path: str) -> int:
@@ -87,7 +98,7 @@ def _bad_lines(group: GroupDirectory, path: str) -> int:
     try:
         with group.fs.closing(group.fs.look_anew(path)) as fd:
             return len(jsonl.unsound(group.fs, fd, jsonl.is_object)[0])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0  # it was retired meanwhile
 
 

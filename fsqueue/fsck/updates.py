@@ -130,7 +130,7 @@ def _committed(group: GroupDirectory, update: UpdateId, since_ms: int) -> bool:
     """
     for directory in sorted(group.directories()):
         with suppress(FsqueueError):
-            store = Store(group.path_of(directory))
+            store = Store(group.path_of(directory), open_root=group.open_root)
             try:
                 group.prove(store, directory)
                 if _commits_in(store, update, since_ms):

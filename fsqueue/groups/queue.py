@@ -23,8 +23,10 @@ from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until
 from fsqueue.protocol import insert_errors
+from fsqueue.protocol.keyed_inserts import KeyedInserter
+from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.waiting import BELL_S
-from fsqueue.queue import Queue
+from fsqueue.queue import Queue, open_store
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
 from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.views.activity import together
@@ -171,13 +173,15 @@ class GroupQueue(Queue):
                         f"There is no queue {self.name!r} in the group {group.path} yet, or no longer. It comes into "
                         "being when the first task is inserted."
                     )
-                opened = Queue(self._path, self.group.worker)
-                group.prove(opened.store, self._directory)
+                store = open_store(self._path, self.group.worker, open_root=group.open_root)
+                group.prove(store, self._directory)
             except OSError as error:
                 raise from_os_error(error, f"opening the queue {self._path}") from error
             if self._leases_for_others:
-                opened.store.lease_for_others()
-            self.__dict__.update({one: opened.__dict__[one] for one in _OPENED})
+                store.lease_for_others()
+            inserter = SingleInserter(store)
+            opened = (store, inserter, KeyedInserter(store, inserter))
+            self.__dict__.update(zip(_OPENED, opened, strict=True))
 
     def _opens(self) -> bool:
         """Return whether it has come into being, as far as this object knows."""

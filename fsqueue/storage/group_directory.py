@@ -118,6 +118,20 @@ class GroupDirectory:
                 "was left as it is. Open it by its path, as a queue of its own, or move it elsewhere."
             )
 
+    def open_root(self, fs: Filesystem) -> None:
+        """Open the directory of a queue of this group, for `Store`, in the group's open directory. NotAQueue; OSError.
+
+        By its path a neighbour could lead it to a queue elsewhere, just now: to open that one may write into it.
+        """
+        try:
+            fs.open_root_in(self.fs)
+        except NotADirectoryError:
+            raise NotAQueue(
+                f"{fs.root} is a symbolic link, or a file. It was not followed or read: it is no queue of this group."
+            ) from None
+        except FileNotFoundError:
+            raise QueueNotFound(f"The queue {fs.root} was deleted just now.") from None
+
     def prove(self, store: Store, directory: QueueDirectory) -> None:
         """Raise unless an open queue is the group's own: made in this group, and its directory in its place.
 

@@ -41,7 +41,8 @@ class Store:
     """An open queue, before any verb. Safe to share between threads; a forked child starts over.
 
     QueueNotFound or NotAQueue if there is no queue at `path`; nothing is created. UnsafeFilesystem if this host has it
-    mounted in a way that is known to be unfit, unless the queue allows that.
+    mounted in a way that is known to be unfit, unless the queue allows that. `open_root` opens the directory, if that
+    must not be done by its path.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Store:
         fs: Filesystem | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
+        open_root: Callable[[Filesystem], object] = lambda fs: None,
     ) -> None:
         self.path = path
         self.mount = mount = mount_of(path)
         self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
+        open_root(self.fs)
         self.clock = clock or Clock()
         self.entropy = entropy or Entropy()
         self.worker_name = worker

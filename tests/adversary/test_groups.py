@@ -1,16 +1,17 @@
 """What another user plants in the place of a group's files: each command and verb says so, or does without it.
 
-The group lies in a directory of a project, in which the other user may write. Nothing is raced here: what is planted is
-there before the commands begin.
+The group lies in a directory of a project, in which the other user may write. What is planted is there before the
+commands begin, or comes and goes all the time.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ import pytest
 from click.testing import CliRunner
 from fsqueue_cli.main import cli
 
-from fsqueue import FsqueueError, Group, Worker
+from fsqueue import FsqueueError, Group, NotAQueue, Worker
 from fsqueue.groups.numbers import NewNumber
+from tests.adversary.acts import exchange
 from tests.adversary.arena import ADVERSARY, ENDS, PATIENCE_S, VICTIM, become, interpreter
 from tests.adversary.arena import GROUP as MEMBERS
 from tests.concurrency.processes import Child
 from tests.prepared import DAY_MS, FILE, ByHand
 from tests.support import needs_root, open_to_all
+from tests.waiting import until
 
 pytestmark = [pytest.mark.thorough, needs_root]
 
@@ -50,6 +53,24 @@ COMMANDS = (
     "delete {group} --queue never --yes --wait", "delete {group}/then --yes --wait",
     "delete {group} --queue first --yes",
 )  # fmt: skip
+IN_A_RACE = (
+    "ls {group} --min 0", "update {group} --insert then=1 --insert never=2", "gc {group}", "status {group}",
+    "update {group} --insert then=3", "gc {group}/then", "insert {group}/then --task 4", "results {group}/then",
+    "fsck {group} --repair", "delete {group}/then --yes --wait", "insert {group}/then --task 5", "gc {group}",
+    "update {group} --insert then=6 --insert third=7", "delete {group} --queue then --yes --wait",
+)  # fmt: skip
+BY_A_LINK = (
+    "create --group {group}", "create --group {group} --exist-ok", "ls {group}", "ls {group}/first", "status {group}",
+    "insert {group}/first --task 1", "update {group} --insert first=1 --insert then=2", "fsck {group} --repair",
+    "gc {group}", "delete {group} --queue first --yes --wait", "delete {group}/first --yes --wait",
+    "delete {group} --yes --wait", "create {group}",
+)  # fmt: skip
+BESIDE_A_PLANTED_FILE = (
+    "create --group {group} --exist-ok", "create --group {group}", "ls {group}", "status {group}", "gc {group}",
+    "insert {group}/first --task 1", "update {group} --insert first=1", "delete {group} --queue first --yes --wait",
+)  # fmt: skip
+ROUNDS = 4
+"""How often they are typed beside the other user, who goes on all the time."""
 KINDS = (
     "a link to a directory", "a link to a file", "a link to nothing", "a pipe", "a directory", "a file", "no access",
 )  # fmt: skip
@@ -97,17 +118,17 @@ def snapshot(home: Path) -> dict[str, Any]:
 
 def live(uid: int, act: Callable[..., Any], *args: Any) -> Any:
     """Do something as another user, in a process of its own."""
-
-    def as_user() -> Any:
-        become(uid)
-        sys.executable = interpreter() or sys.executable
-        return act(*args)
-
-    child = Child(as_user)
+    child = Child(as_user, uid, act, *args)
     try:
         return child.result()
     finally:
         child.close()
+
+
+def as_user(uid: int, act: Callable[..., Any], *args: Any) -> Any:
+    become(uid)
+    sys.executable = interpreter() or sys.executable
+    return act(*args)
 
 
 @contextmanager
@@ -166,17 +187,7 @@ def plant(path: Path, kind: str, home: Path) -> None:
 
 def use(group: str, token: str, task: str) -> list[str]:
     """As the victim: type each command, and call each verb. Return what was wrong."""
-    wrong = []
-    for typed in COMMANDS:
-        command = [word.format(group=group, token=f"first={token}", task=task) for word in typed.split()]
-        with limited():
-            result = CliRunner().invoke(cli, command, input="", prog_name="fsqueue")
-        said = result.output
-        is_raised = result.exception is not None and not isinstance(result.exception, SystemExit)
-        if is_raised or result.exit_code not in ENDS or "Traceback" in said or "internal error" in said:
-            wrong.append(f"{' '.join(command)}: {result.exit_code} {said[-1500:]} {result.exception!r}")
-        elif result.exit_code and not said.strip() and command[0] not in ("lease", "wait", "run"):
-            wrong.append(f"{' '.join(command)}: {result.exit_code}, and not a word")
+    wrong = typed(COMMANDS, group, token=f"first={token}", task=task)
     try:
         opened = Group(group)
     except FsqueueError:
@@ -189,6 +200,22 @@ def use(group: str, token: str, task: str) -> list[str]:
             pass
         except Exception as error:
             wrong.append(f"verb {number}: {error!r}")
+    return wrong
+
+
+def typed(lines: tuple[str, ...], group: str, **words: object) -> list[str]:
+    """Type commands, with words in the place of their names. Return what was wrong."""
+    wrong = []
+    for line in lines:
+        command = [word.format(group=group, **words) for word in line.split()]
+        with limited():
+            result = CliRunner().invoke(cli, command, input="", prog_name="fsqueue")
+        said = result.output
+        is_raised = result.exception is not None and not isinstance(result.exception, SystemExit)
+        if is_raised or result.exit_code not in ENDS or "Traceback" in said or "internal error" in said:
+            wrong.append(f"{' '.join(command)}: {result.exit_code} {said[-1500:]} {result.exception!r}")
+        elif result.exit_code and not said.strip() and command[0] not in ("lease", "wait", "run"):
+            wrong.append(f"{' '.join(command)}: {result.exit_code}, and not a word")
     return wrong
 
 
@@ -229,3 +256,90 @@ def test_what_is_planted_in_a_group_leads_nowhere_and_stops_nothing(
     live(ADVERSARY, plant, group / place, kind, home)
     assert live(VICTIM, use, str(group), token, task) == []
     assert snapshot(home) == before
+
+
+@pytest.mark.parametrize("user", [VICTIM, 0], ids=["member", "root"])
+@pytest.mark.parametrize("target", ["home", "home/staging", "home/queue.jsonl", "absent"])
+def test_a_link_in_the_place_of_a_group_s_directory_makes_nothing_where_it_leads(
+    home: Path, project: Path, target: str, user: int
+) -> None:
+    (home / "staging").mkdir()
+    before = snapshot(home)
+    live(ADVERSARY, os.symlink, str(home.parent / target), str(project / "group"))
+    assert live(user, typed, BY_A_LINK, str(project / "group")) == []
+    assert snapshot(home) == before
+    assert not (home.parent / "absent").exists()
+    assert os.listdir(project) == ["group"]
+
+
+@pytest.mark.parametrize("user", [VICTIM, 0], ids=["member", "root"])
+@pytest.mark.parametrize("mode", [0o2775, 0o1777])
+@pytest.mark.parametrize("kind", [*KINDS[:6], "a file of a group"])
+def test_no_group_is_made_beside_what_another_user_has_put_in_the_place_of_its_file(
+    home: Path, project: Path, kind: str, mode: int, user: int
+) -> None:
+    """In a directory of members the file of a group is a member's: that makes one."""
+    before, group = snapshot(home), project / "group"
+    live(VICTIM, prepare, str(project / "other"))
+    live(VICTIM, group.mkdir)
+    group.chmod(mode)
+    if kind == "a file of a group":
+        live(ADVERSARY, shutil.copy, str(project / "other" / ".group.jsonl"), str(group))
+    else:
+        live(ADVERSARY, plant, group / ".group.jsonl", kind, home)
+    assert live(user, typed, BESIDE_A_PLANTED_FILE, str(group)) == []
+    assert snapshot(home) == before
+    is_members = kind == "a file of a group" and mode == 0o2775
+    assert is_members or os.listdir(group) == [".group.jsonl"]
+    assert live(user, made, str(group)) == is_members
+
+
+def made(path: str) -> bool:
+    """Make a group at a path if there is none, and return whether that was possible."""
+    try:
+        Group.create(path, exist_ok=True)
+    except NotAQueue:
+        return False
+    return True
+
+
+def swap(path: Path, spare: Path, target: Path, swaps: int) -> None:
+    """As the other user, until this is killed: exchange a directory for a link to another one, and back."""
+    spare.symlink_to(target)
+    while True:
+        with suppress(OSError):  # the directory is gone for now
+            exchange(str(path), str(spare))
+            os.write(swaps, b"!")
+
+
+def use_in_a_race(group: str) -> list[str]:
+    """Type what changes a group most, again and again. Return what was wrong."""
+    return [each for _ in range(ROUNDS) for each in typed(IN_A_RACE, group)]
+
+
+@pytest.mark.parametrize("user", [VICTIM, 0], ids=["member", "root"])
+@pytest.mark.parametrize("place", [".updates", "then"])
+def test_a_directory_that_is_swapped_for_a_link_all_the_time_leads_nowhere_and_stops_nothing(
+    tmp_path: Path, project: Path, place: str, user: int
+) -> None:
+    """The link leads to the like in another group, which nobody but the victim may enter."""
+    vault = tmp_path / "vault"
+    vault.mkdir(mode=0o700)
+    os.chown(vault, VICTIM, VICTIM)
+    group, other = project / "group", vault / "group"
+    open_to_all(tmp_path)
+    for each in (group, other):
+        live(VICTIM, prepare, str(each))
+    before = snapshot(vault)
+    swaps = os.memfd_create("swaps")
+    neighbour = Child(as_user, ADVERSARY, swap, group / place, project / "spare", other / place, swaps)
+    try:
+        until(lambda: os.fstat(swaps).st_size, "the first swap")
+        count = os.fstat(swaps).st_size
+        assert live(user, use_in_a_race, str(group)) == []
+        assert neighbour.running, neighbour.report()
+        assert os.fstat(swaps).st_size > count + ROUNDS * len(IN_A_RACE)
+    finally:
+        neighbour.close()
+        os.close(swaps)
+    assert snapshot(vault) == before

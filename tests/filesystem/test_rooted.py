@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsqueue.filesystem import Filesystem, beneath, rooted
+from fsqueue.filesystem import Filesystem, beneath, resources, rooted
 from tests.support import files_below
 
 WAYS: dict[str, Callable[..., int]] = {"openat2": beneath.openat2, "walk": beneath.walk}
@@ -215,6 +217,33 @@ def test_walking_opens_what_the_system_call_opens(tmp_path_factory: pytest.TempP
         assert walked is None if ".." in parts else walked == opened(beneath.openat2)
     finally:
         os.close(here)
+
+
+@pytest.mark.parametrize("moves", [2, 9])
+def test_a_directory_that_is_moved_out_while_a_path_is_resolved_is_looked_for_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    """The kernel says EXDEV then. Each time others would be told that the filesystem has failed."""
+    if not beneath.openat2_works():
+        pytest.skip("this kernel has no openat2")
+    call, left = beneath._syscall, moves
+
+    def moved_out(*args: Any) -> int:
+        nonlocal left
+        if not left:
+            return int(call(*args))
+        left -= 1
+        ctypes.set_errno(errno.EXDEV)
+        return -1
+
+    monkeypatch.setattr(beneath, "_syscall", moved_out)
+    (tmp_path / "a").mkdir()
+    with resources.Closing(os.open(tmp_path, rooted.HOLDER_FLAGS)) as here:
+        if moves > beneath.MOVES:
+            with pytest.raises(OSError, match="cross-device"):
+                beneath.openat2(here, "a", rooted.HOLDER_FLAGS)
+        else:
+            resources.close(beneath.openat2(here, "a", rooted.HOLDER_FLAGS))
 
 
 def test_descriptors_are_closed_with_their_filesystem(fs: Filesystem) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fsqueue import Queue, Status
 from fsqueue.clock import ManualClock
+from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions
 from fsqueue.fsck import updates
 from fsqueue.groups.queue import GroupQueue
@@ -215,3 +217,23 @@ def test_a_stray_in_the_place_of_a_decision_file_ends_no_check(update: ByHand, t
     assert kinds(update.then, repair=True) == [("lost-decision", True)]
     assert update.then.status().waiting == 1
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("step", ["entries", "look"])
+def test_a_decision_file_that_is_retired_meanwhile_does_not_end_the_check(
+    update: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """`gc` of another process removes it after it was listed, or before the second look."""
+    update.says("commit")
+    os.link(update.file, tmp_path / "second name")
+    act = getattr(Filesystem, step)
+
+    def retired(fs: Filesystem, path: str, *args: Any) -> Any:
+        listed = act(fs, path) if step == "entries" else None
+        if ".updates" in path:
+            update.file.unlink(missing_ok=True)
+        return act(fs, path, *args) if listed is None else listed
+
+    monkeypatch.setattr(Filesystem, step, retired)
+    assert found(update) == []
+    assert not update.file.exists()

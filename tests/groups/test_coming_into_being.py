@@ -14,11 +14,12 @@ import pytest
 
 import fsqueue
 from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, Mount
 from fsqueue.format import groups, layout, names
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.storage import queue_file
+from fsqueue.storage import group_queues, queue_file, store
 from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.store import Store
 from fsqueue.upkeep.trash import reap
 from tests.concurrency.books import drain
 from tests.concurrency.processes import children
@@ -31,6 +32,12 @@ pytestmark = pytest.mark.once
 @pytest.fixture
 def group(tmp_path: Path) -> Group:
     return Group.create(tmp_path / "group", shards=2, durability="none")
+
+
+def proven(group: Group) -> object:
+    """Open the queue `q` as a process does that looks for an update's decision."""
+    own = Store(str(group.path / "third"), fs=Filesystem(str(group.path / "third")))
+    return group_queues.proven(group.directory(), names.queue_directory("q"), own)
 
 
 def names_in(group: Group) -> list[str]:
@@ -312,6 +319,32 @@ def test_a_link_that_a_neighbour_has_put_in_a_queues_place_is_told(group: Group,
         queue.exists()
     assert not Group(group.path).delete("q")
     assert (tmp_path / "elsewhere").read_text() == "not ours"
+
+
+@pytest.mark.parametrize("opens", [lambda group: group["q"].exists(), proven], ids=["a verb", "a decision"])
+def test_a_link_that_comes_just_before_a_queue_is_opened_leads_to_no_other_queue(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: Callable[[Group], object]
+) -> None:
+    """Over a network mount, to open a queue writes into it: the clocks are compared."""
+    for each in (group, Group.create(tmp_path / "other", shards=2, durability="none")):
+        each["q"].insert(1)
+        each["third"].insert(1)
+    other = tmp_path / "other" / "q"
+    monkeypatch.setattr(store, "mount_of", lambda path: Mount("nfs4", "/", "rw"))
+    group["third"].status()
+    before = {path: path.stat().st_mtime_ns for path in (other, *other.rglob("*"))}
+    mount_of = store.mount_of
+
+    def is_swapped(path: str) -> Mount:
+        if path.endswith("/q"):
+            os.rename(path, tmp_path / "aside")
+            os.symlink(other, path)
+        return mount_of(path)
+
+    monkeypatch.setattr(store, "mount_of", is_swapped)
+    with pytest.raises(NotAQueue, match="is a symbolic link"):
+        opens(Group(group.path))
+    assert {path: path.stat().st_mtime_ns for path in (other, *other.rglob("*"))} == before
 
 
 def between(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:

@@ -24,6 +24,7 @@ from fsqueue import administration, forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, operations, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
+from fsqueue.filesystem.rooted import Rooted
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
 from fsqueue.groups import drained
@@ -70,6 +71,9 @@ class SimFilesystem(Filesystem):
 
     def close_root(self) -> None:
         self._top = None
+
+    def open_root_in(self, holder: Rooted) -> None:
+        """By its path, at the first use: nobody plants links here."""
 
     def watch(self, path: str, fd: int) -> Callable[[], int]:
         self.close(fd)
