@@ -418,7 +418,7 @@ GC_LINES = {
         "payload_days_removed": ("day of payloads", "days of payloads"),
         "generations_trashed": ("purged generation", ""),
         "trash_reaped": ("directory of the trash", "directories of the trash"),
-        "reaped": ("deleted queue", ""),
+        "reaped": ("file or directory of what was deleted", "files and directories of what was deleted"),
     },
     "touched": {"touched": ("file", "")},
     "passed over": {"busy": ("busy batch", "busy batches")},

@@ -118,7 +118,10 @@ def test_gc_has_words_for_each_count_and_needs_few_lines() -> None:
     for number in (*counts.values(), 99):
         assert re.search(rf"\b{number} [a-z]", " ".join(lines))
     assert [*_cleaned(dict.fromkeys(counts, 0))] == []
-    assert [*_cleaned({"finished": 1, "reaped": 2})] == ["finished     1 batch", "removed      2 deleted queues"]
+    assert [*_cleaned({"finished": 1, "reaped": 2})] == [
+        "finished     1 batch",
+        "removed      2 files and directories of what was deleted",
+    ]
 
 
 def test_gc_says_what_it_left_alone_and_why(fsqueue_cli: Run, queue: Queue) -> None:
@@ -129,7 +132,7 @@ def test_gc_says_what_it_left_alone_and_why(fsqueue_cli: Run, queue: Queue) -> N
     (left / "thesis.tex").touch()
     said = fsqueue_cli("gc", "--trash", parent).stdout
     assert f"{left} was left alone: no queue.jsonl in it proves that it was a queue." in said
-    assert "deleted queue" not in said
+    assert "removed" not in said
     assert "mine" not in said
     told = json.loads(fsqueue_cli("gc", "--trash", parent, "--json").stdout)
     assert told == {"reaped": 0, "left": {str(left): "no queue.jsonl in it proves that it was a queue"}}
