@@ -106,14 +106,15 @@ class Replaced:
             raise
 
     def replace(self, write: Callable[[IO[bytes]], None]) -> None:
-        """Have a file written, and give it the name. One that is there is replaced; its mode is kept, and its group
-        where the system allows it.
+        """Have a file written, and give it the name. One that is there is replaced. If it is this user's, its mode is
+        kept, and its group where the system allows it.
         """
         before = self.status()
-        fd, made = self._make(FILE_MODE if before is None else 0o600)
+        is_own = before is not None and before.st_uid == os.geteuid()
+        fd, made = self._make(0o600 if is_own else FILE_MODE)
         try:
             if before is not None:
-                _take_over(fd, before)
+                (_take_over if is_own else _narrow)(fd, before)
             with os.fdopen(fd, "wb", closefd=False) as file:
                 write(file)
             os.fsync(fd)
@@ -197,3 +198,11 @@ def _take_over(fd: int, before: os.stat_result) -> None:
     if os.fstat(fd).st_gid != before.st_gid:
         mode &= ~0o070 | (mode & 0o007) << 3
     os.fchmod(fd, mode)
+
+
+def _narrow(fd: int, before: os.stat_result) -> None:
+    """Take from a new file what the one of another user, which it replaces, does not allow.
+
+    No more: in a directory where he may write he could choose who reads the new file, and who changes it.
+    """
+    os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & before.st_mode & 0o777)

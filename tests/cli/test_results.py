@@ -612,6 +612,26 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves(fsqueue_cli: Run, sweep: 
     assert stat.S_IMODE((tmp_path / "out.csv").stat().st_mode) == 0o640
 
 
+@needs_root
+@pytest.mark.parametrize(("mode", "then"), [(0o666, 0o600), (0o777, 0o600), (0o400, 0o400)], ids=oct)
+def test_another_user_s_file_does_not_choose_who_may_read_and_change_what_replaces_it(
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, mode: int, then: int
+) -> None:
+    """He has put it in a shared directory, under a name that he expects."""
+    file = tmp_path / "out.csv"
+    file.write_text("before")
+    file.chmod(mode)
+    os.chown(file, MEMBER, MEMBER)
+    mask = os.umask(0o077)
+    try:
+        fsqueue_cli("results", sweep.path, file)
+    finally:
+        os.umask(mask)
+    found = file.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (then, 0, tmp_path.stat().st_gid)
+    assert file.read_text().startswith('"id"')
+
+
 def test_without_the_group_of_the_old_file_one_s_own_group_may_do_no_more_than_all(
     fsqueue_cli: Run, sweep: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
