@@ -30,7 +30,7 @@ RETURNED, REFUSED, OTHER = 0, 1, 2
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to fork in each line, which takes minutes; else it is one of so many new lines:"""
 STRIDE = how_many(21, 7)
-RETURNS = ("return found", "return got", "return task")
+RETURNS = ("return found", "return got", "return task", "leaser.holder = None")
 """How verbs end, behind the look at whose process this is: see docs/design.md, section 11."""
 
 
