@@ -24,7 +24,7 @@ levels.load_profile()
 
 TESTS = Path(__file__).parent
 
-BATCHING_BRANCHES_IN = ("protocol", "storage")
+BATCHING_BRANCHES_IN = ("protocol",)
 """The directories whose tests run again with batches of one task in the gate. With FSQUEUE_TEST_LEVEL=all, all do."""
 
 AGAIN = "one_task_a_batch"

@@ -19,9 +19,9 @@ from tests.simulation.runner import Told, replay_command, tell_share
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.wiring import undisturbed
 
-FIXED = 6
+FIXED = 5
 """Stories of one scenario in each run, from the first seed on."""
-FIXED_OF_GROUPS = 4
+FIXED_OF_GROUPS = 3
 """The same of a scenario with a group: its stories have two queues, and take several times as long."""
 SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "100000"))
 EACH = -(-SCHEDULES // len(SCENARIOS))
