@@ -148,7 +148,7 @@ def test_a_process_that_dies_within_a_small_stream_on_a_network_mount_leaves_its
     left = set[int]()
 
     def build(number: int) -> Queue:
-        queue = Queue.create(tmp_path / f"{number}", shards=2)
+        queue = Queue.create(tmp_path / f"{number}", shards=1)
         on_network(queue, clock=clock).insert(-1)
         return queue
 
