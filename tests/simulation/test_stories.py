@@ -21,7 +21,7 @@ from tests.simulation.wiring import undisturbed
 
 FIXED = 5
 """Stories of one scenario in each run, from the first seed on."""
-FIXED_OF_GROUPS = 3
+FIXED_OF_GROUPS = 4
 """The same of a scenario with a group: its stories have two queues, and take several times as long."""
 SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "100000"))
 EACH = -(-SCHEDULES // len(SCENARIOS))
@@ -62,8 +62,7 @@ def assert_all_is_well(name: str, told: Told, count: int) -> None:
     if count >= MANY:
         assert told.faults.keys() == kinds
     else:
-        assert told.faults.keys() <= kinds
-        assert bool(told.faults) == bool(kinds)
+        assert told.faults.keys() <= kinds  # few stories may have none at all
 
 
 # -- the corpus --------------------------------------------------------------------------------------------------
