@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ import fsqueue.fsck  # noqa: F401 - else a test may import it while what it impo
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from tests import levels
+from tests.waiting import PATIENCE_S
 
 levels.load_profile()
 
@@ -132,6 +134,16 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 def _check_descriptor(fd: Any) -> None:
     os.fstat(fd)
+
+
+@pytest.fixture(autouse=True)
+def no_reaper_outlives_its_test() -> Iterator[None]:
+    """Wait for the threads that remove trash behind a call: else they meet what the next test patches."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "fsqueue-reaper":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
 
 
 @pytest.fixture

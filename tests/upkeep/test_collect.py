@@ -453,9 +453,14 @@ def test_what_is_removed_without_counting_costs_no_look(tmp_path: Path, monkeypa
         assert not fs.unlink(f"{tmp_path}/a")
         assert fs.unlink(f"{tmp_path}/c")  # which has another name
     assert removed == trees.Freed(1, 5)
-    monkeypatch.setattr(trees.os, "stat", lambda *_, **__: pytest.fail("a look"))
+    looked: list[object] = []
+    real = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **options: (looked.append(path), real(path, **options))[1])
     assert fs.unlink(f"{tmp_path}/b")
-    assert removed == trees.Freed(1, 5)
+    assert (removed, "b" in looked) == (trees.Freed(1, 5), False)
+    with trees.count_removals():
+        assert fs.unlink(f"{tmp_path}/d")
+    assert "d" in looked
 
 
 def test_trash_is_reaped_by_several_at_once(q: Queue) -> None:
