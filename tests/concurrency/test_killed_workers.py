@@ -13,7 +13,8 @@ from tests import tally
 from tests.concurrency.rounds import play_side_by_side
 from tests.levels import how_many
 
-SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
+SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "67"))
+"""The first round's. The ten from 67 on have 30 stops and 72 interrupts, all ways of leasing, and all durabilities."""
 
 
 def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path, tasks_a_batch: int) -> None:
@@ -23,6 +24,6 @@ def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path
     tally.note("local disk", total)
     assert total["rounds"] == number
     assert total["killed"] > 4 * number
-    assert total["stopped"] > number / 4
-    assert total["interrupted"] > number / 4
+    assert total["stopped"] > number / 2
+    assert total["interrupted"] > number / 2
     assert total["completed"] > 20 * number

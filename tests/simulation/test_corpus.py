@@ -178,6 +178,7 @@ def run(*arguments: str) -> str:
 
 
 def test_stories_of_the_corpus_are_of_scenarios_that_there_are() -> None:
+    """That each can be told is in test_stories.py, which tells them all."""
     for path in corpus.CORPUS.glob("*.json"):
         kept = loaded(path.read_text())
         assert kept.scenario in SCENARIOS
