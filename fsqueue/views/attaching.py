@@ -6,9 +6,12 @@ from typing import Any
 
 from fsqueue.errors import LeaseLost, TaskNotFound
 from fsqueue.format import names
+from fsqueue.format.names import Batch
+from fsqueue.format.replay import ReplayState
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import losses
 from fsqueue.storage import listing
+from fsqueue.storage.store import Store
 from fsqueue.views import inspection
 
 
@@ -44,28 +47,13 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
     """
     store = queue.store
     batch_id, index, lease = names.parse_token(token)
-    store.verify()
-    replay_state = listing.read_present_state(store, batch_id)
-    if replay_state is not None and not replay_state.is_whole and not replay_state.named_by([index], lease):
-        replay_state = listing.read_replay_state(store, batch_id)  # only the whole log tells who completed a task
-    task_id = names.task_id(batch_id, index)
-    if replay_state is None:
-        raise TaskNotFound(
-            f"The task {task_id} is not at work in {store.path}: it has finished, was purged, or never leased."
-        )
-    if not replay_state.named_by([index], lease):  # of a task that an update has frozen, the lease goes on
-        if losses.completed_by(replay_state, index, lease):
-            raise LeaseLost(losses.already(task_id), [token], losses.ALREADY)
-        reason = losses.why_lost(replay_state, index)
-        raise LeaseLost(
-            f"The lease of {task_id} holds no longer ({reason}). {losses.DISCARD}",
-            [token],
-            reason,
-        )
+    replay_state = _held(store, batch_id, index, lease)
     kind, payload, why = LeasedTask, None, None
     try:
         payload = inspection.payload_of(store, batch_id, index, replay_state)
     except TaskNotFound as error:
+        # If the batch has finished or was purged meanwhile, its file is not damaged: say what became of the lease.
+        replay_state = _held(store, batch_id, index, lease)
         kind, why = WithoutPayload, error
     task = kind(
         queue,
@@ -81,3 +69,27 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
     if isinstance(task, WithoutPayload) and why is not None:
         task.why = why
     return task
+
+
+def _held(store: Store, batch: Batch, index: int, lease: str) -> ReplayState:
+    """Return the state of a batch in which the lease holds its task. TaskNotFound or LeaseLost if it holds none."""
+    store.verify()
+    replay_state = listing.read_present_state(store, batch)
+    if replay_state is not None and not replay_state.is_whole and not replay_state.named_by([index], lease):
+        replay_state = listing.read_replay_state(store, batch)  # only the whole log tells who completed a task
+    task_id = names.task_id(batch, index)
+    if replay_state is None:
+        raise TaskNotFound(
+            f"The task {task_id} is not at work in {store.path}: it has finished, was purged, or never leased."
+        )
+    if not replay_state.named_by([index], lease):  # of a task that an update has frozen, the lease goes on
+        token = names.token(batch, index, lease)
+        if losses.completed_by(replay_state, index, lease):
+            raise LeaseLost(losses.already(task_id), [token], losses.ALREADY)
+        reason = losses.why_lost(replay_state, index)
+        raise LeaseLost(
+            f"The lease of {task_id} holds no longer ({reason}). {losses.DISCARD}",
+            [token],
+            reason,
+        )
+    return replay_state

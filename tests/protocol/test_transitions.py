@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -475,6 +476,41 @@ def test_attaching_to_what_is_no_lease(q: Queue, q2: Queue, clock: ManualClock) 
     new.complete()
     with pytest.raises(TaskNotFound):
         q.attach(new.token)
+
+
+class Meanwhile(Filesystem):
+    """Lets others do something before a file below a directory is read for the first time."""
+
+    def __init__(self, root: str, directory: str, act: Callable[[], object]) -> None:
+        super().__init__(root)
+        self.directory, self.acts = directory, [act]
+
+    def read_pieces(self, path: str) -> list[tuple[int, bytes]]:
+        if f"/{self.directory}/" in path and self.acts:
+            self.acts.pop()()
+        return super().read_pieces(path)
+
+
+@pytest.mark.parametrize("how", ["completed", "half completed", "purged"])
+def test_a_task_that_ends_while_its_payload_is_looked_for_is_not_attached_to(q: Queue, how: str) -> None:
+    """Its file is gone. That is no damage, and no lease holds any more."""
+    insert_in_file(q, ["x"])
+    [task] = q.lease()
+
+    def ends() -> None:
+        if how == "purged":
+            Queue(q.path).purge()
+            return
+        fs = CrashingFilesystem(str(q.path), at=5 if how == "half completed" else 1000)
+        with suppress(Crash):
+            Queue(q.path, filesystem=fs).attach(task.token).complete()
+
+    other = Queue(q.path, filesystem=Meanwhile(str(q.path), "queue", ends))
+    with pytest.raises(LeaseLost if how == "half completed" else TaskNotFound) as caught:
+        other.attach(task.token)
+    if isinstance(caught.value, LeaseLost):
+        assert caught.value.reason == "you have completed it already"
+        assert (task_file_names(q), len(log_files(q))) == ([], 1), "the crash is between the two"
 
 
 @pytest.mark.batched
