@@ -183,7 +183,7 @@ def _fields(whole: str, given: Sequence[Any]) -> dict[Field, tuple[list[Any], li
     """
     if isinstance(given, UniformObjects):
         return {(whole, name): (values, []) for name, values in zip(given.names, given.columns, strict=True)}
-    if set(map(type, given)) == {dict} and len(shapes := set(map(tuple, given))) == 1:  # as mostly
+    if set(map(type, given)) == {dict} and len(shapes := set(map(tuple, given))) == 1:  # as in most cases
         columns = zip(*map(dict.values, given), strict=True)
         return {(whole, name): ([*values], []) for name, values in zip(shapes.pop(), columns, strict=True)}
     found: dict[str | None, list[Any]] = {}

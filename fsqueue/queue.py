@@ -94,10 +94,14 @@ class Queue(Maintenance):
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        self.store = open_store(path, worker, fs=filesystem, clock=clock, entropy=entropy)
         self._local = threading.local()
-        self._inserter = SingleInserter(self.store)
-        self._keyed = KeyedInserter(self.store, self._inserter)
+        self._work_on(open_store(path, worker, fs=filesystem, clock=clock, entropy=entropy))
+
+    def _work_on(self, store: Store) -> None:
+        """Take an open queue. `store` is there last: other threads ask for it, and then for the inserters."""
+        self._inserter = SingleInserter(store)
+        self._keyed = KeyedInserter(store, self._inserter)
+        self.store = store
 
     @classmethod
     def create(

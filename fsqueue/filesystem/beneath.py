@@ -33,7 +33,7 @@ RESOLVE = 0x04 | 0x08
 HOW_BYTES = 24
 """Size of `struct open_how` in bytes."""
 MOVES = 3
-"""Number of times to resolve a path anew because a directory on the way was moved out meanwhile: EXDEV, too."""
+"""Maximum number of times that a path is resolved anew after EXDEV: a directory on the way was moved out meanwhile."""
 NO_MOUNTS = 0x01
 """RESOLVE_NO_XDEV: EXDEV where something is mounted, be it another directory of the same filesystem."""
 

@@ -107,14 +107,16 @@ class Replaced:
 
     def replace(self, write: Callable[[IO[bytes]], None]) -> None:
         """Have a file written, and give it the name. One that is there is replaced. If it is this user's, its mode is
-        kept, and its group where the system allows it.
+        kept, and its group where the system allows it. If it is another's, the new one allows no more than that did:
+        in a directory where he may write he could choose who reads the new file, and who changes it.
         """
         before = self.status()
         is_own = before is not None and before.st_uid == os.geteuid()
-        fd, made = self._make(0o600 if is_own else FILE_MODE)
+        allowed = FILE_MODE if before is None else 0o600 if is_own else FILE_MODE & before.st_mode
+        fd, made = self._make(allowed)
         try:
-            if before is not None:
-                (_take_over if is_own else _narrow)(fd, before)
+            if before is not None and is_own:
+                _take_over(fd, before)
             with os.fdopen(fd, "wb", closefd=False) as file:
                 write(file)
             os.fsync(fd)
@@ -198,11 +200,3 @@ def _take_over(fd: int, before: os.stat_result) -> None:
     if os.fstat(fd).st_gid != before.st_gid:
         mode &= ~0o070 | (mode & 0o007) << 3
     os.fchmod(fd, mode)
-
-
-def _narrow(fd: int, before: os.stat_result) -> None:
-    """Take from a new file what the one of another user, which it replaces, does not allow.
-
-    No more: in a directory where he may write he could choose who reads the new file, and who changes it.
-    """
-    os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & before.st_mode & 0o777)

@@ -127,6 +127,8 @@ class Rooted:
         """Whether other hosts may work on the same files: a server may use a number again while it is open here."""
         self._below = root.rstrip("/") + "/"
         self._root_fd = _Root(-1)
+        self._within: Rooted | None = None
+        """In which the root is opened; None: by its path."""
         self.drop: Callable[[int], object] = os.close
         """Close a descriptor, for a finalizer. It is C code, and waits for nothing."""
         self._opening = resources.Mutex()
@@ -156,13 +158,18 @@ class Rooted:
             with self._opening:
                 root = self._root_fd
                 if root < 0:
-                    root = self._take_root(resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,))))
+                    root = self._take_root(self._open_root())
         return root
 
+    def _open_root(self) -> int:
+        if self._within is not None:
+            return self._within.hold_directory(self.root)
+        return resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,)))
+
     def open_root_in(self, holder: Rooted) -> None:
-        """Open the root now, in another open directory, and follow no link. NotADirectoryError for one; OSError."""
-        with self._opening:
-            self._take_root(holder.hold_directory(self.root))
+        """Open the root now, and each time anew, in another open directory. NotADirectoryError for a link; OSError."""
+        self._within = holder
+        self._root()
 
     def _take_root(self, fd: int) -> _Root:
         root = _Root(fd)
@@ -174,7 +181,7 @@ class Rooted:
         return root
 
     def close_root(self) -> None:
-        """Close the root, once no thread uses it. The next use opens its path again, and may find another directory."""
+        """Close the root, once no thread uses it. The next use opens it anew, and may find another directory."""
         self._root_fd = _Root(-1)
 
     def _open(self, path: str, flags: int) -> int:

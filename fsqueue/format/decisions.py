@@ -106,7 +106,7 @@ class DecisionState:
         Lines that are torn or not understood are void.
         """
         if not pieces:
-            return 0  # as mostly
+            return 0  # as in most cases
         begin, marks = self.end, self._marks(pieces)
         for offset, line, length in sparse.lines(pieces, begin):
             self.end = offset + length + 1

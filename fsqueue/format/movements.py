@@ -27,7 +27,7 @@ VOID = b"~\n"
 def to_ranges(tasks: Sequence[int]) -> list[Range]:
     """Return task indices as half-open ranges, in ascending order."""
     ordered = sorted(tasks)
-    if ordered == list(range(ordered[0], ordered[-1] + 1)):  # as mostly; and one task
+    if ordered == list(range(ordered[0], ordered[-1] + 1)):  # as in most cases; and one task
         return [(ordered[0], ordered[-1] + 1)]
     ranges: list[Range] = []
     start = last = ordered[0]

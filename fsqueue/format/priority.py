@@ -114,7 +114,7 @@ def ranks_in_lines(lines: Sequence[bytes], tasks: Iterable[int]) -> dict[int, Ra
     # A brace behind the digits ends the line: so it is the task's own, and not one of a payload that is an object.
     if {text[-1:] for text in texts} == {b"}"}:
         numbers = [text[:-1] for text in texts]
-        if all(map(bytes.isdigit, numbers)) and len(max(numbers, key=len)) <= _DIGITS_SURE:  # as mostly: no text
+        if all(map(bytes.isdigit, numbers)) and len(max(numbers, key=len)) <= _DIGITS_SURE:  # as in most cases: no text
             above = [int(number) - INT_MIN for number in numbers]
             digits = pack(f">{len(above)}Q", *above).hex().encode()
             return {index: _WITH + digits[16 * place : 16 * place + 16] for place, index in enumerate(chosen)}

@@ -352,7 +352,7 @@ class ReplayState(States):
         ranges = record["tasks"]
         if type(ranges) is not list:
             raise TypeError
-        if len(ranges) == 1:  # as mostly: one task
+        if len(ranges) == 1:  # as in most cases: one task
             start, end = ranges[0]
             if type(start) is type(end) is int and end == start + 1 and 0 <= start < self.count:
                 return [start]

@@ -385,7 +385,7 @@ class States:
             return chosen, spent, alone
         if self.available_at > at:
             return [], [], False
-        place, order = self._frontier, self._order  # as mostly, all that is left is as it began
+        place, order = self._frontier, self._order  # as in most cases, all that is left is as it began
         if most == 1 and place < self._end:
             index = order[place]
             if self.state[index] == AVAILABLE and index not in self.touched:
@@ -576,7 +576,7 @@ class States:
     def skip_to(self, index: int, at: int, offset: int) -> None:
         """Add indices that no task has, up to this one."""
         missing = index - self.count
-        if missing == 1:  # as mostly: a place for an insert
+        if missing == 1:  # as in most cases: a place for an insert
             self.state.append(SKIPPED)
             self.since.append(at)
             self.holder.append(None)

@@ -52,7 +52,7 @@ def _suspects(
         if not is_named or kind != "file":
             what = "link" if kind == "link" else "in-the-way" if is_named else "stray"
             yield _misplaced(group, quarantine, path, kind, what)
-        elif _names(group, path) > 1:
+        elif _links(group, path) > 1:
             yield Suspect(found(group, "linked-file", path), partial(_is_linked, group, path), lambda: None)
         elif has_lines and (bad := _bad_lines(group, path)):
             yield Suspect(
@@ -77,8 +77,8 @@ def _kind(group: GroupDirectory, path: str) -> str | None:
         return None
 
 
-def _names(group: GroupDirectory, path: str) -> int:
-    """Return how many names a file has; 0 if it was retired meanwhile. A hint."""
+def _links(group: GroupDirectory, path: str) -> int:
+    """Return the number of links to a file; 0 if it was retired meanwhile. A hint."""
     try:
         return group.fs.stat(path).st_nlink
     except (FileNotFoundError, NotADirectoryError):

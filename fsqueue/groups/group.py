@@ -319,7 +319,7 @@ class Group(GroupQueues):
         """Return the queue of a directory, the same object as the last time: a few are kept for updates."""
         kept = self._kept.get(directory)
         if kept is not None and len(self._kept) < KEPT_MAX:
-            return kept  # as mostly: no queue has to make room for another one
+            return kept  # as in most cases: no queue has to make room for another one
         with self._opening:
             queue = self._kept.pop(directory, None) or self.queue_in(directory)
             self._kept[directory] = queue

@@ -23,8 +23,6 @@ from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until
 from fsqueue.protocol import insert_errors
-from fsqueue.protocol.keyed_inserts import KeyedInserter
-from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.waiting import BELL_S
 from fsqueue.queue import Queue, open_store
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
@@ -179,9 +177,7 @@ class GroupQueue(Queue):
                 raise from_os_error(error, f"opening the queue {self._path}") from error
             if self._leases_for_others:
                 store.lease_for_others()
-            inserter = SingleInserter(store)
-            opened = (store, inserter, KeyedInserter(store, inserter))
-            self.__dict__.update(zip(_OPENED, opened, strict=True))
+            self._work_on(store)
 
     def _opens(self) -> bool:
         """Return whether it has come into being, as far as this object knows."""
@@ -220,7 +216,7 @@ class GroupQueue(Queue):
         """
         store = self.__dict__.get("store")
         if store is not None and (not verifies or store.queue_file.is_unchanged()):
-            return  # as mostly
+            return  # as in most cases
         try:
             self._begin_or_open(verifies, place or partial(self.group.directory, begins=True))
         except OSError as error:
@@ -338,7 +334,7 @@ class GroupQueue(Queue):
                     self.release(tasks)
                 raise
             return tasks
-        if type(wait_s) is int and not wait_s and "store" in self.__dict__:  # as mostly
+        if type(wait_s) is int and not wait_s and "store" in self.__dict__:  # as in most cases
             try:
                 return super().lease(n, **how)
             except QueueNotFound:

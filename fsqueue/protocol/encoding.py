@@ -92,7 +92,7 @@ NO_KEYS = (
 def available_from(task: Task, index: int | None, default: When = NOW) -> When:
     """Return when a task becomes available; InvalidTask says what is wrong with its times."""
     if task.available_at is None and type(task.delay_s) in (int, float) and not task.delay_s:
-        return default  # as mostly
+        return default  # as in most cases
     try:
         if task.available_at is not None:
             if task.delay_s:

@@ -271,7 +271,7 @@ def _may_be_changed(replay_state: ReplayState, ending: TaskChange, at: int) -> b
 
 
 def completes_one(endings: Sequence[TaskChange]) -> LeasedTask | None:
-    """Return the leased task, if one is completed without a result, as mostly; None if anything else is to be done."""
+    """Return the leased task, if one is completed without a result, as in most updates; else None."""
     kind, task, result, _, _ = endings[0]
     if kind != "complete" or result is not None or len(endings) > 1 or isinstance(task, SeenTask):
         return None
@@ -281,7 +281,7 @@ def completes_one(endings: Sequence[TaskChange]) -> LeasedTask | None:
 def in_the_way(locked: LockedBatch, endings: Sequence[TaskChange]) -> list[Undecided]:
     """Return the updates whose decision must be waited for before these operations can be judged."""
     if not locked.replay_state.prepared:
-        return []  # as mostly
+        return []  # as in most updates
     changed = [each.task.index for each in endings if each.kind != "depends"]
     return deciding.freezing(locked, changed, [each.task.index for each in endings if each.kind == "depends"])
 

@@ -385,7 +385,7 @@ class OwnDecisionFiles:
         file = self._present
         if file is not None and (file.is_named or not sync) and not self._is_over(file, group, clock):
             file.used_at = clock.monotonic()
-            return file  # as mostly: nothing is to be made
+            return file  # as in most cases: nothing is to be made
         with self._making:
             file = self._present
             if file is None or self._is_over(file, group, clock):

@@ -88,7 +88,9 @@ class QueueFile:
                 f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"
             ) from None
         except NotADirectoryError:
-            raise NotAQueue(f"{self.path} is a file (or lies below one), not a queue's directory. Check it.") from None
+            raise NotAQueue(
+                f"{self.path} is a file or a symbolic link, or lies below one: it is no queue's directory. Check it."
+            ) from None
         state = read_queue_state(sparse.joined(pieces), self.path)
         if not fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
             raise self._away(is_deleted=opened and state.closed and self.state.id == state.id)

@@ -13,8 +13,9 @@ from unittest import mock
 import pytest
 
 import fsqueue
-from fsqueue import Group, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
+from fsqueue import Group, GroupQueue, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
 from fsqueue.filesystem import Filesystem, Mount
+from fsqueue.filesystem.rooted import Rooted
 from fsqueue.format import groups, layout, names
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import group_queues, queue_file, store
@@ -345,6 +346,38 @@ def test_a_link_that_comes_just_before_a_queue_is_opened_leads_to_no_other_queue
     with pytest.raises(NotAQueue, match="is a symbolic link"):
         opens(Group(group.path))
     assert {path: path.stat().st_mtime_ns for path in (other, *other.rglob("*"))} == before
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda queue: queue.status(),
+        lambda queue: queue.lease(),
+        lambda queue: queue.insert(2),
+        lambda queue: [*queue.tasks()],
+        lambda queue: queue.exists(),
+        lambda queue: queue.gc(),
+        lambda queue: [*queue.fsck()],
+    ],
+    ids=["status", "lease", "insert", "tasks", "exists", "gc", "fsck"],
+)
+def test_a_queue_that_was_closed_is_not_opened_through_a_link(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[GroupQueue], object]
+) -> None:
+    queue, victim = group["q"], Group.create(tmp_path / "other", shards=2, durability="none")["q"]
+    victim.insert(1)
+    queue.insert(1)
+    queue.close()
+    os.rename(queue.path, tmp_path / "aside")
+    os.symlink(victim.path, queue.path)
+    roots: list[str] = []
+    take = Rooted._take_root
+    monkeypatch.setattr(
+        Rooted, "_take_root", lambda self, fd: (roots.append(os.readlink(f"/proc/self/fd/{fd}")), take(self, fd))[1]
+    )
+    with pytest.raises(NotAQueue, match="a symbolic link"):
+        use(queue)
+    assert str(victim.path) not in roots
 
 
 def between(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:

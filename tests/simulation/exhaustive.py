@@ -146,7 +146,7 @@ SPARSE = {"fsck": 3, "gc": 2, "idle-looks": 10, "lease-up-to": 3}
 IN_GATE = 20
 """The gate tells one of this number of cases of a verb alone that have the same fate."""
 IN_GATE_LEAST = 2
-"""But so many of them, if there are."""
+"""Least number of such cases in the gate, if there are as many."""
 EACH_DEATH = frozenset(("local", "nfs"))
 """The filesystems on which the gate tells each death by a signal."""
 TOGETHER_LONG = {
