@@ -499,6 +499,23 @@ def test_a_purge_of_the_target_begins_it_anew_in_the_next_generation(group: Grou
     assert worked_off(group) == {"a": [], "b": ["x"]}
 
 
+def test_two_purges_between_its_records_leave_no_part_of_it(group: Group) -> None:
+    """It would come before the first purge, with the task that it ends, and after the second, with what it inserts."""
+    [task] = leased(group, "b")
+
+    def purges() -> None:
+        for name in ("b", "a"):
+            Queue(group.path / name).purge()
+
+    update = group.update()
+    update.complete(task)
+    update.insert("a", "follows what was purged")
+    with before("_insert", purges), pytest.raises(UpdateConflict) as caught:
+        update.apply()
+    assert [one.reason for one in caught.value.missing] == ["purged"]
+    assert worked_off(group) == {"a": [], "b": []}
+
+
 def test_an_update_makes_no_group_in_place_of_one_that_was_moved(group: Group) -> None:
     [task] = leased(group, "a")
     update = group.update()

@@ -53,12 +53,12 @@ class File:
 class Directory:
     """A directory. `since` tells at which step each name came to be."""
 
-    __slots__ = ("above", "durable", "entries", "links", "mtime", "number", "removed", "since", "version")
+    __slots__ = ("above", "durable", "entries", "links", "mtime", "name", "number", "removed", "since", "version")
 
-    def __init__(self, number: int, now: float, above: Directory | None = None) -> None:
+    def __init__(self, number: int, now: float, above: Directory | None = None, name: str = "") -> None:
         self.number = number
-        self.above = above
-        """Where it was made."""
+        self.above, self.name = above, name
+        """Where it was made, and how it was called there."""
         self.entries: dict[str, Node] = {}
         self.durable: dict[str, Node] = {}
         self.since: dict[str, int] = {}
@@ -143,7 +143,7 @@ class Disk:
 
     def new_directory(self, directory: Directory, name: str) -> Directory:
         self.numbers += 1
-        made = Directory(self.numbers, self.world.now, directory)
+        made = Directory(self.numbers, self.world.now, directory, name)
         self.put([(directory, name, made)])
         if directory is self.root and self.moved:
             self.remade.append(self.step)
@@ -182,8 +182,15 @@ class Disk:
             known += fresh
             self.ends += fresh
             if fresh:
-                self.ended.append((self.step, _name_of(file.home)))
+                self.ended.append((self.step, file.home.name))
             self.ended_at[self.step] = self.world.now
+
+    def purges(self) -> Iterator[tuple[Directory, int]]:
+        """Each queue's directory, with the steps at which the queue was purged, in order."""
+        for file, fates in self._fates.items():
+            for step, word in fates:
+                if word == "purged":
+                    yield file.home, step
 
     def content_at(self, file: File, step: int) -> bytes:
         """What a log or decision file had before a step, if nobody has written over that since."""
@@ -355,12 +362,6 @@ class Disk:
                 self._revert(node)
             else:
                 node.links += 1
-
-
-def _name_of(directory: Directory) -> str:
-    """The name that a directory has where it was made."""
-    above = directory.above
-    return next((name for name, node in above.entries.items() if node is directory), "") if above is not None else ""
 
 
 def _with_both_names(effects: list[Effect]) -> list[Effect]:

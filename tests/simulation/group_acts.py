@@ -162,8 +162,16 @@ def delete_any(story: Story, actor: Actor) -> None:
     story.rng.choice(relays.both(story, actor)).plain("delete")
 
 
+def purge_any(story: Story, actor: Actor) -> None:
+    """Purge one of the queues, or both, one after the other."""
+    queues = relays.both(story, actor)
+    for one in story.rng.sample(queues, story.rng.choice((1, 2))):
+        one.plain("purge")
+
+
 ACTS: dict[str, Callable[[Story, Actor], None]] = {
-    act.__name__: act for act in (relay_any, consume_any, poll_any, drained_any, wait_any, look_around, delete_any)
+    act.__name__: act
+    for act in (relay_any, consume_any, poll_any, drained_any, wait_any, look_around, delete_any, purge_any)
 }
 
 

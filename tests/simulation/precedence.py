@@ -26,7 +26,7 @@ def circle(changes: Iterable[Event], reads: Iterable[Event], spans: Mapping[str,
 
     `reads`: the offset is the version that was relied on. `spans`: when an update began and ended, in steps.
     """
-    before: dict[str, set[str]] = {}
+    before: dict[str, dict[str, None]] = {}  # ordered: the same circle each time
     by_task: dict[Hashable, list[Event]] = {}
     for event in sorted(changes, key=lambda one: one.offset):
         by_task.setdefault(event.task, []).append(event)
@@ -51,6 +51,6 @@ def circle(changes: Iterable[Event], reads: Iterable[Event], spans: Mapping[str,
     return []
 
 
-def _add(before: dict[str, set[str]], first: str, second: str) -> None:
+def _add(before: dict[str, dict[str, None]], first: str, second: str) -> None:
     if first != second:
-        before.setdefault(second, set()).add(first)
+        before.setdefault(second, {})[first] = None

@@ -15,7 +15,7 @@ from fsqueue import FsqueueError, LeasedTask, TaskInfo, UpdateConflict
 from fsqueue.format.names import parse_task_id
 from fsqueue.format.names import task_id as task_of
 from tests.simulation import invariants, precedence, relays
-from tests.simulation.disk import File
+from tests.simulation.disk import Directory, File
 from tests.simulation.faults import GROUP
 from tests.simulation.history import DONE, REFUSED, original
 from tests.simulation.replay import Replay, first_lines
@@ -79,7 +79,7 @@ def judge(story: Story) -> Iterator[str]:
     yield from _outcomes(story, logs)
     if not story.power_lost:
         yield from _seen_together(story, tried)
-        yield from _in_an_order(tried, logs)
+        yield from _in_an_order(story, tried, logs)
     yield from _rest(story, logs)
 
 
@@ -91,6 +91,16 @@ def _is_current(story: Story, log: File) -> bool:
 
 
 # -- all or nothing ------------------------------------------------------------------------------------------
+
+
+def _generation_of(log: Log) -> tuple[Directory, int]:
+    """The directory of the queue in which a log was made, and the generation."""
+    movements = log.file.home.above
+    assert movements is not None
+    assert movements.above is not None
+    queue = movements.above.above
+    assert queue is not None
+    return queue, int(movements.above.name.partition("-")[0])
 
 
 def _deed(one: Operation) -> Deed:
@@ -308,8 +318,11 @@ def _shows(story: Story, look: Look, one: Operation, ends: dict[Any, float]) -> 
 # -- in an order ---------------------------------------------------------------------------------------------
 
 
-def _in_an_order(tried: list[Tried], logs: list[Log]) -> Iterator[str]:
-    """There is an order of all updates, and of all other records, in which each update saw what it relied on."""
+def _in_an_order(story: Story, tried: list[Tried], logs: list[Log]) -> Iterator[str]:
+    """There is an order of all updates, purges and other records, in which each update saw what it relied on.
+
+    What an update does in a generation comes before the purge that ends this generation, and after the one before.
+    """
     events, reads = list[precedence.Event](), list[precedence.Event]()
     for log in logs:
         by_offset = {(one.index, one.offset): one.update for one in log.read.acted_in_updates if one.op != "depends"}
@@ -325,6 +338,16 @@ def _in_an_order(tried: list[Tried], logs: list[Log]) -> Iterator[str]:
             if one.op == "depends"
         ]
     spans = {one.ids[0]: (one.told.call.begin, one.told.call.end) for one in tried if len(one.ids) == 1}
+    began: dict[tuple[Directory, int], int] = {}
+    for queue, step in story.world.disk.purges():
+        purge = f"the purge of {queue.name} at {step}"
+        began[queue, 2 + sum(each is queue for each, _ in began)] = step
+        events.append(precedence.Event(queue, step, purge))
+        spans[purge] = step, step
+    for log in logs:
+        queue, generation = _generation_of(log)
+        at = began.get((queue, generation), 0)
+        reads += [precedence.Event(queue, at, one.update) for one in log.read.acted_in_updates]
     circle = precedence.circle(events, reads, spans)
     if circle:
         yield f"there is no order of these in which each could happen: {' < '.join(circle)}"

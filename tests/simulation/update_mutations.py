@@ -42,9 +42,10 @@ MUTATIONS = [
     ),
     Mutation(
         "an updater does not ask whether a queue was purged",
-        "its inserts lie in the purged tree, and it reports them done",
-        "update-purge-nfs",
+        "two queues are purged beside it: it ends a task of the first, and its insert stands after the second purge",
+        "update-purges",
         (("_Try._look", "for opened in self._queues: ...", "for opened in (): ..."),),
+        first=30,
     ),
     Mutation(
         "an update is decided in another group than that of its queues",
