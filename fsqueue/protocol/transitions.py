@@ -260,8 +260,7 @@ def completion(locked: LockedBatch, task: LeasedTask, at: int, part: UpdatePart 
     replay_state, log, index = locked.replay_state, locked.log, task.index
     if CHECK:
         _check_fenced(locked, task.lease, [index])
-    is_measured = task.began is not None or task.used is not None
-    more = worktimes.fields(worktimes.worked([task]), locked, [index], at) if is_measured else {}
+    more = _measured(locked, task, at)
     replay_state.decide(index, COMPLETED, at, log.next_offset() if log.torn else log.end)
     replay_state.at = at
     return movements.complete(at, task.lease, [index], None, **more, part=part)
@@ -278,11 +277,17 @@ def prepared_completion(locked: LockedBatch, task: LeasedTask, at: int, part: Up
         return None  # the log may not even have such a task, of which `worktimes` could ask
     if CHECK:
         _check_fenced(locked, task.lease, [index])
-    is_measured = task.began is not None or task.used is not None or task.took_s is not None
-    more = worktimes.fields(worktimes.worked([task]), locked, [index], at) if is_measured else {}
+    more = _measured(locked, task, at)
     if not replay_state.prepare_completion(part, at, task.lease, index, more, locked.log.next_offset()):
         return None
     return movements.complete(at, task.lease, [index], None, **more, part=part)
+
+
+def _measured(locked: LockedBatch, task: LeasedTask, at: int) -> dict[str, Any]:
+    """Return what is known of the work on a task, as fields of the record that completes it."""
+    if task.began is None and task.used is None and task.took_s is None:
+        return {}
+    return worktimes.fields(worktimes.worked([task]), locked, [task.index], at)
 
 
 def completions(

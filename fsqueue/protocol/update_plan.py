@@ -183,15 +183,13 @@ class Conflicts:
         self.owned: list[Conflict] = []
         self.depends: list[Conflict] = []
         """What is wrong with the tasks that the update only depends on."""
-        self._noted = False
 
     def __bool__(self) -> bool:
-        return self._noted
+        return bool(self.missing or self.changed or self.owned or self.depends)
 
     def _note(self, among: list[Conflict], queue: QueuePlan, ending: TaskChange, reason: str) -> None:
         conflict = Conflict(ending.kind, queue.name, names.task_id(ending.task.batch, ending.task.index), reason)
         (self.depends if ending.kind == "depends" else among).append(conflict)
-        self._noted = True
 
     def miss(self, queue: QueuePlan, endings: Iterable[TaskChange], reason: str) -> None:
         """Note tasks that have ended, or are gone with their queue."""

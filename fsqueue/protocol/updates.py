@@ -138,15 +138,13 @@ class Coordinator:
         UpdateConflict: nothing has happened. StorageError with `advice`: it is unknown whether it has. Of any other
         error the text says it.
         """
-        until, backoff = None, None
+        group = directory()
+        if not queues:
+            return Applied()
+        clock, backoff = group.clock, None
+        until = clock.monotonic() + timeout_s
         tries = failures = 0
         while True:
-            group = directory()
-            if not queues:
-                return Applied()
-            clock = group.clock
-            if until is None:
-                until = clock.monotonic() + timeout_s
             try:
                 return _Try(self, group, queues, tries, until).apply()
             except (_Anew, LockTimeout) as busy:
@@ -162,6 +160,7 @@ class Coordinator:
             tries += 1
             backoff = backoff or Backoff(PAUSES_S, group.entropy.random, 2.0, 0.5)
             clock.sleep(min(left_s, backoff.next_s()))
+            group = directory()
 
     def patience_ms(self, logs: int, tries: int) -> int:
         """Return how long others wait before they decide against an update that changes `logs` logs, and was given up
@@ -357,12 +356,10 @@ class _Try:
         one = completes_one(endings)
         file = transitions.file_of_waiting(store, batch) if one is None and _has_seen(endings) else None
         is_begun = False
-        waiting: deciding.DecisionWait | None = None
-        left_s = self._until - self._clock.monotonic()
-        wait_s = max(LEAST_WAIT_S, left_s) if left_s > 0 else 0.0
+        waiting = deciding.DecisionWait(store, batch, self._wait_s)
         try:
             while True:
-                with LockedBatch(store, batch, wait_s, create=file is not None) as locked:
+                with LockedBatch(store, batch, waiting.wait_s, create=file is not None) as locked:
                     if file is not None:
                         is_begun = not locked.replay_state.opened or is_begun
                         if not transitions.begin_waiting(locked, file):
@@ -377,10 +374,7 @@ class _Try:
                         if check(locked, opened.plan, endings, at, self._conflicts) and part and not self._conflicts:
                             self._change(opened, locked, endings, part, at).is_begun |= is_begun
                         return
-                left_s = max(LEAST_WAIT_S, self._wait_s) if wait_s else 0.0
-                waiting = waiting or deciding.DecisionWait(store, batch, left_s)
                 waiting.out(wanted)
-                wait_s = waiting.wait_s
         except FileNotFoundError:
             self._judge_finished(opened, batch, endings)
 

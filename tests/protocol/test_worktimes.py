@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -136,6 +137,18 @@ def test_tasks_that_took_equally_long_share_one_number(queue: Queue, clock: Manu
     records = [record for line in log.read_bytes().splitlines() if (record := movements.parse(line)) is not None]
     assert [record["took"] for record in records if record["op"] == "complete"] == [250, [1500, 10000]]
     assert [one.duration for one in attempts(q, leased[0])] == [250, 250, 1500, 10000]
+
+
+@pytest.mark.parametrize("completes", [lambda q, task: q.complete([task]), lambda q, task: task.complete()])
+def test_a_time_that_a_worker_has_measured_is_recorded(
+    q: Queue, clock: ManualClock, completes: Callable[[Queue, LeasedTask], object]
+) -> None:
+    q.insert_many(range(2))
+    for task in q.lease(2):
+        clock.advance(10)
+        task.took_s = 1.5
+        completes(q, task)
+    assert {move.took_s for move in endings(q)} == {1.5}
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf, 1e300])
