@@ -96,8 +96,10 @@ class _OfOne:
         self._look_at = max(self._look_at, now + took_s / LIST_SHARE)
         self._list_at = now + (CHANGED_S if is_changed else SWEEP_S)
         self._stamp = stamp
-        for directory in found.keys() - self.listed.keys() - opened:
-            self.wanted[directory] = None
+        new = [directory for directory in found if directory not in self.listed and directory not in opened]
+        # Each lessee begins somewhere else: all of them would open the same queues, and leave the others.
+        first = int(group.entropy.random() * len(new)) if len(new) > 1 else 0
+        self.wanted.update(dict.fromkeys(new[first:] + new[:first]))
         for directory in self.listed.keys() - found.keys():
             self.closed.pop(directory, None)
             self.wanted.pop(directory, None)

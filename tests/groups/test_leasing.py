@@ -12,6 +12,7 @@ import pytest
 
 import fsqueue
 from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker, asyncpoll
+from fsqueue.clock import Entropy
 from fsqueue.groups import members
 from fsqueue.worker import reclaiming
 from tests.support import calls, in_time
@@ -91,6 +92,19 @@ def test_of_more_queues_than_are_open_each_is_looked_into(group: Group, monkeypa
         group[f"q{number}"].insert("again")
         until(lambda expected=number: look() == (12 if expected == 7 else 13), "what was inserted later")
     assert done(group) == {f"q{number}": 1 + (number in (2, 3, 7)) for number in range(10)}
+
+
+def test_lessees_begin_in_different_queues(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all would have the same 64 queues open, and the tasks of the others would wait until these are empty."""
+    monkeypatch.setattr(members, "OPEN_MAX", 1)
+    for number in range(8):
+        group[f"q{number}"].insert_many(range(4))
+    found = []
+    for luck in (0.0, 0.3, 0.5, 0.99):
+        monkeypatch.setattr(Entropy, "random", lambda _, luck=luck: luck)
+        [task] = Group(group.path).lease()
+        found.append(task.queue.path)
+    assert len(set(found)) == 4
 
 
 def test_nothing_is_said_before_each_queue_was_looked_into(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:

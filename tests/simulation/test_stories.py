@@ -91,9 +91,10 @@ def test_in_the_stories_of_the_corpus_what_went_wrong_still_finds_its_place() ->
     assert len({line.partition(":")[0] for line in lost}) <= len(KEPT) // 10, sorted(lost)
 
 
-def test_a_seed_replays_exactly_in_another_process() -> None:
+@pytest.mark.parametrize("name", ["storm", "update"])
+def test_a_seed_replays_exactly_in_another_process(name: str) -> None:
     """Also where Python orders its sets otherwise."""
-    command = [sys.executable, "-m", "tests.simulation", "7", "--scenario", "storm", "-v"]
+    command = [sys.executable, "-m", "tests.simulation", "7", "--scenario", name, "-v"]
     texts = [
         subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in ("1", "2")
