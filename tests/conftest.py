@@ -53,9 +53,9 @@ LEFT_OPEN_MOST = 100
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from what was collected: all of it stays, and it is looked through 600 times else.
+    """Keep the garbage collector from what was collected: all of it stays, and it is looked through 300 times else.
 
-    One look takes a quarter of a second. The fixture below takes two for each module.
+    One look takes a quarter of a second. The fixture below takes one for each module.
     """
     gc.disable()
     try:
@@ -108,11 +108,15 @@ def tasks_a_batch(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def descriptors_are_closed() -> Iterator[None]:
-    """No module leaves many descriptors open: tests that come after it would run out of them."""
-    gc.collect()
+    """No module leaves many descriptors open: tests that come after it would run out of them.
+
+    What a module leaves for good, as parsed sources, is kept from the garbage collector: else each look at all that the
+    modules before have left takes a second.
+    """
     before = set(os.listdir("/proc/self/fd"))
     yield
     gc.collect()
+    gc.freeze()
     left = {}
     for fd in set(os.listdir("/proc/self/fd")) - before:
         with suppress(OSError):
