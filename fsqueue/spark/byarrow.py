@@ -104,24 +104,31 @@ class Maps:
         with suppress(pa.ArrowException):
             if self.schema is None:
                 self.schema = self._learned(content[: content.find(b"\n", SAMPLE_BYTES) + 1 or len(content)])
-            if all(len(keys) <= KEYS_MAX for keys in self.keys.values()):
+            if self.schema is not None:
                 carried = _payloads(_table(content, self.schema, "error"))
                 found = self._column(carried, self.kind, self.arrow, NULL in content)
-        if found is None:
+        if self._has_many_keys():
+            self.refusals = REFUSALS_MAX  # no key is ever forgotten
+        elif found is None:
             self.schema = None
             self.refusals += 1
         else:
             self.refusals = 0
         return found
 
-    def _learned(self, sample: bytes) -> pa.Schema:
-        """Return the schema of lines, with all keys that any map is known to have."""
+    def _learned(self, sample: bytes) -> pa.Schema | None:
+        """Return the schema of lines, with all keys that any map is known to have; None if a map has too many."""
         known = pa.schema([("payload", self._carrier(self.kind, self.arrow, ()))])
         found = _table(sample, known, "infer").schema
         self._learn(self.kind, found.field("payload").type, ())
+        if self._has_many_keys():
+            return None
         # Arrow has chosen types for what is new. Of a map's values, its own type says which fit.
         known = pa.schema([("payload", self._carrier(self.kind, self.arrow, ()))])
         return _table(sample, known, "infer").schema
+
+    def _has_many_keys(self) -> bool:
+        return any(len(keys) > KEYS_MAX for keys in self.keys.values())
 
     def _carrier(self, kind: types.DataType, arrow: pa.DataType, place: tuple[str, ...]) -> pa.DataType:
         if isinstance(kind, types.MapType):
@@ -138,7 +145,8 @@ class Maps:
         """Take in the keys of all maps."""
         if isinstance(kind, types.MapType):
             known = self.keys.setdefault(place, [])
-            known += [field.name for field in carried if field.name not in set(known)]
+            seen = set(known)
+            known += [field.name for field in carried if field.name not in seen]
         elif isinstance(kind, types.StructType):
             for one in kind.fields:
                 self._learn(one.dataType, carried.field(one.name).type, (*place, one.name))
