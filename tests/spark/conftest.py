@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -84,12 +85,28 @@ def has_spark() -> None:
         pytest.skip(reason)
 
 
+PYTHON = f"""#!/bin/sh
+if [ "$1" = -m ] && [ "$2" = pyspark.daemon ]; then
+    shift 2
+    exec {shlex.quote(sys.executable)} -m tests.spark.daemon "$@"
+fi
+exec {shlex.quote(sys.executable)} "$@"
+"""
+"""Starts this Python for Spark, and always with the daemon of CONF.
+
+What Spark asks a data source while it plans (write, commit, read) runs in processes of `pyspark.daemon`, whatever the
+setting says. Each of them would import pandas and fsqueue anew.
+"""
+
+
 @pytest.fixture(scope="session")
 def installed(has_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which fsqueue lies as it does in site-packages, so that Spark finds the data source by itself."""
     place = tmp_path_factory.mktemp("installed")
     (place / "fsqueue").symlink_to(TOP / "fsqueue")
     (place / "pyspark_fsqueue").symlink_to(TOP / "fsqueue/spark/pyspark_fsqueue")
+    (place / "python").write_text(PYTHON)
+    (place / "python").chmod(0o755)
     return place
 
 
@@ -98,9 +115,8 @@ def environment(installed: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": f"{installed}:{TOP}",
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(installed / "python"),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "SPARK_AUTH_SOCKET_TIMEOUT": "3600",  # what Python makes of the setting spark.python.authenticate.socketTimeout
     }
 
