@@ -38,6 +38,8 @@ from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
+REAPER_THREAD = "fsqueue-reaper"
+"""The name of a thread that removes trash behind a call."""
 CREATE_TRIES = 10
 """How often a queue is made whose directory others move away meanwhile."""
 
@@ -546,7 +548,7 @@ def reap_later(store: Store) -> None:
 
 def _later(action: Callable[..., object], *args: object) -> None:
     """Call `action` in a thread that does not keep the process alive."""
-    threading.Thread(target=action, args=args, name="fsqueue-reaper", daemon=True).start()
+    threading.Thread(target=action, args=args, name=REAPER_THREAD, daemon=True).start()
 
 
 def release_all(

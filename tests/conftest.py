@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ import fsqueue.fsck  # noqa: F401 - else a test may import it while what it impo
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from tests import levels
-from tests.waiting import PATIENCE_S
+from tests.waiting import until_nothing_reaps
 
 levels.load_profile()
 
@@ -110,13 +109,14 @@ def tasks_a_batch(request: pytest.FixtureRequest) -> int:
 def descriptors_are_closed() -> Iterator[None]:
     """No module leaves many descriptors open: tests that come after it would run out of them.
 
-    What a module leaves for good, as parsed sources, is kept from the garbage collector: else each look at all that the
-    modules before have left takes a second.
+    What the modules before have left for good, as parsed sources, is kept from the garbage collector: else each look at
+    all of it takes a second. It is kept at a module's begin: at its end pytest still holds the last test.
     """
+    gc.collect()
+    gc.freeze()
     before = set(os.listdir("/proc/self/fd"))
     yield
     gc.collect()
-    gc.freeze()
     left = {}
     for fd in set(os.listdir("/proc/self/fd")) - before:
         with suppress(OSError):
@@ -144,10 +144,7 @@ def _check_descriptor(fd: Any) -> None:
 def no_reaper_outlives_its_test() -> Iterator[None]:
     """Wait for the threads that remove trash behind a call: else they meet what the next test patches."""
     yield
-    for thread in threading.enumerate():
-        if thread.name == "fsqueue-reaper":
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
+    until_nothing_reaps()
 
 
 @pytest.fixture

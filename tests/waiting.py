@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
+
+from fsqueue.administration import REAPER_THREAD
 
 PATIENCE_S = 600.0
 """Maximum time that a test waits for a condition, a process or a thread (seconds).
@@ -16,6 +19,14 @@ PAUSE_S = 0.01
 """Between two looks."""
 
 T = TypeVar("T")
+
+
+def until_nothing_reaps() -> None:
+    """Wait for the threads of this process that remove trash behind a call."""
+    for thread in threading.enumerate():
+        if thread.name == REAPER_THREAD:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), thread
 
 
 def until(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:

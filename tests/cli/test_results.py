@@ -615,9 +615,18 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves(fsqueue_cli: Run, sweep: 
 @needs_root
 @pytest.mark.parametrize(("mode", "then"), [(0o666, 0o600), (0o777, 0o600), (0o400, 0o400)], ids=oct)
 def test_another_user_s_file_does_not_choose_who_may_read_and_change_what_replaces_it(
-    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, mode: int, then: int
+    fsqueue_cli: Run, sweep: Queue, tmp_path: Path, mode: int, then: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """He has put it in a shared directory, under a name that he expects."""
+    """He has put it in a shared directory, under a name that he expects. Not even when it is made may he do more."""
+    opened, known = list[int](), os.open
+
+    def noted(path: Any, *arguments: Any, **options: Any) -> int:
+        fd = known(path, *arguments, **options)
+        if str(path).startswith(".fsqueue-results-"):
+            opened.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        return fd
+
+    monkeypatch.setattr(os, "open", noted)
     file = tmp_path / "out.csv"
     file.write_text("before")
     file.chmod(mode)
@@ -629,6 +638,7 @@ def test_another_user_s_file_does_not_choose_who_may_read_and_change_what_replac
         os.umask(mask)
     found = file.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (then, 0, tmp_path.stat().st_gid)
+    assert opened == [then]
     assert file.read_text().startswith('"id"')
 
 

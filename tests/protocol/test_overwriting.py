@@ -14,7 +14,7 @@ from fsqueue import CommitLost, CommitReport, FsqueueError, LeaseLost, Queue, St
 from fsqueue.clock import Clock, ManualClock
 from tests.concurrency.trapped import needs_room, trapped
 from tests.support import QueueFactory, base_of, crashes, drain, files_below, generations_of, leftovers, raised
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until_nothing_reaps
 
 OLD, NEW = ["old", "older"], [f"new {number}" for number in range(5)]
 
@@ -161,9 +161,7 @@ def test_it_is_there_whole_or_not_at_all(queue_factory: QueueFactory, clock: Man
         seen.add((len(found), fresh.generation))
         if afterwards == "purge":
             fresh.purge()
-            for thread in threading.enumerate():  # while it reaps what was purged, gc leaves that to it
-                if thread.name == "fsqueue-reaper":
-                    thread.join()
+            until_nothing_reaps()  # gc leaves to it what a purge's own reaper is at
             fresh.insert("only")
             assert payloads(fresh) == ["only"], where
         else:

@@ -33,6 +33,7 @@ from tests.support import (
     log_files,
     task_file_names,
 )
+from tests.waiting import until_nothing_reaps
 
 
 @pytest.fixture
@@ -385,9 +386,7 @@ def test_earlier_generations_that_were_left_in_place_go(q: Queue) -> None:
     q.insert("x")
     q.purge()
     q.purge()
-    for thread in threading.enumerate():  # while a purge's own reaper is at it, gc leaves the trash to it
-        if thread.name == "fsqueue-reaper":
-            thread.join()
+    until_nothing_reaps()  # gc leaves to it what a purge's own reaper is at
     ended, of_another, to_come = base_of(q, 2), q.path / f"1-{'5' * 16}", base_of(q, 7)
     for name in (ended, of_another):
         (q.path / name / "queue" / "00").mkdir(parents=True)
@@ -515,9 +514,7 @@ def test_what_a_member_put_into_a_queues_trash_survives_a_purge(q: Queue) -> Non
     (q.path / ".trash" / "mine" / "f").touch()
     q.insert(1)
     q.purge()
-    for thread in threading.enumerate():
-        if thread.name == "fsqueue-reaper":
-            thread.join()
+    until_nothing_reaps()
     assert files_below(q.path / ".trash") == ["mine/f"]
 
 

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,18 +20,12 @@ from fsqueue.format import layout, names
 from fsqueue.upkeep import trash
 from tests.concurrency.processes import Child
 from tests.support import Crash, base_of, files_below, needs_root, open_to_all
+from tests.waiting import until_nothing_reaps
 
 pytestmark = pytest.mark.once
 
 HEX = "0123456789abcdef"
 OWNER, STRANGER = 64_101, 64_102
-
-
-def settle() -> None:
-    """Wait for the threads that reap in the background."""
-    for thread in threading.enumerate():
-        if thread.name == "fsqueue-reaper":
-            thread.join()
 
 
 def ours(parent: Path) -> list[str]:
@@ -84,7 +77,7 @@ def test_deleting_a_queue_removes_nothing_else(queue: Queue, how: str) -> None:
             Queue(queue.path)
     else:
         queue.delete(wait=how == "wait")
-    settle()
+    until_nothing_reaps()
     trash.reap(str(parent))
     assert not queue.path.exists()
     assert snapshot(parent) == {name: what for name, what in before.items() if Path(name).parts[0] != queue.path.name}
@@ -534,7 +527,7 @@ def test_a_queue_is_deleted_on_a_full_disk(queue: Queue, names_max: int, wait: b
     queue.insert_many(range(10), batch_tasks=1)
     with full_disk(queue.path.parent, names_max):
         Queue(queue.path).delete(wait=wait)
-    settle()
+    until_nothing_reaps()
     assert os.listdir(queue.path.parent) == []
 
 
