@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 import click
 
 import fsqueue
+from fsqueue.clock import Clock
 from fsqueue.filesystem import mountadvice
 from fsqueue.format import wording
 from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS
-from fsqueue.upkeep.trash import Reaping, reap
+from fsqueue.upkeep.trash import reap, until_finished
 
 from .common import (
     confirm,
@@ -34,7 +34,7 @@ from .common import (
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit, renamed
 from .printing import complain, hint, print_done, print_json, say
 
-REAP_TRIES, REAP_PAUSE_S = 20, 0.5
+LEFT_EXIT = 1
 DAY_S = 86_400
 DEFAULTS = fsqueue.Settings()
 
@@ -311,7 +311,12 @@ fsqueue delete /scratch/me/crawl --queue 'google.com#fetch' --yes"""
 @yes_option
 @json_option
 def delete(queue: str, name: str | None, wait: bool, yes: bool, as_json: bool) -> None:
-    """Delete the queue Q. It is gone at once; its files are removed in the background."""
+    """Delete the queue Q. It is gone at once; its files are removed in the background.
+
+    \b
+    Exit codes:
+      1    with --wait: Q is deleted, but some of its files could not be removed
+    """
     group = group_at(queue, {"--queue": name})
     if group is not None and name is None:
         raise click.UsageError(
@@ -324,10 +329,12 @@ def delete(queue: str, name: str | None, wait: bool, yes: bool, as_json: bool) -
         lost = q.status()
         confirm(f"Delete the queue {q.path} with {_inventory(lost)}?", yes)
         parent = q.path.absolute().parent
-        q.delete(wait=wait)
+        left = q.delete(wait=wait)
     if not wait:
         _reap_in_background(parent)
-    print_done(as_json, {"deleted": path_of(q), **lost.as_dict()})
+    print_done(as_json, {"deleted": path_of(q), **lost.as_dict()} | ({"left": left} if wait else {}))
+    if left:  # the log has said so
+        raise click.exceptions.Exit(LEFT_EXIT)
 
 
 @click.command(
@@ -385,7 +392,7 @@ def gc(
         raise click.UsageError("--touch, --keep-history, --keep-payloads and --payload-bytes need a queue.")
     if queue is None:
         assert trash is not None
-        reaping = _reap(trash)
+        reaping = until_finished(lambda: reap(trash), Clock())
         found: dict[str, Any] = {"reaped": reaping.removed}
         stayed = reaping.left
     else:
@@ -452,18 +459,6 @@ def _inventory(status: fsqueue.Status) -> str:
         f"{wording.counted(status.remaining, 'unfinished task')}, {status.leased:,} of them leased, and "
         f"{wording.counted(status.dead, 'dead letter')}"
     )
-
-
-def _reap(directory: Path) -> Reaping:
-    """Remove what deleted queues left in `directory`. Wait for a while if another process is removing the same."""
-    reaping = reap(directory)
-    for _ in range(REAP_TRIES):
-        if not reaping.unfinished:
-            break
-        time.sleep(REAP_PAUSE_S)
-        before, reaping = reaping.removed, reap(directory)
-        reaping.removed += before
-    return reaping
 
 
 def _reap_in_background(directory: Path) -> None:

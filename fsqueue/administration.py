@@ -29,7 +29,7 @@ from fsqueue.errors import (
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, directories_above, mount_of, mountadvice
 from fsqueue.format import groups, layout, names, sparse
 from fsqueue.format.layout import QueueState, Settings
-from fsqueue.format.names import Batch, QueueId
+from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.protocol import overwriting, revoking
@@ -368,8 +368,10 @@ def purge(store: Store) -> None:
     reap_later(store)
 
 
-def delete(store: Store, wait: bool) -> None:
+def delete(store: Store, wait: bool) -> dict[str, str]:
     """Delete a queue: mark it as closed and rename its directory, both under the lock of its `queue.jsonl`; then reap.
+
+    With `wait`, return what could not be removed: path to reason.
 
     Everything that may refuse this user comes before the mark. Where the system refuses the renaming all the same (a
     mount point, an attribute), the mark is taken back. A crash after the mark leaves a directory that counts as
@@ -387,7 +389,7 @@ def delete(store: Store, wait: bool) -> None:
     with queue_changes.locked(fs, store.clock, store.entropy, path) as queue_file:
         state = queue_file.state
         if state.id != store.queue_state.id or not fs.is_in_place():
-            return  # another process deleted it just now, and another queue is there
+            return {}  # another process deleted it just now, and another queue is there
         try:
             marked = state.closed or _mark(queue_file, mark)
             moved = _move(outside, queue_file, store.entropy)
@@ -398,17 +400,17 @@ def delete(store: Store, wait: bool) -> None:
         if moved is not None and not marked:
             _empty_until_marked(queue_file, mark, outside, moved)
     if moved is not None and wait:
-        _reap(outside, moved, state.id)
-    elif moved is not None:
-        _later(_reap, outside, moved, state.id)
+        return _warned(trash.until_finished(lambda: trash.reap_one(outside, moved, state.id), store.clock).left)
+    if moved is not None:
+        _later(lambda: _warned(trash.reap_one(outside, moved, state.id).left))
+    return {}
 
 
-def _reap(outside: Filesystem, moved: str, queue_id: QueueId) -> None:
-    """Remove a queue that was moved away. What cannot be removed is logged."""
-    found = trash.Reaping()
-    trash.reap_tree(outside, moved, queue_id, found)
-    for path, why in found.left.items():
+def _warned(left: dict[str, str]) -> dict[str, str]:
+    """Log what could not be removed of a deleted queue."""
+    for path, why in left.items():
         collect.logger.warning("%s is left of the deleted queue (%s); 'fsqueue gc --trash' tries again", path, why)
+    return left
 
 
 _NOT_YOURS = (

@@ -381,14 +381,14 @@ class GroupQueue(Queue):
         """Lease from what was given to `fsqueue.lease`, this queue among it."""
         return self.group._lease_together(given, n, lease_ms, wait_s, up_to)
 
-    def delete(self, *, wait: bool = False) -> None:
+    def delete(self, *, wait: bool = False) -> dict[str, str]:
         """Delete the queue at once, whatever its size: see `Queue.delete`. Nothing happens if there is none."""
+        left: dict[str, str] = {}
         if self._opens():
-            try:
-                super().delete(wait=wait)
-            except QueueNotFound:
-                pass  # another process did
+            with suppress(QueueNotFound):  # another process did
+                left = super().delete(wait=wait)
         self._let_go()
+        return left
 
 
 def _nothing_known(*args: Any, **named: Any) -> Any:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from fsqueue.clock import Clock
 from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue
 from fsqueue.filesystem import Filesystem, OpenTree, mount_of
 from fsqueue.format import names, sparse
@@ -29,6 +30,9 @@ OWN = ".trash"
 """The trash in a queue's directory."""
 BESIDE = f"{OWN}-"
 """How the name of a tree begins that did not get into the trash: the disk was full, or something was in its place."""
+
+
+UNFINISHED_TRIES, UNFINISHED_PAUSE_S = 20, 0.5
 
 
 @dataclass(slots=True)
@@ -109,6 +113,19 @@ def reap_deleted(fs: Filesystem, directory: str) -> Reaping:
     return found
 
 
+def until_finished(reaping: Callable[[], Reaping], clock: Clock) -> Reaping:
+    """Reap, and again for ten seconds while another process removes the same. Return the last result, with the sum of
+    what was removed."""
+    found = reaping()
+    for _ in range(UNFINISHED_TRIES):
+        if not found.unfinished:
+            break
+        clock.sleep(UNFINISHED_PAUSE_S)
+        before, found = found.removed, reaping()
+        found.removed += before
+    return found
+
+
 def deleted_in(fs: Filesystem, directory: str) -> Iterator[tuple[str, QueueId]]:
     """Yield the directories named like deleted queues: path, and the id in the name. A hint: prove each."""
     base = directory.rstrip("/")
@@ -118,8 +135,15 @@ def deleted_in(fs: Filesystem, directory: str) -> Iterator[tuple[str, QueueId]]:
             yield f"{base}/{name}", queue_id
 
 
-def reap_tree(fs: Filesystem, path: str, queue_id: QueueId, found: Reaping) -> None:
+def reap_one(fs: Filesystem, path: str, queue_id: QueueId) -> Reaping:
     """Remove one of them, if it bears the proof; else say why not."""
+    found = Reaping()
+    reap_tree(fs, path, queue_id, found)
+    return found
+
+
+def reap_tree(fs: Filesystem, path: str, queue_id: QueueId, found: Reaping) -> None:
+    """Do the same, and add to what was found before."""
     why: list[str] = []
 
     def proof(tree: OpenTree) -> bool:

@@ -168,7 +168,7 @@ def test_what_is_reaped_before_and_after_another_process_was_at_it_is_counted(
 ) -> None:
     reapings = [Reaping(2, unfinished=["x"]), Reaping(1, unfinished=["x"]), Reaping(4)]
     monkeypatch.setattr(queues, "reap", lambda directory: reapings.pop(0))
-    monkeypatch.setattr(queues, "REAP_PAUSE_S", 0.0)
+    monkeypatch.setattr("fsqueue.upkeep.trash.UNFINISHED_PAUSE_S", 0.0)
     assert json.loads(fsqueue_cli("gc", "--trash", tmp_path, "--json").stdout) == {"reaped": 7, "left": {}}
 
 

@@ -48,7 +48,7 @@ def test_create_purge_and_delete_have_json(fsqueue_cli: Run, tmp_path: Path) -> 
     counts = {"inserted": 2, "waiting": 1, "delayed": 0, "leased": 1, "completed": 0, "dead": 0}
     assert json.loads(fsqueue_cli("purge", path, "--yes", "--json").stdout) == {"purged": str(path), **counts}
     gone = json.loads(fsqueue_cli("delete", path, "--yes", "--json", "--wait").stdout)
-    assert gone == {"deleted": str(path), **dict.fromkeys(counts, 0)}
+    assert gone == {"deleted": str(path), **dict.fromkeys(counts, 0), "left": {}}
 
 
 def test_create_in_memory_says_what_is_lost(fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

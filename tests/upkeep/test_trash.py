@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from fsqueue_cli.main import cli
 
 from fsqueue import FsqueueError, Queue, QueueNotFound, StorageError, administration
 from fsqueue.errors import InvalidArgument
@@ -629,7 +632,7 @@ def test_what_a_stranger_plants_beside_a_queue_keeps_nobody_from_deleting_it(scr
 
     as_user(OWNER, 0o077, own)
     as_user(STRANGER, 0o022, lambda: plant(scratch / ".trash", kind))
-    assert as_user(OWNER, 0o077, lambda: Queue(path).delete(wait=True)) is None
+    assert as_user(OWNER, 0o077, lambda: Queue(path).delete(wait=True)) == {}
     assert os.listdir(scratch) == [".trash"]
     if kind.startswith("mode"):
         assert os.listdir(scratch / ".trash") == []
@@ -648,7 +651,7 @@ def test_who_may_not_delete_is_told_who_may_and_the_queue_stays_open(scratch: Pa
     assert "Nothing was changed" in said
     assert "sticky" in said
     assert as_user(OWNER, 0o000, lambda: Queue(path).status().waiting) == 1
-    assert as_user(OWNER, 0o000, lambda: Queue(path).delete(wait=True)) is None
+    assert as_user(OWNER, 0o000, lambda: Queue(path).delete(wait=True)) == {}
     assert os.listdir(scratch) == []
 
 
@@ -666,6 +669,31 @@ def test_a_reaping_leaves_what_another_user_has_to_remove_and_says_so(scratch: P
     assert "owner" in as_user(STRANGER, 0o077, lambda: trash.reap(str(scratch)).left)[str(scratch / left)]
     assert as_user(OWNER, 0o077, lambda: trash.reap(str(scratch)).left) == {}
     assert os.listdir(scratch) == []
+
+
+@needs_root
+@pytest.mark.parametrize("way", ["Queue.delete", "fsqueue delete"])
+def test_a_deletion_that_waits_tells_what_it_could_not_remove(scratch: Path, way: str) -> None:
+    path = scratch / "q"
+
+    def delete() -> object:
+        if way == "Queue.delete":
+            return Queue(path).delete(wait=True)
+        done = CliRunner().invoke(cli, ["delete", str(path), "--wait", "--yes", "--json"])
+        assert done.exit_code == 1, done.output
+        return json.loads(done.stdout)["left"]
+
+    def keep() -> None:
+        os.mkdir(path / "mine", 0o755)
+        (path / "mine" / "thesis.tex").touch()
+
+    as_user(OWNER, 0o000, lambda: Queue.create(path) and None)
+    as_user(STRANGER, 0o022, keep)
+    found = as_user(OWNER, 0o000, delete)
+    [left] = ours(scratch)
+    assert list(found) == [str(scratch / left)]
+    assert "owner" in found[str(scratch / left)]
+    assert (scratch / left / "mine" / "thesis.tex").exists()
 
 
 # -- paths --------------------------------------------------------------------------------------------------
