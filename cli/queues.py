@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.clock import Clock
 from fsqueue.filesystem import mountadvice
 from fsqueue.format import wording
 from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS
@@ -392,7 +392,7 @@ def gc(
         raise click.UsageError("--touch, --keep-history, --keep-payloads and --payload-bytes need a queue.")
     if queue is None:
         assert trash is not None
-        reaping = until_finished(lambda: reap(trash), Clock())
+        reaping = until_finished(lambda: reap(trash), time.sleep)
         found: dict[str, Any] = {"reaped": reaping.removed}
         stayed = reaping.left
     else:

@@ -35,6 +35,7 @@ from fsqueue.format.wording import counted
 from fsqueue.protocol import overwriting, revoking
 from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes
 from fsqueue.storage.queue_changes import Locked
+from fsqueue.storage.queue_file import refuse_stray_group_file
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
@@ -120,6 +121,8 @@ def _create(
         _make_and_hold(fs)
     present = [name for name in fs.names(path) if not layout.is_leftover(name)]
     if kind.file in present:
+        if kind is _GROUP:
+            refuse_stray_group_file(path)
         if exist_ok:
             _sync_name(fs, path)
             return
@@ -240,6 +243,8 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
 
 def _refuse_nested(mount: Mount, path: str) -> None:
     """Raise InvalidArgument if a path lies in a group, or in another queue's directory, which may be deleted whole."""
+    for above in directories_above(path):
+        refuse_stray_group_file(above)
     group = group_directory.around(directories_above(path))
     if group is not None:
         raise InvalidArgument(
@@ -400,7 +405,7 @@ def delete(store: Store, wait: bool) -> dict[str, str]:
         if moved is not None and not marked:
             _empty_until_marked(queue_file, mark, outside, moved)
     if moved is not None and wait:
-        return _warned(trash.until_finished(lambda: trash.reap_one(outside, moved, state.id), store.clock).left)
+        return _warned(trash.until_finished(lambda: trash.reap_one(outside, moved, state.id), store.clock.sleep).left)
     if moved is not None:
         _later(lambda: _warned(trash.reap_one(outside, moved, state.id).left))
     return {}

@@ -15,10 +15,10 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
-from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
+from fsqueue.format.groups import GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
-from fsqueue.storage.queue_file import QueueClosed, refuse_stray_group_file, state_in
+from fsqueue.storage.queue_file import QueueClosed, is_planted, refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
 
 BEGIN_TRIES = 10
@@ -54,7 +54,7 @@ class GroupDirectory:
             if not is_gone(error) and error.errno not in NOT_FILES:
                 raise
             if error.errno in NOT_FILES:
-                refuse_stray_group_file(self.fs, self.path)
+                refuse_stray_group_file(self.path)
             raise QueueNotFound(
                 f"There is no group of queues at {self.path}. Check the path, or create it: "
                 f"fsqueue create --group {self.path}"
@@ -272,15 +272,6 @@ def _above(path: str) -> Iterator[str]:
     while path not in ("", "/"):
         path = layout.parent_of(path)
         yield path
-
-
-def is_planted(fs: Filesystem, path: str) -> bool:
-    """Return whether another user has put `.group.jsonl` into a directory in which all users may write.
-
-    /tmp must not become a group, and a mistyped path below it a queue, because a stranger has made a file there.
-    """
-    holder, owner = fs.stat(path), fs.stat(f"{path}/{GROUP_FILE}").st_uid
-    return bool(holder.st_mode & stat.S_IWOTH) and owner not in (holder.st_uid, os.geteuid())
 
 
 def resolve(where: str) -> tuple[str, str] | None:

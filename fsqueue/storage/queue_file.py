@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 
 from fsqueue.clock import Clock
 from fsqueue.errors import NotAQueue, QueueNotFound
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, directories_above
 from fsqueue.format import sparse
 from fsqueue.format.groups import GROUP_FILE, group_file
-from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_leftover, read_queue_state, settings_file
+from fsqueue.format.layout import (
+    SETTINGS_FILE,
+    Layout,
+    QueueState,
+    is_leftover,
+    read_queue_state,
+    settings_file,
+)
 
 FRESH_S = 1.0
 """How old what was read of `queue.jsonl` may be before an append."""
@@ -22,16 +30,28 @@ def state_in(fs: Filesystem, fd: int, path: str) -> QueueState:
     return read_queue_state(sparse.joined(fs.all_pieces(fd)), path)
 
 
-def refuse_stray_group_file(fs: Filesystem, path: str) -> None:
+def is_planted(fs: Filesystem, path: str) -> bool:
+    """Return whether another user has put `.group.jsonl` into a directory in which all users may write.
+
+    /tmp must not become a group, and a mistyped path below it a queue, because a stranger has made a file there.
+    """
+    holder, owner = fs.stat(path), fs.stat(group_file(path)).st_uid
+    return bool(holder.st_mode & stat.S_IWOTH) and owner not in (holder.st_uid, os.geteuid())
+
+
+def refuse_stray_group_file(path: str) -> None:
     """Raise NotAQueue if a directory holds something else that has the name of a group's file: a link, for example.
 
-    If that cannot be looked at, or is gone by now, it does nothing.
+    If that cannot be looked at, is gone by now, or was planted by a stranger, it does nothing.
     """
+    fs = Filesystem(path)
     try:
-        is_file = stat.S_ISREG(fs.stat(group_file(path)).st_mode)
+        is_stray = not stat.S_ISREG(fs.stat(group_file(path)).st_mode) and not is_planted(fs, path)
     except OSError:
         return
-    if not is_file:
+    finally:
+        fs.close_root()
+    if is_stray:
         raise NotAQueue(
             f"{group_file(path)} is no regular file, and was not followed or read. If this was a group of queues, "
             "somebody has put it in the place of the group's own file. Nothing was changed. Move it elsewhere, and "
@@ -77,13 +97,15 @@ class QueueFile:
                 raise self._away(is_deleted=True) from None
             found = [] if opened else fs.names(self.path)
             if GROUP_FILE in found:
-                refuse_stray_group_file(fs, self.path)
+                refuse_stray_group_file(self.path)
                 raise NotAQueue(
                     f"{self.path} is a group of queues, and no queue. Name one of its queues ({self.path}/NAME); "
                     f"'fsqueue ls {self.path}' lists those with tasks."
                 ) from None
             if SETTINGS_FILE not in found and not all(map(is_leftover, found)):  # else it was created a moment ago
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
+            for above in directories_above(self.path):
+                refuse_stray_group_file(above)
             raise QueueNotFound(
                 f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"
             ) from None

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fsqueue.clock import Clock
 from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue
 from fsqueue.filesystem import Filesystem, OpenTree, mount_of
 from fsqueue.format import names, sparse
@@ -113,14 +112,14 @@ def reap_deleted(fs: Filesystem, directory: str) -> Reaping:
     return found
 
 
-def until_finished(reaping: Callable[[], Reaping], clock: Clock) -> Reaping:
+def until_finished(reaping: Callable[[], Reaping], sleep: Callable[[float], object]) -> Reaping:
     """Reap, and again for ten seconds while another process removes the same. Return the last result, with the sum of
     what was removed."""
     found = reaping()
     for _ in range(UNFINISHED_TRIES):
         if not found.unfinished:
             break
-        clock.sleep(UNFINISHED_PAUSE_S)
+        sleep(UNFINISHED_PAUSE_S)
         before, found = found.removed, reaping()
         found.removed += before
     return found

@@ -541,9 +541,17 @@ def test_what_is_in_the_place_of_the_groups_own_file_is_told(group: Group, tmp_p
         os.mkfifo(file)
     else:
         file.mkdir()
-    for look in (Group, Queue):
+    tries: list[Callable[[], object]] = [
+        lambda: Group(group.path),
+        lambda: Queue(group.path),
+        lambda: Queue(group.path / "later"),
+        lambda: Queue(group.path / "with" / "slashes"),
+        lambda: Queue.create(group.path / "later"),
+        lambda: Group.create(group.path, exist_ok=True),
+    ]
+    for each in tries:
         with pytest.raises(NotAQueue, match=r"\.group\.jsonl is no regular file"):
-            look(group.path)
+            each()
     file.rename(tmp_path / "planted")
     (tmp_path / "aside").rename(file)
     assert Group(group.path)["q"].status().waiting == 1
