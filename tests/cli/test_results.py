@@ -638,7 +638,7 @@ def test_another_user_s_file_does_not_choose_who_may_read_and_change_what_replac
         os.umask(mask)
     found = file.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (then, 0, tmp_path.stat().st_gid)
-    assert opened == [then]
+    assert opened == [0o600, then], "what is written is put together in a first file, which is removed"
     assert file.read_text().startswith('"id"')
 
 
