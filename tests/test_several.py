@@ -10,16 +10,18 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fsqueue
-from fsqueue import InvalidArgument, LeasedTask, Queue, QueueNotFound, StorageError, Task
+from fsqueue import Group, InvalidArgument, LeasedTask, Queue, QueueNotFound, StorageError, Task
 from fsqueue.clock import ManualClock
 from fsqueue.protocol import several, waiting
 from fsqueue.storage import listening
 from fsqueue.worker import Worker
+from tests.disks import small_disk
 from tests.support import QueueFactory, leasing, put_open, put_ranked, watched_sleeps
 from tests.waiting import until
 
@@ -50,6 +52,25 @@ def test_the_most_urgent_of_all_come_first(three: list[Queue], clock: ManualCloc
     while tasks := fsqueue.lease(three, n):
         found += payloads(tasks)
     assert found == [base + 10 * rank + number for base in (0, 100) for rank in range(6) for number in range(3)]
+
+
+def test_queues_on_several_filesystems(tmp_path: Path) -> None:
+    """What docs/groups.md, "Several file servers", promises."""
+    with small_disk(tmp_path / "one", 4, 500) as one, small_disk(tmp_path / "two", 4, 500, "ext4") as two:
+        assert os.stat(one).st_dev != os.stat(two).st_dev
+        queues = [Queue.create(one / "q"), Queue.create(two / "q")]
+        for number, queue in enumerate(queues):
+            queue.insert_many([Task(2 * rank + number, priority=2 * rank + number) for rank in range(5)])
+        assert payloads(fsqueue.lease(queues, 10)) == [*range(10)]
+        for queue in queues:
+            queue.release_all()
+        groups = [Group(disk / "g") for disk in (one, two)]
+        for number, group in enumerate(groups):
+            group["q"].insert(10 + number)
+        report = Worker([*queues, *groups], "json:dumps").run()
+        assert report.completed == 12
+        assert [each.status().completed for each in (*queues, groups[0]["q"], groups[1]["q"])] == [5, 5, 1, 1]
+        assert [each.remaining for each in fsqueue.wait([*queues, *groups], timeout_s=0)] == [0, 0, 0, 0]
 
 
 def test_a_task_whose_lease_runs_out_during_the_call_is_given_once(

@@ -173,8 +173,19 @@ PLANS = {
     ),
     "docs/format.md": Plan(elsewhere={"QUEUE/": "below", "GROUP/": "tests/groups"}),
     "docs/groups.md": Plan(
-        files={"fetch": '#!/bin/sh\n[ "$1" = 1 ]\n'},
-        instead={'"crawler:parse"': '"json:dumps"'},
+        files={
+            "fetch": '#!/bin/sh\n[ "$1" = 1 ]\n',
+            "render": "#!/bin/sh\n",
+            "scratch1/.there": "",
+            "scratch2/.there": "",
+        },
+        instead={
+            '"crawler:parse"': '"json:dumps"',
+            "/scratch1/me": "scratch1",
+            "/scratch2/me": "scratch2",
+            "seq 1 500": "seq 1 5",
+            "seq 501 1000": "seq 501 505",
+        },
         names={"fsqueue": fsqueue, "fetch": lambda payload: "a page"},
         elsewhere={"fsqueue insert /scratch/me/crawl/fetch": "tests/cli/test_groups.py"},
     ),
