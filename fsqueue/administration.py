@@ -35,7 +35,7 @@ from fsqueue.format.wording import counted
 from fsqueue.protocol import overwriting, revoking
 from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes
 from fsqueue.storage.queue_changes import Locked
-from fsqueue.storage.queue_file import refuse_stray_group_file
+from fsqueue.storage.queue_file import refuse_stray_above, refuse_stray_group_file
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
@@ -122,7 +122,7 @@ def _create(
     present = [name for name in fs.names(path) if not layout.is_leftover(name)]
     if kind.file in present:
         if kind is _GROUP:
-            refuse_stray_group_file(path)
+            refuse_stray_group_file(fs, path)
         if exist_ok:
             _sync_name(fs, path)
             return
@@ -243,8 +243,7 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
 
 def _refuse_nested(mount: Mount, path: str) -> None:
     """Raise InvalidArgument if a path lies in a group, or in another queue's directory, which may be deleted whole."""
-    for above in directories_above(path):
-        refuse_stray_group_file(above)
+    refuse_stray_above(path)
     group = group_directory.around(directories_above(path))
     if group is not None:
         raise InvalidArgument(

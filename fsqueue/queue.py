@@ -29,7 +29,16 @@ from fsqueue.arguments import (
 )
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.commit import Commit, insert_once
-from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument, LeaseLost, from_os_error, said, text_of
+from fsqueue.errors import (
+    ForkedChild,
+    FsqueueError,
+    InvalidArgument,
+    LeaseLost,
+    QueueNotFound,
+    from_os_error,
+    said,
+    text_of,
+)
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
@@ -45,6 +54,7 @@ from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import nodes
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.nodes import FailingNode
+from fsqueue.storage.queue_file import refuse_stray_above
 from fsqueue.storage.store import QueueClosed, Store
 from fsqueue.user_code import user_function
 from fsqueue.views import attaching, inspection, results, task_history
@@ -95,7 +105,13 @@ class Queue(Maintenance):
         entropy: Entropy | None = None,
     ) -> None:
         self._local = threading.local()
-        self._work_on(open_store(path, worker, fs=filesystem, clock=clock, entropy=entropy))
+        try:
+            store = open_store(path, worker, fs=filesystem, clock=clock, entropy=entropy)
+        except QueueNotFound:
+            if filesystem is None:
+                refuse_stray_above(queue_path(path))
+            raise
+        self._work_on(store)
 
     def _work_on(self, store: Store) -> None:
         """Take an open queue. `store` is there last: other threads ask for it, and then for the inserters."""

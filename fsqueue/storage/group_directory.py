@@ -54,7 +54,7 @@ class GroupDirectory:
             if not is_gone(error) and error.errno not in NOT_FILES:
                 raise
             if error.errno in NOT_FILES:
-                refuse_stray_group_file(self.path)
+                refuse_stray_group_file(self.fs, self.path)
             raise QueueNotFound(
                 f"There is no group of queues at {self.path}. Check the path, or create it: "
                 f"fsqueue create --group {self.path}"

@@ -39,18 +39,25 @@ def is_planted(fs: Filesystem, path: str) -> bool:
     return bool(holder.st_mode & stat.S_IWOTH) and owner not in (holder.st_uid, os.geteuid())
 
 
-def refuse_stray_group_file(path: str) -> None:
+def refuse_stray_above(path: str) -> None:
+    """Raise NotAQueue if a directory above a path that is no queue is a group whose file something else replaces."""
+    for above in directories_above(path):
+        fs = Filesystem(above)
+        try:
+            refuse_stray_group_file(fs, above)
+        finally:
+            fs.close_root()
+
+
+def refuse_stray_group_file(fs: Filesystem, path: str) -> None:
     """Raise NotAQueue if a directory holds something else that has the name of a group's file: a link, for example.
 
     If that cannot be looked at, is gone by now, or was planted by a stranger, it does nothing.
     """
-    fs = Filesystem(path)
     try:
         is_stray = not stat.S_ISREG(fs.stat(group_file(path)).st_mode) and not is_planted(fs, path)
     except OSError:
         return
-    finally:
-        fs.close_root()
     if is_stray:
         raise NotAQueue(
             f"{group_file(path)} is no regular file, and was not followed or read. If this was a group of queues, "
@@ -97,15 +104,13 @@ class QueueFile:
                 raise self._away(is_deleted=True) from None
             found = [] if opened else fs.names(self.path)
             if GROUP_FILE in found:
-                refuse_stray_group_file(self.path)
+                refuse_stray_group_file(fs, self.path)
                 raise NotAQueue(
                     f"{self.path} is a group of queues, and no queue. Name one of its queues ({self.path}/NAME); "
                     f"'fsqueue ls {self.path}' lists those with tasks."
                 ) from None
             if SETTINGS_FILE not in found and not all(map(is_leftover, found)):  # else it was created a moment ago
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
-            for above in directories_above(self.path):
-                refuse_stray_group_file(above)
             raise QueueNotFound(
                 f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"
             ) from None
