@@ -35,7 +35,7 @@ from fsqueue.format.wording import counted
 from fsqueue.protocol import overwriting, revoking
 from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes
 from fsqueue.storage.queue_changes import Locked
-from fsqueue.storage.queue_file import refuse_stray_above, refuse_stray_group_file
+from fsqueue.storage.queue_file import refuse_stray_group_file
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash
 
@@ -243,8 +243,7 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
 
 def _refuse_nested(mount: Mount, path: str) -> None:
     """Raise InvalidArgument if a path lies in a group, or in another queue's directory, which may be deleted whole."""
-    refuse_stray_above(path)
-    group = group_directory.around(directories_above(path))
+    group = group_directory.around(directories_above(path), refuses_strays=True)
     if group is not None:
         raise InvalidArgument(
             f"{path} lies inside the directory of the group {group}. A queue in a group comes into being when the "

@@ -51,10 +51,9 @@ from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.shares import Shares
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.storage import nodes
+from fsqueue.storage import group_directory, nodes
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.nodes import FailingNode
-from fsqueue.storage.queue_file import refuse_stray_above
 from fsqueue.storage.store import QueueClosed, Store
 from fsqueue.user_code import user_function
 from fsqueue.views import attaching, inspection, results, task_history
@@ -109,7 +108,7 @@ class Queue(Maintenance):
             store = open_store(path, worker, fs=filesystem, clock=clock, entropy=entropy)
         except QueueNotFound:
             if filesystem is None:
-                refuse_stray_above(queue_path(path))
+                group_directory.refuse_strays_above(queue_path(path))
             raise
         self._work_on(store)
 

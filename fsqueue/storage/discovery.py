@@ -10,7 +10,7 @@ from fsqueue.errors import InvalidArgument, QueueNotFound, from_os_error
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.filesystem.mounts import without_dots
 from fsqueue.format.layout import settings_file
-from fsqueue.storage.queue_file import refuse_stray_above
+from fsqueue.storage.group_directory import refuse_strays_above
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """How a URL begins. `pathlib` leaves one slash of the two."""
@@ -74,7 +74,7 @@ def queues_in(path: str) -> list[str] | None:
         if kind == "directory" and not name.startswith(".") and _may_be_queue(fs, f"{path}/{name}")
     ]
     if not found:
-        refuse_stray_above(path)
+        refuse_strays_above(path)
         raise QueueNotFound(
             f"There is no queue at {path}, and none in it. Check the path (every host must have it mounted), or "
             f"create it: fsqueue create {path}"

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, StorageError
-from fsqueue.filesystem import NOT_FILES, Filesystem, is_gone, mount_of
+from fsqueue.filesystem import NOT_FILES, Filesystem, directories_above, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
@@ -220,15 +220,22 @@ class GroupDirectory:
             )
 
 
-def is_group(path: str) -> bool:
+def is_group(path: str, refuses_strays: bool = False) -> bool:
     """Return whether a directory holds a group, damaged or not. OSError if that cannot be found out.
+
+    `refuses_strays`: NotAQueue if something else has the name of its file: see `refuse_stray_group_file`.
 
     It asks as on a shared mount, whatever the mount is: to find that out would cost more, for each directory above.
     """
     fs = Filesystem(path)
     try:
-        return fs.exists(group_file(path)) and not is_planted(fs, path)
+        found = fs.exists(group_file(path)) and not is_planted(fs, path)
+        if found and refuses_strays:
+            refuse_stray_group_file(fs, path)  # as a directory
+        return found
     except OSError as error:
+        if error.errno in NOT_FILES and refuses_strays:
+            refuse_stray_group_file(fs, path)
         if is_gone(error) or error.errno in NOT_FILES:
             return False
         raise
@@ -256,15 +263,20 @@ def _is_there_after_all(path: str) -> bool:
     return _is_there_after_all(above) and _is_there_after_all(path)
 
 
-def around(holders: Iterable[str]) -> str | None:
+def around(holders: Iterable[str], refuses_strays: bool = False) -> str | None:
     """Return the first of some directories that holds a group; None if none does, as far as this user may look."""
     for holder in holders:
         try:
-            if is_group(holder):
+            if is_group(holder, refuses_strays):
                 return holder
         except OSError:
             continue
     return None
+
+
+def refuse_strays_above(path: str) -> None:
+    """Raise NotAQueue if something has replaced the file of a group in which a path lies that is no queue."""
+    around(directories_above(path), refuses_strays=True)
 
 
 def _above(path: str) -> Iterator[str]:

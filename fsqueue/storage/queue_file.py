@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from fsqueue.clock import Clock
 from fsqueue.errors import NotAQueue, QueueNotFound
-from fsqueue.filesystem import Filesystem, directories_above
+from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
 from fsqueue.format.groups import GROUP_FILE, group_file
 from fsqueue.format.layout import (
@@ -37,16 +37,6 @@ def is_planted(fs: Filesystem, path: str) -> bool:
     """
     holder, owner = fs.stat(path), fs.stat(group_file(path)).st_uid
     return bool(holder.st_mode & stat.S_IWOTH) and owner not in (holder.st_uid, os.geteuid())
-
-
-def refuse_stray_above(path: str) -> None:
-    """Raise NotAQueue if a directory above a path that is no queue is a group whose file something else replaces."""
-    for above in directories_above(path):
-        fs = Filesystem(above)
-        try:
-            refuse_stray_group_file(fs, above)
-        finally:
-            fs.close_root()
 
 
 def refuse_stray_group_file(fs: Filesystem, path: str) -> None:
