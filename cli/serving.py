@@ -9,6 +9,7 @@ import socket
 import stat
 import sys
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -135,6 +136,11 @@ def serve(
     except OSError as error:
         raise click.ClickException(f"The certificate or its key cannot be used: {error}. Nothing was done.") from None
     scheme = "http+unix://" if address.socket else "https://" if tls_cert else "http://"
+    if address.socket is None and not tls_cert and not ip_address(listener.getsockname()[0]).is_loopback:
+        complain(
+            "other hosts can reach this port, and each request carries its token in the clear. Use --tls-cert and "
+            "--tls-key, or listen on localhost and forward the port with ssh"
+        )
     say(f"fsqueue serves {made.served.path} on {scheme}{address.url}")
     sys.stdout.flush()
     try:
@@ -254,12 +260,11 @@ def bound(address: Address) -> tuple[socket.socket, Address, Proof]:
         listener.bind(where)
         listener.listen(BACKLOG)
     except OSError as error:
+        where = address.socket or address.url
         taken = error.errno == errno.EADDRINUSE and address.socket is None
         free = address._replace(port=0).url
         advice = f" Another process listens there. For any free port: --listen {free}" if taken else ""
-        raise click.ClickException(
-            f"{address.url} cannot be listened on: {error}. Nothing is served.{advice}"
-        ) from None
+        raise click.ClickException(f"{where} cannot be listened on: {error}. Nothing is served.{advice}") from None
     return listener, Address(address.host, listener.getsockname()[1]), (0, 0)
 
 

@@ -183,14 +183,17 @@ class Gate:
     def _asked_for_token(scope: Scope, headers: Headers) -> Response:
         if scope["method"] in SAFE and "text/html" in headers.get("accept", ""):
             return RedirectResponse("/login", 303)
-        in_url = ", or http://any:TOKEN@HOST:PORT as the address" if TASKSTORE.fullmatch(scope["path"]) else ""
-        if not in_url and headers.get("authorization", "").lower().startswith("basic "):
+        is_taskstore = TASKSTORE.fullmatch(scope["path"]) is not None
+        given = headers.get("authorization", "")
+        in_url = ", or http://any:TOKEN@HOST:PORT as the address" if is_taskstore else ""
+        if not in_url and given.lower().startswith("basic "):
             in_url = " (as a password, at the paths of taskstore's calls alone)"
+        unknown = "The token that came is none of this gateway's. " if _token_in(given, is_taskstore) else ""
         refusal = _said(
             401,
             "Unauthorized",
-            f"A token is needed: the header 'Authorization: Bearer TOKEN'{in_url}. By default 'fsqueue serve' keeps "
-            "its tokens in ~/.config/fsqueue/serve.tokens. 'fsqueue run' and fsqueue.connect take the one in the "
+            f"{unknown}A token is needed: the header 'Authorization: Bearer TOKEN'{in_url}. By default 'fsqueue serve' "
+            "keeps its tokens in ~/.config/fsqueue/serve.tokens. 'fsqueue run' and fsqueue.connect take the one in the "
             "environment variable FSQUEUE_SERVE_TOKEN.",
         )
         refusal.headers["www-authenticate"] = "Bearer"

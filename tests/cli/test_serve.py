@@ -85,6 +85,15 @@ def test_it_tells_its_address_and_ends_at_a_signal(tmp_path: Path, spawn: Spawn)
     assert served.stderr.read() == "", "what clients send fills no log"  # type: ignore[union-attr]
 
 
+def test_a_port_that_other_hosts_reach_without_tls_is_told(tmp_path: Path, spawn: Spawn) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    served = spawn("serve", tmp_path / "q", "--listen", "0.0.0.0:0", "--token-file", tmp_path / "tokens")
+    address_of(served)
+    served.send_signal(signal.SIGTERM)
+    assert served.wait(PATIENCE_S) == 143
+    assert "carries its token in the clear" in served.stderr.read()  # type: ignore[union-attr]
+
+
 def test_a_socket_takes_no_other_files_place(tmp_path: Path, spawn: Spawn) -> None:
     Group.create(tmp_path / "g")
     at = tmp_path / "s.sock"

@@ -250,8 +250,10 @@ def test_it_pickles_and_each_thread_has_a_connection(remote: RemoteQueue) -> Non
 def test_the_token_is_that_of_the_environment(group: Group, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     address = serve(group.path, Tokens({"write": "w" * 20}))
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    with pytest.raises(fsqueue.FsqueueError, match="token is needed"):
+    with pytest.raises(fsqueue.FsqueueError, match=r"^A token is needed"):
         fsqueue.connect(address)
+    with pytest.raises(fsqueue.FsqueueError, match="The token that came is none of this gateway's"):
+        fsqueue.connect(address, token="x" * 20)
     monkeypatch.setenv("FSQUEUE_SERVE_TOKEN", "w" * 20)
     remote = fsqueue.connect(f"{address}/q")
     assert isinstance(remote, RemoteQueue)
