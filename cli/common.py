@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 import fsqueue
 
-from .printing import ask, complain, json_text, plain, print_done
+from .printing import ask, complain, json_text, plain, print_done, quoted
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -102,8 +102,8 @@ def named(group: fsqueue.Group, given: str) -> str:
                 f"{given!r} is a path. Nothing was done. Name the queue as it is called in the group: {name}"
             )
         raise click.UsageError(
-            f"{given!r} is the group. Nothing was done. Name one of its queues, as 'fsqueue ls --min 0 {given}' lists "
-            "them."
+            f"{given!r} is the group. Nothing was done. Name one of its queues, as 'fsqueue ls --min 0 "
+            f"{quoted(given)}' lists them."
         )
     return given
 
@@ -121,8 +121,27 @@ def queues_there(group: fsqueue.Group) -> str:
     names = [queue.name for queue in islice(group.queues(tasks_min=0), NAMED_MAX + 1)]
     if not names:
         return "The group has no queue yet."
-    more = f", and more: 'fsqueue ls --min 0 {group.path}' lists them" if len(names) > NAMED_MAX else ""
+    more = f", and more: 'fsqueue ls --min 0 {quoted(str(group.path))}' lists them" if len(names) > NAMED_MAX else ""
     return f"The group has {', '.join(names[:NAMED_MAX])}{more}."
+
+
+def no_match(source: object) -> str | None:
+    """Return a hint if no queue of a group has a name that matches its pattern; None for anything else."""
+    if not isinstance(source, fsqueue.GroupQueues) or source.pattern is None or source.directories():
+        return None
+    there = queues_there(cast(fsqueue.Group, source.group))
+    return f"hint: {source.group.path} has no queue whose whole name matches {source.pattern}. {there}"
+
+
+def not_there(queue: object, typed: str) -> str | None:
+    """Return a hint if a queue of a group is not there, for its name may be mistyped; None for any other queue.
+
+    It is no error: a queue comes into being when the first task is inserted. `typed`: what the user has named it by.
+    """
+    if not isinstance(queue, fsqueue.GroupQueue) or queue.exists():
+        return None
+    there = queues_there(cast(fsqueue.Group, queue.group))
+    return f"hint: {typed} names no queue that is there. {there} It counts as drained until a task is inserted into it."
 
 
 def example(text: str) -> str:

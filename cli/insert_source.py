@@ -374,7 +374,8 @@ class Source:
             complain(f"skipped: {self.skipped - SKIPPED_SHOWN_MAX:,} more {unit}s")
         if self._bad is not None:
             complain(f"{self.place} {self._bad}")
-            complain(f"{so_far}, from all the {unit}s before this one and none after it")
+            before = f"{so_far}, from all the {unit}s before this one and none after it"
+            complain(before if self.tasks else "nothing was inserted")
             complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._line))}")
             raise click.exceptions.Exit(2)
         if self._input.signal is not None:

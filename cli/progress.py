@@ -20,7 +20,7 @@ from fsqueue.views.activity import alike, headline
 from fsqueue.views.rates import WorkerProgress, total
 from fsqueue.worker import Event
 
-from .printing import Footer, can_show, complain
+from .printing import Footer, can_show, complain, quoted
 from .status_text import is_all_delayed, number
 
 DRAW_S = 0.5
@@ -151,7 +151,7 @@ class FailingHere:
         return (
             f"hint: the last {self._row:,} attempts here, on {socket.gethostname()}, have failed, while other workers "
             f"completed {others - self._others_then:,} tasks. A worker with --exclude-after N takes no more tasks on a "
-            f"node where N in a row have failed; 'fsqueue workers {self._queue}' shows such nodes"
+            f"node where N in a row have failed; 'fsqueue workers {quoted(self._queue)}' shows such nodes"
         )
 
 

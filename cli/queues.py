@@ -32,7 +32,7 @@ from .common import (
     yes_option,
 )
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit, renamed
-from .printing import complain, hint, print_done, print_json, say
+from .printing import complain, hint, print_done, print_json, quoted, say
 
 LEFT_EXIT = 1
 DAY_S = 86_400
@@ -215,7 +215,7 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
         if given:
             raise click.UsageError(
                 f"{queue} is a group of queues, and its settings are those with which its queues begin: they stay. "
-                f"Nothing was changed. Name one of its queues: fsqueue set {queue}/NAME NAME=VALUE"
+                f"Nothing was changed. Name one of its queues: fsqueue set {quoted(f'{queue}/NAME')} NAME=VALUE"
             )
         _show({"group": str(group.path)}, asdict(group.settings), as_json, is_fixed=True)
         return
@@ -320,8 +320,8 @@ def delete(queue: str, name: str | None, wait: bool, yes: bool, as_json: bool) -
     group = group_at(queue, {"--queue": name})
     if group is not None and name is None:
         raise click.UsageError(
-            f"{queue} is a group of queues. Nothing was deleted. Name one of its queues (--queue NAME; 'fsqueue ls "
-            f"--min 0 {queue}' lists them). When no process uses the group any more: rm -r {queue}"
+            f"{queue} is a group of queues. Nothing was deleted. Name one of its queues: --queue NAME. To list "
+            f"them: fsqueue ls --min 0 {quoted(queue)}. When no process uses the group any more: rm -r {quoted(queue)}"
         )
     with queue_at(queue) if group is None or name is None else group[named(group, name)] as q:
         if isinstance(q, fsqueue.GroupQueue) and not q.exists():
@@ -472,4 +472,4 @@ def _reap_in_background(directory: Path) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        complain(f"its files stay until 'fsqueue gc --trash {directory}': {error}")
+        complain(f"its files stay until 'fsqueue gc --trash {quoted(str(directory))}': {error}")

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, cast
@@ -24,10 +24,11 @@ from .common import (
     json_option,
     match_option,
     named,
+    no_match,
+    not_there,
     path_of,
     queue_at,
     queues_argument,
-    queues_there,
     search_working_directory,
     worker_option,
 )
@@ -43,6 +44,16 @@ number = click.IntRange(min=1)
 AUTO = "auto"
 LIST = ":::"
 """What GNU parallel has before the arguments of its tasks."""
+
+
+def _one_queue(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> str | None:
+    """Return the queue that --then names. UsageError for two: what is meant for the first one would be lost."""
+    if len(given) > 1:
+        raise click.UsageError(
+            f"--then takes one queue, not {len(given)}. No task was touched. To insert into several: 'fsqueue update' "
+            "in the command, or a function that returns fsqueue.Then (docs/pipelines.md)."
+        )
+    return given[0] if given else None
 
 
 class Processes(click.IntRange):
@@ -126,7 +137,7 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 @click.option("--upstream", multiple=True, metavar="NAME",
               help="A queue of an earlier stage, by its name in Q's group (by its path, if Q is in none): end only "
               "when it is drained, too. Repeatable.")  # fmt: skip
-@click.option("--then", metavar="NAME",
+@click.option("--then", metavar="NAME", multiple=True, callback=_one_queue,
               help="Insert each line of JSON that COMMAND prints into this queue of Q's group, in one step with the "
               "task's completion.")  # fmt: skip
 @click.option("--forever", is_flag=True, help="Wait for more tasks when the queues are drained.")
@@ -309,13 +320,14 @@ def run(
     finally:
         if shown is not None:
             shown.close()
-    dead = {path_of(source): _status_of(source).dead for source in opened} if report.signal is None else {}
-    summary = report.as_dict() | ({"dead": sum(dead.values())} if report.signal is None else {})
+    dead = {path_of(source): (source, _status_of(source).dead) for source in opened} if report.signal is None else {}
+    letters = sum(count for _, count in dead.values())
+    summary = report.as_dict() | ({"dead": letters} if report.signal is None else {})
     if log_json:
         _log_json(Event("end", "", summary))
     print_done(as_json, summary)
     if not log_json and not as_json:
-        _summarise(report, dead)
+        _summarise(report, dead.values())
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
     code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if report.buried or report.spent else 0}.get(
@@ -392,7 +404,7 @@ def _too_many(
     """Return a hint for each queue that gives tasks up before that many retries."""
     return [
         f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
-        f"allow them: fsqueue set {path_of(q)} max_attempts={retries + 1}"
+        f"allow them: fsqueue set {quoted(path_of(q))} max_attempts={retries + 1}"
         for q in queues
         if isinstance(q, fsqueue.Queue)
         and retries is not None
@@ -404,22 +416,21 @@ def _too_many(
 def _not_there(
     sources: Sequence[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], upstream: Sequence[fsqueue.Queue]
 ) -> Iterator[str]:
-    """Yield a hint for each pattern that no queue of the group matches, and each earlier stage that is not there.
+    """Yield a hint for each pattern that no queue of the group matches, and each queue of a group that is not there.
 
-    That is no error: a queue comes into being when the first task is inserted.
+    A queue of a later stage need not be there yet: with `upstream`, only the earlier stages are looked at.
     """
-    for source in (*sources, *upstream):
+    for source in sources:
         with suppress(fsqueue.FsqueueError):  # the worker finds out, and may have patience
-            if isinstance(source, fsqueue.GroupQueues) and source.pattern is not None and not source.directories():
-                yield (
-                    f"hint: {source.group.path} has no queue whose whole name matches {source.pattern}. "
-                    f"{queues_there(_group_of(source))} Queues that come later are taken, too."
-                )
-            if isinstance(source, fsqueue.GroupQueue) and source in upstream and not source.exists():
-                yield (
-                    f"hint: --upstream {source.name} names no queue that is there. {queues_there(_group_of(source))} "
-                    "It counts as drained until a task is inserted into it."
-                )
+            if (text := no_match(source)) is not None:
+                yield f"{text} Queues that come later are taken, too."
+            if not upstream and (text := not_there(source, path_of(source))) is not None:
+                yield text
+    for stage in upstream:
+        with suppress(fsqueue.FsqueueError):
+            named_by = f"--upstream {stage.name}" if isinstance(stage, fsqueue.GroupQueue) else ""
+            if (text := not_there(stage, named_by)) is not None:
+                yield text
 
 
 def _group_of(source: fsqueue.GroupQueue | fsqueue.GroupQueues) -> fsqueue.Group:
@@ -464,7 +475,10 @@ def _log_json(event: Event) -> None:
         pass
 
 
-def _summarise(report: fsqueue.WorkerReport, dead: dict[str, int]) -> None:
+def _summarise(
+    report: fsqueue.WorkerReport,
+    dead: Iterable[tuple[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue, int]],
+) -> None:
     parts = [f"{report.completed:,} completed"] if report.completed else []
     if report.buried:
         attempts = wording.counted(report.buried_attempts, "failed attempt")
@@ -488,6 +502,17 @@ def _summarise(report: fsqueue.WorkerReport, dead: dict[str, int]) -> None:
         "excluded",
     )  # there may be tasks that it left to others
     complain(", ".join(parts) or ("no task was begun" if is_cut_short else "there was nothing to do"))
-    for path, letters in dead.items():
+    for source, letters in dead:
         if letters:
-            complain(f"{wording.counted(letters, 'dead letter')} in the queue: 'fsqueue dead list {path}' says why")
+            complain(f"{wording.counted(letters, 'dead letter')} in the {_where_to_look(source)}")
+
+
+def _where_to_look(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> str:
+    """Return where dead letters are, and the command that tells more. `dead list` takes the path of one queue."""
+    if isinstance(source, fsqueue.RemoteQueue):
+        return "queue. To see why, type 'fsqueue dead list' on a host that has mounted the filesystem"
+    path = quoted(path_of(source))
+    if isinstance(source, fsqueue.GroupQueues):
+        match = f" --match {quoted(source.pattern)}" if source.pattern is not None else ""
+        return f"group's queues. To see in which: fsqueue status {path}{match}"
+    return f"queue. To see why: fsqueue dead list {path}"

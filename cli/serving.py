@@ -260,11 +260,12 @@ def bound(address: Address) -> tuple[socket.socket, Address, Proof]:
         listener.bind(where)
         listener.listen(BACKLOG)
     except OSError as error:
-        where = address.socket or address.url
         taken = error.errno == errno.EADDRINUSE and address.socket is None
         free = address._replace(port=0).url
         advice = f" Another process listens there. For any free port: --listen {free}" if taken else ""
-        raise click.ClickException(f"{where} cannot be listened on: {error}. Nothing is served.{advice}") from None
+        raise click.ClickException(
+            f"{address.socket or address.url} cannot be listened on: {error}. Nothing is served.{advice}"
+        ) from None
     return listener, Address(address.host, listener.getsockname()[1]), (0, 0)
 
 

@@ -16,7 +16,7 @@ from fsqueue.views import outcomes
 
 from .common import example, json_option, named, worker_option
 from .options import DURATION
-from .printing import complain, print_done, print_json
+from .printing import complain, print_done, print_json, quoted
 
 OPERATIONS_MAX = 10_000
 """Maximum number of operations of an update."""
@@ -267,7 +267,7 @@ def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]
     except fsqueue.QueueNotFound:
         raise fsqueue.QueueNotFound(
             f"There is no group at {path}. Nothing was done. Check the path, or create it: "
-            f"fsqueue create --group {path}"
+            f"fsqueue create --group {quoted(path)}"
         ) from None
     if not isinstance(queue, fsqueue.GroupQueue):
         raise click.UsageError(

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +19,18 @@ from fsqueue.format import wording
 from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 
-from .common import brief, example, group_at, json_option, match_option, moment, queue_at, queues_argument
+from .common import (
+    brief,
+    example,
+    group_at,
+    json_option,
+    match_option,
+    moment,
+    no_match,
+    not_there,
+    queue_at,
+    queues_argument,
+)
 from .options import DURATION, seconds_in
 from .printing import (
     ERROR,
@@ -32,6 +43,7 @@ from .printing import (
     plain,
     print_json,
     print_table,
+    quoted,
     say,
     say_in_colours,
 )
@@ -445,7 +457,13 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
         for one in watched:
             if isinstance(one.queue, fsqueue.Queue):
                 closing.enter_context(one.queue)
-                if (text := held_by_dead(one.queue, one.queue.status())) is not None:
+                status = one.queue.status()
+                if (text := held_by_dead(one.queue, status)) is not None:
+                    complain(text)
+                if one.paused is not None and not status.drained:
+                    complain(f"{one.path} is paused {one.paused}. To go on: fsqueue resume {quoted(one.path)}")
+            with suppress(fsqueue.FsqueueError):
+                if (text := no_match(one.queue) or not_there(one.queue, one.path)) is not None:
                     complain(text)
 
         def show(found: list[fsqueue.Status]) -> None:

@@ -11,7 +11,7 @@ from fsqueue.format import wording
 from fsqueue.views import lease_holders as holders
 
 from .common import brief, example, json_option, moment, queue_argument, queue_at
-from .printing import print_done, print_table, say
+from .printing import or_hint, print_done, print_table, say
 
 WIDTHS = (24, 12, 12, 6, 19, 10, 10)
 HEADING = ("WORKER", "JOB", "NODE", "TASKS", "SINCE", "HEARTBEAT", "LEASE", "LIFE")
@@ -68,7 +68,8 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         said["admitted"] = admitted
     print_done(as_json, said, *lines)
     if not as_json:
-        print_table((_row(worker, now) for worker in found), WIDTHS, HEADING)
+        listed = found if lines else or_hint(found, f"no worker holds a task of {q.path}")
+        print_table((_row(worker, now) for worker in listed), WIDTHS, HEADING)
         for node_found in failing:
             excluded = f", excluded from {node_found.after} on" if node_found.is_excluded else ""
             failed = wording.counted(node_found.failures, "task")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 import threading
 from collections.abc import Callable
@@ -133,7 +134,7 @@ def _create(
     if groups.GROUP_FILE in present:
         raise NotAQueue(
             f"{path} is a group of queues. A queue in it comes into being when the first task is inserted, as by: "
-            f"fsqueue insert {path}/NAME. Nothing was changed."
+            f"fsqueue insert {shlex.quote(f'{path}/NAME')}. Nothing was changed."
         )
     if present:
         raise NotAQueue(
@@ -247,7 +248,8 @@ def _refuse_nested(mount: Mount, path: str) -> None:
     if group is not None:
         raise InvalidArgument(
             f"{path} lies inside the directory of the group {group}. A queue in a group comes into being when the "
-            f"first task is inserted, as by: fsqueue insert {group}/NAME. Groups do not nest. Nothing was created."
+            f"first task is inserted, as by: fsqueue insert {shlex.quote(f'{group}/NAME')}. Groups do not nest. "
+            "Nothing was created."
         )
     outer = nested.around(path, mount.shared)
     if outer is not None:
@@ -287,7 +289,7 @@ def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: E
         raise mountadvice.refusal(
             mount,
             " ".join(mountadvice.words(*one) for one in unfit),
-            f"No queue was created; 'fsqueue doctor {directory}' tells more. To create it all the same: "
+            f"No queue was created; 'fsqueue doctor {shlex.quote(directory)}' tells more. To create it all the same: "
             "allow_unsafe=True, --allow-unsafe.",
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import socket
 import weakref
 from collections.abc import Callable
@@ -82,7 +83,7 @@ def examine(path: str | os.PathLike[str], *, progress: Progress = lambda step: N
     """
     examination = Examination(path, progress)
     if examination.mount.shared:
-        advice = f"Type 'fsqueue doctor {examination.report.path} --join' here and on a second host."
+        advice = f"Type 'fsqueue doctor {shlex.quote(examination.report.path)} --join' here and on a second host."
         seen = "whether locks exclude between hosts cannot be seen from one."
         examination.report.findings.append(ProbeResult("two hosts", UNTRIED, seen, advice))
     return examination.report

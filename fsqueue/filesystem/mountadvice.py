@@ -6,6 +6,7 @@ Some options keep locks within one host. No test on that host can show this, so 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 from fsqueue.errors import UnsafeFilesystem
@@ -102,11 +103,12 @@ def refuse_unfit(mount: Mount, path: str) -> None:
     """Raise UnsafeFilesystem if the mount that holds an existing queue is known to be unfit."""
     if is_unfit(mount):
         _, seen, advice = advice_on(mount)
+        typed = shlex.quote(path)
         raise refusal(
             mount,
             words("mount", seen, advice),
-            f"The queue {path} was not opened, and nothing was changed; 'fsqueue doctor {path}' tells more. To use it "
-            f"all the same, on every host: fsqueue create {path} --exist-ok --allow-unsafe",
+            f"The queue {path} was not opened, and nothing was changed; 'fsqueue doctor {typed}' tells more. "
+            f"To use it all the same, on every host: fsqueue create {typed} --exist-ok --allow-unsafe",
         )
 
 

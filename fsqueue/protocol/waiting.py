@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -140,7 +141,8 @@ def pause_news(stores: Iterable[Store]) -> list[str]:
             found.append(f"{store.path} is resumed: its tasks are leased again.")
         else:
             found.append(
-                f"{store.path} is paused {pause}. No task of it is leased until 'fsqueue resume {store.path}'."
+                f"{store.path} is paused {pause}. No task of it is leased until 'fsqueue resume "
+                f"{shlex.quote(store.path)}'."
             )
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 
 from fsqueue.errors import InvalidArgument, QueueNotFound, from_os_error
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
@@ -77,7 +78,7 @@ def queues_in(path: str) -> list[str] | None:
         refuse_strays_above(path)
         raise QueueNotFound(
             f"There is no queue at {path}, and none in it. Check the path (every host must have it mounted), or "
-            f"create it: fsqueue create {path}"
+            f"create it: fsqueue create {shlex.quote(path)}"
         )
     return found
 

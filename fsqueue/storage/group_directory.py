@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -57,7 +58,7 @@ class GroupDirectory:
                 refuse_stray_group_file(self.fs, self.path)
             raise QueueNotFound(
                 f"There is no group of queues at {self.path}. Check the path, or create it: "
-                f"fsqueue create --group {self.path}"
+                f"fsqueue create --group {shlex.quote(self.path)}"
             ) from None
         if is_planted(self.fs, self.path):
             raise NotAQueue(
@@ -304,7 +305,7 @@ def resolve(where: str) -> tuple[str, str] | None:
             if fs.is_directory(meant) and not fs.is_directory(typed):
                 raise InvalidArgument(
                     f"{meant} is the directory of the queue {decoded!r} of the group {group}. Nothing was done. Give "
-                    f"the queue's name: {group}/{decoded}"
+                    f"the queue's name: {shlex.quote(f'{group}/{decoded}')}"
                 )
         finally:
             fs.close_root()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Callable
 
@@ -96,13 +97,14 @@ class QueueFile:
             if GROUP_FILE in found:
                 refuse_stray_group_file(fs, self.path)
                 raise NotAQueue(
-                    f"{self.path} is a group of queues, and no queue. Name one of its queues ({self.path}/NAME); "
-                    f"'fsqueue ls {self.path}' lists those with tasks."
+                    f"{self.path} is a group of queues, and no queue. Name one of its queues ({self.path}/NAME). "
+                    f"To list them: fsqueue ls --min 0 {shlex.quote(self.path)}"
                 ) from None
             if SETTINGS_FILE not in found and not all(map(is_leftover, found)):  # else it was created a moment ago
                 raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
             raise QueueNotFound(
-                f"There is no queue at {self.path}. Check the path, or create it: fsqueue create {self.path}"
+                f"There is no queue at {self.path}. Check the path, or create it: "
+                f"fsqueue create {shlex.quote(self.path)}"
             ) from None
         except NotADirectoryError:
             raise NotAQueue(

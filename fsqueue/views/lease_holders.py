@@ -6,6 +6,7 @@ from Slurm. Both can prove a death; where neither can, a worker counts as unknow
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -104,7 +105,7 @@ def what_to_type(store: Store, dead: list[LeaseHolder]) -> str | None:
     tasks = counted(sum(len(worker.tasks) for worker in dead), "task")
     return (
         f"{tasks} of {store.path} leased to {counted(len(dead), 'worker')} proven dead. To have them done before the "
-        f"leases run out: fsqueue workers {store.path} --release-dead"
+        f"leases run out: fsqueue workers {shlex.quote(store.path)} --release-dead"
     )
 
 

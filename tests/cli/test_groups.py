@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,65 @@ def test_a_worker_says_that_no_queue_of_the_group_matches(fsqueue_cli: Run, spaw
     until(lambda: group["later"].status().completed, "the queue that comes later")
     later.terminate()
     later.communicate()
+
+
+def test_a_queue_that_is_not_there_is_named(fsqueue_cli: Run, group: Group) -> None:
+    """A name with a typo is an empty queue: `wait` would let a script go on as if all were done."""
+    group["fetch"].insert(1)
+    told = "fecth names no queue that is there. The group has fetch. It counts as drained"
+    assert f"hint: {group.path}/{told}" in fsqueue_cli("wait", group.path / "fecth").stderr
+    assert f"hint: {group.path}/{told}" in fsqueue_cli("run", group.path / "fecth", "--", "true").stderr
+    unmatched = f"{group.path} has no queue whose whole name matches x. The group has fetch."
+    assert unmatched in fsqueue_cli("wait", group.path, "--match", "x").stderr
+    twice = fsqueue_cli("run", group.path / "x", "--upstream", "x", "--", "true").stderr
+    assert twice.count("names no queue that is there") == 1
+    later = ("run", group.path / "parse", "--upstream", "fetch", "--idle-timeout", "0.1", "--", "true")
+    assert "no queue that is there" not in fsqueue_cli(*later).stderr, "the earlier stage makes it"
+    fsqueue_cli("run", group.path / "fetch", "--", "true")
+    assert "hint" not in fsqueue_cli("wait", group.path / "fetch").stderr
+
+
+def test_dead_letters_of_a_group_are_told_with_a_command_that_finds_them(fsqueue_cli: Run, group: Group) -> None:
+    group["a b"].insert("false")
+    group["c"].insert("true")
+    said = fsqueue_cli("run", group.path, "--match", "a .*", "--retries", "0", "--", "{}", code=9).stderr
+    words = _to_type(said, "1 dead letter in the group's queues. To see in which: ")
+    assert words == ["status", str(group.path), "--match", "a .*"]
+    assert "1 dead" in fsqueue_cli(*words).output
+
+
+def test_a_command_to_type_names_a_path_with_blanks_as_a_shell_needs_it(fsqueue_cli: Run, tmp_path: Path) -> None:
+    """Typed as it was told, `rm -r a b` would remove two other directories."""
+    path = tmp_path / "a b"
+    to_create = _to_type(fsqueue_cli("status", path, code=5).stderr, "or create it: ")
+    assert to_create == _to_type(fsqueue_cli("insert", path, "--task", "1", code=5).stderr, "or create it: ")
+    fsqueue_cli(*to_create)
+    assert Queue(path).status() == Status()
+    fsqueue_cli("delete", path, "--yes", "--wait")
+    fsqueue_cli(*_to_type(fsqueue_cli("update", path, "--insert", "q=1", code=5).stderr, "or create it: "))
+    fsqueue_cli("insert", path / "c d", "--task", "1")
+    to_list = _to_type(fsqueue_cli("insert", path, "--task", "1", code=5).stderr, "To list them: ")
+    assert "c d" in fsqueue_cli(*to_list).output
+    removing = fsqueue_cli("delete", path, code=2).stderr
+    assert shlex.split(removing.partition(" any more: ")[2]) == ["rm", "-r", str(path)]
+    assert f"set '{path}/NAME' NAME=VALUE" in fsqueue_cli("set", path, "lease_s=3", code=2).stderr
+    assert f"insert '{path}/NAME'." in fsqueue_cli("create", path / "e", code=2).stderr
+    assert f"name: '{path}/c d'" in fsqueue_cli("insert", path / "c%20d", "--task", "1", code=2).stderr
+
+
+def _to_type(said: str, before: str) -> list[str]:
+    """Return the words that a shell makes of the command which a message tells to type, without `fsqueue`."""
+    [line] = [line for line in said.splitlines() if before in line]
+    program, *words = shlex.split(line.partition(before)[2])
+    assert program == "fsqueue"
+    return words
+
+
+def test_one_queue_at_most_is_the_next_one(fsqueue_cli: Run, group: Group) -> None:
+    group["fetch"].insert(1)
+    said = fsqueue_cli("run", group.path / "fetch", "--then", "a", "--then", "b", "--", "echo", "1", code=2).stderr
+    assert "--then takes one queue, not 2" in said
+    assert group["fetch"].status().waiting == 1
 
 
 def test_a_path_into_the_group_is_no_name_of_a_queue(

@@ -195,6 +195,8 @@ def test_a_bad_row_is_named_and_what_was_before_is_in(fsqueue_cli: Run, queue: Q
     assert "2 tasks were inserted, from all the lines before this one and none after it" in result.stderr
     assert "through 'sed 2,5d') (with --text x)" in result.stderr
     assert payloads(queue) == [{"n": 1, "x": "a\nb"}, {"n": 2, "x": "b"}]
+    first = fsqueue_cli("insert", queue.path, "--csv", input="n,x\n3\n", code=2)
+    assert "nothing was inserted\nfsqueue: correct it and repeat the command" in first.stderr
     skipped = fsqueue_cli("insert", queue.path, "--csv", "--skip-bad", input=given, code=1)
     assert "3 tasks were inserted; 1 bad line skipped" in skipped.stderr
     committed = fsqueue_cli("insert", queue.path, "--csv", "--commit", "a", input=given, code=2)

@@ -125,7 +125,7 @@ def test_dead_letters_are_told_of_the_queue_that_has_them(spawn: Spawn, queue_fa
     other.insert("false")
     _, err = spawn("run", one.path, other.path, "--", "{}").communicate(timeout=PATIENCE_S)
     assert [line for line in err.splitlines() if "dead letter" in line] == [
-        f"fsqueue: 1 dead letter in the queue: 'fsqueue dead list {other.path}' says why"
+        f"fsqueue: 1 dead letter in the queue. To see why: fsqueue dead list {other.path}"
     ]
 
 

@@ -89,9 +89,8 @@ def test_a_port_that_other_hosts_reach_without_tls_is_told(tmp_path: Path, spawn
     Queue.create(tmp_path / "q", shards=1)
     served = spawn("serve", tmp_path / "q", "--listen", "0.0.0.0:0", "--token-file", tmp_path / "tokens")
     address_of(served)
-    served.send_signal(signal.SIGTERM)
-    assert served.wait(PATIENCE_S) == 143
-    assert "carries its token in the clear" in served.stderr.read()  # type: ignore[union-attr]
+    assert served.stderr is not None
+    assert "carries its token in the clear" in served.stderr.readline()
 
 
 def test_a_socket_takes_no_other_files_place(tmp_path: Path, spawn: Spawn) -> None:

@@ -691,6 +691,16 @@ def test_what_was_purged_or_deleted_is_not_done(
 
 
 @pytest.mark.once
+def test_wait_tells_of_a_pause(fsqueue_cli: Run, queue: Queue) -> None:
+    queue.insert(1)
+    queue.pause("maintenance")
+    said = fsqueue_cli("wait", queue.path, "--timeout", "0.1", code=124).stderr
+    assert "maintenance. To go on: fsqueue resume" in said
+    [task] = queue.tasks()
+    queue.cancel(task.id)
+    assert "resume" not in fsqueue_cli("wait", queue.path).stderr, "nothing is waited for"
+
+
 def test_wait_ends_soon_after_the_last_task(fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the next look, and it looks often at first."""
     queue.insert(1)

@@ -28,7 +28,8 @@ def without_fork_server(pid: int) -> bool:
 
 
 def test_nobody(fsqueue_cli: Run, queue: Queue) -> None:
-    assert fsqueue_cli("workers", queue.path).output == ""
+    said = fsqueue_cli("workers", queue.path)
+    assert (said.stdout, said.stderr) == ("", f"no worker holds a task of {queue.path}\n")
     assert json.loads(fsqueue_cli("workers", queue.path, "--json").output) == {"workers": [], "nodes": []}
 
 
