@@ -191,6 +191,7 @@ MUTATIONS = [
         "an update says that nobody has the lease that it was given, while another update is under way",
         "update-nfs",
         (("_Try._in_log", "if not wanted: ...", "if True: ..."),),
+        first=869,
     ),
     Mutation(
         "readers do not ask what is decided",
