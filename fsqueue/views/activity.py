@@ -392,7 +392,9 @@ class Survey:
         self.was_at_work = False
         """Whether a lease is older than the window, and reaches into it."""
         self.oldest_birth: int | None = None
-        """When the oldest batch that has a task file was begun."""
+        """When the oldest batch that has a task without an outcome was begun, as far as names and logs tell."""
+        self.open: dict[str, int] = {}
+        """When each batch was begun that takes inserts. Its task file stays though all of its tasks have outcomes."""
         self.first_lease: int | None = None
         """When the first of the leases in the window was given."""
         self.young: set[str] = set()
@@ -405,10 +407,16 @@ class Survey:
         part.units.append(Unit())
         for batch, name in listing.published(self.store):
             birth = names.birth_ms(batch)
-            self.oldest_birth = birth if self.oldest_birth is None else min(self.oldest_birth, birth)
+            if name.is_open:
+                self.open[batch] = birth
+            else:
+                self._note_birth(birth)
             if name.inserted is None:  # else its log tells
                 self._insert(part.units[0], batch, name.count)
         return part
+
+    def _note_birth(self, birth: int) -> None:
+        self.oldest_birth = birth if self.oldest_birth is None else min(self.oldest_birth, birth)
 
     def _logs(self) -> FileSample:
         store = self.store
@@ -424,6 +432,10 @@ class Survey:
             part.units.append(Unit())
             if replay_state.count:  # else it has just finished, and is in the history
                 self._add(part.units[-1], batch, replay_state)
+            if not replay_state.remaining:
+                self.open.pop(batch, None)
+        for birth in self.open.values():
+            self._note_birth(birth)
         return part
 
     def _history(self) -> FileSample:

@@ -71,3 +71,12 @@ def test_the_oldest_batch_with_a_task_to_do(queue: Queue) -> None:
     assert q.activity().oldest_inserted == pytest.approx(T0, abs=1)
     q.lease()[0].complete()
     assert q.activity().oldest_inserted == pytest.approx(T0 + 100, abs=1)
+    q.lease()[0].complete()
+    clock.advance(100)
+    q.insert(3)
+    assert q.activity().oldest_inserted == pytest.approx(T0 + 200, abs=1)
+    q.lease()[0].complete()
+    assert q.activity().oldest_inserted is None, "the batch that takes inserts is there, without a task to do"
+    clock.advance(100)
+    q.insert(4)
+    assert q.activity().oldest_inserted == pytest.approx(T0 + 200, abs=1)
