@@ -499,21 +499,23 @@ def test_a_purge_of_the_target_begins_it_anew_in_the_next_generation(group: Grou
     assert worked_off(group) == {"a": [], "b": ["x"]}
 
 
-def test_two_purges_between_its_records_leave_no_part_of_it(group: Group) -> None:
-    """It would come before the first purge, with the task that it ends, and after the second, with what it inserts."""
+@pytest.mark.parametrize(("end", "reason"), [("purge", "purged"), ("delete", "the queue was deleted")])
+def test_two_queues_that_end_between_its_records_leave_no_part_of_it(group: Group, end: str, reason: str) -> None:
+    """It would end a task before the first queue ends, and insert another one after the second has ended."""
     [task] = leased(group, "b")
+    group["a"].insert("comes into being")
 
-    def purges() -> None:
+    def ends() -> None:
         for name in ("b", "a"):
-            Queue(group.path / name).purge()
+            getattr(Queue(group.path / name), end)()
 
     update = group.update()
     update.complete(task)
-    update.insert("a", "follows what was purged")
-    with before("_insert", purges), pytest.raises(UpdateConflict) as caught:
+    update.insert("a", "follows what ended")
+    with before("_insert", ends), pytest.raises(UpdateConflict) as caught:
         update.apply()
-    assert [one.reason for one in caught.value.missing] == ["purged"]
-    assert worked_off(group) == {"a": [], "b": []}
+    assert [one.reason for one in caught.value.missing] == [reason]
+    assert not any(worked_off(group).values())
 
 
 def test_an_update_makes_no_group_in_place_of_one_that_was_moved(group: Group) -> None:

@@ -185,12 +185,10 @@ class Disk:
                 self.ended.append((self.step, file.home.name))
             self.ended_at[self.step] = self.world.now
 
-    def purges(self) -> Iterator[tuple[Directory, int]]:
-        """Each queue's directory, with the steps at which the queue was purged, in order."""
-        for file, fates in self._fates.items():
-            for step, word in fates:
-                if word == "purged":
-                    yield file.home, step
+    def fates(self) -> Iterator[tuple[Directory, list[tuple[int, str]]]]:
+        """Each queue's directory, as they were made, with the steps at which the queue was purged or closed."""
+        for file, fates in sorted(self._fates.items(), key=lambda one: one[0].home.number):
+            yield file.home, fates
 
     def content_at(self, file: File, step: int) -> bytes:
         """What a log or decision file had before a step, if nobody has written over that since."""

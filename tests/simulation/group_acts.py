@@ -169,9 +169,16 @@ def purge_any(story: Story, actor: Actor) -> None:
         one.plain("purge")
 
 
+def end_any(story: Story, actor: Actor) -> None:
+    """Purge or delete one of the queues, or both, one after the other."""
+    queues = relays.both(story, actor)
+    for one in story.rng.sample(queues, story.rng.choice((1, 2))):
+        one.plain(story.rng.choice(("purge", "delete")))
+
+
 ACTS: dict[str, Callable[[Story, Actor], None]] = {
     act.__name__: act
-    for act in (relay_any, consume_any, poll_any, drained_any, wait_any, look_around, delete_any, purge_any)
+    for act in (relay_any, consume_any, poll_any, drained_any, wait_any, look_around, delete_any, purge_any, end_any)
 }
 
 

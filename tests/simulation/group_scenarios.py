@@ -78,6 +78,8 @@ DECIDED = UPDATES | {"wait": 4.0, "consume": 3.0}
 """Lessees come some seconds after an updater has died that had decided: before its records are old."""
 PURGED = {"update": 6.0, "purge_any": 3.0, "feed": 3.0, "insert_into_both": 1.0, "consume_any": 1.0}
 """Either queue is purged beside updates, or both are, one after the other."""
+ENDED = PURGED | {"purge_any": 0.0, "end_any": 3.0}
+"""The same, and they are deleted."""
 LATE = {"change": 5.0, "complete_late": 5.0, "feed": 1.0}
 """Leases run out, and their workers complete the tasks all the same, beside updates that change them."""
 KEYED = {"update_keyed": 7.0, "insert_keyed": 3.0, "consume_any": 2.0, "consume": 1.0, "gc": 0.5, "cancel": 0.3}
@@ -183,6 +185,7 @@ SCENARIOS = {
         Scenario(
             "update-purges", shared=False, hosts=1, actions=PURGED, faults=("delay", "kill"), workers=4, **UPDATED
         ),
+        Scenario("update-ends", shared=False, hosts=1, actions=ENDED, faults=("delay", "kill"), workers=4, **UPDATED),
         Scenario(
             "update-restated",
             shared=False,

@@ -319,9 +319,10 @@ def _shows(story: Story, look: Look, one: Operation, ends: dict[Any, float]) -> 
 
 
 def _in_an_order(story: Story, tried: list[Tried], logs: list[Log]) -> Iterator[str]:
-    """There is an order of all updates, purges and other records, in which each update saw what it relied on.
+    """There is an order of all updates, ends of queues and other records, in which each update saw what it relied on.
 
-    What an update does in a generation comes before the purge that ends this generation, and after the one before.
+    What an update does in a generation of a queue comes before the purge or deletion that ends this generation, and
+    after the one before. A queue that was deleted goes on as the next one of its name.
     """
     events, reads = list[precedence.Event](), list[precedence.Event]()
     for log in logs:
@@ -339,15 +340,19 @@ def _in_an_order(story: Story, tried: list[Tried], logs: list[Log]) -> Iterator[
         ]
     spans = {one.ids[0]: (one.told.call.begin, one.told.call.end) for one in tried if len(one.ids) == 1}
     began: dict[tuple[Directory, int], int] = {}
-    for queue, step in story.world.disk.purges():
-        purge = f"the purge of {queue.name} at {step}"
-        began[queue, 2 + sum(each is queue for each, _ in began)] = step
-        events.append(precedence.Event(queue, step, purge))
-        spans[purge] = step, step
+    ended: dict[str, int] = {}
+    for queue, fates in story.world.disk.fates():
+        began[queue, 1] = ended.get(queue.name, 0)
+        for generation, (step, word) in enumerate(fates, start=2):
+            end = f"{queue.name} is {word} at {step}"
+            began[queue, generation] = ended[queue.name] = step
+            events.append(precedence.Event(queue.name, step, end))
+            spans[end] = step, step
     for log in logs:
         queue, generation = _generation_of(log)
-        at = began.get((queue, generation), 0)
-        reads += [precedence.Event(queue, at, one.update) for one in log.read.acted_in_updates]
+        reads += [
+            precedence.Event(queue.name, began[queue, generation], one.update) for one in log.read.acted_in_updates
+        ]
     circle = precedence.circle(events, reads, spans)
     if circle:
         yield f"there is no order of these in which each could happen: {' < '.join(circle)}"

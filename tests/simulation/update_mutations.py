@@ -48,6 +48,13 @@ MUTATIONS = [
         first=30,
     ),
     Mutation(
+        "an updater does not ask whether a queue was deleted",
+        "two queues are deleted beside it: it ends a task of the first, and its insert stands in the next second one",
+        "update-ends",
+        (("_Try._look", "raise _Anew('A queue was deleted just now.') from None", "continue"),),
+        first=1018,
+    ),
+    Mutation(
         "an update is decided in another group than that of its queues",
         "the group was moved away, and others look for the decision in the one that was made in its place",
         "update-group-moved",
