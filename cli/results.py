@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import click
@@ -26,7 +26,7 @@ from .common import (
     words,
 )
 from .options import Condition, all_of, where_option
-from .printing import Bar, complain, is_screen, print_done, print_json, print_table, say
+from .printing import Bar, complain, hint, is_screen, print_done, print_json, print_table, say
 
 Columns = list[Sequence[Any]]
 """Results as `Queue.result_columns` yields them."""
@@ -76,11 +76,18 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
         found = CountedResults(q, failed)
         if file is not None:
             _write(found, file, condition, as_json)
-        elif as_json or not is_screen(sys.stdout):
-            for result in found.results(condition):
-                print_json(result.as_dict())
         else:
-            print_table(map(_row, found.results(condition)), (36, 9, 8, 19, 9, 12), HEADING)
+            found_now = found.results(condition)
+            first = [*islice(found_now, 1)]
+            if not first and not (as_json or failed or found.missing):
+                more = " that meets the conditions" if condition is not None else ""
+                hint(f"{q.path} has no finished task on record{more}")
+            rows = chain(first, found_now)
+            if as_json or not is_screen(sys.stdout):
+                for result in rows:
+                    print_json(result.as_dict())
+            else:
+                print_table(map(_row, rows), (36, 9, 8, 19, 9, 12), HEADING)
         if found.missing:
             complain(
                 f"{wording.counted(found.missing, 'completed task')} of {q.path} have no row: the history has none of "
@@ -164,13 +171,13 @@ fsqueue retry Q --state completed --where host=node17 --json"""
 )
 @queue_argument
 @ids_argument
-@click.option("--state", type=click.Choice([COMPLETED, *_INSTEAD]), required=True, metavar="completed",
-              help="The state that they are in (for dead letters: 'fsqueue dead retry').")  # fmt: skip
+@click.option("--state", type=click.Choice([COMPLETED, *_INSTEAD]), metavar="completed",
+              help="The state that they are in (for dead letters: 'fsqueue dead retry').  [required]")  # fmt: skip
 @where_option(fsqueue.Result._fields, "'result.loss>0.5', payload.seed=7, host=node17, 'finished_at>1790000000'")
 @click.option("--all", "each", is_flag=True, help="Every completed task.")
 @json_option
 def retry(
-    queue: str, ids: tuple[str, ...], state: str, conditions: tuple[Condition, ...], each: bool, as_json: bool
+    queue: str, ids: tuple[str, ...], state: str | None, conditions: tuple[Condition, ...], each: bool, as_json: bool
 ) -> None:
     """Insert completed tasks of Q again, with new ids and all their attempts.
 
@@ -181,6 +188,8 @@ def retry(
 
     Exit code 1: the payloads of some are not kept. Exit code 3: there is no such task.
     """
+    if state is None:
+        raise click.UsageError(f"Missing option '--state'. Write --state {COMPLETED}.")
     if state != COMPLETED:
         raise click.UsageError(f"Only completed tasks are retried here, not {state} ones. {_INSTEAD[state]}")
     if each == bool(ids or conditions):

@@ -101,7 +101,10 @@ class QueueFile:
                     f"To list them: fsqueue ls --min 0 {shlex.quote(self.path)}"
                 ) from None
             if SETTINGS_FILE not in found and not all(map(is_leftover, found)):  # else it was created a moment ago
-                raise NotAQueue(f"{self.path} is a directory without a queue in it. Check the path.") from None
+                raise NotAQueue(
+                    f"{self.path} is a directory, and no queue. Check the path. To see queues that it holds: "
+                    f"fsqueue status {shlex.quote(self.path)}"
+                ) from None
             raise QueueNotFound(
                 f"There is no queue at {self.path}. Check the path, or create it: "
                 f"fsqueue create {shlex.quote(self.path)}"

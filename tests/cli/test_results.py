@@ -583,6 +583,19 @@ def test_what_is_missing_is_said(
     assert fsqueue_cli("results", queue.path, "--failed").stderr == "", "they were not asked for"
 
 
+def test_a_queue_without_results_is_told_and_a_directory_of_queues_is_no_queue(
+    fsqueue_cli: Run, queue_factory: QueueFactory
+) -> None:
+    queue = queue_factory()
+    done = fsqueue_cli("results", queue.path)
+    assert (done.stdout, done.stderr) == ("", f"{queue.path} has no finished task on record\n")
+    assert fsqueue_cli("results", queue.path, "--json").stderr == ""
+    fill(queue, ({"x": 1}, 1))
+    assert "that meets the conditions" in fsqueue_cli("results", queue.path, "--where", "payload.x=2").stderr
+    said = fsqueue_cli("results", queue.path.parent, code=5).stderr
+    assert f"no queue. Check the path. To see queues that it holds: fsqueue status {queue.path.parent}" in said
+
+
 def test_without_a_history_that_is_said(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
     queue = queue_factory(keep_history=False)
     fill(queue, ({"x": 1}, 1))
