@@ -206,7 +206,8 @@ def _private_text(path: Path) -> str:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise click.ClickException(f"The file of tokens cannot be read: {error}. Nothing was done.") from None
+        advice = " It must not be a symbolic link." if error.errno == errno.ELOOP else ""
+        raise click.ClickException(f"The file of tokens cannot be read: {error}. Nothing was done.{advice}") from None
     try:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o077:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -186,6 +187,11 @@ class GatewayServer(uvicorn.Server):
         finally:
             for one, handler in before.items():
                 signal.signal(one, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what is under way. From now on uvicorn logs nothing: it would log what it cuts off with a traceback."""
+        uvicorn.server.logger.setLevel("CRITICAL")
+        await super().shutdown(sockets)
 
     def _note(self, number: int, frame: object) -> None:
         self.force_exit = self.should_exit

@@ -93,6 +93,29 @@ def test_a_port_that_other_hosts_reach_without_tls_is_told(tmp_path: Path, spawn
     assert "carries its token in the clear" in served.stderr.readline()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_without_a_traceback(tmp_path: Path, spawn: Spawn, number: int) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    served = spawn("serve", tmp_path / "q", "--listen", "localhost:0", "--token-file", tmp_path / "tokens")
+    host, _, port = address_of(served).removeprefix("http://").rpartition(":")
+    assert status(http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S), "/healthz") == 200
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n")  # not whole: it keeps the gateway after one signal
+        served.send_signal(number)
+        until(lambda: not accepts(host, int(port)), "the gateway to accept no connection")
+        served.send_signal(number)
+        assert served.wait(PATIENCE_S) == 128 + number
+    assert served.stderr.read() == ""  # type: ignore[union-attr]
+
+
+def accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=PATIENCE_S).close()
+    except ConnectionError:
+        return False
+    return True
+
+
 def test_a_socket_takes_no_other_files_place(tmp_path: Path, spawn: Spawn) -> None:
     Group.create(tmp_path / "g")
     at = tmp_path / "s.sock"
@@ -120,6 +143,9 @@ def test_a_socket_takes_no_other_files_place(tmp_path: Path, spawn: Spawn) -> No
     fourth = serve()
     assert fourth.wait(PATIENCE_S) == 1  # type: ignore[attr-defined]
     assert at.read_text() == "precious"
+    nowhere = spawn("serve", tmp_path / "g", "--listen", f"unix:{tmp_path}/no/such")
+    assert nowhere.wait(PATIENCE_S) == 1
+    assert f"{tmp_path}/no/such cannot be listened on" in nowhere.stderr.read()  # type: ignore[union-attr]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
