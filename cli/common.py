@@ -75,10 +75,15 @@ def each_queue(path: str) -> Iterator[fsqueue.Queue]:
 
 
 def group_at(path: str, given: dict[str, object]) -> fsqueue.Group | None:
-    """Return the group at a path; None if there is none: then the options `given`, which are a group's, are refused."""
+    """Return the group at a path; None if there is none: then the options `given`, which are a group's, are refused.
+
+    NotAQueue if options are given and something else is in the place of a group's own file.
+    """
     group = fsqueue.Group.at(path)
     named = [name for name, value in given.items() if value is not None]
     if group is None and named:
+        with suppress(fsqueue.QueueNotFound):
+            fsqueue.queues(path)
         raise click.UsageError(
             f"{named[0]} is for the queues of a group, and {path} is no group. Nothing was done. To make one: "
             "fsqueue create --group PATH"

@@ -11,7 +11,7 @@ from fsqueue.errors import InvalidArgument, QueueNotFound, from_os_error
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.filesystem.mounts import without_dots
 from fsqueue.format.layout import settings_file
-from fsqueue.storage.group_directory import refuse_strays_above
+from fsqueue.storage.group_directory import is_group, refuse_strays_above
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """How a URL begins. `pathlib` leaves one slash of the two."""
@@ -54,8 +54,9 @@ def queue_path(path: object) -> str:
 def queues(path: str | os.PathLike[str]) -> list[str]:
     """Return the paths of the queues in a directory, in the order of their names; or of the queue that it is.
 
-    `path` is a directory or `fq://` and a directory. QueueNotFound if there is no queue. Damaged queues are among
-    them, and directories that the filesystem fails to look into: opening one of those tells what is wrong.
+    `path` is a directory or `fq://` and a directory. QueueNotFound if there is no queue. NotAQueue if something else,
+    a link for example, is in the place of a group's own file. Damaged queues are among them, and directories that the
+    filesystem fails to look into: opening one of those tells what is wrong.
     """
     where = queue_path(path)
     try:
@@ -65,10 +66,14 @@ def queues(path: str | os.PathLike[str]) -> list[str]:
 
 
 def queues_in(path: str) -> list[str] | None:
-    """Return the queues in a directory, by path; None if the directory is a queue itself. QueueNotFound if neither."""
+    """Return the queues in a directory, by path; None if the directory is a queue itself. QueueNotFound if neither.
+
+    NotAQueue if something else is in the place of a group's own file: which queues belong to the group is unknown then.
+    """
     fs = Filesystem(path, shared=mount_of(path).shared)
     if _is_queue(fs, path):
         return None
+    is_group(path, refuses_strays=True)
     found = [
         f"{path}/{name}"
         for name, kind in sorted(fs.entries(path))

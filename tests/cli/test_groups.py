@@ -360,3 +360,19 @@ def test_names_are_escaped_on_the_terminal(fsqueue_cli: Run, group: Group) -> No
     for command in (["ls"], ["ls", "--min", "0"], ["status"]):
         assert "\x1b" not in fsqueue_cli(command[0], group.path, *command[1:]).stdout
     assert isinstance(next(group.queues()), GroupQueue)
+
+
+def test_a_link_in_the_place_of_the_groups_own_file_is_told_and_no_group_is_advised(
+    fsqueue_cli: Run, group: Group, tmp_path: Path
+) -> None:
+    group["q"].insert(1)
+    (group.path / ".group.jsonl").rename(tmp_path / "aside")
+    (group.path / ".group.jsonl").symlink_to(tmp_path / "aside")
+    for command in (
+        ["status", group.path],
+        ["wait", group.path, "--timeout", "1"],
+        ["ls", group.path, "--match", "q"],
+        ["run", group.path, "--match", "q", "--", "true"],
+        ["delete", group.path, "--queue", "q", "--yes"],
+    ):
+        assert ".group.jsonl is no regular file" in fsqueue_cli(*command, code=5).output, command

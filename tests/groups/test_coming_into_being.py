@@ -548,6 +548,7 @@ def test_what_is_in_the_place_of_the_groups_own_file_is_told(group: Group, tmp_p
         lambda: Queue(group.path / "with" / "slashes"),
         lambda: Queue.create(group.path / "later"),
         lambda: Group.create(group.path, exist_ok=True),
+        lambda: fsqueue.queues(group.path),
     ]
     for each in tries:
         with pytest.raises(NotAQueue, match=r"\.group\.jsonl is no regular file"):
