@@ -345,6 +345,11 @@ def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
             f"Too many files are open while {doing}: {what}. The filesystem is not to blame: raise the limit of open "
             "files ('ulimit -n'), or run less at a time." + (after or " Then repeat; nothing reported done is lost.")
         )
+    if error.errno == errno.EFBIG:
+        return StorageError(
+            f"A file may not grow while {doing}: {what}. Raise the limit of a file's size ('ulimit -f')."
+            + (after or " Then repeat; nothing reported done is lost.")
+        )
     if error.errno == errno.EROFS:
         return StorageError(f"The filesystem is mounted read-only: {what}, while {doing}. Use a writable mount.{after}")
     if error.errno in (errno.EACCES, errno.EPERM):

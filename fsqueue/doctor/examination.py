@@ -19,7 +19,7 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor import contests, probes, rendezvous, twohosts
 from fsqueue.doctor.probes import OK, UNFIT, UNTRIED, WARNING, ProbeResult, about, worst
 from fsqueue.doctor.rendezvous import PartnerLost, Rendezvous
-from fsqueue.errors import FULL, FsqueueError, InvalidArgument, NotAQueue
+from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, InvalidArgument, NotAQueue
 from fsqueue.filesystem import Filesystem, Mount, mount_of
 from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_directory
 from fsqueue.filesystem.processes import boot_id
@@ -346,6 +346,10 @@ def unwritable(error: OSError) -> ProbeResult:
         return ProbeResult(
             "writing", UNFIT, f"there is no room: {error.strerror}.", "Make room, or ask for more quota."
         )
+    if error.errno in (*NO_DESCRIPTORS, errno.EFBIG):
+        limit = "of a file's size ('ulimit -f')" if error.errno == errno.EFBIG else "of open files ('ulimit -n')"
+        seen = f"nothing was tried: {error.strerror}. The filesystem is not to blame."
+        return ProbeResult("writing", UNFIT, seen, f"Raise the limit {limit}.")
     return ProbeResult("writing", UNFIT, f"the filesystem fails: {error.strerror or error}.", "Ask the administrator.")
 
 

@@ -15,10 +15,10 @@ from itertools import pairwise
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import FULL, NO_LOCKS
+from fsqueue.errors import FULL, NO_DESCRIPTORS, NO_LOCKS
 from fsqueue.filesystem import Filesystem, Mount, mountadvice
 
-NOT_OURS = (*FULL, errno.EROFS, errno.EACCES)
+NOT_OURS = (*FULL, *NO_DESCRIPTORS, errno.EFBIG, errno.EROFS, errno.EACCES)
 """Errors that say nothing about what the filesystem can do: they are raised."""
 
 SHOWN_S = 5.0

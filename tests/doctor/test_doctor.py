@@ -105,6 +105,8 @@ def examined(directory: Path, made: Callable[[Filesystem], None]) -> doctor.Repo
         (errno.EACCES, "may not write", "owner"),
         (errno.EDQUOT, "no room", "quota"),
         (errno.ENOSPC, "no room", "quota"),
+        (errno.EMFILE, "not to blame", "ulimit -n"),
+        (errno.EFBIG, "not to blame", "ulimit -f"),
         (errno.EIO, "fails", "administrator"),
     ],
 )

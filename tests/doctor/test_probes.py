@@ -216,8 +216,10 @@ def test_each_lie_is_noticed_by_name(fs: Filesystem, name: str) -> None:
         assert any("flock" in finding.advice or "POSIX" in finding.advice for finding in findings)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-def test_no_room_and_no_permission_are_not_the_filesystems_fault(fs: Filesystem, code: int) -> None:
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EROFS, errno.EACCES]
+)
+def test_no_room_no_permission_and_limits_are_not_the_filesystems_fault(fs: Filesystem, code: int) -> None:
     fs.create = error(code)  # type: ignore[method-assign]
     with pytest.raises(OSError) as caught:
         probes.quick(bench(fs))

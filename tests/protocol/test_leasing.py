@@ -579,6 +579,7 @@ def failing_from_the_third_lease(
     [
         (errno.EMFILE, StorageError, "Too many files are open"),
         (errno.ENFILE, StorageError, "Too many files are open"),
+        (errno.EFBIG, StorageError, r"A file may not grow.*'ulimit -f'"),
         (errno.ENOSPC, StorageFull, "No space left"),
         (errno.EIO, StorageError, "Input/output error"),
     ],
