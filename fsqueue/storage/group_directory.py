@@ -19,7 +19,7 @@ from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
-from fsqueue.storage.queue_file import QueueClosed, is_planted, refuse_stray_group_file, state_in
+from fsqueue.storage.queue_file import QueueClosed, refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
 
 BEGIN_TRIES = 10
@@ -224,7 +224,7 @@ class GroupDirectory:
 def is_group(path: str, refuses_strays: bool = False) -> bool:
     """Return whether a directory holds a group, damaged or not. OSError if that cannot be found out.
 
-    `refuses_strays`: NotAQueue if something else has the name of its file: see `refuse_stray_group_file`.
+    `refuses_strays`: NotAQueue if something else that no stranger has planted has the name of its file.
 
     It asks as on a shared mount, whatever the mount is: to find that out would cost more, for each directory above.
     """
@@ -235,7 +235,7 @@ def is_group(path: str, refuses_strays: bool = False) -> bool:
             refuse_stray_group_file(fs, path)  # as a directory
         return found
     except OSError as error:
-        if error.errno in NOT_FILES and refuses_strays:
+        if error.errno in NOT_FILES and refuses_strays and not is_planted(fs, path):
             refuse_stray_group_file(fs, path)
         if is_gone(error) or error.errno in NOT_FILES:
             return False
@@ -273,6 +273,15 @@ def around(holders: Iterable[str], refuses_strays: bool = False) -> str | None:
         except OSError:
             continue
     return None
+
+
+def is_planted(fs: Filesystem, path: str) -> bool:
+    """Return whether another user has put `.group.jsonl` into a directory in which all users may write.
+
+    /tmp must not become a group, and a mistyped path below it a queue, because a stranger has made a file there.
+    """
+    holder, owner = fs.stat(path), fs.stat(group_file(path)).st_uid
+    return bool(holder.st_mode & stat.S_IWOTH) and owner not in (holder.st_uid, os.geteuid())
 
 
 def refuse_strays_above(path: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import stat
 from collections.abc import Callable
@@ -12,14 +11,7 @@ from fsqueue.errors import NotAQueue, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
 from fsqueue.format.groups import GROUP_FILE, group_file
-from fsqueue.format.layout import (
-    SETTINGS_FILE,
-    Layout,
-    QueueState,
-    is_leftover,
-    read_queue_state,
-    settings_file,
-)
+from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_leftover, read_queue_state, settings_file
 
 FRESH_S = 1.0
 """How old what was read of `queue.jsonl` may be before an append."""
@@ -31,25 +23,16 @@ def state_in(fs: Filesystem, fd: int, path: str) -> QueueState:
     return read_queue_state(sparse.joined(fs.all_pieces(fd)), path)
 
 
-def is_planted(fs: Filesystem, path: str) -> bool:
-    """Return whether another user has put `.group.jsonl` into a directory in which all users may write.
-
-    /tmp must not become a group, and a mistyped path below it a queue, because a stranger has made a file there.
-    """
-    holder, owner = fs.stat(path), fs.stat(group_file(path)).st_uid
-    return bool(holder.st_mode & stat.S_IWOTH) and owner not in (holder.st_uid, os.geteuid())
-
-
 def refuse_stray_group_file(fs: Filesystem, path: str) -> None:
     """Raise NotAQueue if a directory holds something else that has the name of a group's file: a link, for example.
 
-    If that cannot be looked at, is gone by now, or was planted by a stranger, it does nothing.
+    If that cannot be looked at, or is gone by now, it does nothing.
     """
     try:
-        is_stray = not stat.S_ISREG(fs.stat(group_file(path)).st_mode) and not is_planted(fs, path)
+        is_file = stat.S_ISREG(fs.stat(group_file(path)).st_mode)
     except OSError:
         return
-    if is_stray:
+    if not is_file:
         raise NotAQueue(
             f"{group_file(path)} is no regular file, and was not followed or read. If this was a group of queues, "
             "somebody has put it in the place of the group's own file. Nothing was changed. Move it elsewhere, and "
