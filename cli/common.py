@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ UNKNOWN_EXIT = 3
 """That of TaskNotFound."""
 UNKNOWN_SHOWN_MAX = 20
 """Maximum number of unknown ids that are named one by one; the rest is counted."""
+LEAVE_S = 3.0
+"""Maximum time for what is left to do once a signal has ended a command."""
 NAMED_MAX = 10
 """Maximum number of queues of a group that a hint names."""
 
@@ -147,6 +150,17 @@ def not_there(queue: object, typed: str) -> str | None:
         return None
     there = queues_there(cast(fsqueue.Group, queue.group))
     return f"hint: {typed} names no queue that is there. {there} It counts as drained until a task is inserted into it."
+
+
+def leave_soon(code: int) -> threading.Timer:
+    """End this process after LEAVE_S, unless that is cancelled: a thread may wait for a lock, or for who reads a pipe.
+
+    The user has sent a signal to end it, and it holds no task any more.
+    """
+    timer = threading.Timer(LEAVE_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def example(text: str) -> str:

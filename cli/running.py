@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +20,7 @@ from .common import (
     example,
     group_at,
     json_option,
+    leave_soon,
     match_option,
     named,
     no_match,
@@ -316,7 +315,7 @@ def run(
             shown.start(made)
         report = made.run()
         if report.signal is not None:
-            ctx.call_on_close(_leave_soon(128 + report.signal).cancel)
+            ctx.call_on_close(leave_soon(128 + report.signal).cancel)
     finally:
         if shown is not None:
             shown.close()
@@ -437,27 +436,12 @@ def _group_of(source: fsqueue.GroupQueue | fsqueue.GroupQueues) -> fsqueue.Group
     return cast(fsqueue.Group, source.group)
 
 
-TELL_S = 3.0
-"""Maximum time for the summary once a signal has ended the work."""
-
-
 def missing_program(command: list[str]) -> bool:
     """Tell whether the program of a command is not there. InvalidArgument if it was quoted as a whole."""
     if "{" in command[0] or shutil.which(command[0]) is not None:
         return False
     check_program(command)
     return True
-
-
-def _leave_soon(code: int) -> threading.Timer:
-    """End this process after TELL_S, unless that is cancelled. Its output may be a pipe that no process reads.
-
-    The user has sent a signal to end it, and it holds no task any more.
-    """
-    timer = threading.Timer(TELL_S, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 def _say(event: Event) -> None:

@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 import click
 
-from .common import example
+from . import process
+from .common import example, leave_soon
 from .printing import complain, is_screen, say
 
 if TYPE_CHECKING:
@@ -150,7 +151,10 @@ def serve(
         if address.socket:
             drop_socket(address.socket, proof)
     if server.signal_number is not None:
-        raise click.exceptions.Exit(128 + server.signal_number)
+        code = 128 + server.signal_number
+        if process.is_own:  # else Python waits for a verb that waits for a lock, or for a file server
+            leave_soon(code)
+        raise click.exceptions.Exit(code)
 
 
 def default_token_file() -> Path:

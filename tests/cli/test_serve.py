@@ -9,7 +9,9 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -106,6 +108,32 @@ def test_a_second_signal_ends_it_without_a_traceback(tmp_path: Path, spawn: Spaw
         served.send_signal(number)
         assert served.wait(PATIENCE_S) == 128 + number
     assert served.stderr.read() == ""  # type: ignore[union-attr]
+
+
+NEVER = """
+import sys, threading, fsqueue
+from fsqueue_cli.entry import main
+def never(*_, **__):
+    print("waits", flush=True)
+    threading.Event().wait()
+fsqueue.Queue.pause = never
+main()
+"""
+
+
+def test_what_never_comes_to_an_end_does_not_keep_it(tmp_path: Path) -> None:
+    """As a verb on a file server that does not answer."""
+    Queue.create(tmp_path / "q", shards=1)
+    at = tmp_path / "s.sock"
+    command = [sys.executable, "-c", NEVER, "serve", tmp_path / "q", "--listen", f"unix:{at}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served, closing(ToSocket(at)) as connection:
+        assert address_of(served)
+        assert served.stdout is not None
+        connection.request("POST", "/v1/queues/q/pause", "{}", {"Content-Type": "application/json"})
+        assert served.stdout.readline() == "waits\n"
+        served.send_signal(signal.SIGTERM)  # it ends ten seconds later
+        assert served.wait(PATIENCE_S) == 143
+    assert not at.exists()
 
 
 def accepts(host: str, port: int) -> bool:
