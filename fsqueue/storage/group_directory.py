@@ -235,8 +235,10 @@ def is_group(path: str, refuses_strays: bool = False) -> bool:
             refuse_stray_group_file(fs, path)  # as a directory
         return found
     except OSError as error:
-        if error.errno in NOT_FILES and refuses_strays and not is_planted(fs, path):
-            refuse_stray_group_file(fs, path)
+        if error.errno in NOT_FILES and refuses_strays:
+            with suppress(OSError):  # it is no directory, perhaps
+                if not is_planted(fs, path):
+                    refuse_stray_group_file(fs, path)
         if is_gone(error) or error.errno in NOT_FILES:
             return False
         raise

@@ -568,7 +568,6 @@ OTHERS = {
     "cli/insert_input.py": "said before anything was inserted",
     "cli/insert_source.py": "made of the error's numbers, or said before anything was inserted",
     "cli/inserting.py": "said before anything was inserted, or of a name that is used up",
-    "cli/running.py": "no error of an insert",
     "cli/slurm.py": "no error of an insert",
     "fsqueue/administration.py": "no error of an insert",
     "fsqueue/arguments.py": "an argument that is refused first",
