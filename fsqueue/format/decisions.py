@@ -165,15 +165,16 @@ def _logs(found: object) -> tuple[LogName, ...] | None:
     """Return the logs that a `commit` names; None if it names none, or one that cannot be a log of a group's queue."""
     if type(found) is not list or not found:
         return None
-    logs = []
-    for one in found:
-        match one:
-            case [str(text), str(generation), str(batch)]:
-                holder, log = names.listed_queue_directory(text), names.parse_batch(batch)
-                parsed = names.parse_generation(generation)
-                if holder is None or log is None or parsed is None:
-                    return None
-                logs.append(LogName(holder, names.generation(*parsed), log))
-            case _:
-                return None
-    return tuple(logs)
+    logs = [log for one in found if (log := parse_log(one)) is not None]
+    return tuple(logs) if len(logs) == len(found) else None
+
+
+def parse_log(found: object) -> LogName | None:
+    """Return the log of a group's queue that a record names; None if it cannot be one."""
+    match found:
+        case [str(text), str(generation), str(batch)]:
+            holder, log = names.listed_queue_directory(text), names.parse_batch(batch)
+            parsed = names.parse_generation(generation)
+            if holder is not None and log is not None and parsed is not None:
+                return LogName(holder, names.generation(*parsed), log)
+    return None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from fsqueue.format import nesting
+from fsqueue.format.decisions import LogName
 from fsqueue.format.names import DecisionFileName, UpdateId
 
 Range = tuple[int, int]
@@ -58,21 +59,27 @@ class UpdatePart(NamedTuple):
     behind them."""
     patience_ms: int = 0
     """With a file: how long other processes wait for the decision before they ask for an `abort`."""
+    beside: LogName | None = None
+    """With a file: the log in which the update was prepared first; None in that log itself."""
 
     @property
     def fields(self) -> dict[str, Any]:
         """Return the fields, for `record`."""
         if self.file is None:
             return {"update": self.update}
-        return {"update": self.update, "file": self.file, "patience": self.patience_ms}
+        fields = {"update": self.update, "file": self.file, "patience": self.patience_ms}
+        return fields if self.beside is None else {**fields, "beside": list(self.beside)}
 
     @property
     def text(self) -> str:
         """Return the fields as JSON, with a comma before each. Names have no character that JSON would escape."""
-        update, file, patience_ms = self
+        update, file, patience_ms, beside = self
         if file is None:
             return f',"update":"{update}"'
-        return f',"update":"{update}","file":"{file}","patience":{patience_ms}'
+        if beside is None:
+            return f',"update":"{update}","file":"{file}","patience":{patience_ms}'
+        first = f'["{beside.directory}","{beside.generation}","{beside.batch}"]'
+        return f',"update":"{update}","file":"{file}","patience":{patience_ms},"beside":{first}'
 
 
 def lease(at: int, lease: str, tasks: Sequence[int], until: int, worker: str, several: bool, move: str = "") -> bytes:
@@ -143,7 +150,7 @@ INSERT = b'{"op":"insert",'
 """What the line of every `insert` begins with that this package writes."""
 _HEAD = re.compile(
     rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+'
-    rb'(?:,"update":"\w+"(?:,"file":"\w+","patience":\d+)?)?(?:,"available_at":\d+)?(?=,)'
+    rb'(?:,"update":"\w+"(?:,"file":"\w+","patience":\d+(?:,"beside":\[[^\]]*\])?)?)?(?:,"available_at":\d+)?(?=,)'
 )
 
 

@@ -322,7 +322,7 @@ class ReplayState(States):
 
     def _prepared_of(self, part: UpdatePart) -> Prepared | None:
         """Return where the prepared records are kept of an own update; None if another one would be void."""
-        update, file, _ = part
+        update, file = part.update, part.file
         prepared = self.prepared.get(update)
         if file is None or self.gone:
             return None

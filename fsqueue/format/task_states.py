@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from fsqueue.format import decisions
+from fsqueue.format.decisions import LogName
 from fsqueue.format.names import BATCH_TASKS_MAX, DecisionFileName, UpdateId
 from fsqueue.format.priority import LAST, Priority, Rank, rank_of
 
@@ -77,6 +79,11 @@ class Prepared:
     def at(self) -> int:
         """Return when the last one was written, as the log has it (ms)."""
         return self.records[-1][1]
+
+    @property
+    def beside(self) -> LogName | None:
+        """Return the log in which the update was prepared first, as its records say; None if they name none."""
+        return decisions.parse_log(self.records[0][2].get("beside"))
 
     @property
     def inserted(self) -> list[int]:

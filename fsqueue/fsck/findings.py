@@ -185,8 +185,14 @@ KINDS = {
     "lost-decision": Kind(
         DAMAGE,
         "An atomic update has happened in another log of the group, and waits in this one: its decision file was "
-        "removed or restored from an old backup. A process that needs the tasks would take it for given up.",
-        "completes the update in this log",
+        "removed, cut off, or restored from an old backup. A process that needs the tasks may take it for given up.",
+        "completes the update in this log, and writes the decision into the file again, if that is there",
+    ),
+    "cut-decisions": Kind(
+        DAMAGE,
+        "An atomic update has happened in this log, and its decision file does not say so: the file was cut off, "
+        "overwritten, or restored from an old backup. If other logs still wait for the decision, fsck tells of each.",
+        "writes the decision into the file again",
     ),
     "half-update": Kind(
         DAMAGE,

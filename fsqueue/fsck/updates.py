@@ -5,23 +5,24 @@ A decision file is read while no log is locked (docs/design.md, section 4.22).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fsqueue.errors import FsqueueError
 from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import movements, names, sparse
-from fsqueue.format.decisions import Outcome
+from fsqueue.format.decisions import DecisionState, LogName, Outcome
 from fsqueue.format.names import Batch, DecisionFileName, UpdateId
-from fsqueue.format.replay import ReplayState
+from fsqueue.format.replay import Records, ReplayState
 from fsqueue.format.task_states import Prepared
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import WAIT_S, StillHeld
 from fsqueue.protocol import deciding
-from fsqueue.storage import decisions, history, listing
-from fsqueue.storage.decisions import OutOfGroup
+from fsqueue.storage import decisions, given_outcomes, history, listing
+from fsqueue.storage.decisions import Asked, OutOfGroup
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
@@ -39,18 +40,22 @@ class Told(NamedTuple):
     file: DecisionFileName
     outcome: Outcome | None
     prepared: Prepared | None
+    beside: LogName | None
+    """The log in which it was prepared first, if the records name it."""
 
 
 class _Wrong(NamedTuple):
     kind: str
     tasks: int
     note: str
+    logs: tuple[LogName, ...] = ()
+    """The logs that are known to have its `commit`."""
 
 
 def check(store: Store, batch: Batch, content: list[sparse.Piece]) -> Iterator[Suspect]:
     """Yield what is wrong with the updates in a log."""
     for update, told in _told(content).items():
-        wrong = _judge(store, update, told)
+        wrong = _judge(store, batch, update, told)
         if wrong is not None:
             yield Suspect(
                 found(store, wrong.kind, store.layout.log(batch), wrong.tasks, wrong.note),
@@ -64,37 +69,50 @@ def check_finished(store: Store, path: str, batch: Batch, records: history.Recor
     if not any(movements.is_prepared(record) for _, record in records):
         return
     for update, told in _told_by(records).items():
-        wrong = _judge(store, update, told)
+        wrong = _judge(store, batch, update, told)
         if wrong is not None:
             finding = found(store, wrong.kind, path, note=f"batch {batch}, {wrong.note}")
-            yield Suspect(finding, partial(_is_wrong, store, update, told), lambda: None)
+            yield Suspect(
+                finding,
+                partial(_is_wrong, store, batch, update, told, wrong.kind),
+                partial(_mend_finished, store, batch, update, told, wrong.kind),
+            )
 
 
-def _is_wrong(store: Store, update: UpdateId, told: Told) -> bool:
-    return _judge(store, update, told) is not None
+def _is_wrong(store: Store, batch: Batch, update: UpdateId, told: Told, kind: str) -> bool:
+    wrong = _judge(store, batch, update, told)
+    return wrong is not None and wrong.kind == kind
+
+
+def _mend_finished(store: Store, batch: Batch, update: UpdateId, told: Told, kind: str) -> None:
+    wrong = _judge(store, batch, update, told)
+    if wrong is not None and wrong.kind == kind == "cut-decisions":
+        _write_again(store, update, told, wrong.logs)
 
 
 def _told(content: list[sparse.Piece]) -> dict[UpdateId, Told]:
     """Return what a log tells of each of its updates that have a decision file."""
     if not any(MARK in data for _, data in content):
         return {}
-    parsed = ((offset, movements.parse(line)) for offset, line, _ in sparse.lines(content, 0))
-    return _told_by((offset, record) for offset, record in parsed if record is not None)
+    return _told_by(given_outcomes.records_of(content))
 
 
-def _told_by(records: Iterable[tuple[int, dict[str, Any]]]) -> dict[UpdateId, Told]:
+def _told_by(records: Records) -> dict[UpdateId, Told]:
     state, outcomes = ReplayState(), dict[UpdateId, Told]()
     for offset, record in records:
         update = names.parse_update(record.get("update"))
         before = None if update is None else state.prepared.get(update)
         state.apply(record, offset)
         if update is not None and before is not None and before.file is not None and update not in state.prepared:
-            outcomes[update] = Told(before.file, "commit" if record["op"] == "commit" else "abort", None)
-    waiting = {update: Told(one.file, None, one) for update, one in state.prepared.items() if one.file is not None}
+            outcome: Outcome = "commit" if record["op"] == "commit" else "abort"
+            outcomes[update] = Told(before.file, outcome, None, before.beside)
+    waiting = {
+        update: Told(one.file, None, one, one.beside) for update, one in state.prepared.items() if one.file is not None
+    }
     return outcomes | waiting
 
 
-def _judge(store: Store, update: UpdateId, told: Told) -> _Wrong | None:
+def _judge(store: Store, batch: Batch, update: UpdateId, told: Told) -> _Wrong | None:
     """Return what is wrong with an update in a log, by what its decision file says now; None if nothing is."""
     prepared = told.prepared
     tasks = 0 if prepared is None else len(prepared.tasks) + sum(op == "insert" for op in _ops(prepared))
@@ -102,63 +120,121 @@ def _judge(store: Store, update: UpdateId, told: Told) -> _Wrong | None:
         group = decisions.group_of(store)
     except OutOfGroup:
         return None if prepared is None else _Wrong("moved-queue", tasks, f"update {update}")
-    file = None
-    with PassingOverStrays():  # something else in its place is a finding of the group's
-        file = decisions.read(group, told.file)
+    file = _read_decisions(group, told)
     decided = None if file is None else file.first.get(update)
+    is_over = file is None or file.is_gone
     if prepared is None:
-        if decided is not None and decided.outcome != told.outcome:
-            return _Wrong("half-update", 0, f"update {update}: here {told.outcome}, decided {decided.outcome}")
-        return None
+        return _judge_given(group, store, batch, update, told, None if decided is None else decided.outcome, is_over)
     age_ms = store.clock.now_ms() - prepared.at
-    is_lost = decided is None and (file is None or file.is_gone or age_ms >= AGE_MS)
-    if is_lost and _committed(group, update, prepared.at):
-        return _Wrong("lost-decision", tasks, f"update {update}: another log has its commit")
+    if decided is None:
+        where = _committed(group, store, update, told, is_over or age_ms >= prepared.patience_ms)
+        if where is not None:
+            file = _read_decisions(group, told)
+            if file is None or update not in file.first:  # else it was decided meanwhile, before the other log had it
+                mine = _log_name(store, batch)
+                note = f"update {update}: another log has its commit, in the queue {_name(where)}"
+                return _Wrong("lost-decision", tasks, note, (where, mine))
     if age_ms >= AGE_MS:
         return _Wrong("undecided-update", tasks, f"update {update}, {'decided' if decided else 'not decided'}")
     return None
+
+
+def _judge_given(
+    group: GroupDirectory,
+    store: Store,
+    batch: Batch,
+    update: UpdateId,
+    told: Told,
+    decided: Outcome | None,
+    is_over: bool,
+) -> _Wrong | None:
+    """Return what is wrong with an update that has its outcome in a log, beside what its file says of it."""
+    if decided is not None:
+        if decided == told.outcome:
+            return None
+        return _Wrong("half-update", 0, f"update {update}: here {told.outcome}, decided {decided}")
+    if told.outcome == "commit":
+        note = f"update {update}, in {names.decision_file(told.file)}"
+        return None if is_over else _Wrong("cut-decisions", 0, note, (_log_name(store, batch),))
+    if told.beside is not None and _is_committed(group, store, told.beside, update):
+        other = _name(told.beside)
+        return _Wrong("half-update", 0, f"update {update}: here abort, in the queue {other} commit")
+    return None
+
+
+def _read_decisions(group: GroupDirectory, told: Told) -> DecisionState | None:
+    with PassingOverStrays():  # something else in its place is a finding of the group's
+        return decisions.read(group, told.file)
+    return None
+
+
+def _log_name(store: Store, batch: Batch) -> LogName:
+    directory = names.listed_queue_directory(os.path.basename(store.path))
+    assert directory is not None  # it lies in its group
+    return LogName(directory, store.queue_state.directory, batch)
+
+
+def _name(log: LogName) -> str | None:
+    """Return the name of the queue of a log, for people."""
+    return names.parse_queue_directory(log.directory)
 
 
 def _ops(prepared: Prepared) -> Iterator[str]:
     return (record["op"] for _, _, record in prepared.records)
 
 
-def _committed(group: GroupDirectory, update: UpdateId, since_ms: int) -> bool:
-    """Return whether a log of the group, or the history since then, has the `commit` of an update.
+def _committed(group: GroupDirectory, store: Store, update: UpdateId, told: Told, everywhere: bool) -> LogName | None:
+    """Return a log that has the `commit` of an update; None if none is found.
 
-    It reads all of them. That is done only for an update of which nothing else tells.
+    The log that the records name is asked at once. `everywhere`: all logs of the group are read, and the history since
+    then. That is done only for an update that should be decided by now, and of which no file tells.
     """
+    if told.beside is not None and _is_committed(group, store, told.beside, update):
+        return told.beside
+    assert told.prepared is not None
+    return _search(group, update, told.prepared.at) if everywhere else None
+
+
+def _is_committed(group: GroupDirectory, store: Store, log: LogName, update: UpdateId) -> bool:
+    with suppress(FsqueueError):
+        return given_outcomes.is_committed(group, log, update, store)
+    return False
+
+
+def _search(group: GroupDirectory, update: UpdateId, since_ms: int) -> LogName | None:
     for directory in sorted(group.directories()):
         with suppress(FsqueueError):
             store = Store(group.path_of(directory), open_root=group.open_root)
             try:
                 group.prove(store, directory)
-                if _commits_in(store, update, since_ms):
-                    return True
+                batch = _commits_in(store, update, since_ms)
+                if batch is not None:
+                    return LogName(directory, store.queue_state.directory, batch)
             finally:
                 store.close()
-    return False
+    return None
 
 
-def _commits_in(store: Store, update: UpdateId, since_ms: int) -> bool:
-    mark = b'"update":"%s"' % update.encode()
+def _commits_in(store: Store, update: UpdateId, since_ms: int) -> Batch | None:
+    """Return the batch of a queue in which an update has happened; None if there is none."""
+    mark = given_outcomes.mark(update)
     for batch in listing.with_logs(store, every_shard=True):
         with PassingOverStrays():
             told = _told(store.fs.read_pieces(store.layout.log(batch))).get(update)
             if told is not None and told.outcome == "commit":
-                return True
+                return batch
     for day in history.days(store):
         for shard in history.shards_of(store, day) if day >= names.day_of(max(0, since_ms)) else ():
             for line in history.beginnings(store, store.layout.history(day, shard)):
                 parsed = history.parse(line) if mark in line else None
                 if parsed is not None and _has_committed(parsed[1], update):
-                    return True
-    return False
+                    return names.parse_batch(parsed[0])
+    return None
 
 
 def _has_committed(records: history.Records, update: UpdateId) -> bool:
-    acting = ReplayState().effective((offset, record) for offset, record in records if movements.is_record(record))
-    return any(record.get("update") == update for _, record in acting)
+    sound = [(offset, record) for offset, record in records if movements.is_record(record)]
+    return bool(given_outcomes.acted_in(sound, update))
 
 
 def _read(store: Store, batch: Batch) -> dict[UpdateId, Told]:
@@ -171,21 +247,39 @@ def _read(store: Store, batch: Batch) -> dict[UpdateId, Told]:
 def _again(store: Store, batch: Batch, update: UpdateId, kind: str) -> bool:
     """Look once more. Outcomes never change, and are behind the decision: no lock is needed to trust the look."""
     told = _read(store, batch).get(update)
-    wrong = None if told is None else _judge(store, update, told)
+    wrong = None if told is None else _judge(store, batch, update, told)
     return wrong is not None and wrong.kind == kind
 
 
 def _mend(store: Store, batch: Batch, update: UpdateId, kind: str) -> None:
-    """Give an update its outcome in a log. StillHeld if its decision file stays locked."""
+    """Give an update its outcome in a log, or its file the decision. StillHeld if the decision file stays locked."""
     told = _read(store, batch).get(update)
-    if kind == "half-update" or told is None or told.prepared is None:
+    if kind == "half-update" or told is None:
+        return
+    if kind in ("lost-decision", "cut-decisions"):
+        wrong = _judge(store, batch, update, told)
+        if wrong is None or wrong.kind != kind:
+            return
+        # The file comes first: then no process decides against it in the logs that are checked later.
+        _write_again(store, update, told, wrong.logs)
+    if told.prepared is None:
         return
     outcome: Outcome = "commit" if kind == "lost-decision" else "abort"
     if kind == "undecided-update":
-        decision = decisions.ask(store, told.file, update, may_abort=True)
+        decision = decisions.ask(store, Asked(told.file, update, True, told.beside))
         if decision is None:
             raise StillHeld("another process keeps the decision file locked; check again later")
         outcome = decision.outcome
     with LockedBatch(store, batch, WAIT_S) as locked:
         deciding.give(locked, update, outcome)
     store.doorbell.ring()
+
+
+def _write_again(store: Store, update: UpdateId, told: Told, logs: Sequence[LogName]) -> None:
+    """Write the decision for an update into its file again, if there is one."""
+    group = decisions.group_of(store)
+    decision = None
+    with PassingOverStrays(), suppress(FileNotFoundError):
+        decision = decisions.commit_again(group, told.file, update, logs, store.clock, store.entropy)
+    if decision is not None and decision.outcome == "abort":
+        raise StillHeld("another process has decided against the update just now; check again")

@@ -21,7 +21,8 @@ from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import TaskRef
 from fsqueue.format.movements import UpdatePart
-from fsqueue.format.names import Batch, DecisionFileName, UpdateId
+from fsqueue.format.names import Batch, UpdateId
+from fsqueue.format.task_states import Prepared
 from fsqueue.protocol import deciding, finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
@@ -182,9 +183,10 @@ class KeyedInserter:
 class _Prepared(Exception):
     """Whether a task lives depends on an update that is not decided in its log: one that inserts or changes it."""
 
-    def __init__(self, update: UpdateId, file: DecisionFileName | None, is_insert: bool) -> None:
-        super().__init__(update)
-        self.update, self.file, self.is_insert = update, file, is_insert
+    def __init__(self, prepared: Prepared, is_insert: bool) -> None:
+        super().__init__(prepared.update)
+        self.update, self.file, self.is_insert = prepared.update, prepared.file, is_insert
+        self.beside = prepared.beside
 
 
 class Claims:
@@ -225,7 +227,8 @@ class Claims:
         already, and the key may be free.
         """
         if prepared.file is not None:
-            deciding.decide(self.store, batch, [Undecided(prepared.update, prepared.file, False, 0)], wait_s)
+            wanted = Undecided(prepared.update, prepared.file, False, 0, prepared.beside)
+            deciding.decide(self.store, batch, [wanted], wait_s)
 
     def _wanted(self, claim: KeyClaim, wait_s: float) -> list[Undecided]:
         """Return the update that inserts the claimed task, unless it is decided by now."""
@@ -308,11 +311,11 @@ class Claims:
         end = state.replay_pieces(fs.all_pieces(fd, begin), begin)
         update = state.prepared_insert(identity)
         if update is not None:
-            raise _Prepared(update, state.prepared[update].file, is_insert=True)
+            raise _Prepared(state.prepared[update], is_insert=True)
         index, is_known = insert_ids.find(state, fs.all_pieces(fd, 0), identity)
         update = None if index is None else state.frozen.get(index)
         if update is not None and update not in passed:
-            raise _Prepared(update, state.prepared[update].file, is_insert=False)
+            raise _Prepared(state.prepared[update], is_insert=False)
         return index, is_known, end
 
     def _end(self, batch: Batch, identity: str, passed: Collection[UpdateId]) -> str | None:

@@ -1,14 +1,13 @@
-"""Find out from a log, or from the history, whether an update has happened there (docs/design.md, section 4.22)."""
+"""Find out under a log's lock whether an update has happened there, and say it (docs/design.md, section 4.22)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fsqueue.errors import StorageError
-from fsqueue.format import movements, sparse
 from fsqueue.format.names import Batch, UpdateId
-from fsqueue.format.replay import Records, ReplayState
 from fsqueue.storage import history, jsonl
+from fsqueue.storage.given_outcomes import acted_in, records_of
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
 
@@ -17,11 +16,6 @@ HOW_TO_FIND_OUT = (
     "task, applying it again is safe."
 )
 """Advise how to go on when nobody knows whether an update has happened."""
-
-
-def acted_in(records: Records, update: UpdateId) -> list[tuple[int, dict[str, Any]]]:
-    """Return the records of an update that have acted, in their order, each with its offset."""
-    return [(offset, record) for offset, record in ReplayState().effective(records) if record.get("update") == update]
 
 
 def acted(
@@ -34,10 +28,7 @@ def acted(
     """
     try:
         with LockedBatch(store, batch, wait_s) as locked:
-            parsed = [
-                (at, movements.parse(line)) for at, line, _ in sparse.lines(store.fs.all_pieces(locked.log.fd), 0)
-            ]
-            return acted_in([(at, record) for at, record in parsed if record is not None], update)
+            return acted_in(records_of(store.fs.all_pieces(locked.log.fd)), update)
     except FileNotFoundError:
         store.refresh(now=True)
         records = history.find(store, batch)

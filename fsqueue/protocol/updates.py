@@ -195,6 +195,8 @@ class _Try:
         """When its time is over, on the monotonic clock."""
         self._process = forks.depth
         self._update = names.new_update(group.entropy)
+        self._part = UpdatePart(self._update)
+        """What the next prepared records say of the update."""
         self._conflicts, self._applied = Conflicts(), Applied()
         self._touched: list[_Touched] = []
         self._collapsed: list[tuple[_Opened, int]] = []
@@ -249,8 +251,9 @@ class _Try:
         file = self._coordinator.files.present(self._group, self._clock, self._entropy, worker, self._syncs)
         logs = sum([each.plan.logs for each in self._queues])
         vote = Vote(self._update, [])
+        self._part = UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries))
         try:
-            self._prepare(UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries)))
+            self._prepare()
             self._look()
             if not self._touched:
                 return self._applied  # all keys were taken
@@ -326,18 +329,18 @@ class _Try:
 
     # -- 2. prepare --------------------------------------------------------------------------------
 
-    def _prepare(self, part: UpdatePart) -> None:
+    def _prepare(self) -> None:
         for opened in self._queues:
             if opened.plan.endings:
                 for batch, endings in sorted(opened.plan.endings.items()):
-                    self._in_log(opened, batch, endings, part)
+                    self._in_log(opened, batch, endings, self._part)
         if self._conflicts:
             raise self._conflicts.error()
         for opened in self._queues:
             tasks_max = opened.store.settings.batch_tasks_max
             for chunk in opened.plan.chunks(tasks_max):
-                self._insert(opened, chunk, part)
-        self._insert_keyed(part)
+                self._insert(opened, chunk)
+        self._insert_keyed()
         self._notify()
 
     def _check_all(self) -> None:
@@ -423,9 +426,9 @@ class _Try:
                 is_seen = isinstance(ending.task, SeenTask)
                 self._conflicts.miss(plan, [ending], FINISHED_OR_PURGED if is_seen else "the batch has finished")
 
-    def _insert(self, opened: _Opened, tasks: Sequence[EncodedTask], part: UpdatePart) -> None:
+    def _insert(self, opened: _Opened, tasks: Sequence[EncodedTask]) -> None:
         try:
-            found = opened.inserter.prepare(tasks, part, partial(self._note_inserts, opened, tasks))
+            found = opened.inserter.prepare(tasks, self._part, partial(self._note_inserts, opened, tasks))
         except QueueNotFound:
             raise _Anew("A queue was deleted just now.") from None
         self._applied.note_new(opened.plan.name, found.batch, found.first, found.versions)
@@ -435,7 +438,7 @@ class _Try:
         touched.records += len(tasks)
         touched.has_new_name = touched.has_new_name or any(task.rank != LAST for task in tasks)
 
-    def _insert_keyed(self, part: UpdatePart) -> None:
+    def _insert_keyed(self) -> None:
         """Prepare the inserts with keys, after all others. An insert that waits for another update waits for one that
         inserts with the same key. All go through their keys in one order, so none waits in a circle.
         """
@@ -451,7 +454,7 @@ class _Try:
             note = partial(self._note_inserts, opened, [task])
             wait_s = max(LEAST_WAIT_S, min(jsonl.LOCK_TIMEOUT_S, self._wait_s))
             try:
-                ref = opened.keyed.prepare(task, part, note, self._syncs, wait_s)
+                ref = opened.keyed.prepare(task, self._part, note, self._syncs, wait_s)
             except QueueNotFound:
                 raise _Anew("A queue was deleted just now.") from None
             if ref is None:
@@ -467,6 +470,8 @@ class _Try:
             if touched.batch == locked.batch and touched.opened is opened:
                 return touched
         touched = _Touched(opened, locked, self._syncs)
+        if not self._touched:  # it is the first that gets the outcome: the records in all others name it
+            self._part = self._part._replace(beside=touched.name)
         self._touched.append(touched)
         return touched
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
@@ -18,7 +18,7 @@ from fsqueue.filesystem import Filesystem, PassingOverStrays, directories_above,
 from fsqueue.format import decisions, layout, movements, names
 from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
 from fsqueue.format.names import DecisionFileName, UpdateId
-from fsqueue.storage import jsonl
+from fsqueue.storage import given_outcomes, jsonl
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 
@@ -88,36 +88,61 @@ def files(group: GroupDirectory) -> list[DecisionFileName]:
     return [name for text in listed if (name := names.parse_decision_file(text)) is not None]
 
 
-def ask(store: Store, name: DecisionFileName, update: UpdateId, may_abort: bool = False) -> Decision | None:
+class Asked(NamedTuple):
+    """An update that has prepared records in a log, and what a process that met them asks."""
+
+    file: DecisionFileName
+    update: UpdateId
+    may_abort: bool = False
+    """Whether its records are old, so that the process decides against it if nothing is decided."""
+    beside: LogName | None = None
+    """The log in which it was prepared first, if the records name it."""
+
+
+def ask(store: Store, asked: Asked) -> Decision | None:
     """Return what is decided about an update of which an open queue has prepared records; None: nothing is yet.
 
-    Call it while no log is locked. `may_abort`: its records are old, so decide against it if nothing is decided. None
-    is returned then only if another process keeps the file locked. A `commit` is on disk when this returns.
+    Call it while no log is locked. With `may_abort` None is returned only if another process keeps the file locked. A
+    `commit` is on disk when this returns. If it is known from another log, it names no logs.
 
     OutOfGroup if the queue was moved out of its group. Other errors: nothing is known, ask again.
     """
-    return ask_in(group_of(store), name, update, may_abort, store.clock, store.entropy)
+    return ask_all(store, [asked]).get(asked.update)
 
 
-def ask_all(store: Store, asked: Iterable[tuple[DecisionFileName, UpdateId, bool]]) -> dict[UpdateId, Decision]:
-    """Return what is decided about several updates, each with its file and `may_abort`: see `ask`.
+def ask_all(store: Store, asked: Iterable[Asked]) -> dict[UpdateId, Decision]:
+    """Return what is decided about several updates: see `ask`.
 
     Each file is read once. Updates about which nothing is decided are left out.
     """
     group = group_of(store)
-    by_file: dict[DecisionFileName, dict[UpdateId, bool]] = {}
-    for name, update, may_abort in asked:
-        by_file.setdefault(name, {})[update] = may_abort
+    by_file: dict[DecisionFileName, dict[UpdateId, Asked]] = {}
+    for one in asked:
+        by_file.setdefault(one.file, {})[one.update] = one
     found: dict[UpdateId, Decision] = {}
     for name, updates in by_file.items():
         state = read(group, name, *updates)
-        for update, may_abort in updates.items():
-            decision = ABORTED if state is None else state.about(update)
-            if decision is None and may_abort:
-                decision = ask_in(group, name, update, may_abort, store.clock, store.entropy)
+        for update, one in updates.items():
+            decision = None if state is None else state.first.get(update)
+            is_over = state is None or state.is_gone
+            if decision is None and (is_over or one.may_abort):
+                decision = _ask_further(store, group, one, is_over)
             if decision is not None:
                 found[update] = decision
     return found
+
+
+def _ask_further(store: Store, group: GroupDirectory, asked: Asked, is_over: bool) -> Decision | None:
+    """Return what is decided about an update of which its file says nothing. Decide against it, if nothing is.
+
+    The file may be an older one, from a backup, or be lost. So the log in which the update was prepared first is asked
+    before: outcomes are given in that order. A `commit` there was decided; an `abort` here would leave half of it.
+    """
+    if asked.beside is not None and given_outcomes.is_committed(group, asked.beside, asked.update, store):
+        return Decision("commit")
+    if is_over:
+        return ABORTED
+    return ask_in(group, asked.file, asked.update, True, store.clock, store.entropy)
 
 
 def ask_in(
@@ -186,6 +211,31 @@ def vote_against(
         if found is not None and found.outcome == "commit":
             fs.fsync(fd)
         return found
+
+
+def commit_again(
+    group: GroupDirectory,
+    name: DecisionFileName,
+    update: UpdateId,
+    logs: Iterable[LogName],
+    clock: Clock,
+    entropy: Entropy,
+) -> Decision | None:
+    """Write the decision for an update again that a decision file has lost: a log has the `commit`. Return what the
+    file says then: `abort`, if another process was faster; None if the file is retired.
+
+    FileNotFoundError if the file is gone; LockTimeout.
+    """
+    fs = group.fs
+    path = decisions.path_of(group.path, name)
+    with jsonl.locked_existing(fs, clock, entropy, path, WAIT_S, os.O_APPEND) as fd:
+        jsonl.must_have_one_name(fs, fd, path)
+        state = DecisionState()
+        torn = state.replay(fs.all_pieces(fd))
+        if update not in state.first and not state.is_gone:
+            append(fs, fd, path, state, torn, decisions.commit(clock.now_ms(), update, logs))
+            fs.fsync(fd)
+        return state.first.get(update)
 
 
 def append(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, line: bytes) -> None:

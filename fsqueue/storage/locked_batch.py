@@ -20,6 +20,7 @@ from fsqueue.cluster.identity import describe
 from fsqueue.errors import LockTimeout
 from fsqueue.filesystem import resources
 from fsqueue.format import movements, names, priority, state_checks, task_file
+from fsqueue.format.decisions import LogName
 from fsqueue.format.names import Batch, DecisionFileName, TaskFileName, UpdateId
 from fsqueue.format.replay import ReplayState
 from fsqueue.storage import jsonl, published
@@ -55,6 +56,8 @@ class Undecided(NamedTuple):
     """Whether its patience is over: a process that needs the decision may decide against it."""
     old_ms: int
     """When that is so, as the file server's clock is expected to show it (ms)."""
+    beside: LogName | None = None
+    """The log in which the update was prepared first; None if that is this log, or the records do not say it."""
 
 
 class BatchGone(FileNotFoundError):
@@ -195,7 +198,7 @@ class LockedBatch:
             waited_ms = round((now - seen.setdefault(update, now)) * 1000)
             left_ms = each.left_ms(waited_ms, now_ms, clock.margin_ms)
             if each.file is not None:
-                found.append(Undecided(update, each.file, left_ms <= 0, now_ms + max(0, left_ms)))
+                found.append(Undecided(update, each.file, left_ms <= 0, now_ms + max(0, left_ms), each.beside))
         return found
 
     def recall(self) -> ReplayState:

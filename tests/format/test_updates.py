@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fsqueue.format import checkpoints, movements, names, state_checks
+from fsqueue.format.decisions import LogName
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import AVAILABLE, COMPLETED, LEASED, PATIENCE_MS, SKIPPED, ReplayState
@@ -26,6 +27,7 @@ from tests.support import full_state
 U, V = names.UpdateId("0123456789abcdef"), names.UpdateId("f" * 16)
 FILE, OTHER = names.DecisionFileName("0193f0c2a4b97c31a2d5e8f001234567"), names.DecisionFileName("e" * 32)
 PREPARED, WHOLE = UpdatePart(U, FILE, 5_000), UpdatePart(U)
+LOG = LogName(names.queue_directory("a/b ~@=+,"), names.generation(3, names.QueueId("a" * 16)), names.Batch("1" * 32))
 
 
 class Tape(OpenTape):
@@ -510,13 +512,32 @@ def records_of(data: bytes) -> list[tuple[int, dict[str, Any]]]:
 
 
 def test_a_cut_insert_is_one_of_the_same_update() -> None:
-    for part in (PREPARED, WHOLE):
+    for part in (PREPARED, WHOLE, PREPARED._replace(beside=LOG)):
         line = movements.insert(1, "a", 0, b'{"payload":"%s"}\n' % (b"x" * 100), 7, part)[:-1]
         short = movements.cut(line, 0)
         record = json.loads(short)
         assert record.items() >= {"update": U, "available_at": 7, "first": 0}.items()
         assert "payload" not in record
         assert len(short) + record["cut"] == len(line)
+
+
+def test_the_log_that_comes_first_stands_in_each_kind_of_record_and_is_read_back(tape: Tape) -> None:
+    part = PREPARED._replace(beside=LOG)
+    tape.prepare_insert(4, part=part)
+    tape.raw(movements.complete(210, "l", [0], b"1", part=part))
+    tape.prepare("release", 1, lease="l", available_at=0, part=part)
+    prepared = tape.state.prepared[U]
+    assert [record["beside"] for _, _, record in prepared.records] == [list(LOG)] * 3
+    assert prepared.beside == LOG
+
+
+@pytest.mark.parametrize("text", ["null", '"a"', '["a","0-b"]', f'["..","0-{"a" * 16}","{"1" * 32}"]'])
+def test_what_names_no_log_is_passed_over(tape: Tape, text: str) -> None:
+    fields = f'"update":"{U}","file":"{FILE}","patience":5000,"beside":{text}'
+    tape.raw(f'{{"op":"complete","at":210,"lease":"l","tasks":[[0,1]],{fields}}}\n'.encode())
+    assert tape.state.prepared[U].beside is None
+    tape.commit(1)
+    assert tape.state.state[0] == COMPLETED
 
 
 # -- any records -----------------------------------------------------------------------------------------

@@ -623,7 +623,8 @@ def test_every_kind_has_its_damage() -> None:
     and updates.
     """
     of_keys = {"shared-key", "unnamed-key"}  # tests/fsck/test_keys.py
-    of_updates = {"undecided-update", "lost-decision", "half-update", "moved-queue"}  # tests/fsck/test_updates.py
+    # tests/fsck/test_updates.py, tests/groups/test_lost_decisions.py
+    of_updates = {"undecided-update", "lost-decision", "cut-decisions", "half-update", "moved-queue"}
     assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} | of_keys | of_updates == KINDS.keys()
 
 
