@@ -251,9 +251,8 @@ class _Try:
         file = self._coordinator.files.present(self._group, self._clock, self._entropy, worker, self._syncs)
         logs = sum([each.plan.logs for each in self._queues])
         vote = Vote(self._update, [])
-        self._part = UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries))
         try:
-            self._prepare()
+            self._prepare(UpdatePart(self._update, file.name, self._coordinator.patience_ms(logs, self._tries)))
             self._look()
             if not self._touched:
                 return self._applied  # all keys were taken
@@ -329,7 +328,8 @@ class _Try:
 
     # -- 2. prepare --------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
+    def _prepare(self, part: UpdatePart) -> None:
+        self._part = part
         for opened in self._queues:
             if opened.plan.endings:
                 for batch, endings in sorted(opened.plan.endings.items()):

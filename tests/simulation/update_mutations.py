@@ -93,7 +93,8 @@ MUTATIONS = [
         (
             (
                 "deciding.decide",
-                "decided = decisions.ask_all(store, [(each.file, each.update, each.is_old) for each in wanted])",
+                "decided = decisions.ask_all("
+                "store, [Asked(each.file, each.update, each.is_old, each.beside) for each in wanted])",
                 'decided = {each.update: Decision("abort", ()) for each in wanted if each.is_old}',
             ),
         ),
@@ -104,9 +105,9 @@ MUTATIONS = [
         "update-gc",
         (
             (
-                "ask_all",
-                "ABORTED if state is None else state.about(update)",
-                'Decision("commit", ()) if state is None else state.about(update)',
+                "_ask_further",
+                "if is_over: ...",
+                'if is_over: return Decision("commit")',
             ),
             (
                 "ask_in",
@@ -260,7 +261,7 @@ MUTATIONS = [
                 "Claims._read",
                 """
                 if update is not None:
-                    raise _Prepared(update, state.prepared[update].file, is_insert=True)
+                    raise _Prepared(state.prepared[update], is_insert=True)
                 """,
                 "",
             ),
