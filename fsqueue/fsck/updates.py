@@ -22,7 +22,7 @@ from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import WAIT_S, StillHeld
 from fsqueue.protocol import deciding
 from fsqueue.storage import decisions, given_outcomes, history, listing
-from fsqueue.storage.decisions import Asked, OutOfGroup
+from fsqueue.storage.decisions import DecisionRequest, OutOfGroup
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
@@ -266,7 +266,7 @@ def _mend(store: Store, batch: Batch, update: UpdateId, kind: str) -> None:
         return
     outcome: Outcome = "commit" if kind == "lost-decision" else "abort"
     if kind == "undecided-update":
-        decision = decisions.ask(store, Asked(told.file, update, True, told.beside))
+        decision = decisions.ask(store, DecisionRequest(told.file, update, True, told.beside))
         if decision is None:
             raise StillHeld("another process keeps the decision file locked; check again later")
         outcome = decision.outcome

@@ -17,7 +17,7 @@ from fsqueue.format.replay import AVAILABLE, ReplayState
 from fsqueue.format.task_states import Prepared
 from fsqueue.protocol import finishing
 from fsqueue.storage import decisions, group_queues, record_times
-from fsqueue.storage.decisions import Asked
+from fsqueue.storage.decisions import DecisionRequest
 from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch, Undecided
 from fsqueue.storage.store import Store
 
@@ -72,7 +72,9 @@ def decide(store: Store, batch: Batch, wanted: Sequence[Undecided], wait_s: floa
     Decide against those that are old. Call it while no log is locked; it waits for the log's lock as `LockedBatch`
     does. LockTimeout; OutOfGroup if the queue was moved out of its group; OSError if a decision cannot be read.
     """
-    decided = decisions.ask_all(store, [Asked(each.file, each.update, each.is_old, each.beside) for each in wanted])
+    decided = decisions.ask_all(
+        store, [DecisionRequest(each.file, each.update, each.is_old, each.beside) for each in wanted]
+    )
     if decided:
         given = False
         try:

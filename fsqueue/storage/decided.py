@@ -17,7 +17,7 @@ from fsqueue.format.names import Batch, UpdateId
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.task_states import Prepared
 from fsqueue.storage import decisions, history
-from fsqueue.storage.decisions import Asked, OutOfGroup
+from fsqueue.storage.decisions import DecisionRequest, OutOfGroup
 from fsqueue.storage.store import Store
 
 MAY_NOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -87,7 +87,7 @@ def with_outcomes(
 def _ask(store: Store, wanted: dict[UpdateId, Prepared]) -> dict[UpdateId, Outcome]:
     """Return what is decided about updates, as far as anything is."""
     asked = [
-        Asked(prepared.file, update, False, prepared.beside)
+        DecisionRequest(prepared.file, update, False, prepared.beside)
         for update, prepared in wanted.items()
         if prepared.file is not None
     ]
@@ -126,7 +126,7 @@ class UpdatePatience:
             left_ms = prepared.left_ms(round(waited_s * 1000), clock.now_ms(), clock.margin_ms)
             if left_ms <= 0 and prepared.file is not None:
                 try:
-                    asked = Asked(prepared.file, update, True, prepared.beside)
+                    asked = DecisionRequest(prepared.file, update, True, prepared.beside)
                     found = decisions.ask(store, asked) is not None or found
                 except OSError as error:
                     if error.errno not in MAY_NOT_WRITE:

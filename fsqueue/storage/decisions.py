@@ -88,7 +88,7 @@ def files(group: GroupDirectory) -> list[DecisionFileName]:
     return [name for text in listed if (name := names.parse_decision_file(text)) is not None]
 
 
-class Asked(NamedTuple):
+class DecisionRequest(NamedTuple):
     """An update that has prepared records in a log, and what a process that met them asks."""
 
     file: DecisionFileName
@@ -99,7 +99,7 @@ class Asked(NamedTuple):
     """The log in which it was prepared first, if the records name it."""
 
 
-def ask(store: Store, asked: Asked) -> Decision | None:
+def ask(store: Store, asked: DecisionRequest) -> Decision | None:
     """Return what is decided about an update of which an open queue has prepared records; None: nothing is yet.
 
     Call it while no log is locked. With `may_abort` None is returned only if another process keeps the file locked. A
@@ -110,13 +110,13 @@ def ask(store: Store, asked: Asked) -> Decision | None:
     return ask_all(store, [asked]).get(asked.update)
 
 
-def ask_all(store: Store, asked: Iterable[Asked]) -> dict[UpdateId, Decision]:
+def ask_all(store: Store, asked: Iterable[DecisionRequest]) -> dict[UpdateId, Decision]:
     """Return what is decided about several updates: see `ask`.
 
     Each file is read once. Updates about which nothing is decided are left out.
     """
     group = group_of(store)
-    by_file: dict[DecisionFileName, dict[UpdateId, Asked]] = {}
+    by_file: dict[DecisionFileName, dict[UpdateId, DecisionRequest]] = {}
     for one in asked:
         by_file.setdefault(one.file, {})[one.update] = one
     found: dict[UpdateId, Decision] = {}
@@ -132,7 +132,7 @@ def ask_all(store: Store, asked: Iterable[Asked]) -> dict[UpdateId, Decision]:
     return found
 
 
-def _ask_further(store: Store, group: GroupDirectory, asked: Asked, is_over: bool) -> Decision | None:
+def _ask_further(store: Store, group: GroupDirectory, asked: DecisionRequest, is_over: bool) -> Decision | None:
     """Return what is decided about an update of which its file says nothing. Decide against it, if nothing is.
 
     The file may be an older one, from a backup, or be lost. So the log in which the update was prepared first is asked

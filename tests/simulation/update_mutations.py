@@ -94,7 +94,7 @@ MUTATIONS = [
             (
                 "deciding.decide",
                 "decided = decisions.ask_all("
-                "store, [Asked(each.file, each.update, each.is_old, each.beside) for each in wanted])",
+                "store, [DecisionRequest(each.file, each.update, each.is_old, each.beside) for each in wanted])",
                 'decided = {each.update: Decision("abort", ()) for each in wanted if each.is_old}',
             ),
         ),

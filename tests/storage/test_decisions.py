@@ -19,7 +19,7 @@ from fsqueue.format import decisions, names
 from fsqueue.format.decisions import ABORTED, Decision, LogName
 from fsqueue.format.names import Batch, QueueId, UpdateId
 from fsqueue.storage import decisions as stored
-from fsqueue.storage.decisions import Asked, OutOfGroup, OwnDecisionFile, OwnDecisionFiles, Vote
+from fsqueue.storage.decisions import DecisionRequest, OutOfGroup, OwnDecisionFile, OwnDecisionFiles, Vote
 from fsqueue.storage.group_directory import GroupDirectory
 from tests.concurrency.processes import children
 from tests.concurrency.trapped import Trapped
@@ -298,19 +298,19 @@ def test_a_queue_that_was_moved_out_of_its_group_is_refused(group: Group, tmp_pa
     queue = group["q"]
     queue.insert(1)
     file = begun(group.directory())
-    assert stored.ask(queue.store, Asked(file.name, U)) is None
+    assert stored.ask(queue.store, DecisionRequest(file.name, U)) is None
     (tmp_path / "link").symlink_to(group.path)
-    assert stored.ask(Group(tmp_path / "link")["q"].store, Asked(file.name, U)) is None
+    assert stored.ask(Group(tmp_path / "link")["q"].store, DecisionRequest(file.name, U)) is None
     os.rename(queue.path, tmp_path / "moved")
     moved = Group.queue_at(tmp_path / "moved")
     with pytest.raises(OutOfGroup, match="Move it back"):
-        stored.ask(moved.store, Asked(file.name, U, may_abort=True))
+        stored.ask(moved.store, DecisionRequest(file.name, U, may_abort=True))
     other = Group.create(tmp_path / "other")
     os.rename(tmp_path / "moved", other.path / "q")
     with pytest.raises(OutOfGroup):
-        stored.ask(Queue(tmp_path / "other" / "q").store, Asked(file.name, U, may_abort=True))
+        stored.ask(Queue(tmp_path / "other" / "q").store, DecisionRequest(file.name, U, may_abort=True))
     os.rename(other.path / "q", queue.path)
-    assert stored.ask(Group(group.path)["q"].store, Asked(file.name, U, may_abort=True)) == ABORTED
+    assert stored.ask(Group(group.path)["q"].store, DecisionRequest(file.name, U, may_abort=True)) == ABORTED
 
 
 def test_a_file_with_a_second_name_is_not_written_to(directory: GroupDirectory, tmp_path: Path) -> None:
