@@ -323,11 +323,26 @@ def _found(group: fsqueue.Group, queue: str | None, look: Callable[[fsqueue.Queu
             f"The group has more than {SEARCHED_MAX} queues. Name the queue of each token: QUEUE=TOKEN. "
             "Nothing was done."
         )
+    found: list[tuple[fsqueue.GroupQueue, Found]] = []
+    lost: fsqueue.LeaseLost | None = None
     for one in queues:
         try:
-            return look(one)
+            if not found or one.store.queue_state.id == found[0][0].store.queue_state.id:  # else it has other tasks
+                found.append((one, look(one)))
+        except fsqueue.LeaseLost as error:
+            lost = lost or error  # a copy of the queue, made before the lease, does not know it
         except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.NotAQueue):
             continue
+    if len(found) > 1:
+        first, second = (quoted(str(one.path)) for one, _ in found[:2])
+        raise click.UsageError(
+            f"{first} and {second} have the same id: one is a copy of the other, and both have this task. Name the "
+            'queue: QUEUE=TOKEN, or "queue" on standard input. Nothing was done.'
+        )
+    if found:
+        return found[0][1]
+    if lost is not None:
+        raise lost
     raise fsqueue.TaskNotFound(
         "No queue of the group has this task to do. Name its queue to learn what became of the task: QUEUE=TOKEN, or "
         '"queue" on standard input.'

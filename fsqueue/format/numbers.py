@@ -22,8 +22,8 @@ NUMBER_MAX: Final = (1 << 63) - 1
 
 _KIND = 1
 _PLAIN = 1
-_BODY = struct.Struct("<BBH24s8sqqQi4x")
-_RECORD = struct.Struct("<IBBH24s8sqqQi4x")
+_BODY = struct.Struct("<BBH32sqqQi4x")
+_RECORD = struct.Struct("<IBBH32sqqQi4x")
 _SUM = struct.Struct("<I")
 _MASK = 0xFFFFFFFF
 
@@ -49,8 +49,11 @@ class TaskVersion(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Return the 24 bytes that stand for the batch: its queue's id, and its name."""
-        return bytes.fromhex(self.queue + self.batch)
+        """Return the 32 bytes that stand for the batch: its queue's id, its name, and its queue's directory.
+
+        A copy of the queue in the same group has the same id and batches, in another directory.
+        """
+        return bytes.fromhex(self.queue + self.batch) + self.place
 
 
 class IndexedRecord(NamedTuple):
@@ -96,24 +99,24 @@ class NumberCodec:
         lease = int(named.lease or "0", 16)
         flags = _PLAIN if named.is_plain else 0
         when, owner = named.available_ms, named.owner
-        body = _BODY.pack(_KIND, flags, named.index, named.key, named.place, named.version, when, lease, owner)
+        body = _BODY.pack(_KIND, flags, named.index, named.key, named.version, when, lease, owner)
         return _SUM.pack(crc32(body, (self._seed + number) & _MASK)) + body
 
     def parse(self, number: int, record: bytes) -> TaskVersion | None:
         """Return what a record says; None if it is torn, damaged or missing: then its number names nothing."""
         if len(record) != RECORD_BYTES or not self._is_sound(number, record):
             return None
-        _, _, flags, index, key, place, version, when, lease, owner = _RECORD.unpack(record)
-        queue, batch = names.queue_id_of(key[:8]), names.batch_of(key[8:])
+        _, _, flags, index, key, version, when, lease, owner = _RECORD.unpack(record)
+        queue, batch = names.queue_id_of(key[:8]), names.batch_of(key[8:24])
         by = f"{lease:016x}" if lease else ""
-        return TaskVersion(queue, place, batch, index, version, when, owner, by, bool(flags & _PLAIN))
+        return TaskVersion(queue, key[24:], batch, index, version, when, owner, by, bool(flags & _PLAIN))
 
     def each(self, first: int, records: bytes) -> Iterator[IndexedRecord]:
         """Yield what an index keeps of the whole, sound records in a row of which the first has the number `first`."""
         seed, known = self._seed + first, memoryview(records)
         whole = len(records) // RECORD_BYTES
         parsed = _RECORD.iter_unpack(known[: whole * RECORD_BYTES])
-        for at, (found, kind, _, index, key, _, version, when, _, owner) in enumerate(parsed):
+        for at, (found, kind, _, index, key, version, when, _, owner) in enumerate(parsed):
             body = known[at * RECORD_BYTES + _SUM.size : (at + 1) * RECORD_BYTES]
             if found == crc32(body, (seed + at) & _MASK) and kind == _KIND:
                 yield IndexedRecord(first + at, key, index, version, when, owner)

@@ -94,7 +94,7 @@ class _Lessor:
         lost: LeaseLost | None = None
         for queue in dict.fromkeys(task.queue for task in leased(tasks)):
             try:
-                queue.release([task for task in tasks if task.queue is queue], delay_s)
+                queue.release([task for task in tasks if task.queue == queue], delay_s)
             except LeaseLost as error:
                 lost = error
         if lost is not None:

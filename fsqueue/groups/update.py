@@ -67,7 +67,7 @@ class Update:
         self._calls: list[Callable[[_Outcome], Any]] = []
         self._plans: dict[QueueDirectory, QueuePlan] = {}
         self._queues: dict[QueueDirectory, Queue] = {}
-        self._tasks: set[str] = set()
+        self._tasks: set[tuple[QueueDirectory, str]] = set()
         self._ended: list[LeasedTask] = []
         self._count = 0
         self._is_applied = False
@@ -237,13 +237,13 @@ class Update:
             raise InvalidArgument("This update has been applied. Nothing was done now: make another one.")
 
     def _end(self, task: LeasedTask | TaskInfo, ending: TaskChange, payload: Any = None) -> None:
-        identity = task.id
+        plan = self._plan_for(task.queue, 1)
+        identity = plan.directory, task.id
         if identity in self._tasks:
             raise InvalidArgument(
-                f"The task {identity} is in this update already. An update names a task once: a change depends on the "
+                f"The task {task.id} is in this update already. An update names a task once: a change depends on the "
                 "task, too. Nothing was done."
             )
-        plan = self._plan_for(task.queue, 1)
         self._tasks.add(identity)
         plan.change(ending)
         if ending.kind not in ("renew", "replace"):

@@ -810,8 +810,9 @@ class Leaser:
 
 
 def latest(tasks: list[LeasedTask]) -> list[LeasedTask]:
-    """Return the last lease of each task: a lease may end (released, or run out) while a look goes on, which finds the
-    task again. With both leases the caller would do the task twice, and a LeaseLost names tasks: it would seem lost.
+    """Return the last lease of each task of one queue. A lease may end (released, or run out) while a look goes on,
+    which finds the task again. With both leases the caller would do the task twice, and a LeaseLost names tasks: it
+    would seem lost.
     """
     return list({(task.batch, task.index): task for task in tasks}.values())
 

@@ -12,7 +12,7 @@ from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol.leasing import OVERPROMISED_MAX, Leaser, latest
+from fsqueue.protocol.leasing import OVERPROMISED_MAX, Leaser
 from fsqueue.protocol.waiting import IdlePoller
 
 logger = logging.getLogger("fsqueue")
@@ -100,7 +100,8 @@ class Several:
                 break
         if self._errors and not held:
             raise next(iter(self._errors.values()))
-        return latest(held)
+        # The last lease of each task, as `leasing.latest`. A copy of a queue has the same batches, and other tasks.
+        return list({(id(task.queue), task.batch, task.index): task for task in held}.values())
 
     def due_s(self) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet."""

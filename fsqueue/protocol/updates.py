@@ -205,6 +205,22 @@ class _Try:
         self._syncs = False
         for plan in sorted(queues, key=_DIRECTORY) if len(queues) > 1 else queues:
             self._open(plan)
+        if len(queues) > 1:
+            self._refuse_copies()
+
+    def _refuse_copies(self) -> None:
+        """Raise InvalidArgument if one of the queues is a copy of another one: their tasks have the same ids, and what
+        the update tells of a task is told by its id.
+        """
+        paths: dict[str, str] = {}
+        for opened in self._queues:
+            path = opened.store.path
+            if (other := paths.setdefault(opened.store.queue_state.id, path)) != path:
+                raise InvalidArgument(
+                    f"{other} and {path} have the same id: one is a copy of the other, and their tasks have the same "
+                    f"ids. An update changes one of the two. {NOTHING} Make an update for each, or take the copy out "
+                    "of the group."
+                )
 
     def _open(self, plan: QueuePlan) -> None:
         try:

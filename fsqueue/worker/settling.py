@@ -225,7 +225,7 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
     for the lease that this worker took on the task later.
     """
     bulk: dict[tuple[int, str, float | None, int], list[Outcome]] = {}
-    told: Counter[str] = Counter()
+    told: Counter[tuple[Verbs, str]] = Counter()
     following = [outcome for outcome in outcomes if outcome.inserts.each]
     for mine in updating.grouped(following):
         yield mine[0].task.queue, "complete", None, mine
@@ -233,8 +233,8 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
         if outcome.inserts.each:
             continue
         if outcome.verb in ("release", "complete"):
-            before = told[outcome.task.id]
-            told[outcome.task.id] += 1
+            before = told[outcome.task.place]
+            told[outcome.task.place] += 1
             bulk.setdefault((id(outcome.task.queue), outcome.verb, outcome.delay_s, before), []).append(outcome)
         else:
             yield outcome.task.queue, outcome.verb, outcome.delay_s, [outcome]
@@ -311,21 +311,22 @@ def adopt(
     What had run out while the worker was at it, and no other worker took, is its own again, under the new lease. So is
     a task that is done: it cannot be leased once the queue has been told, so the queue has not. A failed one is new:
     the failure was told, or its lease ran out; the new lease is for another attempt.
+
+    Tasks are told apart by their queues and ids: a copy of a queue has the same ids, and its tasks are others.
     """
-    at_hand = {job.task.id: job for job in held}
-    on_its_way = {one.task.id: one for one in told if one.begun and one.verb in ("complete", "bury")}
+    at_hand = {job.task.place: job for job in held}
+    on_its_way = {one.task.place: one for one in told if one.begun and one.verb in ("complete", "bury")}
     new, outcomes = [], []
     for task in tasks:
-        job = at_hand.get(task.id)
+        job, done = at_hand.get(task.place), on_its_way.get(task.place)
         if job is not None and (job.doomed or job.settled):
             outcomes.append(Outcome(task, "release", begun=False))  # its work is being ended
         elif job is not None:
             job.task = task
-        elif task.id in on_its_way:
-            told_of = on_its_way[task.id].task
-            task.took_s, task.used = told_of.took_s, told_of.used
-            outcomes.append(replace(on_its_way[task.id], task=task))
-            on_its_way[task.id].begun = False  # under the lease before it is lost, which is no loss
+        elif done is not None:
+            task.took_s, task.used = done.task.took_s, done.task.used
+            outcomes.append(replace(done, task=task))
+            done.begun = False  # under the lease before it is lost, which is no loss
         else:
             new.append(task)
     return new, outcomes
