@@ -161,11 +161,6 @@ class LeasedTask:
         return f"{self.batch}.{self.index}"
 
     @property
-    def place(self) -> tuple[Verbs, str]:
-        """Return the queue and the id. Equal for two leases on one task alone: a copy of a queue has the same ids."""
-        return self.queue, self.id
-
-    @property
     def token(self) -> str:
         """Return what another process needs to act on this lease: see `Queue.attach`."""
         return names.token(self.batch, self.index, self.lease)

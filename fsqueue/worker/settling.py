@@ -233,8 +233,8 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
         if outcome.inserts.each:
             continue
         if outcome.verb in ("release", "complete"):
-            before = told[outcome.task.place]
-            told[outcome.task.place] += 1
+            before = told[_place(outcome.task)]
+            told[_place(outcome.task)] += 1
             bulk.setdefault((id(outcome.task.queue), outcome.verb, outcome.delay_s, before), []).append(outcome)
         else:
             yield outcome.task.queue, outcome.verb, outcome.delay_s, [outcome]
@@ -303,6 +303,11 @@ def _bury_refused(queue: Verbs, mine: list[Outcome], reasons: Mapping[str, str])
     return lost
 
 
+def _place(task: LeasedTask) -> tuple[Verbs, str]:
+    """Return the queue and the id: equal for two leases on one task alone, since a copy of a queue has the same ids."""
+    return task.queue, task.id
+
+
 def adopt(
     tasks: Sequence[LeasedTask], held: Iterable[Job], told: Iterable[Outcome]
 ) -> tuple[list[LeasedTask], list[Outcome]]:
@@ -314,11 +319,11 @@ def adopt(
 
     Tasks are told apart by their queues and ids: a copy of a queue has the same ids, and its tasks are others.
     """
-    at_hand = {job.task.place: job for job in held}
-    on_its_way = {one.task.place: one for one in told if one.begun and one.verb in ("complete", "bury")}
+    at_hand = {_place(job.task): job for job in held}
+    on_its_way = {_place(one.task): one for one in told if one.begun and one.verb in ("complete", "bury")}
     new, outcomes = [], []
     for task in tasks:
-        job, done = at_hand.get(task.place), on_its_way.get(task.place)
+        job, done = at_hand.get(_place(task)), on_its_way.get(_place(task))
         if job is not None and (job.doomed or job.settled):
             outcomes.append(Outcome(task, "release", begun=False))  # its work is being ended
         elif job is not None:

@@ -28,6 +28,8 @@ LOOK_S = 0.002
 """How often it is looked whether it has ended."""
 TRIES = 3
 """Maximum number of attempts to get a supervisor, if each fork server is killed at once."""
+REAP_S = 1.0
+"""How often process 1, as a container has one, waits for those that it has adopted and that have died."""
 ANSWER_S = 1.0
 """How long an answer is waited for before what may be stopped (SIGSTOP) is told to go on, again and again."""
 KILL_ANSWER_S = 3 * supervisor.KILLED_S
@@ -117,6 +119,8 @@ class Supervisors:
         """By the numbers of supervisors that were killed: what they were at, until the fork server has ended that."""
         self._unanswered: dict[Handle, float] = {}
         """The supervisors that SIGKILL was asked of, and until when they may answer."""
+        self._reap_at = self._clock.monotonic() if is_own_process and os.getpid() == 1 else math.inf
+        """When to wait for what this process has adopted as the first one of a container; infinite if it is not."""
         forks.register(self, Supervisors.after_fork)
 
     def after_fork(self) -> None:
@@ -356,7 +360,7 @@ class Supervisors:
         """End what a supervisor has left that was killed, as its fork server was. Return what became of it."""
         if not self._adopts:
             return ALONE
-        spared = {handle.pid for handle in self._all} | ({self._server_pid} if self._server is not None else set())
+        spared = self._own_numbers()
         deadline = self._clock.monotonic() + supervisor.KILLED_S
         while found := supervisor.orphans(spared):
             for number in found:
@@ -366,6 +370,10 @@ class Supervisors:
                 return NOT_ALL_ENDED
             self._clock.sleep(LOOK_S)
         return ENDED
+
+    def _own_numbers(self) -> set[int]:
+        """Return the numbers of the supervisors, which may come to this process, and of the fork server."""
+        return {handle.pid for handle in self._all} | ({self._server_pid} if self._server is not None else set())
 
     def _not_ended(self) -> None:
         if not self._has_said:
@@ -429,10 +437,13 @@ class Supervisors:
     @property
     def due_at(self) -> float:
         """Return when `keep_time` has something to do, on the monotonic clock."""
-        return min(self._unanswered.values(), default=math.inf)
+        return min((self._reap_at, *self._unanswered.values()))
 
     def keep_time(self, now: float) -> None:
-        """Have a supervisor killed that does not answer: the fork server ends what it was at."""
+        """Have a supervisor killed that does not answer: the fork server ends what it was at. Reap the adopted."""
+        if now >= self._reap_at:
+            self._reap_at = now + REAP_S
+            supervisor.reap_adopted(self._own_numbers())
         for handle in [handle for handle, until in self._unanswered.items() if now >= until]:
             del self._unanswered[handle]
             if self._server is not None:

@@ -199,6 +199,17 @@ def orphans(spared: set[int]) -> list[int]:
             return found
 
 
+def reap_adopted(spared: set[int]) -> None:
+    """Wait for the dead children of the main thread besides `spared`: for process 1, which adopts what is orphaned.
+
+    For the main thread of a process that has started no child which still runs but `spared`. What other threads have
+    started is not among them: the kernel lists the children of each thread by themselves.
+    """
+    for number in own_children() or []:
+        if number not in spared and is_child(number):
+            os.waitpid(number, os.WNOHANG)
+
+
 def resume(number: int) -> None:
     """Have a child go on that is stopped (SIGSTOP)."""
     if is_child(number):

@@ -1064,3 +1064,64 @@ def test_what_the_kernel_holds_of_a_command_is_ended_when_it_lets_go(
     held.unlink()
     until(lambda: not is_any_alive(pids), "the end of what the command has started")
     run.until_ended()
+
+
+# -- process 1 of a container
+
+ORPHANS = 6
+
+
+def test_process_1_of_a_container_leaves_no_zombies(queue: Queue, tmp_path: Path) -> None:
+    """Each task leaves a process that ends later. It becomes a child of the worker, and dies when that waits."""
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*container, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces can be made here")
+    queue.insert_many(range(ORPHANS))
+    leaves = f"( {until_there(tmp_path / 'go')}; touch $0/$1 ) & "
+    work = [*container, sys.executable, "-m", "fsqueue_cli", "run", str(queue.path), "--forever", "--result-dir"]
+    with subprocess.Popen([*work, str(tmp_path), "--", "sh", "-c", leaves, str(tmp_path), "{:d}"]) as outside:
+        try:
+            until(lambda: queue.status().completed == ORPHANS, "the tasks")
+            [worker] = children_of(outside.pid)
+            until(lambda: len(children_of(worker)) == ORPHANS + 1, "what they have left to come to the worker")
+            (tmp_path / "go").touch()
+            until(lambda: len(list(tmp_path.glob("[0-9]"))) == ORPHANS, "what they have left to end")
+            until(lambda: len(children_of(worker)) == 1, "nothing but the fork server to be left")
+            queue.insert(ORPHANS)
+            until(lambda: queue.status().completed == ORPHANS + 1, "a task afterwards")
+        finally:
+            outside.kill()
+
+
+ADOPTING_SOME = """
+import os, subprocess, sys, threading
+from fsqueue.worker import supervisor
+supervisor.become_subreaper()
+others, held = [], threading.Event()
+def start():
+    others.append(subprocess.Popen(["sh", "-c", "exit 7"]))
+    held.wait()
+threading.Thread(target=start).start()
+spared = subprocess.Popen(["sh", "-c", "exit 5"])
+ends, stays = f"sh -c '{sys.argv[1]}'", "sh -c 'exec sleep 9000'"
+subprocess.run(["sh", "-c", f"{ends} & {stays} >/dev/null & echo $!"], check=True)
+def states():
+    found = supervisor.own_children()
+    return sorted(open(f"/proc/{number}/stat").read().rpartition(")")[2].split()[0] for number in found)
+while states() != ["S", "Z", "Z"]: pass
+os.waitid(os.P_PID, others[0].pid, os.WEXITED | os.WNOWAIT)
+supervisor.reap_adopted({spared.pid})
+print(*states(), others[0].wait(), spared.wait())
+held.set()
+"""
+"""A subreaper with a child of another thread, one that is spared, and two that it has adopted, of which one lives."""
+
+
+def test_what_is_adopted_is_reaped_and_neither_another_thread_s_child_nor_one_that_is_spared() -> None:
+    ends = shell_until("! kill -0 $PPID 2>&-")  # with its parent: else that waits for it
+    run = subprocess.run(
+        [sys.executable, "-c", ADOPTING_SOME, ends], stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True
+    )
+    left, said = run.stdout.splitlines()
+    os.kill(int(left), signal.SIGKILL)
+    assert said == "S Z 7 5"
