@@ -77,7 +77,8 @@ class Processes(click.IntRange):
         """fsqueue run Q -- ./process {}
 fsqueue run Q -j 4 --timeout 10m -- convert {} -resize 50% small/{/.}.jpg
 fsqueue run Q -- ./render --tile {tile} --out {tile:04d}.png
-fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # the payload on standard input
+fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # no placeholder: the payload on standard input
+fsqueue run Q --stdin -- ./process --out {tile}.png        # the payload there although there is a placeholder
 fsqueue run Q -- sh -c './process "$1" | gzip >"$2"' sh {input} {output}
 fsqueue run Q -j 8 --output line --tag -- ./process {}
 fsqueue run Q -j 4 --gpus-per-task 1 -- ./train {config}
@@ -158,6 +159,8 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
               help="Keep all output in DIR, a new file for each attempt.")  # fmt: skip
 @click.option("--result-dir", type=click.Path(file_okay=False), metavar="DIR",
               help="Directory for the files FSQUEUE_RESULT [TMPDIR; in Q for commands with srun, mpirun].")  # fmt: skip
+@click.option("--stdin", is_flag=True,
+              help="Give COMMAND the payload on standard input, also if it has placeholders.")  # fmt: skip
 @click.option("--result-stdout", is_flag=True, help="The result of a command is its standard output.")
 @click.option("--output", type=click.Choice(OUTPUTS),
               help="Pass output on when its attempt ends (group), line by line (line), or as it comes (ungrouped) "
@@ -207,18 +210,22 @@ def run(
       {#}               the task's id
 
     A task that lacks the field, or whose payload does not suit the format, fails. If the first waiting task does not
-    suit COMMAND, the worker ends before it leases anything. It ends in the same way at '{1}', '{field!r}', and text
-    after the colon that is no format. Other braces stay as they are: '{print $1}', '{1..3}', '${name}'.
+    suit COMMAND, the worker ends before it leases anything. It ends in the same way at what looks like a placeholder
+    and means nothing: '{1}', '{%}', '{field }', '{field!r}', and text after a colon that is no format ('{:d4}'). Other
+    braces stay as they are: '{print $1}', '{ print }', '{1..3}', '${name}'.
 
     No shell is involved. In 'sh -c SCRIPT' a placeholder would become part of the script, so a payload could be a
     command. fsqueue refuses that for shells, Python, Perl, awk, ssh and others, unless --allow-in-script is given.
     Write sh -c 'cmd "$1"' sh {field} instead. Numbers are harmless: sh -c 'cmd {tile:d}'. A payload that begins with
     '-' may look like an option to the command.
 
-    The command finds the payload as JSON on standard input. Its environment has FSQUEUE_PAYLOAD (if at most 100 kB),
-    FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT, FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT. It may write small JSON to the
-    file that FSQUEUE_RESULT names, which does not exist before; the history keeps it. The command inherits the
-    standard streams, and no other open file.
+    A command without placeholders finds the payload as JSON on standard input. A command with one (but for '{#}') gets
+    an empty standard input, since a program such as ffmpeg would take the payload for keys. On empty input jq and
+    others succeed, so the task would be completed. With --stdin, every command finds the payload there.
+
+    The environment of a command has FSQUEUE_PAYLOAD (if at most 100 kB), FSQUEUE_TASK_ID, FSQUEUE_ATTEMPT,
+    FSQUEUE_QUEUE, FSQUEUE_TOKEN and FSQUEUE_SLOT. It may write small JSON to the file that FSQUEUE_RESULT names, which
+    does not exist before; the history keeps it. It inherits standard output and standard error, and no other open file.
 
     With --then, each line that the command prints to standard output must be JSON: a payload. When the command exits
     with 0, all of them are inserted into that queue, in one step with the completion of its task; otherwise none is.

@@ -16,9 +16,10 @@ from typing import Any
 import click
 
 from fsqueue.format import wording
-from fsqueue.worker import OUTPUTS, check_command, names_launcher
+from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher
+from fsqueue.worker.handlers import name_of
 
-from .common import example, json_option, path_of, queue_at
+from .common import example, json_option, path_of, queue_at, search_working_directory
 from .options import names_of
 from .printing import complain, print_done, print_json, quoted, say
 from .running import AUTO, missing_program, run
@@ -158,7 +159,7 @@ sbatch --dependency=afterany:$job --wrap 'fsqueue wait Q && ./assemble'"""
               help=f"Directory for the logs of jobs. It is made if missing [{LOG_DIR}].")  # fmt: skip
 @click.option("--one-worker", is_flag=True,
               help="Start one worker in the job. Its commands use the job's tasks (srun).")  # fmt: skip
-@click.option("--no-command-check", is_flag=True, help="Submit even if COMMAND is not found here.")
+@click.option("--no-command-check", is_flag=True, help="Submit even if COMMAND, or the module, is not found here.")
 @json_option
 @click.pass_context
 def slurm(
@@ -203,7 +204,7 @@ def slurm(
     \b
     Exit codes:
       1    sbatch is not here, or has refused the job
-      2    COMMAND is not found (submit anyway: --no-command-check)
+      2    COMMAND or the module is not found (submit anyway: --no-command-check), or a waiting task lacks a field
       3    there is nothing to do (submit anyway: --allow-empty)
     """
     queues, for_run = ctx.meta["queues"], ctx.meta["run"]
@@ -222,8 +223,13 @@ def slurm(
     opened = [queue_at(queue) for queue in queues]
     if ctx.meta["command"]:
         check_command(ctx.meta["command"], options["allow_in_script"])
-    if ctx.meta["command"] and not no_command_check:
-        _check_command(ctx.meta["command"], _value(given, "-D", "--chdir"), has_prologue=bool(before))
+        check_fields(ctx.meta["command"], opened)
+    if not no_command_check:
+        directory = _value(given, "-D", "--chdir")
+        if ctx.meta["command"]:
+            _check_command(ctx.meta["command"], directory, has_prologue=bool(before))
+        elif not before:
+            _check_modules([name_of(options["call"])["module"]] if options["call"] else options["load"], directory)
     if not allow_empty and not options.get("forever") and all(queue.status().remaining == 0 for queue in opened):
         complain("there is nothing to do: insert tasks first, or let workers wait for them (--forever, --allow-empty)")
         raise click.exceptions.Exit(3)
@@ -317,6 +323,22 @@ def _check_command(command: list[str], directory: str | None, has_prologue: bool
             f"The command '{command[0]}' was not found here, or is not executable. Nothing was submitted. If it is "
             "only on the nodes, add --no-command-check."
         )
+
+
+def _check_modules(names: Iterable[str], directory: str | None) -> None:
+    """Refuse a function whose module is not found here. Nothing is imported, so only a package is looked for."""
+    import importlib.util
+
+    search_working_directory()
+    if directory is not None:
+        sys.path.insert(0, os.path.abspath(directory))
+    for name in names:
+        module = name.partition(".")[0]
+        if module.isidentifier() and importlib.util.find_spec(module) is None:
+            raise click.UsageError(
+                f"The module '{module}' was not found here. Nothing was submitted. If it is only on the nodes, add "
+                "--no-command-check."
+            )
 
 
 def _read_prologue(path: str) -> str:

@@ -121,6 +121,11 @@ def write_all(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
+def open_nothing() -> int:
+    """Open /dev/null for reading and return its descriptor. OSError."""
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def is_same_file(one: int, other: int) -> bool:
     """Return whether two descriptors lead to one file, pipe or terminal; False if either is closed."""
     try:

@@ -7,6 +7,16 @@ what commands print. `commands`, `processes` and `threads` do the tasks.
 from fsqueue.worker.passing import OUTPUTS, Output
 from fsqueue.worker.report import Event, WorkerReport
 from fsqueue.worker.scripts import check_command, check_program, names_launcher
-from fsqueue.worker.worker import Worker
+from fsqueue.worker.worker import Worker, check_fields
 
-__all__ = ["OUTPUTS", "Event", "Output", "Worker", "WorkerReport", "check_command", "check_program", "names_launcher"]
+__all__ = [
+    "OUTPUTS",
+    "Event",
+    "Output",
+    "Worker",
+    "WorkerReport",
+    "check_command",
+    "check_fields",
+    "check_program",
+    "names_launcher",
+]

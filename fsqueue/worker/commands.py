@@ -14,7 +14,7 @@ import orjson
 
 from fsqueue import errors
 from fsqueue.errors import UNKEPT, FsqueueError, InvalidArgument, InvalidTask
-from fsqueue.filesystem import NO_RESULT_FILES, ResultFile, ResultFiles, program_fault, write_all
+from fsqueue.filesystem import NO_RESULT_FILES, ResultFile, ResultFiles, open_nothing, program_fault, write_all
 from fsqueue.format.results import RESULT_BYTES_MAX, decode_result
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask, Verbs
@@ -29,6 +29,8 @@ from fsqueue.worker.spawning import NOT_EXECUTABLE, NOT_FOUND, Process, ProcessE
 from fsqueue.worker.supervision import NoForkServer
 
 T = TypeVar("T")
+
+_ON_STDIN = "with --stdin (stdin=True) the command can read it from standard input"
 
 ENVIRONMENT_BYTES_MAX = 100_000
 """A larger payload stays out of the environment: Linux takes 128 KiB a variable."""
@@ -58,10 +60,8 @@ class _Running:
         self.slot, how = commands.free[-1], commands.how
         environment.update((key.encode(), value.encode()) for key, value in how.of_slots[self.slot].items())
         self.streams: list[Stream] = []
-        source = os.memfd_create("payload")  # unlike a pipe it is never full and never breaks
+        source = open_nothing() if stdin is None else _file_of(stdin)
         try:
-            write_all(source, stdin)
-            os.lseek(source, 0, os.SEEK_SET)
             for ours in (1, 2):
                 self.streams.append(Stream(commands.mailbox, commands.output_writer, ours, how.output, how.has_tags))
             ends = [stream.write_end for stream in self.streams]
@@ -92,6 +92,7 @@ class Commands(ProcessExecutor):
         """The slots in which no command is at work; the last is taken next."""
         self._argv, self._results = how.command, results
         self._is_fixed = not any(placeholders.in_argument(how.command[0]))  # else each payload names its own program
+        self._has_stdin = how.stdin or not placeholders.hand_over(how.command)
         self._faults_told = 0
         self._environment = {key: value for key, value in os.environb.items() if key != b"FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}
@@ -379,9 +380,9 @@ class Commands(ProcessExecutor):
         if isinstance(error, placeholders.Unfilled):
             why = str(error)
         elif isinstance(error, ValueError):
-            why = f"the payload cannot be an argument ({error}): read it from standard input"
+            why = f"the payload cannot be an argument ({error}): {_ON_STDIN}"
         elif error.errno == errno.E2BIG:
-            why = "the payload is too large for a command line: read it from standard input"
+            why = f"the payload is too large for a command line: {_ON_STDIN}"
         elif not self._is_fixed and error.errno in _NO_COMMAND:
             name = os.fsdecode(error.filename or b"")
             fault = program_fault(name)
@@ -398,8 +399,12 @@ class Commands(ProcessExecutor):
         self.loop.refused(error)
         self.loop.done(job, "release", 0, 0.0)
 
-    def invocation(self, task: LeasedTask) -> tuple[list[bytes], dict[bytes, bytes], bytes]:
-        """Return the command line, the environment and the standard input for `task`. Unfilled."""
+    def invocation(self, task: LeasedTask) -> tuple[list[bytes], dict[bytes, bytes], bytes | None]:
+        """Return the command line, the environment and the standard input for `task`: None for an empty one. Unfilled.
+
+        A payload that stands in the arguments stays off standard input: ffmpeg, ssh and others would read it as what a
+        user types, or as data.
+        """
         payload = task.payload
         data = placeholders.bytes_of(payload)
         environment = self._environment | {
@@ -410,8 +415,22 @@ class Commands(ProcessExecutor):
         }
         if len(data) <= ENVIRONMENT_BYTES_MAX and b"\0" not in data:
             environment[b"FSQUEUE_PAYLOAD"] = data
-        stdin = payload if isinstance(payload, bytes) else orjson.dumps(payload, option=orjson.OPT_APPEND_NEWLINE)
+        stdin = None
+        if self._has_stdin:
+            stdin = payload if isinstance(payload, bytes) else orjson.dumps(payload, option=orjson.OPT_APPEND_NEWLINE)
         return placeholders.fill(self._argv, payload, task.id), environment, stdin
+
+
+def _file_of(data: bytes) -> int:
+    """Return a descriptor of a file in memory, at its beginning: unlike a pipe it is never full and never breaks."""
+    fd = os.memfd_create("payload")
+    try:
+        write_all(fd, data)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _path_for_commands(queue: Verbs) -> str:

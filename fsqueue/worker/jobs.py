@@ -68,6 +68,8 @@ class How:
     keep_output: str | None
     result_dir: str | None
     result_from_stdout: bool
+    stdin: bool
+    """Whether a command gets the payload on standard input also if its arguments have it."""
     then: str | None
     """The queue of the group into which goes what a command prints."""
     output: Output

@@ -20,16 +20,34 @@ _NAME = r"[^\W\d]\w*(?:[-.]\w+)*"
 NAME = re.compile(_NAME)
 """What names a field: an identifier (`tile`), or one that goes on behind hyphens or single dots (`tile-id`, `x.y`)."""
 _PART = r"\.|//?|/\."
-_MEANT = rf"#|(?:{_NAME})?(?:{_PART})?|(?:{_NAME})?:[^{{}}\s]*|(?:{_NAME})[!:][^{{}}]*|\d+(?:{_PART})?"
-"""Matches what stands between the braces of a placeholder, valid or refused."""
-_BRACES = re.compile(rf"(?<!\{{)\{{\{{(?P<escaped>{_MEANT})\}}\}}(?!\}})|\{{(?P<inside>{_MEANT})\}}")
-_FIELD = re.compile(rf"(?P<name>{_NAME})?(?:(?P<part>{_PART})|:(?P<spec>[^{{}}]*))?")
-_SPEC = re.compile(
-    r"(?:[^\s{}]?[<>=^])?[+-]?#?0?(?:[1-9]\d{0,2})?[,_]?(?:\.\d{1,3})?(?P<kind>[bdoxXeEfFgGs%]?)", re.ASCII
-)
+_NUMBERS = "bdoxXeEfFgG%"
+"""The kinds of formats that take numbers alone."""
+_SPEC = rf"(?:[^\s{{}}]?[<>=^])?[+-]?#?0?(?:[1-9][0-9]{{0,2}})?[,_]?(?:\.[0-9]{{1,3}})?[{_NUMBERS}s]?"
 """Matches Python's format specification, but for what depends on the locale (n), characters by number (c), the sign " "
 and widths from 1,000 on.
 """
+_FIELD = re.compile(rf"(?P<name>{_NAME})?(?:(?P<part>{_PART})|:(?P<spec>[^{{}}]*))?")
+_UNFORMATTED = rf"#|(?:{_NAME})(?:{_PART})?|{_PART}"
+_REFUSED = {
+    rf"-?\d+(?:{_PART})?|\d+[:!][^{{}}\s]*":
+        "stands for nothing: there are no numbered columns: {} is the payload, {name} a field of it.",
+    rf"(?:{_NAME})![^{{}}]*|![rsa](?::[^{{}}\s]*)?":
+        "stands for nothing: conversions (!) are not known: {name} is the field, {name:04d} a format of it.",
+    r"0*%[.:]?": "is not known here: the number of the slot is in $FSQUEUE_SLOT, and counts from 0.",
+    r"=[^{}]*=":
+        "is not known here: there are no expressions. A script can change a payload: sh -c '… \"$1\" …' sh {}.",
+    rf"0*##|0+#|(?:{_NAME}|-?\d+)?(?:/?\.\.\.?|\+/|\+\.{{1,3}})":
+        "is not known here. The parts of a path are {.}, {/}, {//} and {/.}, and {#} is the task's id.",
+    rf"(?:{_UNFORMATTED})[ \t]+|[ \t]+(?:{_UNFORMATTED}|(?:{_NAME})?:(?!\}}){_SPEC})":
+        "has a blank within the braces, and so stands for nothing: leave the blank out.",
+}  # fmt: skip
+"""What looks like a placeholder, of GNU parallel or Python or misspelled, and means nothing; and what is said of it.
+
+Blanks on both sides are none of it: `{ print }` belongs to awk.
+"""
+_MEANT = "|".join([rf"#|(?:{_NAME})?(?:{_PART})?", rf"(?:{_NAME}):[^{{}}]*", r": ?[^{}\s]*[ \t]*", *_REFUSED])
+"""Matches what stands between the braces of a placeholder, valid or refused."""
+_BRACES = re.compile(rf"(?<!\{{)\{{\{{(?P<escaped>{_MEANT})\}}\}}(?!\}})|\{{(?P<inside>{_MEANT})\}}")
 FIELDS_SHOWN_MAX = 20
 """Maximum number of fields of a payload that an error about a missing field names."""
 TEXT_SHOWN_CHARS_MAX = 40
@@ -59,8 +77,7 @@ class Placeholder:
     @property
     def is_number(self) -> bool:
         """Return whether it stands for nothing but numbers: any other payload fails its task."""
-        found = _SPEC.fullmatch(self.spec)
-        return bool(found and found["kind"] not in ("", "s"))
+        return self.spec.endswith(tuple(_NUMBERS))
 
 
 def fill(argv: Sequence[str], payload: Any, task_id: str) -> list[bytes]:
@@ -89,8 +106,6 @@ def parts(argument: str) -> tuple[bytes | Placeholder, ...]:
         inside = match["escaped"] if is_escaped else match["inside"]
         if not is_escaped and argument.startswith("$", max(0, match.start() - 1)):
             continue
-        if inside.startswith(":") and not _is_valid(inside[1:]):
-            continue
         found.append(system_bytes(argument[end : match.start()]))
         end = match.end()
         found.append(system_bytes(f"{{{inside}}}") if is_escaped else _placeholder(inside))
@@ -103,7 +118,7 @@ def in_argument(argument: str) -> Iterator[Placeholder]:
 
 
 def check(argv: Sequence[str]) -> None:
-    """Refuse a command with a placeholder that means nothing: `{1}`, `{name!r}`, `{name:5q}`. InvalidArgument."""
+    """Refuse a command with a placeholder that means nothing: `{1}`, `{name!r}`, `{:5q}`, `{%}`. InvalidArgument."""
     for argument in argv:
         parts(argument)
 
@@ -111,6 +126,11 @@ def check(argv: Sequence[str]) -> None:
 def asks_for_fields(argv: Sequence[str]) -> bool:
     """Tell whether a payload may lack, or be, what `argv` cannot take."""
     return any(one.name or one.part or one.spec for argument in argv for one in in_argument(argument))
+
+
+def hand_over(argv: Sequence[str]) -> bool:
+    """Tell whether the arguments have the payload, or a part of it. The task's id alone says nothing of the payload."""
+    return any(not one.is_id for argument in argv for one in in_argument(argument))
 
 
 def bytes_of(value: Any) -> bytes:
@@ -140,12 +160,8 @@ def _placeholder(inside: str) -> Placeholder:
         return Placeholder(text, is_id=True)
     match = _FIELD.fullmatch(inside)
     if match is None:
-        what = (
-            "there are no numbered columns: {} is the payload, {name} a field of it"
-            if inside[0].isdecimal()
-            else "conversions (!) are not known: {name} is the field, {name:04d} a format of it"
-        )
-        raise InvalidArgument(f"{text} stands for nothing: {what}. {_unless_text(text)}")
+        why = next(why for pattern, why in _REFUSED.items() if re.fullmatch(pattern, inside))
+        raise InvalidArgument(f"{text} {why} {_unless_text(text)}")
     spec = match["spec"]
     if spec is not None and not _is_valid(spec):
         raise InvalidArgument(
@@ -161,7 +177,7 @@ def _unless_text(text: str) -> str:
 
 def _is_valid(spec: str) -> bool:
     """Tell whether a format specification is one of those that are allowed, and suits some value."""
-    if not spec or not _SPEC.fullmatch(spec):
+    if not spec or not re.fullmatch(_SPEC, spec):
         return False
     for value in (1, 1.5, "text"):
         try:

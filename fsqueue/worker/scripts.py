@@ -278,7 +278,9 @@ def _instead(found: Exposed) -> str:
     if found.language.is_first and not is_whole:
         inside = found.within[0].name
         return f"If it is a number, say so: {{{inside}:d}} takes nothing else."
-    return "Standard input and $FSQUEUE_PAYLOAD have the payload, too."
+    others = [word for at, word in enumerate(found.command) if at != found.text_at]
+    with_it = _stdin(others)
+    return f"$FSQUEUE_PAYLOAD has the payload, too, and so has standard input{with_it and f' {with_it}'}."
 
 
 def _from_standard_input(found: Exposed) -> str:
@@ -288,9 +290,15 @@ def _from_standard_input(found: Exposed) -> str:
     line, added = _with_arguments(" ".join(found.command[text_at:]), 1)
     name = found.within[0].name
     if len(added) > 1 or found.within[0].part or (name and not name.isidentifier()):
-        return f"{told}."
-    remote = f'set -- "$(jq -r .{name})"; {line}'
-    return f"{told}: -- {_shown([*found.command[:text_at], remote])}"
+        with_it = _stdin(found.command[:text_at])
+        return f"{told}{with_it and f', {with_it}'}."
+    command = [*found.command[:text_at], f'set -- "$(jq -r .{name})"; {line}']
+    return f"{told}: {'--stdin ' if _stdin(command) else ''}-- {_shown(command)}"
+
+
+def _stdin(command: Sequence[str]) -> str:
+    """Say what a command needs to find the payload on standard input; "" if nothing."""
+    return "with --stdin (stdin=True)" if placeholders.hand_over(command) else ""
 
 
 def _handed_over(command: Sequence[str], at: int, text_at: int) -> str:

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +81,8 @@ class Worker:
         for temporary files. If commands may run on other nodes, a place in the queue instead: they name srun or mpirun,
         or this is the only worker in a Slurm job of several nodes.
     result_from_stdout: a command's result is its standard output, instead of what it writes to the file FSQUEUE_RESULT.
+    stdin: give commands the payload as JSON on standard input also if it stands in their arguments. Without it, a
+        command with a placeholder gets an empty standard input, and one without any gets the payload.
     then: the name of a queue in the group of each task's queue. Each line that a command prints to standard output is a
         payload in JSON. When the command exits with 0, all of them are inserted there in one step with the completion
         of its task. A function returns `fsqueue.Then` instead. docs/pipelines.md has the rules.
@@ -122,6 +124,7 @@ class Worker:
         keep_output: str | Path | None = None,
         result_dir: str | Path | None = None,
         result_from_stdout: bool = False,
+        stdin: bool = False,
         then: str | None = None,
         patience_s: float = 600.0,
         retries: int | None = None,
@@ -144,6 +147,10 @@ class Worker:
                 raise InvalidArgument(f"{name} must be a list of texts, such as {like}, not {words!r}.")
         if command:
             scripts.check_command(command, allow_in_script)
+        elif stdin:
+            raise InvalidArgument(
+                "stdin (--stdin) is for commands. A function gets the payload as its parameter: leave it out."
+            )
         if then is not None:
             self._check_then(then, is_command=bool(command), is_result=result_from_stdout)
         if until not in ("drained", "forever"):
@@ -190,6 +197,7 @@ class Worker:
             keep_output=None if keep_output is None else str(Path(keep_output).absolute()),
             result_dir=None if result_dir is None else str(Path(result_dir).absolute()),
             result_from_stdout=result_from_stdout,
+            stdin=stdin,
             then=then,
             output=output or ("group" if command and processes > 1 else "line"),
             has_tags=tag,
@@ -238,7 +246,7 @@ class Worker:
                 "A worker was started while a child process imports its script. Put what starts it under "
                 "if __name__ == '__main__':"
             )
-        self._check_fields()
+        check_fields(self._how.command, [self._queues.remote] if self._queues.remote is not None else self._queues)
         if self._how.function is not None:
             process = forks.depth
             self._tell(Event("warning", WARNING, {}))
@@ -292,21 +300,6 @@ class Worker:
                     "('fsqueue create --group'), and insert into its queues: GROUP/NAME."
                 )
 
-    def _check_fields(self) -> None:
-        """Refuse a command that does not suit a task which waits, before any task is leased."""
-        if not placeholders.asks_for_fields(self._how.command):
-            return
-        for queue in [self._queues.remote] if self._queues.remote is not None else list(self._queues):
-            try:
-                waiting = queue.peek(1)
-            except FsqueueError:
-                continue  # the loop will meet it, say it, and wait for a filesystem that fails
-            for task in waiting:
-                try:
-                    placeholders.fill(self._how.command, task.payload, task.id)
-                except placeholders.Unfilled as error:
-                    raise InvalidArgument(f"Task {task.id} cannot be run so: {error}. No task was touched.") from None
-
     def _make_executor(self, loop: Loop) -> Executor:
         how = self._how
         if how.function is not None:
@@ -328,6 +321,25 @@ class Worker:
             store = self._queues[0].store
             return ResultFiles(store.layout.results, store.fs)
         return ResultFiles(self._how.result_dir)
+
+
+def check_fields(command: Sequence[str], queues: Iterable[Queue | RemoteSource]) -> None:
+    """Refuse a command that does not suit a task which waits, before any task is leased. InvalidArgument.
+
+    A queue that cannot be read is passed by: a worker meets it, and waits for a filesystem that fails.
+    """
+    if not placeholders.asks_for_fields(command):
+        return
+    for queue in queues:
+        try:
+            waiting = queue.peek(1)
+        except FsqueueError:
+            continue
+        for task in waiting:
+            try:
+                placeholders.fill(command, task.payload, task.id)
+            except placeholders.Unfilled as error:
+                raise InvalidArgument(f"Task {task.id} cannot be run so: {error}. No task was touched.") from None
 
 
 def _processes(gpus_per_task: int | None) -> int:

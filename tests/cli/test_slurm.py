@@ -182,11 +182,11 @@ def test_what_makes_no_sense_is_refused(
 def test_as_many_processors_as_tasks_at_a_time(
     fsqueue_cli: Run, busy: Queue, sbatch: Path, words: list[str], asked: list[str], jobs: list[str]
 ) -> None:
-    fsqueue_cli("slurm", busy.path, *words, "--call", "a:b")
+    fsqueue_cli("slurm", busy.path, *words, "--call", "json:dumps")
     found = given(sbatch)
     named = [at for at, word in enumerate(found) if word.startswith(("-c", "--cpus"))]
     assert [word for at in named for word in found[at : at + len(asked)]] == asked
-    assert worker_of(sbatch)[6:] == [*jobs, "--call", "a:b"]
+    assert worker_of(sbatch)[6:] == [*jobs, "--call", "json:dumps"]
 
 
 @pytest.mark.parametrize("words", [["-N", "4", "--ntasks-per-node=1"], ["-n4"], ["--nodes=2-4"], ["-N4"]])
@@ -460,3 +460,47 @@ def test_a_payload_in_a_script_is_refused_before_anything_is_submitted(
     (sbatch / "script").unlink()
     assert "{{1}}" in fsqueue_cli("slurm", busy.path, "--", "echo", "{1}", code=2).stderr
     assert not (sbatch / "script").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--", "echo", "{nofield}"], "the payload has no field 'nofield' for {nofield}: its fields are tile"),
+        (["--", "echo", "{tile.}"], "takes a part of a text"),
+        (["--", "echo", "{:d4}"], "has no valid format behind the colon"),
+        (["--", "echo", "{%}"], "$FSQUEUE_SLOT"),
+        (["--call", "no_such_module:f"], "The module 'no_such_module' was not found here"),
+        (["--load", "no_such_module.sub"], "The module 'no_such_module' was not found here"),
+        (["--call", "json"], "named as 'package.module:function', not 'json'"),
+    ],
+)
+def test_what_no_worker_could_do_is_refused_before_anything_is_submitted(
+    fsqueue_cli: Run, queue: Queue, sbatch: Path, words: list[str], why: str
+) -> None:
+    """Each element of the array would end with that."""
+    queue.insert({"tile": 1})
+    ran = fsqueue_cli("slurm", queue.path, *words, code=2)
+    assert why in ran.stderr
+    assert not (sbatch / "script").exists()
+    assert queue.status().waiting == 1
+
+
+def test_a_module_is_looked_for_where_the_workers_look(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:
+    (sbatch.parent / "here").mkdir()
+    (sbatch.parent / "here" / "a_module_of_nodes.py").write_text(
+        "raise RuntimeError('this module is not imported here')\n"
+    )
+    fsqueue_cli("slurm", busy.path, "--call", "a_module_of_nodes:f", code=2)
+    fsqueue_cli("slurm", busy.path, "-D", sbatch.parent / "here", "--call", "a_module_of_nodes:f")
+    (sbatch / "script").unlink()
+    fsqueue_cli("slurm", busy.path, "--no-command-check", "--call", "no_such_module:f")
+    (sbatch / "script").unlink()
+    (sbatch.parent / "modules.sh").write_text("PYTHONPATH=/apps\n")
+    fsqueue_cli("slurm", busy.path, "--prologue", sbatch.parent / "modules.sh", "--call", "no_such_module:f")
+    assert (sbatch / "script").exists()
+
+
+def test_the_option_for_standard_input_goes_to_the_workers(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:
+    fsqueue_cli("slurm", busy.path, "--stdin", "--", "./process", "{}")
+    assert worker_of(sbatch)[4:] == ["run", str(busy.path), "--stdin", "--", "./process", "{}"]
+    assert "--stdin" not in given(sbatch)

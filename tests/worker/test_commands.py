@@ -166,7 +166,59 @@ def test_a_large_payload_comes_on_standard_input_only(
         "import json, os, sys\n"
         "assert len(json.load(sys.stdin)['big']) == 5000000 and 'FSQUEUE_PAYLOAD' not in os.environ"
     )
-    assert runner(queue, *python(code), "{small}").run() == drained(completed=1)
+    assert runner(queue, *python(code), "{small}", stdin=True).run() == drained(completed=1)
+
+
+READ = "import sys; print(repr(sys.stdin.read()))"
+PAYLOAD = """'{"f":"q1.mp4"}\\n'"""
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "expected"),
+    [
+        ([], {}, PAYLOAD),
+        (["{#}", "{{f}}", "${f}", "{print $1}"], {}, PAYLOAD),
+        (["{}"], {}, "''"),
+        (["-i", "in/{f}"], {}, "''"),
+        (["{f/.}.png"], {}, "''"),
+        (["{f:>20}", "{#}"], {}, "''"),
+        (["{f}"], {"stdin": True}, PAYLOAD),
+        ([], {"stdin": True}, PAYLOAD),
+    ],
+)
+def test_a_payload_in_the_arguments_stays_off_standard_input(
+    queue: Queue, words: list[str], options: dict[str, Any], expected: str
+) -> None:
+    queue.insert({"f": "q1.mp4"})
+    command = [*python(READ), *words]
+    assert Worker(queue, command=command, result_from_stdout=True, **options).run() == drained(completed=1)
+    assert [task.result.strip() for task in queue.tasks("completed")] == [expected]
+
+
+def test_a_program_that_takes_keys_from_standard_input_is_not_ended_by_a_payload(queue: Queue, tmp_path: Path) -> None:
+    """As ffmpeg does: it reads keys unless standard input is at its end, `q` ends it, and its exit status is 0."""
+    program = tmp_path / "converter"
+    program.write_text(
+        '#!/bin/sh\nwhile key=$(head -c 1) && [ "$key" ]; do [ "$key" != q ] || exit 0; done\necho "$1" >>out\n'
+    )
+    program.chmod(0o755)
+    queue.insert_many(["q1.mp4", "a/q.mp4"], batch_tasks=2)
+    out = tmp_path / "out"
+    assert Worker(
+        queue, command=["sh", "-c", 'cd "$1" && ./converter "$2"', "sh", str(tmp_path), "{}"]
+    ).run() == drained(completed=2)
+    assert sorted(out.read_text().split()) == ["a/q.mp4", "q1.mp4"]
+
+
+def test_an_empty_standard_input_is_no_file(queue: Queue, runner: Make) -> None:
+    """Programs such as ripgrep search standard input if it is a file, and else the working directory."""
+    queue.insert("x")
+    assert runner(queue, "sh", "-c", "[ -c /dev/stdin ]", "sh", "{}").run() == drained(completed=1)
+
+
+def test_functions_take_no_standard_input(queue: Queue) -> None:
+    with pytest.raises(InvalidArgument, match="is for commands"):
+        Worker(queue, "json:dumps", stdin=True)
 
 
 @pytest.mark.parametrize("payload", ["x" * 3_000_000, "nul\0inside"])
@@ -182,7 +234,7 @@ def test_a_payload_that_cannot_be_an_argument_fails_its_task(queue: Queue, runne
     thread.join()
     assert reports[0].failed >= 1
     [task] = queue.tasks()
-    assert "standard input" in (task.error or "")
+    assert "with --stdin (stdin=True) the command can read it from standard input" in (task.error or "")
 
 
 def test_a_large_unread_standard_input_is_no_problem(queue: Queue, runner: Make) -> None:

@@ -31,7 +31,9 @@ def test_a_payload_reaches_its_command(queue_factory: QueueFactory, locale: str)
     queue = queue_factory(max_attempts=1)
     queue.insert(TEXT)
     arguments = ["{}", "\xe9{}".encode("latin-1"), "ü{}".encode()]
-    done = run(str(queue.path), "--output", "ungrouped", "--", "sh", "-c", SCRIPT, "sh", *arguments, locale=locale)
+    done = run(
+        str(queue.path), "--output", "ungrouped", "--stdin", "--", "sh", "-c", SCRIPT, "sh", *arguments, locale=locale
+    )
     text = TEXT.encode()
     lines = [b'"' + text + b'"', text, text, b"\xe9" + text, "ü".encode() + text]
     assert (done.returncode, done.stdout) == (0, b"".join(line + b"\n" for line in lines)), done.stderr

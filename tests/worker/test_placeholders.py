@@ -47,8 +47,11 @@ def filled(argument: str, payload: Any) -> str:
         ("x", "{{.}} {{/}} {{//}} {{/.}} {{#}} {{a.}} {{a:04d}} {{1}} {{2/}} {{a!r}} {{a: 1}}",
          "{.} {/} {//} {/.} {#} {a.} {a:04d} {1} {2/} {a!r} {a: 1}"),
         ({"x": 1}, "${#} ${.} ${1} ${x:-1} ${x:04d} ${x!r}", "${#} ${.} ${1} ${x:-1} ${x:04d} ${x!r}"),
-        ({"x": 1}, "{:} {:?} {: } {1..3} {1,2} {x,y} {x..y} {x-} {..} {/x} {.x}",
-         "{:} {:?} {: } {1..3} {1,2} {x,y} {x..y} {x-} {..} {/x} {.x}"),
+        ({"x": 1}, "{1..3} {1,2} {x,y} {x..y} {x-} {/x} {.x} {,x} {x[0]} {x=} {=x} { x } {x y} { } {+} {!x} {#x} {%x}",
+         "{1..3} {1,2} {x,y} {x..y} {x-} {/x} {.x} {,x} {x[0]} {x=} {=x} { x } {x y} { } {+} {!x} {#x} {%x}"),
+        ({"x": 1}, "{ print } {print $1} { :; } {\n x\n} {:x 1} {$x} {x; y} { x: .y } {'x':1} {{.Names}} {{ x }}",
+         "{ print } {print $1} { :; } {\n x\n} {:x 1} {$x} {x; y} { x: .y } {'x':1} {{.Names}} {{ x }}"),
+        ({"x": 1}, "${..} ${%} ${:d4} ${= x =} ${x }", "${..} ${%} ${:d4} ${= x =} ${x }"),
     ],
 )  # fmt: skip
 def test_what_takes_the_place_of_a_placeholder(payload: Any, argument: str, expected: str) -> None:
@@ -68,14 +71,23 @@ def test_names_and_directories_are_those_of_the_commands(path: str) -> None:
 @pytest.mark.parametrize(
     "argument",
     ["{1}", "a{12}b", "{0.}", "{2/}", "{3//}", "{1/.}", "{x!r}", "{x!r:>8}", "{x! y}", "{x:}", "{x:5q}", "{x:n}",
-     "{x:c}", "{a: 1}", "{x:.3d}", "{x:1000}", "{x:.1000f}", "{x: }", "{x:0[a]}", "{x.y:__class__}"],
+     "{x:c}", "{a: 1}", "{x:.3d}", "{x:1000}", "{x:.1000f}", "{x: }", "{x:0[a]}", "{x.y:__class__}",
+     # the same without a name
+     "{:d4}", "{:1000d}", "{:n}", "{:5q}", "{:}", "{:?}", "{: }", "{: 5d}", "{:04d }", "{!r}", "{!s:>8}", "{0:04d}",
+     "{1:>8}", "{0!r}",
+     # GNU parallel's, and its neighbours'
+     "{%}", "{0%}", "{%.}", "{= s/a/b/ =}", "{=1 uc =}", "{==}", "{-1}", "{-1/.}", "{##}", "{0#}", "{..}", "{...}",
+     "{/..}", "{/...}", "{+/}", "{+.}", "{+..}", "{x..}", "{x/..}", "{x+/}", "{1..}",
+     # with a blank at one side
+     "{x }", "{ x}", "{x\t}", "{x. }", "{ /.}", "{# }", "{ x:04d}", "{ :04d}", "{x:04d }"],
 )  # fmt: skip
 def test_braces_that_mean_nothing_are_refused_with_the_way_to_have_the_text(queue: Queue, argument: str) -> None:
-    text = argument.strip("ab")
+    """They would reach the command as they are, and the tasks would be completed."""
+    text = argument[argument.index("{") : argument.index("}") + 1]
     with pytest.raises(InvalidArgument) as refused:
         Worker(queue, command=["echo", argument])
     assert f"For the text {text} write {{{text}}}. No task was touched." in str(refused.value)
-    assert filled(f"{{{text}}}", None) == text
+    assert filled(f"<{{{text}}}>", None) == f"<{text}>"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +125,7 @@ def test_a_payload_that_does_not_suit_fails_its_task(
     assert reason in letter.reason
 
 
-@given(st.text("{}#/.:!$1x04d rn", max_size=12))
+@given(st.text("{}#/.:!$%=+-1x04d rn", max_size=12))
 def test_any_braces_are_refused_or_filled(argument: str) -> None:
     """Whatever is not refused can be filled, or fails for what is in the payload."""
     try:
