@@ -46,6 +46,10 @@ class Format:
     line = 0
     """Number the last line that belongs to a whole row of the file that is being read. 0 before the first."""
 
+    def __init__(self) -> None:
+        self.respelled: dict[str, tuple[str, str]] = {}
+        """Columns of numbers in which a payload spells a cell otherwise: the first such cell, and what it becomes."""
+
     def check(self, name: str) -> None:
         """Refuse a file before anything is inserted (InvalidArgument), as far as that can be told from outside."""
 
@@ -75,6 +79,7 @@ class LineFormat(Format):
     _end, _tail = b"\n", "tail"
 
     def __init__(self, source: Input, decode: Callable[[bytes], Any], is_json: bool) -> None:
+        super().__init__()
         self._input, self._decode = source, decode
         self._is_json = is_json
 
@@ -135,6 +140,7 @@ class GivenFormat(Format):
     unit = "task"
 
     def __init__(self, payloads: Sequence[Any]) -> None:
+        super().__init__()
         self._payloads = payloads
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:

@@ -23,6 +23,7 @@ class Asked(NamedTuple):
     tsv: bool
     delimiter: str | None
     text: tuple[str, ...]
+    text_all: bool
     given: tuple[str, ...]
     skip_bad: bool
     priority: str | None
@@ -57,8 +58,9 @@ class Asked(NamedTuple):
             _refuse(f"A table has rows, not lines of text: leave {'--lines' if self.lines else '-0'} out.")
         if self.csv and self.tsv:
             _refuse("--csv and --tsv say different things: leave one of them out.")
-        if self.text and not self.is_table:
-            _refuse("--text names a column of a table of text: add --csv, --tsv or --delimiter.")
+        if (self.text or self.text_all) and not self.is_table:
+            option = "--text-all is for" if self.text_all else "--text names a column of"
+            _refuse(f"{option} a table of text: add --csv, --tsv or --delimiter.")
         if self.given:
             self._check_given()
         if self.from_command and self.commit is None:
@@ -95,7 +97,7 @@ class Asked(NamedTuple):
         if self.is_table:
             from .insert_tables import TableFormat
 
-            return TableFormat(source, self._delimiter(), self.text, self.skip_bad)
+            return TableFormat(source, self._delimiter(), self.text, self.skip_bad, self.text_all)
         return LineFormat(source, insert_lines.decode_json, is_json=True)
 
     def _delimiter(self) -> str:

@@ -57,6 +57,7 @@ class ParquetFormat(Format):
     unit = "row"
 
     def __init__(self, source: Input) -> None:
+        super().__init__()
         self._input = source
 
     def check(self, name: str) -> None:

@@ -108,6 +108,15 @@ class Source:
         return self._formats[self._number]
 
     @property
+    def respelled(self) -> list[dict[str, str]]:
+        """Return the columns of a table whose numbers a payload spells otherwise, with an example of each."""
+        return [
+            {"column": column, "cell": cell, "becomes": becomes}
+            for form in dict.fromkeys(self._formats)
+            for column, (cell, becomes) in form.respelled.items()
+        ]
+
+    @property
     def place(self) -> str:
         """Return the file and the line that was read last; the file alone if none was."""
         return self._place(self._line)

@@ -8,15 +8,18 @@ from __future__ import annotations
 import csv
 import math
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import IO, Any
 
+import orjson
+
 from fsqueue.format import wording
 
 from .insert_input import PAUSE, BadLine, Input
-from .insert_lines import Foreign, Format, Row, decode_text, kind_of, option_for, too_long
-from .printing import quoted
+from .insert_lines import SEPARATORS, Foreign, Format, Row, decode_text, kind_of, option_for, too_long
+from .printing import complain, quoted
 
 SAMPLE_ROWS = 10_000
 """Number of rows that decide the types of the columns."""
@@ -33,6 +36,10 @@ BLANK_LINE = f"{BLANKS}\r\n"
 
 _NUMBER = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"-?[0-9]+")
+_DIGITS_ALWAYS_HELD = 15
+"""A float of normal size holds so many decimal digits, whatever they are."""
+_DIGITS_MAX = 800
+"""No float has more decimal digits than this that are not zeros at an end."""
 _LONGEST_INTEGER = 20
 """Characters of the longest integers of 64 bits: -9223372036854775808, 18446744073709551615."""
 
@@ -44,8 +51,8 @@ def number_in(cell: str) -> int | float | None:
     """Return the number that a cell is, or None if it is none that a payload can hold.
 
     It must be written as JSON writes numbers; `.5` and `5.` are numbers, too, and blanks around do not count. So
-    `007`, `+1`, `1_000`, `1,000`, `nan` and `inf` are none, nor are integers beyond 64 bits. `-0` is 0, as it is in
-    JSON Lines; `-0.0` is a float.
+    `007`, `+1`, `1_000`, `1,000`, `nan` and `inf` are none, nor are integers beyond 64 bits, nor numbers with more
+    digits than a float holds. `-0` is 0, as it is in JSON Lines; `-0.0` is a float.
     """
     text = cell.strip(BLANKS)
     if not _NUMBER.fullmatch(text):
@@ -56,17 +63,49 @@ def number_in(cell: str) -> int | float | None:
         whole = int(text)
         return whole if -(1 << 63) <= whole < 1 << 64 else None
     value = float(text)
-    return value if math.isfinite(value) else None
+    return value if _is_held(text, value) else None
+
+
+def _is_held(text: str, value: float) -> bool:
+    """Tell whether a float has all digits of its text: printed with as many, it shows the same ones.
+
+    So what C or NumPy print of a float (`%.17g`, `%.18e`) is held, and most other numbers of so many digits are not.
+    """
+    if (len(text) <= _DIGITS_ALWAYS_HELD and abs(value) >= sys.float_info.min) or repr(value) == text:
+        return math.isfinite(value)
+    digits = _digits_of(text)
+    if not digits or value == 0.0 or math.isinf(value):
+        return value == 0.0 and not digits
+    if len(digits) <= _DIGITS_ALWAYS_HELD and abs(value) >= sys.float_info.min:
+        return True
+    return len(digits) <= _DIGITS_MAX and _digits_of(f"{value:.{len(digits) - 1}e}") == digits
+
+
+def _digits_of(number: str) -> str:
+    """Return the digits of a number, without zeros at the ends."""
+    return re.split("[eE]", number)[0].replace(".", "").strip("-").strip("0")
+
+
+def respelling(cell: str, value: int | float) -> str | None:
+    """Return how a payload spells the number in a cell, if it does not spell it in the same way."""
+    if value and type(value) is int:
+        return None
+    spelled = orjson.dumps(value).decode()
+    return None if spelled == cell or spelled == cell.strip(BLANKS) else spelled
 
 
 class TableFormat(Format):
     """Make a task of each row below the header. The files are one table: types are decided once."""
 
-    def __init__(self, source: Input, delimiter: str, text: tuple[str, ...], skip_bad: bool) -> None:
+    def __init__(
+        self, source: Input, delimiter: str, text: tuple[str, ...], skip_bad: bool, has_text_alone: bool = False
+    ) -> None:
+        super().__init__()
         self._input, self._delimiter, self._text, self._skip_bad = source, delimiter, text, skip_bad
+        self._has_text_alone = has_text_alone
         self._types: dict[str, str] = dict.fromkeys(text, TEXT)
         """The type of each column by its name."""
-        self._sample: list[tuple[int, int, int, Any]] | None = []
+        self._sample: list[tuple[int, int, int, Any]] | None = None if has_text_alone else []
         """Rows whose types are not decided yet: names and cells instead of a payload. None once they are decided."""
         self._sample_bytes = 0
         self._headers: dict[int, int] = {}
@@ -85,12 +124,17 @@ class TableFormat(Format):
             first, last, value = record
             if names is None:
                 if not isinstance(value, BadLine):
-                    value = self._names(value, not self._headers)
+                    by_excel = _separator_line(self._delimiter, value) if first == 1 else None
+                    if by_excel == self._delimiter:
+                        continue
+                    value = self._names(value, not self._headers) if by_excel is None else _other_separator(by_excel)
                 if isinstance(value, BadLine):
                     yield from self.waiting()
                     yield number, first, last, self._explained(value, name)
                     return
                 names, self._headers[number], self.line = value, last, last
+                if self._has_text_alone:
+                    self._types.update(dict.fromkeys(names, TEXT))
                 continue
             if not isinstance(value, BadLine) and len(value) != len(names):
                 counted = wording.counted(len(value), "cell")
@@ -112,6 +156,7 @@ class TableFormat(Format):
             return
         rows, self._sample = self._sample, None
         self._decide(rows)
+        self._tell_respelled(list(self.respelled))
         for number, first, last, value in rows:
             yield number, first, last, value if isinstance(value, BadLine) else self._payload(*value)
 
@@ -140,10 +185,10 @@ class TableFormat(Format):
         elif all(number_in(name) is not None for name in names):
             why = "has numbers alone, and no names: the first line of a table has the names of its fields"
         elif "" in names:
-            why = (
-                f"has no name for the column number {names.index('') + 1:,}: give it one, or leave the column out "
-                "(pandas writes such a column unless it is told to_csv(…, index=False))"
-            )
+            at = names.index("")
+            why = f"has no name for the column number {at + 1:,}: give it one, or leave the column out"
+            if at == 0:
+                why += " (pandas writes such a column unless it is told to_csv(…, index=False))"
         elif len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             why = f"names two columns {_shown(twice)}: of a task's fields with one name, one would be lost. Rename one"
@@ -166,7 +211,33 @@ class TableFormat(Format):
                 continue
             for name, cell in zip(*value, strict=True):
                 if cell and self._types.get(name) is not TEXT and cell.strip(BLANKS):
-                    self._types[name] = TEXT if number_in(cell) is None else NUMBERS
+                    number = number_in(cell)
+                    self._types[name] = TEXT if number is None else NUMBERS
+                    if name not in self.respelled:
+                        self._note_spelling(name, cell, number)
+        numbers = [name for name, kind in self._types.items() if kind is NUMBERS and name in self.respelled]
+        self.respelled = {name: self.respelled[name] for name in numbers}
+
+    def _note_spelling(self, name: str, cell: str, number: int | float | None) -> bool:
+        """Remember the first cell of a column whose number a payload spells otherwise. Return whether this is it."""
+        becomes = None if number is None else respelling(cell, number)
+        if becomes is None:
+            return False
+        self.respelled[name] = (cell.strip(BLANKS), becomes)
+        return True
+
+    def _tell_respelled(self, names: list[str]) -> None:
+        """Say of columns of numbers that their spelling changes, before the first such row is inserted."""
+        for name in names[:ADVISED_MAX]:
+            cell, becomes = self.respelled[name]
+            complain(
+                f"the column {_shown(name)} has numbers, and {_shown(cell)} becomes {_cut(becomes)}. To keep each cell "
+                f"as it is written: --text {quoted(name)}"
+            )
+        if len(names) > ADVISED_MAX:
+            complain(f"{wording.counted(len(names) - ADVISED_MAX, 'more column')} of this kind")
+        if len(names) > 1:
+            complain("to keep all columns as they are written: --text-all")
 
     def _payload(self, names: list[str], cells: list[str]) -> dict[str, Any] | BadLine:
         """Return a row as an object. BadLine if a cell is no number in a column of numbers."""
@@ -187,6 +258,8 @@ class TableFormat(Format):
                     )
                 if kind is UNKNOWN and not is_blank:  # its first value decides
                     self._types[name] = TEXT if value is None else NUMBERS
+                if name not in self.respelled and self._note_spelling(name, cell, value):
+                    self._tell_respelled([name])
                 payload[name] = cell if value is None and not is_blank else value
         return payload
 
@@ -197,6 +270,8 @@ class TableFormat(Format):
 
     def advice(self) -> str:
         """Return the options --text that keep columns of text what they are, whatever comes next."""
+        if self._has_text_alone:
+            return " (with --text-all)"
         columns = [name for name, kind in self._types.items() if kind is TEXT]
         if not columns:
             return ""
@@ -286,6 +361,17 @@ class _Records:
         return BadLine(f"is no row of a table: {why}")
 
 
+def _separator_line(delimiter: str, cells: list[str]) -> str | None:
+    """Return the separator that a line names as Excel writes and reads it, `sep=;`; None for any other line."""
+    found = re.fullmatch(r"sep=(.)", delimiter.join(cells), re.IGNORECASE)
+    return found and found[1]
+
+
+def _other_separator(mark: str) -> BadLine:
+    option = SEPARATORS.get(mark) or f"--delimiter {quoted(mark)}"
+    return BadLine(f"says, as Excel writes it, that {mark!r} separates the cells: use {option}", may_skip=False)
+
+
 UNCLOSED = "begins a row with a quote that is never closed: a cell that begins with a quote must end with one"
 
 
@@ -298,4 +384,8 @@ class _Paused(Exception):
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…")
+    return repr(_cut(text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"

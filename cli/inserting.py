@@ -52,6 +52,7 @@ fsqueue insert Q --lines --commit seed-2026-12 --from -- find /data -name '*.tif
 @click.option("--delimiter", metavar="C", help="A table whose cells are separated by this character.")
 @click.option("--text", metavar="COLUMN", multiple=True,
               help="Keep a column of a table as text, whatever is in it. Repeatable.")  # fmt: skip
+@click.option("--text-all", is_flag=True, help="Keep all columns of a table as text.")
 @click.option("--task", "given", metavar="JSON", multiple=True, help="Insert this task. Repeatable.")
 @click.option("--delay", "delay_s", type=DURATION, default=0.0, help="How long until the tasks become available.")
 @click.option("--batch-tasks", type=int, metavar="N", help="Tasks in each task file [grows with the input].")
@@ -89,10 +90,13 @@ def insert(
 
     With --csv, --tsv or --delimiter the input is a table, and each row below the header is an object. The header names
     the fields. The first 10,000 rows decide the type of a column: numbers, if every cell is a number as JSON writes
-    them, else text, exactly as it stands there. So '007', '+1', '1,000' and 'nan' are text. An empty cell is null. If
-    a later cell in a column of numbers is no number, its row is a bad line; --text COLUMN makes the column text. A FILE
-    that is Parquet is read as such, and needs the extra 'fsqueue-tasks[arrow]'. A directory of Parquet files is one
-    table.
+    them, else text, exactly as it stands there. So '007', '+1', '1,000', 'nan' and numbers with more digits than a
+    float holds are text. A number may be written in another way: '3.10' becomes 3.1. 'insert' says so of each column
+    before it inserts the first such row. An empty cell is null. If a later cell in a column of numbers is no number,
+    its row is a bad line. --text COLUMN makes a column text, and --text-all all of them.
+
+    A FILE that is Parquet is read as such, and needs the extra 'fsqueue-tasks[arrow]'. A directory of Parquet files is
+    one table.
 
     At a bad line (not JSON, NaN, an integer beyond 64 bits, a name twice in an object, a row with too few cells, larger
     than the queue allows) the command ends with exit code 2. The lines before it are inserted; the bad line and those
@@ -125,7 +129,7 @@ def insert(
         read = Input(q.settings.task_bytes_max)
         source = Source(read, asked, asked.format(read), producer)
         if asked.commit is not None:
-            _insert_once(q.commit(asked.commit), source, batch_tasks, delay_s, as_json)
+            _insert_once(q.commit(asked.commit), source, batch_tasks, delay_s, asked.is_table, as_json)
             return
         source.check_files()
         count, handled = 0, 0
@@ -142,7 +146,10 @@ def insert(
                 except fsqueue.FsqueueError as error:
                     count += _new_of(error)
                     failure = error
-    known = {} if key is None else {"tasks": _handled_at(failure, handled) if failure is not None else source.tasks}
+    known: dict[str, Any] = (
+        {} if key is None else {"tasks": _handled_at(failure, handled) if failure is not None else source.tasks}
+    )
+    known |= {"respelled": source.respelled} if asked.is_table else {}
     print_done(as_json, {"inserted": count, "skipped": source.skipped, **known}, count)
     if source.tasks > count and key is not None and failure is None and not (as_json or source.broken_off):
         hint(f"{count:,} of {wording.counted(source.tasks, 'task')} were new: the keys of the others were taken")
@@ -171,7 +178,7 @@ def _handled_at(error: fsqueue.FsqueueError, before: int) -> int | None:
 
 
 def _insert_once(
-    commit: fsqueue.Commit, source: Source, batch_tasks: int | None, delay_s: float, as_json: bool
+    commit: fsqueue.Commit, source: Source, batch_tasks: int | None, delay_s: float, is_table: bool, as_json: bool
 ) -> None:
     """Insert the whole input under a name, unless it was committed before."""
     report = commit.committed()
@@ -208,7 +215,7 @@ def _insert_once(
     is_used_up = report is not None and not report.tasks
     is_refused = is_repeated and is_used_up and source.tasks > 0
     count = 0 if report is None or is_repeated else report.tasks
-    known = {
+    known: dict[str, Any] = {
         "inserted": count,
         "skipped": source.skipped,
         "commit": commit.name,
@@ -218,6 +225,8 @@ def _insert_once(
     }
     if source.producer is not None:
         known["producer_exit"] = source.producer.exit_code
+    if is_table:
+        known["respelled"] = source.respelled
     print_done(as_json, known, count)
     if report is None or (was_used_up and source.broken_off):
         source.hint_at_fields()

@@ -10,6 +10,7 @@ import re
 import shlex
 import signal
 import subprocess
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fsqueue_cli.insert_tables import number_in
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsqueue import Queue
+from fsqueue import Queue, Worker
 from tests.cli.conftest import Run, Spawn, waits
 from tests.cli.test_insert_commit import is_read
 from tests.conftest import QueueFactory
@@ -31,10 +32,15 @@ pytestmark = pytest.mark.once
 NUMBERS = {
     "0": 0, "7": 7, "-7": -7, "1.5": 1.5, "-0.25": -0.25, "1e5": 100000.0, "1E-3": 0.001, ".5": 0.5, "5.": 5.0,
     " 3 ": 3, "-0": 0, "-0.0": -0.0, "18446744073709551615": 2**64 - 1, "-9223372036854775808": -(2**63), "1.0": 1.0,
+    "3.10": 3.1, "1E5": 100000.0, "1e23": 1e23, "0.10000000000000001": 0.1, "1.000000000000000056e-01": 0.1,
+    "0.1000000000000000055511151231257827021181583404541015625": 0.1, "0." + "5" + "0" * 900: 0.5, "-0e-999": -0.0,
+    "0.30000000000000004": 0.1 + 0.2, "123456789012345.6": 123456789012345.6, "5e-324": 5e-324,
 }  # fmt: skip
 TEXTS = [
     "007", "00", "-01", "00.5", "+1", "+1.5", "1_000", "1,000", "1 000", "nan", "NaN", "inf", "-inf", "Infinity",
     "1e999", "18446744073709551616", "-9223372036854775809", "9" * 5000, "0x1f", "1e", "e5", ".", "-", "--1", "1.2.3",
+    "12345678901234567890.123", "0.12345678901234567890", "0.12345678901234567", "-1.00000000000000000001e5",
+    "0.1" + "0" * 900 + "1", "9007199254740993.0", "1e-400", "1.2345e-320",
     "true", "NA", "null", "2026-11-30", "٣", "1\n",
 ]  # fmt: skip
 
@@ -66,11 +72,172 @@ def test_what_a_number_would_change_is_text(fsqueue_cli: Run, queue: Queue, text
     assert payloads(queue) == [{"n": 1, "x": "5"}, {"n": 2, "x": text}]
 
 
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(15, 40))
+def test_a_float_that_a_program_has_printed_with_enough_digits_is_a_number(value: float, digits: int) -> None:
+    """As C and NumPy print them; else whole tables of measurements would be text."""
+    assert number_in(repr(value).replace("+", "")) == value
+    if digits >= 17:
+        found = number_in(f"{value:.{digits - 1}e}")
+        assert found is not None
+        assert found == value
+
+
+@given(st.from_regex(r"-?(0|[1-9][0-9]{0,8})\.[0-9]{1,40}", fullmatch=True))
+def test_no_digit_of_a_number_is_lost(cell: str) -> None:
+    """What a float does not hold is text. What it holds can be printed again with as many digits."""
+    found = number_in(cell)
+    if found is None:
+        assert Decimal(repr(float(cell))) != Decimal(cell)
+    else:
+        digits = len(cell.partition(".")[2])
+        assert f"{found:.{digits}f}".strip("-") == cell.strip("-")
+
+
+SPELLED = table("n,version,sample,x", "1,3.9,2E10,0.5", "2,3.10,1E5,0.25")
+
+
+def test_a_spelling_that_changes_is_told_before_anything_is_inserted(spawn: Spawn, queue: Queue) -> None:
+    process = spawn("insert", queue.path, "--csv", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(SPELLED + table(*(f"{n},3.9,5,1" for n in range(3, 10_001))))
+    process.stdin.flush()
+    told = [process.stderr.readline() for _ in range(3)]
+    assert told == [
+        "fsqueue: the column 'version' has numbers, and '3.10' becomes 3.1. To keep each cell as it is written: "
+        "--text version\n",
+        "fsqueue: the column 'sample' has numbers, and '2E10' becomes 20000000000.0. To keep each cell as it is "
+        "written: --text sample\n",
+        "fsqueue: to keep all columns as they are written: --text-all\n",
+    ]
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out, err) == (0, "10000\n", "")
+
+
+def test_it_is_told_before_the_first_task_is_there(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, str]] = []
+    monkeypatch.setattr(insert_tables, "complain", lambda text: seen.append((queue.status().inserted, text)))
+    fsqueue_cli("insert", queue.path, "--csv", "--batch-tasks", 1, input=SPELLED)
+    assert [inserted for inserted, _ in seen] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("commit", [[], ["--commit", "a"]])
+def test_programs_read_which_columns_are_spelled_otherwise(fsqueue_cli: Run, queue: Queue, commit: list[str]) -> None:
+    ran = fsqueue_cli("insert", queue.path, "--csv", *commit, "--json", input=SPELLED)
+    assert json.loads(ran.stdout)["respelled"] == [
+        {"column": "version", "cell": "3.10", "becomes": "3.1"},
+        {"column": "sample", "cell": "2E10", "becomes": "20000000000.0"},
+    ]
+    assert json.loads(fsqueue_cli("insert", queue.path, "--csv", "--json", input="n,x\n1,0.5\n").stdout) == {
+        "inserted": 1,
+        "skipped": 0,
+        "respelled": [],
+    }
+    assert "respelled" not in json.loads(fsqueue_cli("insert", queue.path, "--json", input="1\n").stdout)
+
+
+def test_commands_get_what_stands_in_the_cell_if_the_advice_is_followed(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    ran = fsqueue_cli("insert", queue.path, "--csv", input=SPELLED)
+    advised = [option for line in ran.stderr.splitlines() for option in re.findall("--text \\w+", line)]
+    queue.purge()
+    silent = fsqueue_cli("insert", queue.path, "--csv", *" ".join(advised).split(), input=SPELLED)
+    assert silent.stderr == ""
+    assert payloads(queue) == [
+        {"n": 1, "version": "3.9", "sample": "2E10", "x": 0.5},
+        {"n": 2, "version": "3.10", "sample": "1E5", "x": 0.25},
+    ]
+    Worker(queue, command=["sh", "-c", 'echo "$@" >>"$0"', str(tmp_path / "out"), "{version}", "{sample}"]).run()
+    assert sorted((tmp_path / "out").read_text().splitlines()) == ["3.10 1E5", "3.9 2E10"]
+
+
+def test_a_column_of_text_is_not_told(fsqueue_cli: Run, queue: Queue) -> None:
+    ran = fsqueue_cli("insert", queue.path, "--csv", input=table("n,x,y", "1,3.10,1", "2,a,2", "3,,-0"))
+    assert ran.stderr == (
+        "fsqueue: the column 'y' has numbers, and '-0' becomes 0. To keep each cell as it is written: --text y\n"
+    )
+
+
+def test_a_later_row_is_told_once(fsqueue_cli: Run, queue: Queue) -> None:
+    rows = [f"{n},1.5" for n in range(10_000)]
+    ran = fsqueue_cli("insert", queue.path, "--csv", input=table("n,x", *rows, "10000,3.10", "10001,3.20"))
+    assert ran.stderr == (
+        "fsqueue: the column 'x' has numbers, and '3.10' becomes 3.1. To keep each cell as it is written: --text x\n"
+    )
+
+
+def test_many_columns_are_told_in_few_lines(fsqueue_cli: Run, queue: Queue) -> None:
+    ran = fsqueue_cli(
+        "insert",
+        queue.path,
+        "--csv",
+        input=table(",".join(f"c{n}" for n in range(25)), ",".join(["1.0", "1.50"] * 12 + ["1.50"])),
+    )
+    assert len(ran.stderr.splitlines()) == 14
+    names = ",".join(f"c{n}" for n in range(25))
+    ran = fsqueue_cli("insert", queue.path, "--csv", input=table(names, ",".join(["1.50"] * 25)))
+    assert ran.stderr.splitlines()[20:] == [
+        "fsqueue: 5 more columns of this kind",
+        "fsqueue: to keep all columns as they are written: --text-all",
+    ]
+
+
+def test_text_all_keeps_every_cell(spawn: Spawn, queue: Queue) -> None:
+    """No types are decided, so the first rows do not wait for others."""
+    process = spawn("insert", queue.path, "--csv", "--text-all", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(SPELLED + "3,,007, 1 \n")
+    process.stdin.flush()
+    until(lambda: queue.status().waiting == 3, "the rows to be inserted")
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out, err) == (0, "3\n", "")
+    assert payloads(queue) == [
+        {"n": "1", "version": "3.9", "sample": "2E10", "x": "0.5"},
+        {"n": "2", "version": "3.10", "sample": "1E5", "x": "0.25"},
+        {"n": "3", "version": None, "sample": "007", "x": " 1 "},
+    ]
+
+
+def test_the_rest_after_a_bad_row_is_advised_with_text_all(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(table("n,x", "1,3.10", "2"))
+    ran = fsqueue_cli("insert", queue.path, "--csv", "--text-all", file, code=2)
+    assert f"sed 2,2d {file}' prints (with --text-all)" in ran.stderr
+
+
+@pytest.mark.parametrize("line", ["sep=;", "SEP=;", "\ufeffsep=;", '"sep=;"'])
+def test_a_line_of_excel_that_names_the_separator_is_no_header(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(table(line, "n;x", "1;a", "2;b", "3"))
+    ran = fsqueue_cli("insert", queue.path, "--delimiter", ";", file, code=2)
+    assert payloads(queue) == [{"n": 1, "x": "a"}, {"n": 2, "x": "b"}]
+    assert "line 5 has 1 cell" in ran.stderr
+    assert f"sed 3,4d {file}" in ran.stderr, "the line and the header stay before the rest"
+
+
+@pytest.mark.parametrize(("mark", "option"), [(";", "--delimiter ';'"), ("\t", "--tsv"), ("!", "--delimiter '!'")])
+def test_a_line_of_excel_that_names_another_separator_is_told(
+    fsqueue_cli: Run, queue: Queue, mark: str, option: str
+) -> None:
+    ran = fsqueue_cli("insert", queue.path, "--csv", input=table(f"sep={mark}", f"n{mark}x", f"1{mark}a"), code=2)
+    assert f"line 1 says, as Excel writes it, that {mark!r} separates the cells: use {option}\n" in ran.stderr
+    assert "pandas" not in ran.stderr
+    assert queue.status().inserted == 0
+
+
 def test_rows_are_objects_by_the_header(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text(table("n,alpha, steps,id,note", "1,0.5,100,007,", "", '2,1,,17,"a ""b"", c"', "3,1e-3, 5,x y, z "))
     result = fsqueue_cli("insert", queue.path, "--csv", file)
-    assert (result.stdout, result.stderr) == ("3\n", "")
+    changed = (
+        "the column 'alpha' has numbers, and '1e-3' becomes 0.001. To keep each cell as it is written: --text alpha"
+    )
+    assert (result.stdout, result.stderr) == ("3\n", f"fsqueue: {changed}\n")
     assert payloads(queue) == [
         {"n": 1, "alpha": 0.5, "steps": 100, "id": "007", "note": None},
         {"n": 2, "alpha": 1, "steps": None, "id": "17", "note": 'a "b", c'},
@@ -368,7 +535,7 @@ def test_keys_priorities_and_delays_are_those_of_json_lines(fsqueue_cli: Run, qu
     given = table("n,due", "1,b", "2,", "3,a")
     fsqueue_cli("insert", queue.path, "--csv", "--priority", "due", "--key", "n", "--delay", "1h", input=given)
     again = fsqueue_cli("insert", queue.path, "--csv", "--key", "n", "--json", input=table("n", "3", "4"))
-    assert json.loads(again.stdout) == {"inserted": 1, "skipped": 0, "tasks": 2}
+    assert json.loads(again.stdout) == {"inserted": 1, "skipped": 0, "tasks": 2, "respelled": []}
     assert {task.key: task.priority for task in queue.tasks()} == {"1": "b", "2": None, "3": "a", "4": None}
     assert queue.status().delayed == 3
     result = fsqueue_cli("insert", queue.path, "--csv", "--key", "typo", input=table("n", "9"))
