@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
@@ -29,6 +30,10 @@ PACKED = (
     (b"PK\x03\x04", "a ZIP archive (or a spreadsheet, which its program can save as CSV)", "unzip -p"),
 )
 """The first bytes of a file, what it is, and the command that unpacks it."""
+OLDER = ": what older programs of Windows wrote, 'iconv -f WINDOWS-1252 -t UTF-8' makes UTF-8 of"
+_COMMA_AT_END = re.compile(r",\s*[}\]]")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_PYTHONS = re.compile(r"(?:True|False|None)\b")
 WIDE = (
     (b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"),
 )  # fmt: skip
@@ -168,7 +173,11 @@ def decode_text(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise Foreign(f"is not UTF-8 ({error.reason} at byte {error.start + 1})") from None
+        raise Foreign(f"is {_not_utf8(error)}") from None
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"not UTF-8 ({error.reason} at byte {error.start + 1})"
 
 
 def decode_plain(line: bytes) -> str:
@@ -185,7 +194,11 @@ def decode_json(line: bytes) -> Any:
     except user_json.NotExact as error:
         if error.is_json:
             raise BadLine(str(error)) from None
-        raise Foreign(str(error), guess(line, error.position)) from None
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as wrong:
+            raise Foreign(f"is not JSON: it is {_not_utf8(wrong)}", OLDER) from None
+        raise Foreign(str(error), guess(text, error.position)) from None
 
 
 def given_payloads(texts: Sequence[str], plain: bool) -> list[Any]:
@@ -228,20 +241,30 @@ def kind_of(head: bytes, name: str, is_json: bool) -> str | None:
     return _table(head, name)
 
 
-def guess(line: bytes, position: int) -> str:
+def guess(line: str, position: int) -> str:
     """Return a hint at what the user may have meant by a line that is not JSON, or "".
 
-    `position`: where the line ceases to be JSON.
+    `position`: where the line ceases to be JSON. Each program that a hint names takes such a line.
     """
-    text = line.strip()
-    begin = text[:1]
-    if begin == b"[":
-        return f" (an array over several lines? {EACH_ELEMENT})"
-    if begin == b"{":
-        if text.endswith(b"}") and b"'" in text:
-            return " (JSON has its strings and names in double quotes)"
-        return " (an object over several lines? 'jq -c .' makes a line of each)"
-    return " (for plain lines use --lines)" if position == 0 else ""
+    good, rest = line[:position].rstrip(), line[position:].strip()
+    begin = line.strip()[:1]
+    if begin not in ("[", "{"):
+        return " (for plain lines use --lines)" if not good else ""
+    if not rest and '"' in _STRING.sub("", good):  # jq takes no line end in a string
+        return " (the end of the line is missing)"
+    if not rest:
+        if begin == "[":
+            return f" (an array over several lines? {EACH_ELEMENT})"
+        return " (an object over several lines? 'jq -c .' makes a line of each. Or is the end of the line missing?)"
+    if _COMMA_AT_END.match(rest) or (good.endswith(",") and rest[0] in "}]"):
+        return " (JSON has no comma before a closing bracket)"
+    if rest[0] == "'" or (good[-1:] in ("{", ",") and rest[0].isidentifier()):
+        return " (JSON has its strings and names in double quotes)"
+    if _PYTHONS.match(rest):
+        return " (JSON writes true, false and null)"
+    if good.endswith(("}", "]")) and rest[0] in "{[":
+        return " (several values in a line? 'jq -c .' makes a line of each)"
+    return ""
 
 
 def option_for(header: str, delimiter: str) -> str | None:

@@ -18,7 +18,7 @@ import orjson
 from fsqueue.format import wording
 
 from .insert_input import PAUSE, BadLine, Input
-from .insert_lines import SEPARATORS, Foreign, Format, Row, decode_text, kind_of, option_for, too_long
+from .insert_lines import OLDER, SEPARATORS, Foreign, Format, Row, decode_text, kind_of, option_for, too_long
 from .printing import complain, quoted
 
 SAMPLE_ROWS = 10_000
@@ -376,7 +376,6 @@ UNCLOSED = "begins a row with a quote that is never closed: a cell that begins w
 
 
 LONE_RETURN = "has a carriage return within a line: where it ends lines, insert what \"tr '\\r' '\\n'\" prints"
-OLDER = ": what older programs of Windows wrote, 'iconv -f WINDOWS-1252 -t UTF-8' makes UTF-8 of"
 
 
 class _Paused(Exception):

@@ -142,6 +142,32 @@ def names_of(option: click.Parameter) -> list[str]:
     return [*option.opts, *getattr(option, "former", ())]
 
 
+def takes_value(command: click.Command) -> dict[str, bool]:
+    """Return the names of a command's options, and whether each takes a value."""
+    return {
+        name: isinstance(option, click.Option) and not option.is_flag
+        for option in command.params
+        for name in names_of(option)
+    }
+
+
+def at_argument(command: click.Command, words: Sequence[str], number: int) -> int | None:
+    """Return the index of the argument of that number, from 0 on, among words with options; None if there are less."""
+    takes = takes_value(command)
+    is_value = False
+    for at, word in enumerate(words):
+        if is_value:
+            is_value = False
+        elif word.startswith("-") and word != "-":
+            name = word.partition("=")[0] if word.startswith("--") else word[:2]
+            is_value = word == name and takes.get(name, False)
+        elif number == 0:
+            return at
+        else:
+            number -= 1
+    return None
+
+
 class AfterDashes(click.Command):
     """A command line in which everything after the first `--` is another one, `ctx.meta["command"]`.
 
@@ -152,6 +178,7 @@ class AfterDashes(click.Command):
     only_with = ""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["typed"] = list(args)
         if "--" in args:
             at = args.index("--")
             if not self.only_with or self.only_with in args[:at]:

@@ -189,7 +189,10 @@ def retry(
     Exit code 1: the payloads of some are not kept. Exit code 3: there is no such task.
     """
     if state is None:
-        raise click.UsageError(f"Missing option '--state'. Write --state {COMPLETED}.")
+        raise click.UsageError(
+            "Say which tasks. Those that were given up: 'fsqueue dead retry Q'. Completed ones, to execute them again: "
+            f"'fsqueue retry Q --state {COMPLETED}' with TASKs, --where or --all."
+        )
     if state != COMPLETED:
         raise click.UsageError(f"Only completed tasks are retried here, not {state} ones. {_INSTEAD[state]}")
     if each == bool(ids or conditions):

@@ -31,7 +31,7 @@ from .common import (
     search_working_directory,
     worker_option,
 )
-from .options import DURATION, AfterDashes, renamed
+from .options import DURATION, AfterDashes, at_argument, renamed
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
 
@@ -399,8 +399,10 @@ def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, l
             "Then: fsqueue run Q -- COMMAND {}."
         )
     if len(queues) > 1:
-        line = " ".join(map(quoted, queues[1:]))
-        raise click.UsageError(f"{either} If {queues[1]} is the command: fsqueue run {quoted(queues[0])} -- {line}")
+        typed = click.get_current_context().meta["typed"]
+        at = at_argument(run, typed, 1)
+        line = " ".join(map(quoted, [*typed[:at], "--", *typed[at:]]))
+        raise click.UsageError(f"{either} If {queues[1]} is the command: fsqueue run {line}")
     raise click.UsageError(either)
 
 

@@ -20,7 +20,7 @@ from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher
 from fsqueue.worker.handlers import name_of
 
 from .common import example, json_option, path_of, queue_at, search_working_directory
-from .options import names_of
+from .options import takes_value
 from .printing import complain, print_done, print_json, quoted, say
 from .running import AUTO, missing_program, run
 
@@ -81,7 +81,7 @@ class Submission(click.Command):
 
     def _sorted(self, words: list[str]) -> tuple[list[str], list[str], list[str], list[str]]:
         """Return the queues, and the words that are options of its own, of `run`, of sbatch."""
-        mine, theirs = _takes_value(self), _takes_value(run)
+        mine, theirs = takes_value(self), takes_value(run)
         rest = iter(words)
         queues: list[str] = []
         own: list[str] = []
@@ -119,15 +119,6 @@ class Submission(click.Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["Q...", "[SBATCH OPTIONS]", "[WORKER OPTIONS]", "[-- COMMAND...]"]
-
-
-def _takes_value(command: click.Command) -> dict[str, bool]:
-    """Return the names of a command's options, and whether each takes a value."""
-    return {
-        name: isinstance(option, click.Option) and not option.is_flag
-        for option in command.params
-        for name in names_of(option)
-    }
 
 
 def _next(words: Iterator[str], name: str) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
+import shlex
 import subprocess
 import zipfile
 from pathlib import Path
@@ -175,6 +177,15 @@ def test_what_a_file_is_and_what_to_type(
         ("a, b\nc\n", "for plain lines use --lines"),
         ("/data/a b\n", "for plain lines use --lines"),
         ("{'x': 1}\n", "in double quotes"),
+        ("{x: 1}\n", "in double quotes"),
+        ('{"a": 1, x: 1}\n', "in double quotes"),
+        ("{\"x\": 'a'}\n", "in double quotes"),
+        ('{"x": 1,}\n', "JSON has no comma before a closing bracket"),
+        ('{"x": [1, 2, ], "y": "it\'s"}\n', "JSON has no comma before a closing bracket"),
+        ('{"x": True}\n', "JSON writes true, false and null"),
+        ('{"x": 1}{"x": 2}\n', "several values in a line? 'jq -c .'"),
+        ('{"x": "cut\n', "the end of the line is missing"),
+        ('{"x": 1\n', "Or is the end of the line missing?"),
         ('{\n  "x": 1\n}\n', "'jq -c .' makes a line of each"),
         ('[\n  {"x": 1},\n  {"x": 2}\n]\n', "\"jq -c '.[]'\""),
     ],
@@ -183,6 +194,40 @@ def test_text_that_is_no_json(fsqueue_cli: Run, queue: Queue, given: str, says: 
     result = fsqueue_cli("insert", queue.path, input=given, code=2)
     assert result.stderr.startswith("fsqueue: standard input, line 1 is not JSON: ")
     assert says in result.stderr
+
+
+def test_a_program_that_a_hint_names_takes_the_line(fsqueue_cli: Run, queue: Queue) -> None:
+    """jq refuses these as `insert` does, so no hint may name it."""
+    for line in (
+        "{x: 1}",
+        '{"x": 1,}',
+        '{"x": tru}',
+        '{"x": 1} trailing',
+        '{"x": 01}',
+        '{"x": "cut',
+        "{'x': 1}",
+        "[1,]",
+    ):
+        assert "jq" not in fsqueue_cli("insert", queue.path, input=f"{line}\n", code=2).stderr, line
+
+
+@pytest.mark.parametrize("first", [b"", b"1\n"])
+def test_json_of_older_programs_is_told_what_makes_utf_8_of_it(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, first: bytes
+) -> None:
+    """jq would put U+FFFD in the place of each such character."""
+    file = tmp_path / "l.jsonl"
+    file.write_bytes(first + '{"site": "Zürich"}\n'.encode("latin-1"))
+    ran = fsqueue_cli("insert", queue.path, file, "--commit", "a", code=2)
+    assert (
+        f"line {1 + len(first) // 2} is not JSON: it is not UTF-8 (invalid start byte at byte 12): what older programs"
+        in ran.stderr
+    )
+    assert "jq" not in ran.stderr
+    [command] = re.findall("'(iconv .*?)'", ran.stderr)
+    made = subprocess.run([*shlex.split(command), str(file)], capture_output=True, check=True).stdout
+    fsqueue_cli("insert", queue.path, "--commit", "a", input=made)
+    assert {"site": "Zürich"} in [task.payload for task in queue.tasks()]
 
 
 def test_a_table_with_one_column_is_known_by_its_name(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_queue_without_a_history_says_so(fsqueue_cli: Run, queue_factory: Queu
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ((), "Missing option '--state'. Write --state completed.\n"),
+        ((), "Those that were given up: 'fsqueue dead retry Q'. Completed ones, to execute them again: 'fsqueue"),
         (("--state", "dead"), "fsqueue dead retry Q"),
         (("--state", "leased"), "They are being executed"),
         (("--state", "completed"), "or else --all"),
