@@ -69,8 +69,8 @@ class Input:
         """Say whether the end of the file that is being read was reached."""
         self.head = b""
         """Give the first bytes of the file that is being read, up to HEAD_BYTES."""
-        self.on_bytes: Callable[[int], None] = lambda count: None
-        """Is called with the number of bytes of each chunk."""
+        self.on_bytes: Callable[[int, int], None] = lambda count, lines: None
+        """Is called with the number of bytes of each chunk, and that of the lines, or rows, that end in it."""
         self._publish_at = math.inf
         self._reading = False
 
@@ -91,10 +91,10 @@ class Input:
             if chunk is PAUSE:
                 yield PAUSE
                 continue
-            self.on_bytes(len(chunk))
             if len(self.head) < HEAD_BYTES:
                 self.head += chunk[: HEAD_BYTES - len(self.head)]
             first, *others = chunk.split(end)
+            self.on_bytes(len(chunk), len(others))
             if size <= self.line_bytes_max:
                 parts.append(first)
                 size += len(first)

@@ -74,7 +74,7 @@ class ParquetFormat(Format):
             uncompressed = sum(opened.metadata.row_group(at).total_byte_size for at in range(opened.num_row_groups))
             some = max(1, min(BATCH_ROWS_MAX, BATCH_BYTES * total // max(1, uncompressed)))
             for batch in opened.iter_batches(batch_size=some, use_threads=False):
-                self._input.on_bytes(size * batch.num_rows // total)
+                self._input.on_bytes(size * batch.num_rows // total, batch.num_rows)
                 for row in batch.cast(casts).to_pylist():
                     if self._input.signal is not None:
                         return

@@ -6,6 +6,7 @@ import bisect
 import operator
 import os
 import signal
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -30,6 +31,8 @@ LATER_SHOWN_MAX = 20
 PLACES_MAX = 100_000
 """Maximum number of gaps between lines with tasks to remember: more than stand in what is read ahead, but for odd
 inputs."""
+CHUNKS_MAX = 10_000
+"""Maximum number of chunks that are read ahead to remember, for the bar; of a table up to 16 MiB are read ahead."""
 PROGRESS_AFTER_S = 1.0
 LOOK_EVERY = 256
 """Tasks between two steps of the bar."""
@@ -66,6 +69,41 @@ class Places:
         return file, begin + task - first
 
 
+class Advance:
+    """Tell how many bytes of the input stand before a line: exactly or about, and in bounded memory.
+
+    Of a small file all bytes are read before its first task is inserted, and of a table those of many rows.
+    """
+
+    def __init__(self) -> None:
+        self._file = self._line = self._bytes = 0
+        self._chunks: deque[tuple[int, int, int]] = deque(maxlen=CHUNKS_MAX)
+        """(the number of a file, its lines, all bytes) at the end of each chunk that was read."""
+        self._before = (0, 0, 0)
+        """The same at the end of the chunk before these."""
+
+    def begin(self, number: int) -> None:
+        """Take in that another file is read from now on."""
+        self._file, self._line = number, 0
+
+    def read(self, count: int, lines: int) -> None:
+        """Take in a chunk: its bytes, and how many lines end in it."""
+        self._line += lines
+        self._bytes += count
+        self._chunks.append((self._file, self._line, self._bytes))
+
+    def until(self, number: int, line: int) -> int:
+        """Return how many bytes stand before the end of a line of a file. They never get fewer."""
+        while len(self._chunks) > 1 and self._chunks[0][:2] <= (number, line):
+            self._before = self._chunks.popleft()
+        (file, first, begin), (read, last, end) = self._before, self._chunks[0] if self._chunks else self._before
+        if file != number:
+            first = 0
+        if read != number or last <= first:
+            return begin
+        return begin + (end - begin) * (min(line, last) - first) // (last - first)
+
+
 class Source:
     """Yield the payloads in order. After an early end it knows where and why.
 
@@ -90,9 +128,10 @@ class Source:
         """The format of each file."""
         self._stream = self._payloads()
         self._bar = Bar("insert", "B", PROGRESS_AFTER_S, is_scaled=True)
-        self._lines = self._bytes = 0
-        """Count all lines that are tasks, and all bytes that were read, exactly or about, for the bar."""
-        source.on_bytes = self._count_bytes
+        self._lines = 0
+        """Count all lines that are tasks, for the bar."""
+        self._advance = Advance()
+        source.on_bytes = self._advance.read
         self._number = self._line = self._last = 0
         """Give the index in `_files` of the file that is being read, and the first and last line of its last task."""
         self._bad: str | None = None
@@ -225,6 +264,7 @@ class Source:
                 yield from form.waiting()
             form = self._formats[number]
             form.line = 0
+            self._advance.begin(number)
             try:
                 with self._open(name, form) as file:
                     yield from form.rows(number, name, file)
@@ -261,9 +301,6 @@ class Source:
         finally:
             self._bar.close()
 
-    def _count_bytes(self, count: int) -> None:
-        self._bytes += count
-
     @cached_property
     def _size(self) -> int | None:
         """Return the number of bytes of the files; None if it is not known, as of standard input."""
@@ -277,7 +314,7 @@ class Source:
         key = None if self._key is None else _key_of(payload, self._key)
         self._lines += 1
         if not self._lines % LOOK_EVERY:
-            self._bar.show(self._bytes, self._size, f"{self._lines:,} tasks")
+            self._bar.show(self._advance.until(self._number, self._last), self._size, f"{self._lines:,} tasks")
         self._input.note_task()
         if self._line == 1 and type(payload) is list and len(payload) > 1:
             self.is_one_array = True

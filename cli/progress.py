@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import fsqueue
-from fsqueue.format.wording import duration
+from fsqueue.format.wording import counted, duration
 from fsqueue.views.activity import alike, headline
 from fsqueue.views.rates import WorkerProgress, total
 from fsqueue.worker import Event
@@ -52,7 +52,7 @@ def in_words(progress: WorkerProgress, failed: int, next_due_s: float = math.inf
     """
     rate, status, done = progress.rate(), progress.status, progress.done
     parts = [f"{done:,} done" if status is None else f"{done:,} of {max(status.inserted, done):,} done"]
-    parts += [f"{failed:,} failed"] if failed else []
+    parts += [counted(failed, "failed attempt")] if failed else []
     parts += [f"{progress.leased_elsewhere:,} leased elsewhere"] if progress.leased_elsewhere else []
     parts += [f"{number(rate)}/s"] if rate else []
     left = progress.remaining
@@ -118,12 +118,12 @@ class Failures:
         due = [(key, kind) for key, kind in self._kinds.items() if now - kind.told_at >= least_s]
         for key, kind in due:
             if kind.more:
-                self._tell(f"{kind.more:,} more failed: {kind.said}")
+                self._tell(f"{counted(kind.more, 'more attempt')} failed: {kind.said}")
                 kind.more, kind.told_at = 0, now
             else:
                 del self._kinds[key]  # if it comes again, show it at once
         if self._others and (due or least_s <= 0):
-            self._tell(f"{self._others:,} more failed, for other reasons")
+            self._tell(f"{counted(self._others, 'more attempt')} failed, for other reasons")
             self._others = 0
 
 

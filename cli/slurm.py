@@ -17,7 +17,6 @@ import click
 
 from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher
-from fsqueue.worker.handlers import name_of
 
 from .common import example, json_option, path_of, queue_at, search_working_directory
 from .options import takes_value
@@ -220,7 +219,7 @@ def slurm(
         if ctx.meta["command"]:
             _check_command(ctx.meta["command"], directory, has_prologue=bool(before))
         elif not before:
-            _check_modules([name_of(options["call"])["module"]] if options["call"] else options["load"], directory)
+            _check_modules(_module_of(options["call"]) if options["call"] else options["load"], directory)
     if not allow_empty and not options.get("forever") and all(queue.status().remaining == 0 for queue in opened):
         complain("there is nothing to do: insert tasks first, or let workers wait for them (--forever, --allow-empty)")
         raise click.exceptions.Exit(3)
@@ -314,6 +313,14 @@ def _check_command(command: list[str], directory: str | None, has_prologue: bool
             f"The command '{command[0]}' was not found here, or is not executable. Nothing was submitted. If it is "
             "only on the nodes, add --no-command-check."
         )
+
+
+def _module_of(call: str) -> list[str]:
+    """Return the module that --call names. UsageError if it names no function in it."""
+    module, _, function = call.partition(":")
+    if not (module and function):
+        raise click.UsageError(f"--call names a function as MODULE:FUNCTION, not '{call}'. Nothing was submitted.")
+    return [module]
 
 
 def _check_modules(names: Iterable[str], directory: str | None) -> None:

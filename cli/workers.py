@@ -40,7 +40,7 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
     If 'fsqueue run' alone is killed, its leases end without this command, when its commands have ended. They do not if
     all of its processes were killed, or if its command names a program that works elsewhere (srun, ssh, docker).
 
-    Below the workers are the nodes on which tasks failed in a row. 'run --exclude-after N' takes no task on a node
+    Below the workers are the nodes on which attempts failed in a row. 'run --exclude-after N' takes no task on a node
     after N failures. Only the logs of the batches at work are read. Tasks that a script took with 'lease' have no
     process to check.
     """
@@ -72,7 +72,7 @@ def workers(queue: str, release_dead: bool, admit: tuple[str, ...], as_json: boo
         print_table((_row(worker, now) for worker in listed), WIDTHS, HEADING)
         for node_found in failing:
             excluded = f", excluded from {node_found.after} on" if node_found.is_excluded else ""
-            failed = wording.counted(node_found.failures, "task")
+            failed = wording.counted(node_found.failures, "attempt")
             when, why = moment(node_found.last), f" ({node_found.reason})" if node_found.reason else ""
             say(brief(f"node {node_found.node}: {failed} in a row failed{excluded}; {when}{why}", 200))
     if refused:  # nodes that could not be admitted

@@ -228,8 +228,8 @@ class Prefetched:
         self.failures_left -= 1
         if self.failures_left <= 0:
             error.add_note(
-                "This error ends the loop: too many tasks in a row have failed (stop_after_failures). Their failures "
-                "are recorded, and they will be tried again. Mend the cause, and start the loop again."
+                "This error ends the loop: too many attempts in a row have failed (stop_after_failures). Their "
+                "failures are recorded, and they will be tried again. Mend the cause, and start the loop again."
             )
             return False
         logger.warning(

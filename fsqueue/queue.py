@@ -619,7 +619,7 @@ class Queue(Maintenance):
 
     @verb("reading on which nodes tasks fail")
     def failing_nodes(self) -> list[FailingNode]:
-        """Return the nodes on which the latest tasks failed, one after the other, by name.
+        """Return the nodes on which the latest attempts failed, one after the other, by name.
 
         They are counted for workers with `exclude_after` (`fsqueue run --exclude-after`) alone. A hint.
         """

@@ -69,6 +69,15 @@ def decode_result(data: bytes) -> Any:
     return value
 
 
+def is_kept_exactly(data: bytes) -> bool:
+    """Tell whether `decode_result` keeps all bytes of a result: those that are not UTF-8 become U+FFFD."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class _Refused(Exception):
     """There is no rule for a value: why, as the end of a sentence, and the keys that lead to it."""
 

@@ -156,11 +156,15 @@ def _of_nodes(look: QueueLook) -> Iterator[Notice]:
             Action(f"Let {node} take tasks again", "admit-node", {"node": found.node}),
         )
     if len(look.failing) > NODES_MAX:
-        yield Notice("problem", look.name, f"The latest tasks failed on {len(look.failing) - NODES_MAX:,} more nodes.")
+        yield Notice(
+            "problem", look.name, f"The latest attempts failed on {len(look.failing) - NODES_MAX:,} more nodes."
+        )
 
 
 def _latest(found: fsqueue.FailingNode) -> str:
-    return "The latest task failed" if found.failures == 1 else f"The latest {counted(found.failures, 'task')} failed"
+    if found.failures == 1:
+        return "The latest attempt failed"
+    return f"The latest {counted(found.failures, 'attempt')} failed"
 
 
 def is_silent(worker: fsqueue.LeaseHolder, now: float) -> bool:

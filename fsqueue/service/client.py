@@ -369,7 +369,7 @@ class RemoteQueue:
         return list(self._get("/workers")["workers"])
 
     def failing_nodes(self) -> list[fsqueue.FailingNode]:
-        """Return the nodes on which the latest tasks failed, one after the other: see `Queue.failing_nodes`."""
+        """Return the nodes on which the latest attempts failed, one after the other: see `Queue.failing_nodes`."""
         return [_fields(fsqueue.FailingNode, one) for one in self._get("/nodes")["nodes"]]
 
     def admit_node(self, node: str) -> bool:
@@ -660,7 +660,7 @@ class RemotePoll:
             return False
         self.failures_left -= 1
         if self.failures_left <= 0:
-            error.add_note("This error ends the loop: too many tasks in a row have failed (stop_after_failures).")
+            error.add_note("This error ends the loop: too many attempts in a row have failed (stop_after_failures).")
             return False
         logger.warning("task %s of %s: attempt %d failed, and the loop goes on: %s", task.id, self._queue.url,
                        task.attempt, error, exc_info=error)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Nodes on which tasks fail one after the other (docs/format.md, "Nodes"): counted over all workers of a queue there.
+"""Nodes on which attempts fail one after the other (docs/format.md, "Nodes"): of all workers of a queue there.
 
 A small file for each such node, in the current generation: a line for each failure since the last success, which
 removes it. What is said here is advice to workers, never a condition of the protocol: a worker that
@@ -151,7 +151,7 @@ def _records(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def failing(store: Store) -> list[FailingNode]:
-    """Return the nodes on which the last task failed, by name."""
+    """Return the nodes on which the last attempt failed, by name."""
     store.refresh()
     paths = (f"{store.layout.nodes}/{name}" for name in store.fs.names(store.layout.nodes) if is_node_file(name))
     return sorted((found for path in paths if (found := read(store, path))), key=lambda found: found.node)

@@ -15,7 +15,7 @@ import orjson
 from fsqueue import errors
 from fsqueue.errors import UNKEPT, FsqueueError, InvalidArgument, InvalidTask
 from fsqueue.filesystem import NO_RESULT_FILES, ResultFile, ResultFiles, open_nothing, program_fault, write_all
-from fsqueue.format.results import RESULT_BYTES_MAX, decode_result
+from fsqueue.format.results import RESULT_BYTES_MAX, decode_result, is_kept_exactly
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.worker import inserts, output, placeholders, scripts, shortages
@@ -94,6 +94,7 @@ class Commands(ProcessExecutor):
         self._is_fixed = not any(placeholders.in_argument(how.command[0]))  # else each payload names its own program
         self._has_stdin = how.stdin or not placeholders.hand_over(how.command)
         self._faults_told = 0
+        self._has_told_bytes = False
         self._environment = {key: value for key, value in os.environb.items() if key != b"FSQUEUE_PAYLOAD"}
         self._running: dict[Job, _Running] = {}
         self._awaited: dict[Job, _Running] = {}
@@ -353,9 +354,17 @@ class Commands(ProcessExecutor):
         if not data.strip():
             return "complete", None
         try:
-            return "complete", decode_result(data)
+            value = decode_result(data)
         except InvalidTask as error:
             return "bury", f"{UNKEPT} ({where}): {error}"
+        if not self._has_told_bytes and not is_kept_exactly(data):
+            self._has_told_bytes = True
+            self.output_writer.say(
+                f"The result ({where}) of task {running.job.task.id} is not UTF-8. It is kept as text, with U+FFFD in "
+                "place of what is not: results are JSON, which has no other bytes. Write them to a file, and give its "
+                "path as the result. Further results of this kind are not told."
+            )
+        return "complete", value
 
     def _then(self, running: _Running, queue: str, result: Any) -> tuple[str, Any]:
         """Judge a command that has succeeded by what it has printed, which is inserted with its completion."""

@@ -27,7 +27,6 @@ _SPEC = rf"(?:[^\s{{}}]?[<>=^])?[+-]?#?0?(?:[1-9][0-9]{{0,2}})?[,_]?(?:\.[0-9]{{
 and widths from 1,000 on.
 """
 _FIELD = re.compile(rf"(?P<name>{_NAME})?(?:(?P<part>{_PART})|:(?P<spec>[^{{}}]*))?")
-_UNFORMATTED = rf"#|(?:{_NAME})(?:{_PART})?|{_PART}"
 _REFUSED = {
     rf"-?\d+(?:{_PART})?|\d+[:!][^{{}}\s]*":
         "stands for nothing: there are no numbered columns: {} is the payload, {name} a field of it.",
@@ -38,12 +37,12 @@ _REFUSED = {
         "is not known here: there are no expressions. A script can change a payload: sh -c '… \"$1\" …' sh {}.",
     rf"0*##|0+#|(?:{_NAME}|-?\d+)?(?:/?\.\.\.?|\+/|\+\.{{1,3}})":
         "is not known here. The parts of a path are {.}, {/}, {//} and {/.}, and {#} is the task's id.",
-    rf"(?:{_UNFORMATTED})[ \t]+|[ \t]+(?:{_UNFORMATTED}|(?:{_NAME})?:(?!\}}){_SPEC})":
-        "has a blank within the braces, and so stands for nothing: leave the blank out.",
+    rf"(?:#|(?:{_NAME})(?:{_PART})?|{_PART})[ \t]+":
+        "has a blank before the closing brace, and so stands for nothing: leave the blank out.",
 }  # fmt: skip
 """What looks like a placeholder, of GNU parallel or Python or misspelled, and means nothing; and what is said of it.
 
-Blanks on both sides are none of it: `{ print }` belongs to awk.
+A blank behind the opening brace is none of it: `{ print }` belongs to awk.
 """
 _MEANT = "|".join([rf"#|(?:{_NAME})?(?:{_PART})?", rf"(?:{_NAME}):[^{{}}]*", r": ?[^{}\s]*[ \t]*", *_REFUSED])
 """Matches what stands between the braces of a placeholder, valid or refused."""

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from fsqueue_cli import insert_source
+from fsqueue_cli.insert_source import Advance
 from fsqueue_cli.main import cli
 
 from fsqueue import Queue, StorageError, StorageFull
@@ -656,3 +657,56 @@ def test_the_places_of_many_tasks_are_known_in_bounded_memory(monkeypatch: pytes
         assert places.find(task) == (1, 2 * task)
         assert len(places._steps) <= 10
     assert places.find(999) is None
+
+
+class Shown:
+    """Stands for the bar: what it was to show, (bytes done, all bytes, tasks)."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int | None, int]] = []
+
+    def show(self, done: int, steps: int | None, beside: str = "") -> None:
+        self.steps.append((done, steps, int(beside.split()[0].replace(",", ""))))
+
+    def close(self) -> None:
+        """Nothing is drawn."""
+
+
+@pytest.mark.parametrize("options", [[], ["--lines"], ["--csv"], ["--delimiter", ";"], ["--key", "n"], ["-0"]])
+@pytest.mark.parametrize("rows", [3_000, 30_000])
+def test_the_bar_stands_where_the_tasks_are(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], rows: int
+) -> None:
+    """All of a small file is read before its first task is inserted. Of a table that holds for many rows."""
+    if options == ["--key", "n"] and rows > 3_000:
+        return  # a key takes a file
+    shown = Shown()
+    monkeypatch.setattr("fsqueue_cli.insert_source.Bar", lambda *how, **more: shown)
+    files = [tmp_path / "a", tmp_path / "b"]
+    for number, file in enumerate(files):
+        lines = [f'{{"n":"{number}-{n:05}"}}' for n in range(rows // 2)]
+        if options[:1] in (["--csv"], ["--delimiter"]):
+            lines = ["n", *(f"{n:09}" for n in range(rows // 2))]
+        file.write_text("".join(line + ("\0" if options == ["-0"] else "\n") for line in lines))
+    fsqueue_cli("insert", queue.path, *options, *files)
+    assert queue.status().inserted == rows
+    assert [tasks for _, _, tasks in shown.steps] == list(range(256, rows + 1, 256))
+    for done, size, tasks in shown.steps:
+        assert size == sum(file.stat().st_size for file in files)
+        assert size is not None
+        assert abs(done / size - tasks / rows) < 0.01, f"{done} of {size} bytes, {tasks} of {rows} tasks"
+
+
+def test_the_bar_never_goes_back() -> None:
+    """Whatever the lines are: some end in no chunk, or a file in the middle of one."""
+    advance = Advance()
+    places = []
+    for number, chunks in enumerate([[(10, 2), (10, 0), (10, 3), (3, 0)], [(5, 0)], [], [(10, 1), (10, 9)]]):
+        advance.begin(number)
+        for size, lines in chunks:
+            advance.read(size, lines)
+        places += [(number, line) for line in range(1, sum(lines for _, lines in chunks) + 2)]
+    done = [advance.until(*place) for place in places]
+    assert done == sorted(done)
+    assert done[0] == 5
+    assert done[-1] == 58

@@ -201,7 +201,7 @@ def test_a_program_that_a_hint_names_takes_the_line(fsqueue_cli: Run, queue: Que
     for line in (
         "{x: 1}",
         '{"x": 1,}',
-        '{"x": tru}',
+        '{"x": nul}',
         '{"x": 1} trailing',
         '{"x": 01}',
         '{"x": "cut',

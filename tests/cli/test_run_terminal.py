@@ -111,7 +111,7 @@ def test_what_others_have_leased_and_what_fails_is_shown(
     command = f"{fails}; {until_there(tmp_path / 'go')}"
     arguments = ["-j", 2, "--max-tasks", 2, "--", "sh", "-c", command]
     terminal = on_terminal("run", queue.path, *arguments, "sh", "{}", columns=120)
-    screen = terminal.read(lambda text: "1 failed, 2 leased elsewhere" in text.rpartition("\n")[2])
+    screen = terminal.read(lambda text: "1 failed attempt, 2 leased elsewhere" in text.rpartition("\n")[2])
     [told] = [line for line in screen.splitlines() if line.startswith("fsqueue: task ")]
     assert told.endswith("failed: exit status 3: \\x1b[31mno tile 17"), "escaped where we say it"
     (tmp_path / "go").touch()
@@ -237,7 +237,7 @@ def test_a_log_gets_a_line_a_minute(log: LogProgress, queue: Queue, clock: Clock
     log.tell(failed("t", "exit status 1"))
     clock.now += 1
     log.step()
-    assert told[2:] == ["task t failed: exit status 1", "60 of 200 done, 1 failed, 0.24/s, 9 min 39 s left"]
+    assert told[2:] == ["task t failed: exit status 1", "60 of 200 done, 1 failed attempt, 0.24/s, 9 min 39 s left"]
 
 
 def test_a_log_gets_the_first_failure_of_each_reason_and_counts_at_the_end(log: LogProgress, told: list[str]) -> None:
@@ -247,7 +247,11 @@ def test_a_log_gets_the_first_failure_of_each_reason_and_counts_at_the_end(log: 
     assert told == ["task t0 failed: exit status 1: no tile 0", "task u0 failed: exit status 2"]
     log.tell(Event("lost", "task v0 was lost", {}))
     log.close()
-    assert told[2:] == ["task v0 was lost", "39 more failed: exit status 1: no tile 0", "39 more failed: exit status 2"]
+    assert told[2:] == [
+        "task v0 was lost",
+        "39 more attempts failed: exit status 1: no tile 0",
+        "39 more attempts failed: exit status 2",
+    ]
 
 
 def test_a_node_on_which_all_fails_while_others_succeed_is_worth_a_word(
@@ -345,7 +349,7 @@ def test_rate_and_time_left_come_from_everybody(clock: Clock) -> None:
     numbers.completed = lambda: (10, 10)
     assert line(numbers).endswith("10 of 110 done, 6 leased elsewhere, 1.0/s, 1 min 40 s left")
     numbers.look(Status(waiting=80, leased=10, completed=18, dead=2), held=10)
-    assert line(numbers, failed=3).endswith("20 of 110 done, 3 failed, 2.0/s, 45 s left")
+    assert line(numbers, failed=3).endswith("20 of 110 done, 3 failed attempts, 2.0/s, 45 s left")
 
 
 def test_nothing_is_counted_twice_after_the_terminal_stood_still(queue: Queue) -> None:
@@ -425,7 +429,7 @@ def test_failures_that_are_alike_are_counted(clock: Clock) -> None:
     assert len(told) == 2, "not yet"
     clock.now += REPEAT_S
     failures.flush()
-    assert told[2:] == ["39 more failed: exit status 1: no tile 0"]
+    assert told[2:] == ["39 more attempts failed: exit status 1: no tile 0"]
     failures.add("again", "exit status 2")
     assert told[3:] == ["task again failed: exit status 2"]
 
@@ -446,8 +450,8 @@ def test_while_only_retries_are_left_the_next_one_is_told_and_no_time_left(clock
     line(numbers)
     clock.now += 10
     numbers.look(Status(delayed=2, completed=98), held=0)
-    said = progress_line(numbers, 2, 100, "ascii", next_due_s=7)
-    assert said.endswith("98 of 100 done, 2 failed, 1.8/s, 2 wait for a retry, the next in 7 s")
+    said = progress_line(numbers, 2, 120, "ascii", next_due_s=7)
+    assert said.endswith("98 of 100 done, 2 failed attempts, 1.8/s, 2 wait for a retry, the next in 7 s")
     assert progress_line(numbers, 0, 100, "ascii", next_due_s=7).endswith("1.8/s, 2 delayed, the next in 7 s")
     numbers.look(Status(delayed=1, completed=99), held=0)
     assert progress_line(numbers, 2, 100, "ascii").endswith(", 1 waits for a retry")

@@ -471,7 +471,7 @@ def test_a_payload_in_a_script_is_refused_before_anything_is_submitted(
         (["--", "echo", "{%}"], "$FSQUEUE_SLOT"),
         (["--call", "no_such_module:f"], "The module 'no_such_module' was not found here"),
         (["--load", "no_such_module.sub"], "The module 'no_such_module' was not found here"),
-        (["--call", "json"], "named as 'package.module:function', not 'json'"),
+        (["--call", "json"], "--call names a function as MODULE:FUNCTION, not 'json'"),
     ],
 )
 def test_what_no_worker_could_do_is_refused_before_anything_is_submitted(

@@ -106,7 +106,7 @@ def test_an_excluded_node_is_shown_and_admitted(fsqueue_cli: Run, queue: Queue) 
     streak.failed("no \x1b[2Jdevice")
     streak.failed("no \x1b[2Jdevice")
     said = fsqueue_cli("workers", queue.path).output
-    assert f"node {streak.node}: 2 tasks in a row failed, excluded from 2 on" in said
+    assert f"node {streak.node}: 2 attempts in a row failed, excluded from 2 on" in said
     assert "\x1b" not in said
     [node] = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["nodes"]
     assert (node["node"], node["failures"], node["excluded"]) == (streak.node, 2, True)

@@ -146,12 +146,12 @@ def test_a_node_on_which_tasks_fail_in_a_row_is_named_and_can_take_tasks_again(q
     node = failed_in_a_row(queue, 2, after=3)
     verdict, [notice] = of(queue)
     assert (verdict, notice.kind) == ("at work", "note")
-    assert notice.says == f"The latest 2 tasks failed on the node {node}. The last error: “no GPU was found”."
+    assert notice.says == f"The latest 2 attempts failed on the node {node}. The last error: “no GPU was found”."
     failed_in_a_row(queue, 1, after=3)
     [notice] = of(queue)[1]
     assert notice.kind == "problem"
     assert notice.says.startswith(
-        f"The node {node} takes no more tasks. The latest 3 tasks failed there. The last error: "
+        f"The node {node} takes no more tasks. The latest 3 attempts failed there. The last error: "
     )
     assert notice.action == attention.Action(f"Let {node} take tasks again", "admit-node", {"node": node})
     assert actions.act(queue, notice.action.verb, notice.action.fields) == 1
@@ -174,7 +174,7 @@ def test_of_very_many_failing_nodes_some_are_named() -> None:
     look = replace(at_work(Status(leased=1)), failing=failing)
     found = attention.notices(look, "q")
     assert len(found) == attention.NODES_MAX + 1
-    assert found[0].says == "The latest tasks failed on 5 more nodes."
+    assert found[0].says == "The latest attempts failed on 5 more nodes."
 
 
 def test_leases_that_ran_out() -> None:

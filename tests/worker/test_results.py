@@ -117,6 +117,23 @@ def test_however_a_result_gets_there_it_is_kept(
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("where", ["standard output", "FSQUEUE_RESULT"])
+def test_a_result_that_is_not_utf_8_is_told_once(queue: Queue, where: str) -> None:
+    """JSON has no such bytes: they would be changed without a word."""
+    into = "" if where == "standard output" else ">$FSQUEUE_RESULT"
+    queue.insert_many([r"\377\376x", r'{"a":"Z\374"}', r"Z\303\274"])
+    said: list[str] = []
+    worker = Worker(
+        queue, command=["sh", "-c", f'printf "$1" {into}', "sh", "{}"], result_from_stdout=not into,
+        tell=lambda event: event.text and said.append(event.text),
+    )  # fmt: skip
+    assert worker.run() == drained(completed=3)
+    assert sorted(task.result for task in queue.tasks("completed")) == ["Zü", '{"a":"Z\ufffd"}', "\ufffd\ufffdx"]
+    [told] = [text for text in said if "UTF-8" in text]
+    assert told.startswith(f"The result ({where}) of task ")
+    assert "Write them to a file, and give its path as the result." in told
+
+
 @pytest.mark.parametrize(
     ("script", "why"),
     [
