@@ -88,8 +88,8 @@ def group_at(path: str, given: dict[str, object]) -> fsqueue.Group | None:
         with suppress(fsqueue.QueueNotFound):
             fsqueue.queues(path)
         raise click.UsageError(
-            f"{named[0]} is for the queues of a group, and {path} is no group. Nothing was done. To make one: "
-            "fsqueue create --group PATH"
+            f"{named[0]} is for the queues of a group, and {path} is no group. Nothing was done. If it lies on another "
+            "filesystem, check that this is mounted. To make one: fsqueue create --group PATH"
         )
     return group
 

@@ -258,16 +258,16 @@ def _checked(operation: Typed) -> Typed:
 
 
 def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]:
-    """Return the group at a path, or of the queue at it, and the name of that queue. QueueNotFound, NotAQueue."""
+    """Return the group at a path, or of the queue at it, and the name of that queue. GroupNotFound, NotAQueue."""
     group = fsqueue.Group.at(path, worker)
     if group is not None:
         return group, None
     try:
         queue = fsqueue.Group.queue_at(path, worker)
     except fsqueue.QueueNotFound:
-        raise fsqueue.QueueNotFound(
-            f"There is no group at {path}. Nothing was done. Check the path, or create it: "
-            f"fsqueue create --group {quoted(path)}"
+        raise fsqueue.GroupNotFound(
+            f"There is no group at {path}. Nothing was done. If it lies on another filesystem, check that this is "
+            f"mounted. Else check the path, or create it: fsqueue create --group {quoted(path)}"
         ) from None
     if not isinstance(queue, fsqueue.GroupQueue):
         raise click.UsageError(

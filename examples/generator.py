@@ -29,7 +29,7 @@ def work(payload: dict[str, int]) -> Any:
 
 def main(place: str, count: int) -> None:
     """Square the numbers below `count`, and print their sum."""
-    queue = fsqueue.Group(place)["squares"]
+    queue = fsqueue.Group.create(place, exist_ok=True)["squares"]
     queue.insert({"next": 0, "end": count})
     fsqueue.Worker(queue, work).run()
     squares = [one.result for one in queue.results() if one.result is not None]

@@ -4,6 +4,7 @@
 
     FsqueueError                 anything fsqueue says "no" to                                    exit 1
     ├── QueueNotFound            nothing is there; nothing was created                                 5
+    ├── GroupNotFound            no group is there, or another one: perhaps it is not mounted          5
     ├── QueuePurged              what was waited for was purged or overwritten                          1
     ├── QueueExists              create found a queue and `exist_ok` was not given                     1
     ├── NotAQueue                the path is a file, or a directory that is no queue                   5
@@ -56,6 +57,16 @@ class FsqueueError(Exception):
 
 class QueueNotFound(FsqueueError):
     """There is no queue at this path (or it has been deleted). Nothing was created."""
+
+    exit_code = 5
+
+
+class GroupNotFound(FsqueueError):
+    """There is no group of queues at this path, or another one than was opened. Nothing was created.
+
+    Perhaps its filesystem is not mounted, and all tasks are still in it. So it is no QueueNotFound: what handles a
+    deleted queue must not take the queues of such a group for deleted.
+    """
 
     exit_code = 5
 

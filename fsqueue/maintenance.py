@@ -131,6 +131,7 @@ class Maintenance:
         """
         if not isinstance(node, str) or not node:
             raise InvalidArgument(f"node must be the name of a node, not {node!r:.100}. Nothing was done.")
+        self.store.refresh()
         return nodes.admit(self.store, node)
 
     @verb("changing settings")

@@ -13,6 +13,7 @@ from fsqueue.errors import FsqueueError, from_os_error
 
 EXIT_CODES = {
     "FsqueueError": 1,
+    "GroupNotFound": 5,
     "QueueNotFound": 5,
     "QueuePurged": 1,
     "QueueExists": 1,

@@ -64,7 +64,7 @@ def test_queues_on_several_filesystems(tmp_path: Path) -> None:
         assert payloads(fsqueue.lease(queues, 10)) == [*range(10)]
         for queue in queues:
             queue.release_all()
-        groups = [Group(disk / "g") for disk in (one, two)]
+        groups = [Group.create(disk / "g") for disk in (one, two)]
         for number, group in enumerate(groups):
             group["q"].insert(10 + number)
         report = Worker([*queues, *groups], "json:dumps").run()

@@ -27,6 +27,7 @@ from fsqueue.filesystem.outputs import (
 )
 from fsqueue.filesystem.processes import inheritable_descriptors, is_program, program_fault
 from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
+from fsqueue.filesystem.rooted import Stamp
 from fsqueue.filesystem.trees import OpenTree
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "ResultFile",
     "ResultFiles",
     "Spool",
+    "Stamp",
     "asking_again",
     "beegfs_setting",
     "either_of_two",

@@ -17,7 +17,7 @@ from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.filesystem import forked, locks, resources, syncs, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
-from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted
+from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted, Stamp, stamp_of
 from fsqueue.filesystem.trees import Proof
 
 T = TypeVar("T")
@@ -204,6 +204,15 @@ class Filesystem(Rooted):
         def from_the_start() -> list[tuple[int, bytes]]:
             with self.closing(self.look_anew(path)) as fd:
                 return self.all_pieces(fd)
+
+        return asking_again(from_the_start)
+
+    def read_stamped(self, path: str) -> tuple[Stamp, list[tuple[int, bytes]]]:
+        """Return the stamp of the file `path` before it was read, and the pieces of its content: see `read_pieces`."""
+
+        def from_the_start() -> tuple[Stamp, list[tuple[int, bytes]]]:
+            with self.closing(self.look_anew(path)) as fd:
+                return stamp_of(self.fstat(fd)), self.all_pieces(fd)
 
         return asking_again(from_the_start)
 

@@ -24,6 +24,15 @@ FILE_BITS, DIRECTORY_BITS = 0o060, 0o070
 """What the group may do with a file and a directory below it."""
 
 
+Stamp = tuple[int, int, int, int]
+"""What tells a version of a file from others: the device, the number on it, the time of the last change, the size."""
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """Return the stamp of a file. Each write, link and renaming changes the time (of the inode, not of the content)."""
+    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
+
+
 SIZE, NO_FOLLOW, ASK_THE_SERVER = 0x200, 0x100, 0x2000
 """STATX_SIZE, AT_SYMLINK_NOFOLLOW, AT_STATX_FORCE_SYNC."""
 STATX_BYTES, AT_BYTE = 256, 40
@@ -241,6 +250,17 @@ class Rooted:
             return root.number == (found.st_dev, found.st_ino)
         except OSError as error:
             return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+    def stamp_at(self, path: str) -> Stamp | None:
+        """Return the stamp of the file to which `path` leads now, from the top, whatever root is open; None if to none.
+
+        Nothing is opened, and no link in the file's own place is followed. On a network filesystem an answer may be a
+        minute old.
+        """
+        try:
+            return stamp_of(os.lstat(path))
+        except OSError:
+            return None
 
     def _root_is_gone(self) -> bool:
         """Return whether the root was removed; a network filesystem reports ESTALE for a removed root."""

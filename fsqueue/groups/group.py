@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import administration, forks
 from fsqueue.arguments import bound_of, holder_of, whole
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, from_os_error
+from fsqueue.errors import GroupNotFound, InvalidArgument, NotAQueue, QueueNotFound, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings
@@ -196,20 +196,18 @@ class GroupQueues(Selected):
 class Group(GroupQueues):
     """A directory of queues: ``group["fetch"].insert(payload)`` makes the queue `fetch` if it is not there.
 
-    `path`: a directory or `fq://` and a directory. `worker`: a name to appear under in logs. `queue_defaults`: settings
-    that its queues begin with, as for `Queue.create`. The group is made at the first insert. Who makes it decides the
-    settings; InvalidArgument for others than it has. docs/groups.md tells more.
+    `path`: a directory or `fq://` and a directory. `worker`: a name to appear under in logs. The group must be there:
+    `Group.create` makes one. docs/groups.md tells more.
 
-    QueueNotFound if something is asked of a group that is not there; NotAQueue if its file is damaged.
+    GroupNotFound if there is none; NotAQueue if its file is damaged. GroupNotFound from each verb if the group is not
+    in its place any more, or another one is: perhaps its filesystem was unmounted.
     """
 
     group: Group
 
-    def __init__(self, path: str | os.PathLike[str], *, worker: str | None = None, **queue_defaults: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, worker: str | None = None) -> None:
         self._path = queue_path(path)
         self.worker = worker
-        self._given = queue_defaults
-        self._asked = asked(queue_defaults)
         self._opened: GroupDirectory | None = None
         self._opening = resources.Mutex()
         self.coordinator = Coordinator()
@@ -218,7 +216,7 @@ class Group(GroupQueues):
         """Numbers as ids of its tasks, for clients of taskstore."""
         self._kept: dict[QueueDirectory, GroupQueue] = {}
         super().__init__(self)
-        self.opened()
+        self.directory()
 
     @classmethod
     def create(
@@ -232,7 +230,8 @@ class Group(GroupQueues):
     ) -> Group:
         """Make a group, whole or not at all, and open it. Parents of `path` are made as needed.
 
-        Errors as of `Queue.create`. InvalidArgument, with `exist_ok`, if it is there with other settings.
+        `queue_defaults`: settings that its queues begin with, as for `Queue.create`. Errors as of `Queue.create`. With
+        `exist_ok`, InvalidArgument if it is there with others than those that are given.
         """
         where, settings = queue_path(path), asked(queue_defaults)
         try:
@@ -240,7 +239,9 @@ class Group(GroupQueues):
                 administration.create_group(where, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe)
         except OSError as error:
             raise from_os_error(error, f"creating the group {where}") from error
-        return cls(where, worker=worker, **queue_defaults)
+        made = cls(where, worker=worker)
+        _refuse_others(made, {name: getattr(settings, name) for name in queue_defaults})
+        return made
 
     @property
     def path(self) -> Path:
@@ -250,19 +251,18 @@ class Group(GroupQueues):
     @property
     def settings(self) -> Settings:
         """Return the settings that its queues begin with."""
-        group = self.opened()
-        return self._asked if group is None else group.state.settings
+        return self.directory().state.settings
 
     @property
     def id(self) -> str:
-        """Return what tells it from a group made later at the same path. QueueNotFound if it is not there yet."""
+        """Return what tells it from a group made later at the same path."""
         return self.directory().state.id
 
     def __repr__(self) -> str:
         return f"Group({self._path!r})"
 
     def __reduce__(self) -> Any:
-        return _again, (self._path, self.worker, self._given)
+        return _again, (self._path, self.worker)
 
     def __eq__(self, other: object) -> bool:
         return self._path == other._path if isinstance(other, Group) else NotImplemented
@@ -294,9 +294,7 @@ class Group(GroupQueues):
 
         It is read from the latest updates, in bounds, as far as `gc` keeps what decided them. A hint.
         """
-        group = self.opened()
-        if group is None:
-            return []
+        group = self.directory()
         opened: dict[QueueDirectory, GroupQueue] = {}
 
         def store_of(directory: QueueDirectory) -> Store | None:
@@ -339,7 +337,7 @@ class Group(GroupQueues):
 
     def usage(self) -> dict[str, Usage]:
         """Return the files, directories and bytes of the group, and of its queues, by what they are for: see
-        `Queue.usage`. Those that decide about updates are "updates". QueueNotFound if there is no group.
+        `Queue.usage`. Those that decide about updates are "updates".
         """
         with forks.held_off():
             from fsqueue.views import usage
@@ -369,7 +367,7 @@ class Group(GroupQueues):
         """Yield what is wrong with the group's own files: those that decide about atomic updates.
 
         Each of its queues is checked by itself: see `Queue.fsck`. With `repair`, each finding is mended before it is
-        yielded. QueueNotFound if there is no group.
+        yielded.
         """
         with forks.held_off():
             from fsqueue.fsck import fsck_group
@@ -385,32 +383,34 @@ class Group(GroupQueues):
                 raise from_os_error(error, f"checking the group {group.path}") from error
             yield finding
 
-    def directory(self, begins: bool = False) -> GroupDirectory:
-        """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
-        opened = self._opened
-        if opened is not None and opened.fs.is_in_place():
-            return opened
-        with self._opening:
-            if self._opened is not opened and self._opened is not None:
-                return self._opened  # another thread was faster
-            try:
-                if begins and not group_directory.is_group(self._path):
-                    administration.create_group(self._path, self._asked, exist_ok=True, allow_unsafe=False)
-                opened = GroupDirectory(self._path)
-            except OSError as error:
-                raise from_os_error(error, f"opening the group {self._path}") from error
-            self._refuse_others(opened.state.settings)
-            self._opened = opened
-            return opened
+    def directory(self) -> GroupDirectory:
+        """Return the open group, which is in its place. GroupNotFound if it is not, or another one is: nothing is made.
 
-    def _refuse_others(self, settings: Settings) -> None:
-        others = {name for name in self._given if getattr(settings, name) != getattr(self._asked, name)}
-        if others:
-            said = ", ".join(f"{name} is {getattr(settings, name)!r}" for name in sorted(others))
-            raise InvalidArgument(
-                f"The group {self._path} has other settings for its queues: {said}. Nothing was done. Leave them out "
-                "to use the group as it is, or choose another path."
-            )
+        A group that comes back to its path, as one that is mounted again, is opened again.
+        """
+        opened = self._opened
+        try:
+            if opened is not None and opened.is_in_place():
+                return opened
+            with self._opening:
+                if self._opened is not opened and self._opened is not None:
+                    return self._opened  # another thread was faster
+                self._opened = found = self._open(opened)
+                return found
+        except OSError as error:
+            raise from_os_error(error, f"opening the group {self._path}") from error
+
+    def _open(self, before: GroupDirectory | None) -> GroupDirectory:
+        """Open the group; anew, if it was open `before`. GroupNotFound if another one is there then."""
+        try:
+            found = GroupDirectory(self._path)
+        except GroupNotFound as error:
+            if before is None:
+                raise
+            raise GroupNotFound(group_directory.gone(self._path)) from error
+        if before is not None and found.state.id != before.state.id:
+            raise GroupNotFound(group_directory.replaced(self._path))
+        return found
 
     # -- paths --------------------------------------------------------------------------------------------------
 
@@ -459,5 +459,17 @@ def asked(given: dict[str, Any]) -> Settings:
     return replace(DEFAULTS, **given)
 
 
-def _again(path: str, worker: str | None, given: dict[str, Any]) -> Group:
-    return Group(path, worker=worker, **given)
+def _refuse_others(group: Group, given: dict[str, Any]) -> None:
+    """Raise InvalidArgument if a group has other settings for its queues than those that are given."""
+    settings = group.settings
+    others = [name for name, value in given.items() if getattr(settings, name) != value]
+    if others:
+        said = ", ".join(f"{name} is {getattr(settings, name)!r}" for name in sorted(others))
+        raise InvalidArgument(
+            f"The group {group.path} has other settings for its queues: {said}. Nothing was done. Leave them out "
+            "to use the group as it is, or choose another path."
+        )
+
+
+def _again(path: str, worker: str | None) -> Group:
+    return Group(path, worker=worker)

@@ -80,9 +80,7 @@ class _OfOne:
         if now < self._look_at:
             return
         self._look_at = now + LIST_S
-        group = self.selected.opened()
-        if group is None:
-            return
+        group = self.selected.group.directory()
         try:
             with resources.Scope():
                 stamp = group.stamp()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +14,15 @@ from fsqueue import administration
 from fsqueue.arguments import whole
 from fsqueue.clock import Backoff, Clock, Entropy, duration_ms
 from fsqueue.commit import Commit
-from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound, StorageError, TaskNotFound, from_os_error
+from fsqueue.errors import (
+    FsqueueError,
+    GroupNotFound,
+    InvalidArgument,
+    QueueNotFound,
+    StorageError,
+    TaskNotFound,
+    from_os_error,
+)
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
@@ -47,8 +55,8 @@ class HasQueues(Protocol):
     def settings(self) -> Settings:
         """Return the settings that its queues begin with."""
 
-    def directory(self, begins: bool = False) -> GroupDirectory:
-        """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
+    def directory(self) -> GroupDirectory:
+        """Return the open group. GroupNotFound if it is not in its place, or another one is."""
 
     def update(self) -> Any:
         """Return an empty update of queues of this group."""
@@ -70,7 +78,8 @@ class GroupQueue(Queue):
     Until then, and after it was deleted, it leases nothing, all counts of it are zero, and `wait` calls it drained.
     What changes a queue that has to be there (`pause`, `resume`, `change_settings`) raises QueueNotFound. An insert
     into a queue that was deleted makes it anew, with the settings of the group. NotAQueue if something else has its
-    place: a link, a file, or a queue that was not made in this group.
+    place: a link, a file, or a queue that was not made in this group. GroupNotFound from each verb if the group itself
+    is not in its place: perhaps it is not mounted.
 
     All else is as in `Queue`. Safe to use from many threads, and after a fork; pickled, it is opened anew.
     """
@@ -160,7 +169,7 @@ class GroupQueue(Queue):
     # -- open, and come into being --------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Open it, and prove that it is this group's. QueueNotFound, NotAQueue."""
+        """Open it, and prove that it is this group's. QueueNotFound, NotAQueue, GroupNotFound."""
         with self._opening:
             if "store" in self.__dict__:
                 return
@@ -180,7 +189,7 @@ class GroupQueue(Queue):
             self._work_on(store)
 
     def _opens(self) -> bool:
-        """Return whether it has come into being, as far as this object knows."""
+        """Return whether it has come into being, as far as this object knows. GroupNotFound: nobody knows."""
         if "store" not in self.__dict__:
             try:
                 self._open()
@@ -195,6 +204,20 @@ class GroupQueue(Queue):
             for one in _OPENED:
                 self.__dict__.pop(one, None)
 
+    def _why_gone(self, error: QueueNotFound) -> FsqueueError:
+        """Forget a queue that is gone, and return what to raise: GroupNotFound if it is gone with its group."""
+        self._let_go()
+        try:
+            self.group.directory()
+        except GroupNotFound as away:
+            if error.new is None and error.is_exact:
+                return away
+            found = GroupNotFound(f"{away} {insert_errors.NOTHING if error.is_exact and not error.new else error}")
+            found.inserted, found.new, found.is_exact = error.inserted, error.new, error.is_exact
+            found.advice = error.advice
+            return found
+        return error
+
     def _open_and_verify(self) -> None:
         """Open it, anew if it was deleted meanwhile. QueueNotFound: there is none, and none is made."""
         try:
@@ -208,26 +231,29 @@ class GroupQueue(Queue):
         self._let_go()
         return True
 
-    def _begin(self, verifies: bool, place: Callable[[], GroupDirectory] | None = None) -> None:
+    def _begin(self, verifies: bool) -> None:
         """Make the queue if it is not there, and open it. `verifies`: ask whether one that is open was deleted.
 
-        `place`: returns the open group in which it is made; otherwise the group comes into being, too.
         An error says that nothing was inserted: nothing was, by then.
         """
         store = self.__dict__.get("store")
         if store is not None and (not verifies or store.queue_file.is_unchanged()):
             return  # as in most cases
         try:
-            self._begin_or_open(verifies, place or partial(self.group.directory, begins=True))
+            self._begin_or_open(verifies)
         except OSError as error:
             failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
             insert_errors.note_nothing(failure)
             raise failure from error
+        except GroupNotFound as error:
+            missing = GroupNotFound(f"{error} {insert_errors.NOTHING}")
+            insert_errors.note_nothing(missing)
+            raise missing from error
         except FsqueueError as error:
             insert_errors.note_nothing(error)
             raise
 
-    def _begin_or_open(self, verifies: bool, place: Callable[[], GroupDirectory]) -> None:
+    def _begin_or_open(self, verifies: bool) -> None:
         for _ in range(BEGIN_TRIES):
             try:
                 if self._opens():
@@ -239,7 +265,7 @@ class GroupQueue(Queue):
                 continue
             try:
                 with resources.Scope():
-                    place().begin(self._directory)
+                    self.group.directory().begin(self._directory)
             except QueueClosed:
                 administration.finish_deletion(str(self._path))
             except QueueMoved:
@@ -255,7 +281,9 @@ class GroupQueue(Queue):
             try:
                 return super().insert(payload, **how)
             except QueueNotFound as error:
-                self._let_go()
+                failure = self._why_gone(error)
+                if failure is not error:
+                    raise failure from error
                 if not left or error.new or not error.is_exact:  # it may be in the queue, if that was moved elsewhere
                     raise
         raise AssertionError("unreachable")
@@ -266,7 +294,10 @@ class GroupQueue(Queue):
         QueueNotFound if it is deleted meanwhile: what was inserted by then was deleted with it.
         """
         self._begin(verifies=True)
-        return super().insert_many(payloads, **how)
+        try:
+            return super().insert_many(payloads, **how)
+        except QueueNotFound as error:
+            raise self._why_gone(error) from error.__cause__
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
         """Return a named commit: see `Queue.commit`. The queue comes into being, if there is none."""
@@ -297,8 +328,9 @@ class GroupQueue(Queue):
             try:
                 if self._opens():
                     return super()._lease_waiting(n, lease_ms, stop)
-            except QueueNotFound:
-                self._let_go()
+            except QueueNotFound as error:
+                if (failure := self._why_gone(error)) is not error:
+                    raise failure from error
             if stop():
                 return []
             clock.sleep(backoff.next_s())
@@ -385,8 +417,11 @@ class GroupQueue(Queue):
         """Delete the queue at once, whatever its size: see `Queue.delete`. Nothing happens if there is none."""
         left: dict[str, str] = {}
         if self._opens():
-            with suppress(QueueNotFound):  # another process did
+            try:
                 left = super().delete(wait=wait)
+            except QueueNotFound as error:
+                if (failure := self._why_gone(error)) is not error:  # else another process has deleted it
+                    raise failure from error
         self._let_go()
         return left
 
@@ -435,7 +470,8 @@ def _or_empty(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:
             if not self._opens():
                 break
             try:
-                return method(self, *args, **named)
+                found = method(self, *args, **named)
+                return found if not isinstance(found, Iterator) else _each(self, found)
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 self._let_go()
         inspect.signature(method).bind(self, *args, **named)  # wrong arguments are wrong here, too
@@ -444,5 +480,29 @@ def _or_empty(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:
     return answering
 
 
+def _each(queue: GroupQueue, found: Iterator[Any]) -> Iterator[Any]:
+    """Yield what a verb yields. The queue may go meanwhile, with its group or alone."""
+    try:
+        yield from found
+    except QueueNotFound as error:
+        raise queue._why_gone(error) from error.__cause__
+
+
+def _of_one_that_is_there(name: str) -> Callable[..., Any]:
+    """Return a verb of Queue that needs a queue which is there. It is told apart whether that is gone, or the group."""
+    method = getattr(Queue, name)
+
+    @wraps(method)
+    def acting(self: GroupQueue, *args: Any, **named: Any) -> Any:
+        try:
+            return method(self, *args, **named)
+        except QueueNotFound as error:
+            raise self._why_gone(error) from error.__cause__
+
+    return acting
+
+
 for _name, _empty in _EMPTY.items():
     setattr(GroupQueue, _name, _or_empty(_name, _empty))
+for _name in ("attach", "change_settings", "pause", "resume"):
+    setattr(GroupQueue, _name, _of_one_that_is_there(_name))

@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound, from_os_error
+from fsqueue.errors import FsqueueError, InvalidArgument, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue, HasQueues
-from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.queue_file import state_in
 
@@ -29,21 +28,12 @@ class Selected:
         self._matches = None if pattern is None else compiled(pattern).fullmatch
         self._fixed = None if names_ is None else [names.queue_directory(name) for name in names_]
 
-    def opened(self) -> GroupDirectory | None:
-        """Return the group's directory; None as long as there is no group."""
-        try:
-            return self.group.directory()
-        except QueueNotFound:
-            return None
-
     def directories(self) -> list[QueueDirectory]:
         """Return the directories that are meant and are there, unordered, by one listing of the group.
 
-        Not all of them need to hold a queue: one may just be coming into being, or be a stray.
+        Not all of them need to hold a queue: one may just be coming into being, or be a stray. GroupNotFound.
         """
-        group = self.opened()
-        if group is None:
-            return []
+        group = self.group.directory()
         try:
             with resources.Scope():
                 if self._fixed is not None:
@@ -61,10 +51,11 @@ class Selected:
         return GroupQueue(self.group, names.parse_queue_directory(directory) or directory)
 
     def states(self) -> Iterator[tuple[str, tuple[str, int]]]:
-        """Yield the path of each queue, with its id and generation. Those that cannot be read are left out."""
-        group = self.opened()
-        if group is None:
-            return
+        """Yield the path of each queue, with its id and generation. Those that cannot be read are left out.
+
+        GroupNotFound.
+        """
+        group = self.group.directory()
         for directory in self.directories():
             with suppress(OSError, FsqueueError):
                 fd = group.fs.look(layout.settings_file(group.path_of(directory)))
@@ -76,10 +67,12 @@ class Selected:
                     yield group.path_of(directory), (state.id, state.generation)
 
     def bells(self, directories: Iterable[QueueDirectory]) -> Iterator[bytes]:
-        """Yield the value of each queue's doorbell, without opening the queue; b"" if it has none. A hint."""
-        group = self.opened()
-        for directory in directories if group is not None else ():
-            assert group is not None
+        """Yield the value of each queue's doorbell, without opening the queue; b"" if it has none. A hint.
+
+        GroupNotFound.
+        """
+        group = self.group.directory()
+        for directory in directories:
             path = group.path_of(directory)
             yield Doorbell(group.fs, f"{path}/doorbell", group.entropy).read()
 

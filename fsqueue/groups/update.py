@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fsqueue import forks
 from fsqueue.arguments import one_task, payloads_of, refuse, results_of
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument, InvalidTask, QueueNotFound, TaskTooLarge, from_os_error, said, text_of
+from fsqueue.errors import GroupNotFound, InvalidArgument, InvalidTask, TaskTooLarge, from_os_error, said, text_of
 from fsqueue.filesystem import resources
 from fsqueue.format import names, task_file
 from fsqueue.format.decisions import OPERATIONS_MAX
@@ -23,7 +23,7 @@ from fsqueue.protocol import encoding, transitions
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
-from fsqueue.protocol.update_plan import Applied, Conflicts, QueuePlan, SeenTask, TaskChange
+from fsqueue.protocol.update_plan import Applied, QueuePlan, SeenTask, TaskChange
 from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage.group_directory import GroupDirectory
@@ -43,8 +43,8 @@ class HasUpdates(Protocol):
     def path(self) -> Path:
         """Return the group's directory."""
 
-    def directory(self, begins: bool = False) -> GroupDirectory:
-        """Return the open group. `begins`: make it if there is none. Otherwise QueueNotFound."""
+    def directory(self) -> GroupDirectory:
+        """Return the open group. GroupNotFound if it is not in its place, or another one is."""
 
     def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
         """Return a queue by the name of its directory, the same object as the last time if that is kept."""
@@ -195,8 +195,8 @@ class Update:
     def apply(self, timeout_s: float = 30) -> list[Any]:
         """Let all of it happen, durably, and return `results`. It waits up to `timeout_s` for others in the way.
 
-        UpdateConflict: nothing has happened. StorageError with `advice`: nobody knows whether it has. StorageFull and
-        others: nothing has happened, or the text says so. An update may be applied once.
+        UpdateConflict, GroupNotFound: nothing has happened. StorageError with `advice`: nobody knows whether it has.
+        StorageFull and others: nothing has happened, or the text says so. An update may be applied once.
         """
         duration_ms(timeout_s, "timeout_s")
         self._refuse_second()
@@ -204,7 +204,9 @@ class Update:
         process = forks.depth
         try:
             with resources.Scope():
-                applied = self.group.coordinator.apply(lambda: self._directory(plans), plans, timeout_s)
+                applied = self.group.coordinator.apply(self.group.directory, plans, timeout_s)
+        except GroupNotFound as error:
+            raise GroupNotFound(f"{error} {NOTHING}") from error
         except OSError as error:
             raise from_os_error(error, f"applying an update in {self.group.path}", NOTHING) from error
         if forks.depth != process:
@@ -217,20 +219,6 @@ class Update:
         self.results = [call(outcome) for call in self._calls]
         self._calls, self._plans, self._queues = [], {}, {}  # with the payloads, and all that refers back to this
         return self.results
-
-    def _directory(self, plans: Sequence[QueuePlan]) -> GroupDirectory:
-        """Return the open group; made, if the update does nothing but insert. UpdateConflict if tasks went with it."""
-        ending = [plan for plan in plans if plan.endings]
-        try:
-            return self.group.directory(begins=not ending)
-        except QueueNotFound:
-            if not ending:
-                raise
-            conflicts = Conflicts()
-            for plan in ending:
-                for changes in plan.endings.values():
-                    conflicts.miss(plan, changes, "the group was moved or deleted")
-            raise conflicts.error() from None
 
     def _refuse_second(self) -> None:
         if self._is_applied:
@@ -303,7 +291,10 @@ class Update:
         return plan
 
     def _open(self, directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
-        """Open a queue, and verify it. It is made only if there is nothing but inserts for it. QueueNotFound."""
+        """Open a queue, and verify it. It is made only if there is nothing but inserts for it.
+
+        QueueNotFound, GroupNotFound.
+        """
         plan = self._plans[directory]
         queue = self._queues.get(directory)
         if queue is None or (plan.has_inserts and not isinstance(queue, GroupQueue)):
@@ -313,8 +304,7 @@ class Update:
         elif plan.endings:
             queue._open_and_verify()  # an empty queue would be in the way of one that is moved back
         else:
-            # A new group would be in the way of one that was moved away just now, and is moved back.
-            queue._begin(verifies=True, place=lambda: self._directory(list(self._plans.values())))
+            queue._begin(verifies=True)
         store, inserter = queue.store, queue._inserter
         if plan.has_inserts and not inserter.has_open_batches:
             raise InvalidArgument(

@@ -226,8 +226,8 @@ class _Try:
         try:
             store, inserter, keyed = plan.open()
         except QueueNotFound:
-            if not plan.endings:
-                raise _Anew("A queue was deleted just now.") from None
+            if not plan.endings or not self._group.is_in_place():
+                raise _Anew("A queue was deleted just now, or its group is away.") from None
             for endings in plan.endings.values():
                 self._conflicts.miss(plan, endings, "the queue was deleted")
             return

@@ -21,6 +21,7 @@ STATUS: dict[type[fsqueue.FsqueueError], int] = {
     fsqueue.InvalidArgument: 400,
     fsqueue.TaskNotFound: 404,
     fsqueue.QueueNotFound: 404,
+    fsqueue.GroupNotFound: 404,
     fsqueue.NotAQueue: 409,
     fsqueue.QueueExists: 409,
     fsqueue.LeaseLost: 409,

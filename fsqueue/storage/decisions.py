@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import LockTimeout, NotAQueue, QueueNotFound, StorageError
+from fsqueue.errors import GroupNotFound, LockTimeout, NotAQueue, StorageError
 from fsqueue.filesystem import Filesystem, PassingOverStrays, directories_above, resources
 from fsqueue.format import decisions, layout, movements, names
 from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
 from fsqueue.format.names import DecisionFileName, UpdateId
-from fsqueue.storage import given_outcomes, jsonl
+from fsqueue.storage import given_outcomes, group_directory, jsonl
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 
@@ -76,7 +76,7 @@ def _holders(path: str) -> dict[str, None]:
 def _group_at(path: str) -> GroupDirectory | None:
     try:
         return GroupDirectory(path)
-    except (QueueNotFound, NotAQueue):
+    except (GroupNotFound, NotAQueue):
         return None
 
 
@@ -167,7 +167,7 @@ def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> D
     """Return what a decision file says, by a revalidating open; None if it is proven absent, and so retired.
 
     `updates`: what it says of these, and no latest time; by default all. It takes no lock. If it commits any of them,
-    that is on disk when this returns. QueueNotFound if the group's directory is not in its place: then nothing is
+    that is on disk when this returns. GroupNotFound if the group's directory is not in its place: then nothing is
     known.
     """
     fs, state, path = group.fs, DecisionState(updates), decisions.path_of(group.path, name)
@@ -178,7 +178,7 @@ def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> D
                 fs.fsync(fd)  # before any outcome: a power loss could keep that, and lose what it follows from
     except FileNotFoundError:
         if not fs.is_in_place():
-            raise QueueNotFound(f"The group {group.path} was moved or removed just now. Nothing was done.") from None
+            raise GroupNotFound(group_directory.gone(group.path) + " Nothing was done.") from None
         return None
     except OSError as error:
         error.filename = error.filename or path  # a read names no file: of a directory in its place, for example

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import InvalidArgument, NotAQueue, QueueNotFound, StorageError
-from fsqueue.filesystem import NOT_FILES, Filesystem, directories_above, is_gone, mount_of
+from fsqueue.errors import GroupNotFound, InvalidArgument, NotAQueue, QueueNotFound, StorageError
+from fsqueue.filesystem import NOT_FILES, Filesystem, Stamp, directories_above, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
@@ -30,10 +30,27 @@ class QueueMoved(StorageError):
     """The directory of a queue was moved away while the queue was coming into being."""
 
 
+def gone(path: str) -> str:
+    """Return what to say of a group that was open, and is not in its place any more."""
+    return (
+        f"The group {path} is not there any more. If it lies on another filesystem, check that this is mounted; else "
+        "it was deleted or moved."
+    )
+
+
+def replaced(path: str) -> str:
+    """Return what to say of a group that was open, and in whose place another one is."""
+    return (
+        f"{path} holds another group than the one that was opened. If that one lies on another filesystem, check that "
+        "this is mounted; else it was deleted, and another group made in its place. To use what is there now, open it "
+        "again with Group(path)."
+    )
+
+
 class GroupDirectory:
     """An open group. All below is resolved from its directory, and no link is followed: see `Rooted`.
 
-    QueueNotFound if there is no group at `path`; NotAQueue or FormatTooNew if its file cannot be read.
+    GroupNotFound if there is no group at `path`; NotAQueue or FormatTooNew if its file cannot be read.
     """
 
     def __init__(self, path: str, fs: Filesystem | None = None) -> None:
@@ -42,30 +59,54 @@ class GroupDirectory:
         self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
         self.clock, self.entropy = Clock(), Entropy()
         try:
-            self.state = self._read()
-        except QueueNotFound:
+            self._stamp, self.state = self._read()
+        except GroupNotFound:
             if not mount.shared or not _is_there_after_all(path):
                 raise
-            self.state = self._read()
+            self._stamp, self.state = self._read()
 
-    def _read(self) -> GroupState:
+    def is_in_place(self) -> bool:
+        """Return whether the path still leads to this group: neither moved nor removed, nor replaced by another group.
+
+        The id in its file decides. While that file is the one that was read, and unchanged, this is one system call.
+        NotAQueue, FormatTooNew. On a network filesystem an answer may be a minute old.
+        """
+        if self.fs.stamp_at(group_file(self.path)) == self._stamp:
+            return True
+        if not self.fs.is_in_place():
+            return False
         try:
-            content = sparse.joined(self.fs.read_pieces(group_file(self.path)))
+            stamp, state = self._read()
+        except GroupNotFound:
+            return False
+        if state.id != self.state.id:
+            return False
+        self._stamp, self.state = stamp, state
+        return True
+
+    def _read(self) -> tuple[Stamp, GroupState]:
+        """Return the group's file, and what tells it from every other file that may come to its path."""
+        try:
+            stamp, pieces = self.fs.read_stamped(group_file(self.path))
         except OSError as error:
             if not is_gone(error) and error.errno not in NOT_FILES:
                 raise
             if error.errno in NOT_FILES:
                 refuse_stray_group_file(self.fs, self.path)
-            raise QueueNotFound(
-                f"There is no group of queues at {self.path}. Check the path, or create it: "
-                f"fsqueue create --group {shlex.quote(self.path)}"
+            if error.errno == errno.ENOTDIR:
+                raise NotAQueue(f"{self.path} is a file, or lies below one: it is no group's directory.") from None
+            if is_gone(error) and self.fs.exists(layout.settings_file(self.path)):
+                raise NotAQueue(f"{self.path} is a queue, and no group of queues. Check the path.") from None
+            raise GroupNotFound(
+                f"There is no group of queues at {self.path}. If it lies on another filesystem, check that this is "
+                f"mounted. Else check the path, or create it: fsqueue create --group {shlex.quote(self.path)}"
             ) from None
         if is_planted(self.fs, self.path):
             raise NotAQueue(
                 f"{group_file(self.path)} is another user's, in a directory in which all users may write. It makes "
                 "no group. Nothing was changed. Choose another path."
             )
-        return read_group_state(content, self.path)
+        return stamp, read_group_state(sparse.joined(pieces), self.path)
 
     def path_of(self, directory: QueueDirectory) -> str:
         """Return the path of a queue's directory."""

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
-from fsqueue.errors import QueueNotFound, StorageError
+from fsqueue.errors import GroupNotFound, StorageError
 from fsqueue.filesystem import PassingOverStrays, resources
 from fsqueue.format import names, numbers
 from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec, TaskVersion
-from fsqueue.storage import jsonl
+from fsqueue.storage import group_directory, jsonl
 from fsqueue.storage.group_directory import GroupDirectory
 
 WAIT_S = 30.0
@@ -247,8 +247,8 @@ class Numbers:
                         jsonl.locked_existing(fs, group.clock, group.entropy, self._path(place), WAIT_S, os.O_APPEND)
                     )
                 except FileNotFoundError:
-                    if not fs.is_in_place():
-                        raise QueueNotFound(f"The group {group.path} was moved or removed just now.") from None
+                    if not group.is_in_place():
+                        raise GroupNotFound(group_directory.gone(group.path)) from None
                     self._begin(place)
                     continue
                 jsonl.must_have_one_name(fs, fd, self._path(place))

@@ -89,8 +89,8 @@ class QueueFile:
                     f"fsqueue status {shlex.quote(self.path)}"
                 ) from None
             raise QueueNotFound(
-                f"There is no queue at {self.path}. Check the path, or create it: "
-                f"fsqueue create {shlex.quote(self.path)}"
+                f"There is no queue at {self.path}. If it lies on another filesystem, check that this is mounted. Else "
+                f"check the path, or create it: fsqueue create {shlex.quote(self.path)}"
             ) from None
         except NotADirectoryError:
             raise NotAQueue(
@@ -129,10 +129,15 @@ class QueueFile:
         why.
         """
         kind = QueueClosed if is_deleted else QueueNotFound
+        what = (
+            "was deleted (perhaps with another created in its place)"
+            if is_deleted
+            else "is not there any more. If it lies on another filesystem, check that this is mounted; else it was "
+            "deleted (perhaps with another created in its place), or its directory was moved"
+        )
         return kind(
-            f"The queue {self.path} was deleted (perhaps with another created in its place)"
-            f"{'' if is_deleted else ', or its directory was moved'}. What this call had still to do was not done. If "
-            "there is a queue at that path, open it again with Queue(path)."
+            f"The queue {self.path} {what}. What this call had still to do was not done. If there is a queue at that "
+            "path, open it again with Queue(path)."
         )
 
     def is_fresh(self) -> bool:

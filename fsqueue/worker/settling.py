@@ -54,7 +54,7 @@ DOUBT_S = 1.0
 GIVE_BACK_LOOK_S = 0.05
 """How soon a signal is heard while the last outcomes are told."""
 
-LOST = (errors.LeaseLost, errors.TaskNotFound, errors.QueueNotFound)
+LOST = (errors.LeaseLost, errors.TaskNotFound, errors.QueueNotFound, errors.GroupNotFound)
 BROKEN = (errors.StorageError, errors.StorageFull)
 _HOPELESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 REFUSED = "the tasks to insert with its completion were refused"

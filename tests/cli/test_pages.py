@@ -97,7 +97,7 @@ def a_table(typed: Typed, block: Block) -> None:
 def a_queue_and_a_group(typed: Typed, block: Block) -> None:
     """docs/metrics.md writes figures of both."""
     Queue.create(typed.home / "scratch/tiles", exist_ok=True).insert(1)
-    fsqueue.Group(typed.home / "scratch/crawl")["fetch"].insert(1)
+    fsqueue.Group.create(typed.home / "scratch/crawl")["fetch"].insert(1)
 
 
 PLANS = {

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import fsqueue
-from fsqueue import Group, GroupQueue, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
+from fsqueue import Group, GroupNotFound, GroupQueue, InvalidArgument, NotAQueue, Queue, QueueNotFound, administration
 from fsqueue.filesystem import Filesystem, Mount
 from fsqueue.filesystem.rooted import Rooted
 from fsqueue.format import groups, layout, names
@@ -83,38 +83,47 @@ def test_the_first_insert_of_each_kind_makes_the_queue(group: Group) -> None:
 
 
 def test_settings_are_those_of_the_group_and_others_are_refused(tmp_path: Path) -> None:
-    group = Group(tmp_path / "a" / "group", lease_s=77, max_attempts=None)
-    assert not (tmp_path / "a").exists()
+    group = Group.create(tmp_path / "a" / "group", lease_s=77, max_attempts=None)
     group["q"].insert(1)
     assert Queue(group.path / "q").settings.lease_s == 77
     assert Group(group.path).settings == group.settings
-    assert Group(group.path, lease_s=77.0).settings == group.settings
+    assert Group.create(group.path, exist_ok=True, lease_s=77.0).settings == group.settings
+    assert Group.create(group.path, exist_ok=True).settings == group.settings
     before = (group.path / groups.GROUP_FILE).read_bytes()
-    for wrong in (lambda: Group(group.path, lease_s=78), lambda: Group.create(group.path, exist_ok=True, lease_s=78)):
-        with pytest.raises(InvalidArgument, match=r"lease_s is 77. Nothing was done"):
-            wrong()
+    with pytest.raises(InvalidArgument, match=r"lease_s is 77. Nothing was done"):
+        Group.create(group.path, exist_ok=True, lease_s=78)
+    with pytest.raises(TypeError):
+        Group(group.path, lease_s=77)  # type: ignore[call-arg]
     with pytest.raises(InvalidArgument, match="no setting 'leases'"):
-        Group(tmp_path / "b", leases=3)
+        Group.create(tmp_path / "b", leases=3)
     with pytest.raises(InvalidArgument, match="lease_s must be"):
-        Group(tmp_path / "b", lease_s=0)
+        Group.create(tmp_path / "b", lease_s=0)
+    assert not (tmp_path / "b").exists()
     with pytest.raises(fsqueue.QueueExists, match="There is a group of queues"):
         Group.create(group.path)
     assert (group.path / groups.GROUP_FILE).read_bytes() == before
 
 
-def test_of_two_who_make_the_group_at_once_the_first_decides(tmp_path: Path) -> None:
-    mine, theirs = Group(tmp_path / "g", lease_s=11), Group(tmp_path / "g", lease_s=22)
-    theirs["q"].insert(1)
+def test_of_two_who_make_the_group_at_once_the_first_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, theirs = Filesystem.link, list[Group]()
+
+    def late(self: Filesystem, source: str, target: str) -> None:
+        monkeypatch.setattr(Filesystem, "link", link)
+        theirs.append(Group.create(tmp_path / "g", lease_s=22))
+        link(self, source, target)
+
+    monkeypatch.setattr(Filesystem, "link", late)
     with pytest.raises(InvalidArgument, match=r"lease_s is 22"):
-        mine["q"].insert(2)
-    assert [*drain(theirs["q"])] == [1]
+        Group.create(tmp_path / "g", exist_ok=True, lease_s=11)
+    theirs[0]["q"].insert(1)
+    assert [*drain(Group(tmp_path / "g")["q"])] == [1]
 
 
 def test_of_many_who_insert_first_at_once_all_insert_into_one_queue(tmp_path: Path) -> None:
     path = tmp_path / "group"
 
     def insert(number: int) -> str:
-        return Group(path, shards=2)["q"].insert(number).id
+        return Group.create(path, exist_ok=True, shards=2)["q"].insert(number).id
 
     with children(*((insert, number) for number in range(6))) as inserters:
         ids = {child.result() for child in inserters}
@@ -153,7 +162,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
 
 
 def test_killed_at_every_step_of_making_the_group(tmp_path: Path) -> None:
-    """The next process that inserts makes the group, or uses it, whatever the killed one has left of it."""
+    """The next process that creates the group makes it, or uses it, whatever the killed one has left of it."""
     step = 0
     while True:
         step += 1
@@ -163,12 +172,12 @@ def test_killed_at_every_step_of_making_the_group(tmp_path: Path) -> None:
             trap = DieAt(step)
             trap.armed = True
             with mock.patch.object(administration, "Filesystem", lambda root, **how: Trapped(root, trap)):
-                Group(path, shards=2)["q"].insert("mine")
+                Group.create(path, exist_ok=True, shards=2)["q"].insert("mine")
 
         with children((live,)) as [child]:
             status = child.wait()
         assert status in (0, -signal.SIGKILL), child.report()
-        group = Group(path, shards=2)
+        group = Group.create(path, exist_ok=True, shards=2)
         group["q"].insert("theirs")
         assert sorted(drain(group["q"])) == (["mine"] if status == 0 else []) + ["theirs"], f"step {step}"
         left = [name for name in os.listdir(path) if not name.startswith(".new-")]
@@ -497,18 +506,21 @@ def test_a_group_that_is_damaged_or_too_new_is_not_guessed(group: Group) -> None
     assert Group(group.path)["q"].status().waiting == 1
 
 
-def test_every_open_of_a_group_that_is_not_there_says_so(tmp_path: Path) -> None:
-    group = Group(tmp_path / "none")
-    with pytest.raises(QueueNotFound, match="fsqueue create --group"):
-        group.id  # noqa: B018 - it looks
-    assert [*group.queues()] == []
-    assert group.lease() == []
-    assert group.is_drained()
-    assert group.status().status == group.wait() == fsqueue.Status()
-    (tmp_path / "file").write_text("kept")
-    with pytest.raises(NotAQueue):
-        Group(tmp_path / "file")["q"].insert(1)
+def test_a_group_that_is_not_there_is_not_opened(tmp_path: Path) -> None:
+    with pytest.raises(GroupNotFound, match=r"check that this is mounted\. .* fsqueue create --group"):
+        Group(tmp_path / "none")
     assert not (tmp_path / "none").exists()
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(GroupNotFound):
+        Group(tmp_path / "bare")
+    assert os.listdir(tmp_path / "bare") == []
+    assert Group.at(tmp_path / "bare") is None
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(NotAQueue, match="is a file"):
+        Group(tmp_path / "file")
+    Queue.create(tmp_path / "queue")
+    with pytest.raises(NotAQueue, match="is a queue, and no group"):
+        Group(tmp_path / "queue")
 
 
 def test_paths_of_a_queue_are_those_of_its_encoded_name(group: Group) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fsqueue import Group, InvalidArgument, Queue, QueueNotFound, Status
 from fsqueue.format import names
+from fsqueue.format.groups import GROUP_FILE
 
 pytestmark = pytest.mark.once
 
@@ -44,12 +45,12 @@ def test_other_directories_hold_no_queue(text: str) -> None:
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 256, "ä" * 43, "\ud800", None, 5, b"x"])
 def test_what_cannot_be_a_name_is_refused(name: object, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot be the name of a queue"):
-        Group(tmp_path / "g")[name].insert(1)  # type: ignore[index]
-    assert os.listdir(tmp_path) == []
+        Group.create(tmp_path / "g")[name].insert(1)  # type: ignore[index]
+    assert os.listdir(tmp_path / "g") == [GROUP_FILE]
 
 
 def test_the_longest_names_make_queues(tmp_path: Path) -> None:
-    group = Group(tmp_path / "g", shards=1, durability="none")
+    group = Group.create(tmp_path / "g", shards=1, durability="none")
     for name in ("x" * 255, "ä" * 42):
         group[name].insert(name)
         assert [task.payload for task in group[name].lease()] == [name]

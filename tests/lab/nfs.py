@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fsqueue import FsqueueError, Group, LeaseLost, Queue, QueueNotFound
+from fsqueue import FsqueueError, Group, GroupNotFound, LeaseLost, Queue, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.storage import listening
 from tests.concurrency.books import Diary
@@ -273,9 +273,12 @@ def first_seen_late() -> dict[str, Any]:
 
 def group_seen_late() -> dict[str, Any]:
     """A client that has looked for a group in vain sees it, and its queues, as soon as the other has made them."""
+    try:
+        before = repr(Group(at(2, "seen/late/group")))
+    except GroupNotFound as error:
+        before = type(error).__name__
+    mine = Group.create(at(1, "seen/late/group"))
     other = Group(at(2, "seen/late/group"))
-    before = [len(other.lease()), other.is_drained()]
-    mine = Group(at(1, "seen/late/group"))
     mine["fetch"].insert("payload")
     drained = other.is_drained()
     got = [task.payload for task in other.lease()]

@@ -186,7 +186,7 @@ def test_leases_that_ran_out() -> None:
 
 def test_a_queue_that_cannot_be_read(queue: Queue) -> None:
     (queue.path / "queue.jsonl").write_text("{}\n")
-    opened = fsqueue.Group(queue.path.parent / "none")["x"]
+    opened = fsqueue.Group.create(queue.path.parent / "none")["x"]
     assert attention.verdict(looks.look_at(opened, "x")) == "empty"
     look = QueueLook("q", error="It is damaged.")
     assert attention.verdict(look) == "cannot be read"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from fsqueue import FsqueueError, QueueNotFound
+from fsqueue import FsqueueError, GroupNotFound, QueueNotFound
 from tests.protocol import test_what_errors_say as words
 from tests.simulation import commit_acts, keyed_acts
 from tests.simulation.history import REFUSED, Call
@@ -39,7 +39,9 @@ def _judge(call: Call, there: list[str]) -> Iterator[str]:
     """By the table of sentences; of a call that may have found keys taken, by the number of new tasks alone."""
     error = call.error
     assert isinstance(error, FsqueueError)
-    if error.new is None and re.search("opening the (queue|group)", str(error)):  # it has not come to the insert
+    if error.new is None and (
+        isinstance(error, GroupNotFound) or re.search("(opening|creating) the (queue|group)", str(error))
+    ):  # it has not come to the insert
         if there:
             yield f"{call}: nothing was opened, and {there} are there"
         return

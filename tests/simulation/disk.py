@@ -115,6 +115,8 @@ class Disk:
         """When a queue was moved out of its group, or a group out of its place, and when it came back (s)."""
         self.remade: list[int] = []
         """The steps at which the directory of another group was made in place of one that was moved away."""
+        self.creations: list[tuple[int, int]] = []
+        """From which step to which a process was creating the group."""
         self.away: list[tuple[int, int]] = []
         """From which step to which a queue was not in its place, but came back."""
         self.ended_at: dict[int, float] = {}

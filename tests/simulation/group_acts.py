@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from fsqueue import Group, GroupQueue, LeasedTask
+from fsqueue import Group, GroupNotFound, GroupQueue, LeasedTask
 from fsqueue.format import groups, names
 from fsqueue.format.layout import Settings
 from tests.simulation import invariants, relays
@@ -33,7 +33,10 @@ NEW_S = 8.0
 
 
 class GroupActor(Actor):
-    """A process that uses queues of a group: by their names, or all of them."""
+    """A process that uses queues of a group: by their names, or all of them.
+
+    It makes the group if there is none, unless that was moved away.
+    """
 
     def __init__(self, history: History, persona: Persona, path: str, settings: Settings) -> None:
         super().__init__(history, persona, path)
@@ -43,8 +46,31 @@ class GroupActor(Actor):
     def queue(self) -> Queue:
         if self._queue is None:
             with acting(self.persona):
-                self._queue = Group(GROUP, **asdict(self._settings))[self.path.rpartition("/")[2]]
+                group = self._opened() or self._created()
+                self._queue = group[self.path.rpartition("/")[2]]
         return self._queue
+
+    def _opened(self) -> Group | None:
+        """The group; None if there is none. What is there for long is found, and while it is away nobody makes one."""
+        disk, directory = self.world.disk, self.world.disk.root.entries.get(GROUP.removeprefix("/"))
+        is_there = isinstance(directory, Directory) and groups.GROUP_FILE in directory.entries
+        moves = len(disk.moved)
+        try:
+            return Group(GROUP)
+        except GroupNotFound as error:
+            if is_there and moves == len(disk.moved):
+                self.history.wrong.append(f"{self.name} is told that there is no group: {error}")
+            if moves and directory is None:
+                raise
+            return None
+
+    def _created(self) -> Group:
+        disk = self.world.disk
+        begin = disk.step
+        try:
+            return Group.create(GROUP, exist_ok=True, **asdict(self._settings))
+        finally:
+            disk.creations.append((begin, disk.step))
 
     def another(self, history: History, path: str) -> Actor:
         return GroupActor(history, self.persona, path, self._settings)
@@ -243,14 +269,11 @@ def judge(story: Story) -> Iterator[str]:
 
 
 def _made_anew(story: Story) -> Iterator[str]:
-    """A group is made in place of one that was moved only by an insert, or by an update that does nothing else.
+    """A group is made in place of one that was moved only by `Group.create`, which had begun before.
 
-    An update that ends or changes tasks must leave the place free, for the group that is moved back.
+    All else must leave the place free, for the group that is moved back.
     """
-    calls = [call for history in (story.history, story.history_beside) for call in history.calls]
-    shadows = {id(shadow) for told in story.updates.told for shadow in told.shadows}
-    makers = [call for call in calls if call.verb == "insert" and id(call) not in shadows]
-    makers += [told.call for told in story.updates.told if all(one.kind == "insert" for one in told.operations)]
-    for step in story.world.disk.remade:
-        if not any(call.begin <= step <= call.end for call in makers):
-            yield f"at {step} a group was made in place of one that was moved, and nobody only inserted"
+    disk = story.world.disk
+    for step in disk.remade:
+        if not any(begin <= step <= end for begin, end in disk.creations):
+            yield f"at {step} a group was made in place of one that was moved, and nobody was creating it"

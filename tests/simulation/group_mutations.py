@@ -55,14 +55,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a directory of a group that seems missing is believed missing",
-        "a client does not see for a minute that the group was made, and calls it drained",
+        "a client does not see for a minute that the group was made, and says that there is none",
         "group-nfs",
         (
             (
                 "GroupDirectory.__init__",
                 """
                 try: ...
-                except QueueNotFound:
+                except GroupNotFound:
                     if not mount.shared or not _is_there_after_all(path):
                         raise
                     self.state = self._read()

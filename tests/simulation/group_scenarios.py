@@ -97,7 +97,7 @@ MOVED = {
 }
 """A queue may be away at each step of them."""
 GROUP_MOVED = MOVED | {"update": 8.0, "change": 3.0, "insert_into_both": 0.5, "feed": 0.5, "gc": 2.0}
-"""Few only insert: these make a group in place of the one that was moved, which then cannot come back."""
+"""The group is away while they work: they are told so, and nothing is made in its place."""
 COLLECTED = {"update": 6.0, "insert_into_both": 3.0, "feed": 1.0, "consume_any": 2.0, "consume": 1.0, "gc": 5.0}
 RETIRED_AT_ONCE = (("upkeep.decision_files:AGE_MS", 1),)
 """Upkeep retires decision files while their owners use them: that costs time, and nothing else."""

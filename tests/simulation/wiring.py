@@ -24,7 +24,7 @@ from fsqueue import administration, forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, operations, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
-from fsqueue.filesystem.rooted import Rooted
+from fsqueue.filesystem.rooted import Rooted, Stamp, stamp_of
 from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
 from fsqueue.groups import drained
@@ -91,6 +91,12 @@ class SimFilesystem(Filesystem):
             return self._process.directory(self.root) is self._directory(self.root)
         except OSError:
             return False
+
+    def stamp_at(self, path: str) -> Stamp | None:
+        try:
+            return stamp_of(self._process.stat(path))  # type: ignore[arg-type]
+        except OSError:
+            return None
 
     def _directory(self, path: str) -> Directory:
         """The directory at a path, from that of the root on which the first use found."""

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture
 def group(tmp_path: Path) -> Group:
-    return Group(tmp_path / "group", shards=2)
+    return Group.create(tmp_path / "group", shards=2)
 
 
 def move(group: Group, source: str, *targets: str) -> None:

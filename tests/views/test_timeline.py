@@ -47,7 +47,7 @@ def test_pieces_that_are_none(queue: Queue, pieces: int) -> None:
 
 
 def test_a_queue_that_is_not_there_has_none(queue: Queue) -> None:
-    group = Group(queue.path.parent / "group")
+    group = Group.create(queue.path.parent / "group")
     assert group["fetch"].timeline().completed == []
     assert group["fetch"].workers() == []
 

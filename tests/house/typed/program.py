@@ -187,7 +187,7 @@ def run(queue: Queue) -> fsqueue.WorkerReport:
 
 
 def pipeline(path: Path) -> fsqueue.WorkerReport:
-    group = fsqueue.Group(path, worker="w", lease_s=60)
+    group = fsqueue.Group.create(path, worker="w", lease_s=60)
     first: fsqueue.GroupQueue = group["first"]
     first.insert({"page": 1})
     chosen: fsqueue.GroupQueues = group.matching("f.*")

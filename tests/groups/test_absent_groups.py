@@ -1,0 +1,304 @@
+"""A group that is not in its place, or another one there: each verb says so, and nothing is made where it was.
+
+Most of these move the filesystem's directory away, and put an empty one in its place: what an unmounting leaves. One
+unmounts a filesystem.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fsqueue
+from fsqueue import Group, GroupNotFound, GroupQueue, NewNumber, Queue, Worker
+from fsqueue.format import groups
+from fsqueue.groups import members
+from fsqueue.groups.queue import _EMPTY
+from fsqueue.protocol import leasing
+from fsqueue.storage import queue_file
+from tests.disks import can_mount, run, small_disk
+from tests.groups.absent import WAYS, HINT, Used, nothing_was_done, removed, told, unmounted
+
+pytestmark = pytest.mark.once
+
+ABSENT, REPLACED = "is not there any more", "holds another group than the one that was opened"
+
+
+@pytest.fixture(params=WAYS)
+def away(request: pytest.FixtureRequest) -> Callable[[Used], None]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Used:
+    """With queues that look at their files each time, and lessees that list: else what they know is a second old."""
+    (tmp_path / "disk").mkdir()
+    made = Used(tmp_path / "disk")
+    monkeypatch.setattr(queue_file, "FRESH_S", -1.0)
+    monkeypatch.setattr(leasing, "FRESH_S", -1.0)
+    monkeypatch.setattr(members, "LIST_S", -1.0)
+    monkeypatch.setattr(members, "LIST_SHARE", 1e9)
+    return made
+
+
+def work(payload: Any) -> None:
+    """What a worker does."""
+
+
+def update_of(used: Used, *, ends: bool, looked_up: bool = False, into: str = "open") -> Callable[[], object]:
+    update = used.group.update()
+    if ends:
+        update.complete(used.task)
+    if looked_up:
+        update.cancel(used.open.task(used.seen.id))
+    update.insert(into, "new")
+    return update.apply
+
+
+def numbers_for(used: Used) -> Callable[[], object]:
+    [info] = [one for one in used.group["other"].tasks() if one.payload == "x"]
+    return lambda: used.group.numbers.give([NewNumber(info, 0)])
+
+
+GROUP_VERBS: dict[str, Callable[[Used], Callable[[], object]]] = {
+    "lease": lambda used: used.group.lease,
+    "lease of those that match": lambda used: used.group.matching("o.*").lease,
+    "a lessee that has leased": lambda used: (used.group.lease(), used.group.lease)[1],
+    "lease of a fixed queue": lambda used: lambda: fsqueue.lease([used.never, used.open]),
+    "poll": lambda used: lambda: [*used.group.poll()],
+    "a loop that has begun": lambda used: (loop := used.group.poll(until="forever"), next(loop), lambda: next(loop))[2],
+    "queues": lambda used: lambda: [*used.group.queues()],
+    "all queues": lambda used: lambda: [*used.group.queues(tasks_min=0)],
+    "status": lambda used: used.group.status,
+    "is_drained": lambda used: used.group.is_drained,
+    "is_drained of those that match": lambda used: used.group.matching("never").is_drained,
+    "group.wait": lambda used: lambda: used.group.wait(timeout_s=5),
+    "wait": lambda used: lambda: fsqueue.wait([used.group], timeout_s=5),
+    "wait for one that never was": lambda used: lambda: fsqueue.wait([used.never], timeout_s=5),
+    "flows": lambda used: used.group.flows,
+    "usage": lambda used: used.group.usage,
+    "lineage": lambda used: lambda: used.group.lineage("open", used.task.id),
+    "fsck": lambda used: lambda: [*used.group.fsck()],
+    "delete": lambda used: lambda: used.group.delete("open"),
+    "delete one that never was": lambda used: lambda: used.group.delete("never"),
+    "settings": lambda used: lambda: used.group.settings,
+    "settings of one that never was": lambda used: lambda: used.never.settings,
+    "id": lambda used: lambda: used.group.id,
+    "an update that inserts": lambda used: update_of(used, ends=False),
+    "an update that makes a queue": lambda used: update_of(used, ends=False, into="new"),
+    "an update that completes": lambda used: update_of(used, ends=True),
+    "an update that completes, and makes a queue": lambda used: update_of(used, ends=True, into="new"),
+    "an update that cancels": lambda used: update_of(used, ends=False, looked_up=True),
+    "an empty update": lambda used: used.group.update().apply,
+    "numbers.give": numbers_for,
+    "numbers.find": lambda used: lambda: used.group.numbers.find([1]),
+    "numbers.named": lambda used: lambda: used.group.numbers.named([1]),
+    "numbers.now_ms": lambda used: lambda: used.group.numbers.now_ms("open"),
+    "a worker": lambda used: Worker(used.group, work, threads=1).run,
+    "a worker of one that never was": lambda used: Worker(used.never, work, threads=1).run,
+    "a worker behind it": lambda used: (
+        Worker(Queue.create(used.disk.parent / "queue", exist_ok=True), work, threads=1, upstream=used.never).run
+    ),
+}
+PLAIN = (
+    "activity", "dead", "delete", "exists", "failing_nodes", "fsck", "gc", "is_drained", "lease", "pause", "peek",
+    "poll", "purge", "purge_dead", "release_all", "result_columns", "results", "resume", "retry_completed",
+    "retry_dead", "status", "stuck", "tasks", "timeline", "usage", "waiting_by_priority", "workers",
+)  # fmt: skip
+QUEUE_VERBS: dict[str, Callable[[GroupQueue], object]] = {
+    **{verb: lambda queue, verb=verb: getattr(queue, verb)() for verb in PLAIN},  # type: ignore[misc]
+    "admit_node": lambda queue: queue.admit_node("node"),
+    "attach": lambda queue: queue.attach(f"{'0' * 32}.0@{'0' * 16}"),
+    "cancel": lambda queue: queue.cancel(["0" * 32 + ".0"]),
+    "change_settings": lambda queue: queue.change_settings(lease_s=5),
+    "commit": lambda queue: queue.commit("seed"),
+    "history": lambda queue: queue.history("0" * 32 + ".0"),
+    "insert": lambda queue: queue.insert("new"),
+    "insert with a key": lambda queue: queue.insert("new", key="k"),
+    "insert_many": lambda queue: queue.insert_many(["new"] * 3),
+    "insert_many once": lambda queue: queue.insert_many(["new"] * 3, commit="seed"),
+    "lease_for": lambda queue: queue.lease_for([(1, {"host": "h"})]),
+    "lease, waiting": lambda queue: queue.lease(wait_s=0.1),
+    "next of poll": lambda queue: next(iter(queue.poll()), None),
+    "task": lambda queue: queue.task("0" * 32 + ".0"),
+    "wait": lambda queue: queue.wait(timeout_s=5),
+}
+
+
+def test_the_verbs_are_all() -> None:
+    assert QUEUE_VERBS.keys() >= _EMPTY.keys()
+
+
+def test_each_verb_of_a_group_says_that_it_is_away(used: Used, away: Callable[[Used], None]) -> None:
+    acts = {verb: prepare(used) for verb, prepare in GROUP_VERBS.items()}
+    away(used)
+    for verb, act in acts.items():
+        error = told(verb, act)
+        assert isinstance(error, GroupNotFound), (verb, error)
+        assert error.exit_code == 5
+        assert (ABSENT if away in (unmounted, removed) else REPLACED) in str(error), verb
+    nothing_was_done(used, away)
+
+
+@pytest.mark.parametrize("which", ["never", "open", "closed", "new object"])
+def test_each_verb_of_a_queue_says_that_its_group_is_away(used: Used, which: str, away: Callable[[Used], None]) -> None:
+    name = "never" if which == "never" else "open"
+    queues = {verb: GroupQueue(used.group, name) for verb in QUEUE_VERBS}
+    for queue in queues.values():
+        if which in ("open", "closed"):
+            queue.status()
+        if which == "closed":
+            queue.close()
+    away(used)
+    for verb, queue in queues.items():
+        error = told(verb, lambda verb=verb, queue=queue: QUEUE_VERBS[verb](queue))
+        assert isinstance(error, GroupNotFound), (verb, error)
+        if "insert" in verb:
+            assert (error.inserted, error.new, error.is_exact) == (0, 0, True), verb
+            assert "Nothing was inserted" in str(error), verb
+    nothing_was_done(used, away)
+
+
+def test_a_stream_that_outlives_the_group_says_what_is_in_it(used: Used) -> None:
+    def stream() -> Iterator[int]:
+        yield from range(300)  # a batch
+        unmounted(used)
+        yield from range(300)
+
+    with pytest.raises(GroupNotFound, match=HINT) as refused:
+        used.open.insert_many(stream(), batch_tasks=100)
+    assert refused.value.is_exact
+    assert [*used.disk.rglob("*")] == []
+    used.disk.rmdir()
+    os.rename(used.aside, used.disk)
+    assert used.inserted() == {"open": 10 + (refused.value.new or 0), "other": 1}
+
+
+def test_a_group_that_was_moved_to_another_place_and_back_is_the_same(used: Used) -> None:
+    """So is one whose file a cleaner has touched, or a backup has linked: the id decides."""
+    before = used.group.directory()
+    os.rename(used.group.path, f"{used.group.path}-2")
+    with pytest.raises(GroupNotFound, match=ABSENT):
+        used.open.status()
+    os.rename(f"{used.group.path}-2", used.group.path)
+    used.open.insert("back")
+    file = used.group.path / groups.GROUP_FILE
+    os.utime(file)
+    os.link(file, used.disk / "backup")
+    used.open.insert("touched")
+    assert used.group.directory() is before
+    shutil.copytree(used.group.path, used.disk / "copy")
+    shutil.rmtree(used.group.path)
+    os.rename(used.disk / "copy", used.group.path)  # restored
+    used.group["other"].insert("restored")
+    assert used.group.directory() is not before
+    assert used.inserted() == {"open": 12, "other": 2}
+
+
+def test_a_look_whether_it_is_in_place_is_one_system_call(used: Used, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = used.group.directory()
+
+    def fails(*args: object) -> None:
+        raise AssertionError(args)
+
+    for name in ("_open", "_root", "is_in_place", "stat"):
+        monkeypatch.setattr(directory.fs, name, fails)
+    assert used.group.directory() is directory
+
+
+def test_what_a_group_is_without_its_file(used: Used) -> None:
+    """As after a purge of scratch: what is in it is not called drained."""
+    (used.group.path / groups.GROUP_FILE).unlink()
+    for act in (used.group.is_drained, used.never.lease, lambda: Group(used.group.path)):
+        with pytest.raises(GroupNotFound, match="check that this is mounted"):
+            act()
+    assert sorted(os.listdir(used.group.path)) == ["open", "other"]
+
+
+@pytest.mark.skipif(not can_mount("tmpfs"), reason="only root, where it may mount, can unmount")
+def test_a_filesystem_that_is_unmounted_under_a_producer(tmp_path: Path) -> None:
+    """What is reported inserted is in the filesystem, at each moment; and nothing comes into the bare mount point."""
+    with small_disk(tmp_path / "disk", 8, 2000) as disk:
+        group = Group.create(disk / "group", shards=2)
+        queue, never = group["fetch"], group["never"]
+        ids = [queue.insert(1).id]
+        kept = tmp_path / "kept"
+        kept.mkdir()
+        run("mount", "--bind", str(disk), str(kept))
+        try:
+            run("umount", "--lazy", str(disk))
+            unknown: list[str] = []
+
+            def insert_on_and_on() -> None:
+                while True:  # for up to a second its file is not asked for again
+                    ids.append(queue.insert(2).id)
+
+            with pytest.raises(GroupNotFound, match=HINT) as refused:
+                insert_on_and_on()
+            if not refused.value.is_exact:  # it was looked at behind the append
+                assert "unknown whether the task is in the queue" in str(refused.value)
+                unknown.append("one")
+            for act in (
+                never.status,
+                group.is_drained,
+                queue.status,
+                lambda: queue.insert(3),
+                lambda: Group(disk / "group"),
+            ):
+                with pytest.raises(GroupNotFound, match="check that this is mounted"):
+                    act()
+            with pytest.raises(GroupNotFound, match=HINT), group.update() as update:
+                update.insert("fetch", 3)
+            assert os.listdir(disk) == []
+            run("mount", "--bind", str(kept), str(disk))
+            found = {task.id for task in group["fetch"].tasks()}
+            assert found >= {*ids}
+            assert len(found) in (len(ids), len(ids) + len(unknown))
+            queue.insert(4)
+            never.insert(5)
+            assert group.status().status.inserted == len(found) + 2
+        finally:
+            run("umount", "--lazy", str(kept))
+
+
+# -- several roots: docs/groups.md, "Several file servers" -------------------------------------------------------
+
+
+def test_the_recipe_of_several_roots_names_the_one_that_is_away(tmp_path: Path) -> None:
+    roots = [tmp_path / "scratch1", tmp_path / "scratch2"]
+    for root in roots:
+        Group.create(root / "me" / "crawl", lease_s=300)
+    page = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
+    found = re.search(r"## Several file servers.*?```python\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    opening = found[1].replace("/scratch", f"{tmp_path}/scratch").partition('\n\n\ngroup_of("europe")')[0]
+
+    def opened() -> Callable[[str], Group]:
+        world: dict[str, Any] = {}
+        exec(opening, world)
+        return world["group_of"]  # type: ignore[no-any-return]
+
+    group_of, names = opened(), [f"n{number}" for number in range(6)]
+    assert {group_of(name).path.parent.parent for name in names} == {*roots}
+    for name in names:
+        group_of(name)[f"{name}#fetch"].insert(name)
+    lost = [name for name in names if group_of(name).path.is_relative_to(roots[1])]
+    os.rename(roots[1], tmp_path / "aside")
+    roots[1].mkdir()
+    with pytest.raises(GroupNotFound, match=rf"{roots[1]}/me/crawl.* check that this is mounted"):
+        opened()
+    for name in names:
+        if name in lost:
+            with pytest.raises(GroupNotFound, match=rf"{roots[1]}/me/crawl.* check that this is mounted"):
+                group_of(name)[f"{name}#parse"].insert("ids that nobody finds")
+        else:
+            assert group_of(name)[f"{name}#fetch"].status().waiting == 1
+    assert os.listdir(roots[1]) == []
+    with pytest.raises(GroupNotFound, match="check that this is mounted"):
+        fsqueue.wait([group_of(name) for name in names], timeout_s=5)
