@@ -174,8 +174,9 @@ def _create(
         fs.fsync(fd)
         fs.link(fresh, target)
         if not fs.is_in_place():
-            fs.unlink(target)  # no other process knows of it yet
-            raise _Moved
+            if kind is _QUEUE:  # it may lie in a deleted queue, which this file would bring back to life
+                fs.unlink(target)
+            raise _Moved  # a group may be in use by now, wherever it was moved
     except FileExistsError:
         if not exist_ok:
             raise QueueExists(

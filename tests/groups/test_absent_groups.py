@@ -23,7 +23,7 @@ from fsqueue.groups.queue import _EMPTY
 from fsqueue.protocol import leasing
 from fsqueue.storage import queue_file
 from tests.disks import can_mount, run, small_disk
-from tests.groups.absent import WAYS, HINT, Used, nothing_was_done, removed, told, unmounted
+from tests.groups.absent import HINT, WAYS, Used, nothing_was_done, removed, told, unmounted
 
 pytestmark = pytest.mark.once
 

@@ -119,6 +119,24 @@ def test_of_two_who_make_the_group_at_once_the_first_decides(tmp_path: Path, mon
     assert [*drain(Group(tmp_path / "g")["q"])] == [1]
 
 
+def test_a_group_that_is_moved_while_it_is_made_keeps_what_others_have_inserted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, path = Filesystem.link, tmp_path / "g"
+
+    def moved_behind(self: Filesystem, source: str, target: str) -> None:
+        link(self, source, target)
+        if target.endswith(groups.GROUP_FILE):
+            monkeypatch.setattr(Filesystem, "link", link)
+            Group(path)["q"].insert("theirs")
+            os.rename(path, tmp_path / "moved")
+
+    monkeypatch.setattr(Filesystem, "link", moved_behind)
+    Group.create(path)["q"].insert("mine")
+    assert [*drain(Group(tmp_path / "moved")["q"])] == ["theirs"]
+    assert [*drain(Group(path)["q"])] == ["mine"]
+
+
 def test_of_many_who_insert_first_at_once_all_insert_into_one_queue(tmp_path: Path) -> None:
     path = tmp_path / "group"
 

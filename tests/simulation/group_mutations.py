@@ -65,10 +65,11 @@ MUTATIONS = [
                 except GroupNotFound:
                     if not mount.shared or not _is_there_after_all(path):
                         raise
-                    self.state = self._read()
+                    self._stamp, self.state = self._read()
                 """,
-                "self.state = self._read()",
+                "self._stamp, self.state = self._read()",
             ),
         ),
+        first=1550,
     ),
 ]

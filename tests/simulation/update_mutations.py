@@ -55,19 +55,6 @@ MUTATIONS = [
         first=1018,
     ),
     Mutation(
-        "an update is decided in another group than that of its queues",
-        "the group was moved away, and others look for the decision in the one that was made in its place",
-        "update-group-moved",
-        (
-            (
-                "_Try._require_same_group",
-                "if store.queue_state.group == self._group.state.id: ...",
-                "return",
-            ),
-        ),
-        first=2130,
-    ),
-    Mutation(
         "a prepared record freezes nothing",
         "a lease that runs out is taken over, and the commit acts on another one's task",
         "update-stop",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Group
-from fsqueue.errors import LockTimeout, QueueNotFound, SecondName
+from fsqueue.errors import GroupNotFound, LockTimeout, SecondName
 from fsqueue.format import numbers as format_of
 from fsqueue.format.names import Batch, QueueId
 from fsqueue.format.numbers import RECORD_BYTES, TaskVersion
@@ -315,7 +315,7 @@ def test_nothing_is_written_to_a_file_with_a_second_name_nor_in_a_group_that_was
     assert give(numbers, version(1)) == [2], "it is the same group, which is held open"
     assert not os.path.exists(path)
     shutil.rmtree(f"{path} moved")
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(GroupNotFound):
         give(numbers, version(2))
     assert not os.path.exists(path)
 
