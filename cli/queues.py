@@ -74,12 +74,19 @@ fsqueue create --group /scratch/me/crawl --lease 5m      # its queues come into 
     type=click.Choice(["none", "default", "strict"]),
     help="What is synced to disk: nothing, inserts (default), or every movement of a task (strict).",
 )
-@click.option("--no-history", is_flag=True, help="Forget finished tasks at once.")
+@click.option(
+    "--no-history",
+    is_flag=True,
+    help="Forget completed and cancelled tasks, with their results, at once: nothing shows them any more. What is left "
+    "on disk goes when all tasks of their batch (up to 1,024) have ended. Dead letters stay.",
+)
 @click.option(
     "--keep-payloads",
     type=KEPT_PAYLOAD,
     metavar="BYTES",
-    help=f"Keep payloads of finished tasks up to this size, or 'all'; 0: none [{DEFAULTS.keep_payloads}].",
+    help=f"Keep payloads of completed and cancelled tasks up to this size, or 'all'; 0: none "
+    f"[{DEFAULTS.keep_payloads}]. Longer ones are hidden once the task has ended; their bytes are erased when all "
+    "tasks of its batch (up to 1,024) have ended. Dead letters keep theirs.",
 )
 @click.option("--exist-ok", is_flag=True, help="Leave an existing queue as it is, and succeed.")
 @click.option("--allow-unsafe", is_flag=True,
@@ -202,6 +209,9 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
       lease_s=DURATION       how long a lease lasts unless renewed; also lease=
       backoff_s=FIRST,MOST   the first and the longest pause after failed attempts; also backoff=
       keep_payloads=BYTES    the size up to which payloads of finished tasks are kept; or all
+
+    If keep_payloads becomes smaller, longer payloads of finished tasks are hidden at once; the next 'fsqueue gc' erases
+    them.
 
     All other settings are fixed when the queue is created.
 
@@ -423,6 +433,7 @@ GC_LINES = {
         "number_files_retired": ("file of numbers", "files of numbers"),
         "history_days_removed": ("day of history", "days of history"),
         "payload_days_removed": ("day of payloads", "days of payloads"),
+        "payload_files_erased": ("file with payloads kept no more", "files with payloads kept no more"),
         "generations_trashed": ("purged generation", ""),
         "trash_reaped": ("directory of the trash", "directories of the trash"),
         "reaped": ("file or directory of what was deleted", "files and directories of what was deleted"),

@@ -215,7 +215,7 @@ def retry(
     if not as_json:
         _say_left_out(found)
     if not keeps_history:
-        complain("this queue keeps no history, so of completed tasks it knows only those of batches at work")
+        complain("this queue forgets completed tasks at once (create --no-history): none can be retried")
     if found.unkept:
         kept = "" if longest is None else f", and payloads of up to {wording.counted(longest, 'byte')}"
         complain(

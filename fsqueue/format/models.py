@@ -283,6 +283,7 @@ class GcReport(AsDict):
     generations_trashed: int = 0
     history_days_removed: int = 0
     payload_days_removed: int = 0
+    payload_files_erased: int = 0
     keys_removed: int = 0
     decision_files_retired: int = 0
     number_files_retired: int = 0

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from fsqueue.format import nesting
+from fsqueue.format import nesting, task_file
 from fsqueue.format.decisions import LogName
 from fsqueue.format.names import DecisionFileName, UpdateId
 
@@ -148,32 +148,36 @@ SEAL = b'{"op":"seal",'
 """What the line of a `seal` begins with."""
 INSERT = b'{"op":"insert",'
 """What the line of every `insert` begins with that this package writes."""
+REPLACE = b'{"op":"replace",'
+"""What the line of every `replace` begins with that this package writes."""
+WITH_PAYLOAD = (INSERT, REPLACE)
+_OF = rb'"update":"\w+"(?:,"file":"\w+","patience":\d+(?:,"beside":\[[^\]]*\])?)?'
 _HEAD = re.compile(
-    rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+'
-    rb'(?:,"update":"\w+"(?:,"file":"\w+","patience":\d+(?:,"beside":\[[^\]]*\])?)?)?(?:,"available_at":\d+)?(?=,)'
+    rb'\{"op":"insert","at":\d+,"id":"\w+","first":\d+(?:,%b)?(?:,"available_at":\d+)?(?=,)'
+    rb'|\{"op":"replace","at":\d+,(?:"version":\d+|"lease":"[^"\\]*"),"tasks":\[\[\d+,\d+\]\],%b(?=,"payload":)'
+    % (_OF, _OF)
 )
 
 
-LINE_BYTES = 16
-"""What stands around a payload in the line of a task that has neither key nor priority, about."""
+LINE_BYTES = 64
+"""More than what stands around a payload in the line of a task file."""
 
 
-def cut(line: bytes, payload_bytes_max: int | None) -> bytes:
-    """Return an `insert` record as the history keeps it: without its payload, if that is longer than asked for (None:
-    never). It tells how many bytes that spares.
+def cut(line: bytes, payload_bytes_max: int | None, shorten: bool = True) -> bytes:
+    """Return an `insert` or `replace` record as the history keeps it: without its payload, key and priority, if the
+    payload is not kept (`task_file.is_kept`). It tells how many bytes that spares; none, unless it may `shorten`.
 
     It is padded with blanks, so that the offsets of the records behind it can be told. A line that another program
     wrote in another form is returned as it is.
     """
-    if payload_bytes_max is None:
-        return line
-    least = payload_bytes_max + LINE_BYTES if payload_bytes_max else 0
-    if len(line) <= least:
+    if payload_bytes_max is None or (payload_bytes_max and len(line) <= payload_bytes_max):
         return line
     head = _HEAD.match(line)
-    if head is None or len(line) - head.end() <= least:
+    if head is None or line.startswith(b',"cut":', head.end()):
         return line
-    spared = len(line) - head.end() - len(b',"cut":0}')
+    if task_file.is_line_kept(line, head.end() + 1, payload_bytes_max):
+        return line
+    spared = len(line) - head.end() - len(b',"cut":0}') if shorten else 0
     spared = max(0, spared - len(str(spared)) + 1)
     short = b'%s,"cut":%d}' % (head[0], spared)
     return short + b" " * (len(line) - spared - len(short))

@@ -80,7 +80,7 @@ _DELETED = re.compile(r"\.fsqueue-deleted-([0-9a-f]{16})-[0-9a-f]{16}")
 _KEY_EPOCH = re.compile(r"keys(?:-([1-9][0-9]{0,17}))?")
 _TRASHED = re.compile(r"(.+)-[0-9a-f]{16}", re.DOTALL)
 _GONE = re.compile(r"\.gone-[0-9a-f]{16}")
-_PROBE = re.compile(r"[0-9a-f]{16}\.probe")
+_PASSING = re.compile(r"[0-9a-f]{16}\.(?:probe|whole)")
 _FRESH = re.compile(r"\.new-[0-9a-f]{16}")
 PLAIN = string.ascii_letters + string.digits + "_-.~@=+,"
 """The signs of a queue's name that stand for themselves in the name of its directory; a dot not at the beginning."""
@@ -292,9 +292,14 @@ def probe(hex16: str) -> str:
     return f"{hex16}.probe"
 
 
-def is_probe(name: str) -> bool:
-    """Return whether a name in `staging/` is that of a probe of the clock."""
-    return _PROBE.fullmatch(name) is not None
+def is_passing(name: str) -> bool:
+    """Return whether a name in `staging/` is that of a probe of the clock, or of a `replacement`."""
+    return _PASSING.fullmatch(name) is not None
+
+
+def replacement(hex16: str) -> str:
+    """Return the name of a file in `staging/` that is renamed to where it belongs once it is whole."""
+    return f"{hex16}.whole"
 
 
 def fresh(hex16: str) -> str:

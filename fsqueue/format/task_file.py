@@ -219,6 +219,58 @@ def decode_fields(record: dict[str, Any]) -> Any:
         raise ValueError(f"neither payload nor sound b64: {error}") from None
 
 
+AROUND = len(b'"b64":""}')
+"""The least number of bytes around a payload in the member of an object that ends with it."""
+NOT_KEPT = b"{}"
+"""The line of a task whose payload is not kept."""
+
+
+def is_kept(task: dict[str, Any], payload_bytes_max: int | None) -> bool:
+    """Return whether a queue keeps the payload of a finished task.
+
+    `task`: its line, or its `insert` or `replace` record. `payload_bytes_max`: the length of the longest payloads that
+    the queue keeps; None: all; 0: none. The length of a payload is that of its JSON; of bytes that of their base64.
+    """
+    if payload_bytes_max is None or not payload_bytes_max:
+        return payload_bytes_max is None
+    payload, encoded = task.get("payload"), task.get("b64")
+    if isinstance(encoded, str) and (payload is None or isinstance(payload, bytes)):
+        return len(encoded) <= payload_bytes_max
+    try:
+        return len(orjson.dumps(payload)) <= payload_bytes_max
+    except orjson.JSONEncodeError:  # nested too deep for any line of this package
+        return False
+
+
+def are_short(lines: list[bytes], payload_bytes_max: int | None) -> bool:
+    """Return whether the lengths of lines alone tell that each payload in them is kept."""
+    if payload_bytes_max is None:
+        return True
+    return payload_bytes_max > 0 and max(map(len, lines), default=0) <= payload_bytes_max + 1 + AROUND
+
+
+def keep_lines(lines: list[bytes], payload_bytes_max: int | None) -> list[bytes]:
+    """Return the lines of a task file, with `NOT_KEPT` in place of those whose payload is not kept (see `is_kept`)."""
+    if are_short(lines, payload_bytes_max):
+        return lines
+    return [line if is_line_kept(line, 1, payload_bytes_max) else NOT_KEPT for line in lines]
+
+
+def is_line_kept(line: bytes, begin: int, payload_bytes_max: int | None) -> bool:
+    """Return whether a queue keeps the payload in a task's line, or record. `begin`: where its member begins."""
+    if payload_bytes_max is None or not payload_bytes_max:
+        return payload_bytes_max is None
+    if len(line) - begin <= payload_bytes_max + AROUND:
+        return True
+    if line.startswith(b'"payload":', begin) and b',"key":' not in line and b',"priority":' not in line:
+        return len(line) - begin - len(b'"payload":}') <= payload_bytes_max
+    try:
+        task = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(task, dict) and is_kept(task, payload_bytes_max)
+
+
 def payload_fields(payload: Any) -> dict[str, Any]:
     """Return a payload as it is written into records and letters: `payload`, or `b64` for bytes."""
     if isinstance(payload, bytes):

@@ -260,7 +260,7 @@ class _Places:
                     partial(self._is_pending, name),
                     partial(retrying.publish_pending, self.store),
                 )
-            elif names.parse_task_file(name) is None and not names.is_probe(name):
+            elif names.parse_task_file(name) is None and not names.is_passing(name):
                 yield from self._kind(path, kind, None)
             else:
                 yield from self._old(path, "staged-file", partial(collect.reap_staged, self.store, name))

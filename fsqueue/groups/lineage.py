@@ -21,6 +21,7 @@ from fsqueue.format.replay import ReplayState
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.storage import decisions, history
 from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.views import finished
 from fsqueue.views.task_history import decided_records
 
 TASKS_MAX = 100
@@ -178,7 +179,10 @@ class Search:
                 return []  # it was purged, or deleted and made anew
             records = decided_records(store, at.batch) or history.find(store, at.batch) or []
             sound = [(offset, one) for offset, one in records if movements.is_record(one)]
-            return [(offset, one) for offset, one in ReplayState().effective(sound) if "update" in one]
+            state = ReplayState()
+            acted = [(offset, one) for offset, one in state.effective(sound) if "update" in one]
+            hidden = finished.hidden(store, state)
+            return [(offset, one) for offset, one in acted if not hidden or not hidden.issuperset(_indices(one))]
         finally:
             queue.close()
 

@@ -7,7 +7,7 @@ log is not taken from the history again: so a batch that finishes meanwhile appe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -23,6 +23,7 @@ from fsqueue.format.wording import priority_text
 from fsqueue.spark.attempts import attempts_of
 from fsqueue.storage import commits, counters, deadletters, history, listing, published
 from fsqueue.storage.store import Store
+from fsqueue.views import finished as finished_batches
 from fsqueue.views import inspection, task_history
 
 Row = tuple[Any, ...]
@@ -153,12 +154,30 @@ def records(
             yield batch, found, True
 
 
+def _hidden(store: Store, found: history.Records) -> frozenset[int]:
+    """Return the tasks of a batch of which no view tells."""
+    return frozenset() if store.settings.keep_history else finished_batches.hidden(store, history.replay(found))
+
+
 def all_movements(store: Store, shard: Shard) -> Iterator[Row]:
     """Yield the records of all logs, as they stand; what does not apply is among them."""
     for batch, found, finished in records(store, shard, task_history.records_of):
+        hidden = _hidden(store, found)
         for version, record in found:
-            if movements.is_record(record):
-                yield _movement(batch, version, record, finished)
+            if movements.is_record(record) and (left := _without(record, hidden)) is not None:
+                yield _movement(batch, version, left, finished)
+
+
+def _without(record: dict[str, Any], hidden: frozenset[int]) -> dict[str, Any] | None:
+    """Return a record as it is told of all tasks but the `hidden` ones; None if it is about no other."""
+    if not hidden:
+        return record
+    if record["op"] == "insert":
+        return None if record.get("first") in hidden else record
+    if record["op"] == "seal" or _ranges(record.get("tasks")) is None:
+        return record
+    left = [index for index in movements.from_ranges(record["tasks"]) if index not in hidden]
+    return record | {"tasks": movements.to_ranges(left)} if left else None
 
 
 def _movement(batch: str, version: int, record: dict[str, Any], finished: bool) -> Row:
@@ -206,15 +225,16 @@ def _ranges(tasks: Any) -> list[dict[str, int]] | None:
 def finished(store: Store, shard: Shard) -> Iterator[Row]:
     """Yield the tasks that have an outcome, as far as logs and history know them."""
     for batch, found, _ in records(store, shard):
-        yield from finished_in(batch, found)
+        hidden = _hidden(store, found)
+        yield from finished_in(batch, found, hidden)
 
 
-def finished_in(batch: str, found: history.Records) -> Iterator[Row]:
-    """Yield the tasks of a batch that have an outcome."""
+def finished_in(batch: str, found: history.Records, hidden: Container[int] = ()) -> Iterator[Row]:
+    """Yield the tasks of a batch that have an outcome, but for the `hidden` ones."""
     replay_state, births = history.replay(found), history.insertion_times(found)
     birth = names.birth_ms(batch)
     for index, state in enumerate(replay_state.state):
-        if state in FINISHED:
+        if state in FINISHED and index not in hidden:
             holder = replay_state.holder[index]
             yield (
                 names.task_id(batch, index),
@@ -233,7 +253,10 @@ def all_attempts(store: Store, shard: Shard) -> Iterator[Row]:
     """Yield every lease of every task, with how it ended."""
     now = store.clock.now_ms()
     for batch, found, _ in records(store, shard):
+        hidden = _hidden(store, found)
         for one in attempts_of(batch, found, now):
+            if one.index in hidden:
+                continue
             yield (
                 names.task_id(batch, one.index),
                 one.lease,

@@ -23,6 +23,10 @@ logger = logging.getLogger("fsqueue")
 
 PAGE_BYTES = 4096
 """Number of bytes that hold the end of a line, with the record that says when its batch finished."""
+CUT = ("insert", "replace")
+"""The records that may have `cut` in place of their payload."""
+NOT_KEPT: Any = object()
+"""The payload that a task was given by a `replace` record, if the history does not keep it."""
 LATE_MS = 5_000
 """How far lines may stand out of the order in which batches finished: a finishing process waits for the lock."""
 
@@ -135,10 +139,10 @@ def finished_batches(store: Store, offsets: bool = True) -> Iterator[Finished]:
 def _parse_fast(line: bytes) -> Finished | None:
     """Return what a line has, by one decoding of the whole line where the offsets of its records do not matter.
 
-    They matter to records that name versions. A line that nests deep goes the other way, too: `parse` looks at each
-    record.
+    They matter to records that name versions. What a `replace` says of its payload, `parse` alone knows. A line that
+    nests deep goes the other way, too: `parse` looks at each record.
     """
-    if b'"version' in line or nesting.is_deeper(line, nesting.NESTING_MAX + 3):
+    if b'"version' in line or movements.REPLACE in line or nesting.is_deeper(line, nesting.NESTING_MAX + 3):
         return _parse_whole(line)
     try:
         whole = orjson.loads(line)
@@ -297,28 +301,70 @@ def insertion_times(records: Records) -> dict[int, int]:
     return found
 
 
+def erased(line: bytes, payload_bytes_max: int | None) -> bytes:
+    """Return a line without the payloads that are longer than a queue keeps. It is as long, and its records stand where
+    they stood. A damaged line is returned as it is.
+    """
+    has_tasks = b',"tasks":"' in line
+    if not has_tasks and movements.INSERT not in line and movements.REPLACE not in line:
+        return line
+    if parse(line) is None:
+        return line
+    if has_tasks:
+        lines = _task_lines(orjson.loads(line))
+        kept = task_file.keep_lines(lines, payload_bytes_max)
+        if kept != lines:
+            begin = line.index(b',"tasks":"') + 1
+            end = line.index(b',"records":[') + 1
+            line = line[:begin] + _tasks_field(kept).ljust(end - begin) + line[end:]
+    parts, done = list[bytes](), 0
+    for begin, end in _places(line):
+        if line.startswith(movements.WITH_PAYLOAD, begin):
+            parts += [line[done:begin], movements.cut(line[begin:end], payload_bytes_max, shorten=False)]
+            done = end
+    return b"".join([*parts, line[done:]])
+
+
+def _tasks_field(lines: list[bytes]) -> bytes:
+    """Return the field with the lines of a task file; none if no payload is kept."""
+    if lines.count(task_file.NOT_KEPT) == len(lines):
+        return b""
+    return b'"tasks":%s,' % orjson.dumps(b"".join(each + b"\n" for each in lines).decode(errors="replace"))
+
+
 def parse(line: bytes) -> tuple[Batch, Records] | None:
     """Return batch and records of a line. The records stand in it as far apart as they stood in the log."""
-    begin = line.find(b'"records":[') + len(b'"records":[')
     try:
         batch = names.parse_batch(orjson.loads(line)["batch"])
-        text = line[begin:].decode("latin-1")  # one character a byte: only the ends of the records are wanted
         records: Records = []
-        at = _BLANK.match(text, 0).end()  # type: ignore[union-attr]
+        first = line.find(_RECORDS) + len(_RECORDS)
         cut = 0
-        while text[at] != "]":
-            _, end = _DECODER.raw_decode(text, at)
-            record = movements.parse(line[begin + at : begin + end])
+        for begin, end in _places(line):
+            record = movements.parse(line[begin:end])
             if record is not None:
-                records.append((at + cut, record))
-                spared = record.get("cut") if record["op"] == "insert" else None
-                cut += spared if type(spared) is int and spared > 0 else 0
-            at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
+                records.append((begin - first + cut, record))
+                if record["op"] in CUT:
+                    spared = record.get("cut")
+                    cut += spared if type(spared) is int and spared > 0 else 0
+                    if record["op"] == "replace" and spared is not None:
+                        record.setdefault("payload", NOT_KEPT)
         return (batch, records) if batch is not None else None
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
 
 
+def _places(line: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each record of a line begins and ends. A damaged line raises what `parse` catches."""
+    first = line.find(_RECORDS) + len(_RECORDS)
+    text = line[first:].decode("latin-1")  # one character a byte: only the ends of the records are wanted
+    at = _BLANK.match(text, 0).end()  # type: ignore[union-attr]
+    while text[at] != "]":
+        _, end = _DECODER.raw_decode(text, at)
+        yield first + at, first + end
+        at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
+
+
+_RECORDS = b'"records":['
 _BLANK = re.compile(r"[ ,]*")
 _DECODER = json.JSONDecoder()
 

@@ -67,7 +67,10 @@ def append(fs: Filesystem, fd: int, lines: bytes, sync: bool, size: int | None =
     `size`: how long the file is, if the caller knows that under the lock.
     """
     if size is None:
-        size = fs.fstat(fd).st_size
+        found = fs.fstat(fd)
+        if not found.st_nlink:  # it was replaced while this process waited for its lock
+            raise FileNotFoundError(errno.ENOENT, "The file was replaced or removed before it was locked")
+        size = found.st_size
     if size and fs.pread(fd, 1, size - 1) != b"\n":
         lines = movements.VOID + lines
     fs.write_all(fd, lines)

@@ -2,7 +2,8 @@
 
 When a batch has finished, its task file is renamed into the directory of the day: no byte is copied. The lines of a
 small file go into the batch's line of the history instead, so that few tasks do not cost an inode each. What was
-inserted singly is in the batch's log, and with it in the history.
+inserted singly is in the batch's log, and with it in the history. Each payload is kept or not by its own length: of a
+file in which some are too long the other lines are kept, as a small file, or as a new file.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import stat
+from collections.abc import Iterable
 
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import PassingOverStrays
@@ -29,7 +31,7 @@ WHOLE_BYTES = 16 << 10
 def keep(locked: LockedBatch, at: int) -> bytes | None:
     """Keep the payloads in the task file of a finished batch, if the queue's settings say so.
 
-    Return None if the file was renamed. Else return the lines for the history, b"" if there are none to keep: the
+    Return None if the file was renamed. Else return the lines for the history, b"" if there are none for it: the
     caller removes the file. What fails is logged: a batch does not wait for room, or for a right, to keep payloads.
     """
     settings, log = locked.store.settings, locked.log
@@ -55,17 +57,57 @@ def _keep(locked: LockedBatch, day: Day, payload_bytes_max: int | None) -> bytes
         break
     else:
         return b""  # this process goes on with what another has begun
-    size, tasks = found.st_size, locked.replay_state.count
     if not stat.S_ISREG(found.st_mode) or name.inserted is not None:
         return b""
-    if payload_bytes_max is not None and size > (payload_bytes_max + LINE_BYTES) * tasks:
-        return b""
-    if size < WHOLE_BYTES:
-        try:
-            return published.content_of(store, path)
-        except FileNotFoundError:  # on a network mount the look before may have been of the past
+    if found.st_size < WHOLE_BYTES or payload_bytes_max is not None:
+        read = locked.log.lines  # mostly this process has read them before, for the leases
+        if not isinstance(read, list):
+            try:
+                read = task_file.split_lines(published.content_of(store, path))
+            except FileNotFoundError:  # on a network mount the look before may have been of the past
+                return b""
+        lines = task_file.keep_lines(read, payload_bytes_max)
+        if lines.count(task_file.NOT_KEPT) == len(lines):
             return b""
+        if lines is not read or found.st_size < WHOLE_BYTES:
+            content = b"".join(line + b"\n" for line in lines)
+            if len(content) < WHOLE_BYTES:
+                return content
+            if lines is not read:
+                _copy(locked, content, layout.payloads(day), name)
+                return b""
     return None if _move(locked, name, path, layout.payloads(day)) else b""
+
+
+def _copy(locked: LockedBatch, content: bytes, directory: str, name: TaskFileName) -> None:
+    """Put what is kept of a task file into the directory of a day. The file itself stays."""
+    fs, sync = locked.store.fs, locked.log.sync and not locked.store.fs.shared
+    fs.make_directory(directory, sync)
+    put(locked.store, f"{directory}/{name}", [content])
+    if sync:
+        fs.sync_directory(directory)  # before the name in the queue is known to be gone
+
+
+def put(store: Store, path: str, content: Iterable[bytes]) -> bool:
+    """Write a new file into `staging/`, and rename it to `path`. Return False if that was not possible any more.
+
+    So a reader finds the whole new content under that name, or what was there before. A process that dies in between
+    leaves the staged file to `gc`.
+    """
+    fs, staged = store.fs, f"{store.layout.staging}/{names.replacement(store.entropy.hex16())}"
+    try:
+        with fs.closing(fs.create(staged)) as fd:
+            for piece in content:
+                fs.write_all(fd, piece)
+            if store.sync_inserts:
+                fs.fsync(fd)  # else a power loss might keep the name and lose the content
+        if fs.rename(staged, path):
+            return True
+    except BaseException:
+        fs.unlink(staged)
+        raise
+    fs.unlink(staged)
+    return False
 
 
 def _move(locked: LockedBatch, name: TaskFileName, path: str, directory: str) -> bool:
@@ -111,7 +153,7 @@ def bytes_of(store: Store, day: Day) -> int:
 
 
 def most_bytes_of(store: Store, day: Day) -> float:
-    """Return how many bytes the task files of a day may have at most, as their names and the settings tell.
+    """Return how many bytes the task files of a day have at most, as their names and the settings tell.
 
     `keep_payloads` may have been lowered since they were kept.
     """

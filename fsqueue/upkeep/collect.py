@@ -40,7 +40,7 @@ from fsqueue.storage import (
 from fsqueue.storage.decisions import OutOfGroup
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
-from fsqueue.upkeep import decision_files, doctorplaces, key_files, number_files, trash
+from fsqueue.upkeep import decision_files, doctorplaces, erasing, key_files, number_files, trash
 from fsqueue.upkeep.refusals import PASSED_OVER, Refusals
 
 logger = logging.getLogger("fsqueue")
@@ -113,6 +113,7 @@ def _collect(store: Store, report: GcReport, keep: Keep) -> list[OSError]:
     generations(store, report)
     if keep.history_days is not None:
         _history(store, keep.history_days, report)
+    erasing.erase(store, report)
     _payloads(store, keep, report)
     report.trash_reaped = trash.reap_own(store.fs, store.path, store.queue_state.id)
     report.trash_reaped += reap_doctors(store.fs, store.path, store.clock.now_ms() / 1000)
@@ -414,10 +415,11 @@ def is_abandoned(store: Store, path: str, age_s: float = STAGED_AGE_S) -> bool:
 def reap_staged(store: Store, text: str) -> bool:
     """Reap an old staged file whose writer is dead: lock first, then look whether any record names it.
 
-    Only task files and probes of the clock are staged as files. A file with another name is not fsqueue's.
+    Only task files, probes of the clock, and files that are to replace another are staged as files. A file with another
+    name is not fsqueue's.
     """
     name, path = names.parse_task_file(text), f"{store.layout.staging}/{text}"
-    if (name is None and not names.is_probe(text)) or not is_abandoned(store, path):
+    if (name is None and not names.is_passing(text)) or not is_abandoned(store, path):
         return False
     try:
         fd = store.fs.look(path, os.O_RDWR)

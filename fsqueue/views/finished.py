@@ -1,4 +1,4 @@
-"""FinishedBatch batches, with the payloads that are kept of them (docs/format.md, "Payloads")."""
+"""Finished batches, with the payloads that are kept of them (docs/format.md, "Payloads")."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ from typing import Any
 
 from fsqueue.format import task_file
 from fsqueue.format.names import Batch
-from fsqueue.format.replay import ReplayState
+from fsqueue.format.replay import CANCELLED, COMPLETED, ReplayState
 from fsqueue.format.uniform import decode_payloads
 from fsqueue.storage import history, payloads
-from fsqueue.storage.history import Records
+from fsqueue.storage.history import NOT_KEPT, Records
 from fsqueue.storage.store import Store
 
 
 class FinishedBatch:
-    """A batch of which every record is known: each finished one, and one at work whose log was read whole."""
+    """A batch of which every record is known: each finished one, and one at work whose log was read whole.
 
-    __slots__ = ("_inserts", "_tasks", "batch", "lines", "replay_state")
+    It hides what the queue does not keep (`payload_bytes_max`: see `task_file.is_kept`). That may be on disk still:
+    other tasks of the batch have not ended, or `gc` has not erased it. All views read here what finished tasks carry.
+    """
 
-    def __init__(self, batch: Batch, records: Records, lines: list[bytes]) -> None:
+    __slots__ = ("_inserts", "_payload_bytes_max", "_tasks", "batch", "lines", "replay_state")
+
+    def __init__(self, batch: Batch, records: Records, lines: list[bytes], payload_bytes_max: int | None) -> None:
         self.batch = batch
         self.lines = lines
-        """Those of the task file, as far as they are kept."""
+        """Those of the task file, as far as they are there."""
+        self._payload_bytes_max = payload_bytes_max
         self._tasks: list[Any] | None = None
         """The lines decoded, once they are asked for."""
         self._inserts: dict[int, dict[str, Any]] = {}
@@ -37,7 +42,7 @@ class FinishedBatch:
     def keeps_payload(self, index: int) -> bool:
         """Return whether the task's payload is kept: `task` has None for one that is not, and for null."""
         if index in self.replay_state.payloads:
-            return True
+            return self._replaced_by(index) is not NOT_KEPT
         record = self._record(index)
         if record is None:
             return False
@@ -60,17 +65,27 @@ class FinishedBatch:
                 key, priority = record.get("key"), record.get("priority")
             except ValueError:
                 pass  # too long to be kept
-        payloads_now = self.replay_state.payloads
-        return payloads_now.get(index, payload) if payloads_now else payload, key, priority
+        if index in self.replay_state.payloads:
+            replaced = self._replaced_by(index)
+            payload = None if replaced is NOT_KEPT else replaced
+        return payload, key, priority
+
+    def _replaced_by(self, index: int) -> Any:
+        """Return the last payload that a task was given; NOT_KEPT if it is not kept."""
+        payload = self.replay_state.payloads[index]
+        is_kept = payload is not NOT_KEPT and task_file.is_kept({"payload": payload}, self._payload_bytes_max)
+        return payload if is_kept else NOT_KEPT
 
     def _record(self, index: int) -> Any:
         """Return what the task file's line or the `insert` record says of a task; None if it is not kept."""
+        if self._payload_bytes_max == 0:
+            return None
         if self._tasks is None:
             self._tasks = task_file.decode_tasks(self.lines)
         record = self._inserts.get(index) if self._inserts else None
         if record is None and index < len(self._tasks):
             record = self._tasks[index]
-        return record
+        return record if record is not None and task_file.is_kept(record, self._payload_bytes_max) else None
 
     def payloads_and_keys(self, indices: Sequence[int]) -> tuple[Sequence[Any], list[Any]]:
         """Return the payloads and the keys of tasks, as `task` does of each.
@@ -78,6 +93,10 @@ class FinishedBatch:
         Faster if all are in a sound task file, and still more if they are asked for all at once and are of one shape.
         """
         count = self.replay_state.count
+        if self._payload_bytes_max == 0:
+            return [None] * len(indices), [None] * len(indices)
+        if not task_file.are_short(self.lines, self._payload_bytes_max):
+            return self._each(indices)
         if len(indices) == count == len(self.lines) and not self.replay_state.payloads and not self._inserts:
             uniform = decode_payloads(self.lines)
             if uniform is not None:
@@ -91,6 +110,9 @@ class FinishedBatch:
                 return [record["payload"] for record in chosen], [record.get("key") for record in chosen]
             except (KeyError, TypeError):
                 pass  # bytes, or None for a line that is damaged
+        return self._each(indices)
+
+    def _each(self, indices: Sequence[int]) -> tuple[list[Any], list[Any]]:
         payloads: list[Any] = []
         keys: list[Any] = []
         for index in indices:
@@ -98,6 +120,16 @@ class FinishedBatch:
             payloads.append(payload)
             keys.append(key)
         return payloads, keys
+
+
+def hidden(store: Store, replay_state: ReplayState) -> frozenset[int]:
+    """Return the tasks of a batch of which no view tells: those that ended in a queue that forgets them at once.
+
+    Its log may be there still, since other tasks of the batch have not ended. Dead letters are kept in any queue.
+    """
+    if store.settings.keep_history or not (replay_state.done[COMPLETED] or replay_state.done[CANCELLED]):
+        return frozenset()
+    return frozenset(index for index, state in enumerate(replay_state.state) if state in (COMPLETED, CANCELLED))
 
 
 def batches(store: Store, offsets: bool = True, only: Container[Batch] | None = None) -> Iterator[FinishedBatch]:
@@ -111,7 +143,7 @@ def batches(store: Store, offsets: bool = True, only: Container[Batch] | None = 
             continue
         if not lines and batch in files:
             lines = payloads.lines_at(store, files[batch])
-        yield FinishedBatch(batch, records, lines)
+        yield FinishedBatch(batch, records, lines, store.settings.keep_payloads)
 
 
 def find(store: Store, batch: Batch) -> FinishedBatch | None:
@@ -119,4 +151,5 @@ def find(store: Store, batch: Batch) -> FinishedBatch | None:
     found = history.find_finished(store, batch)
     if found is None:
         return None
-    return FinishedBatch(batch, found.records, found.lines or payloads.of_batch(store, batch))
+    lines = found.lines or payloads.of_batch(store, batch)
+    return FinishedBatch(batch, found.records, lines, store.settings.keep_payloads)

@@ -29,7 +29,18 @@ from fsqueue.format.models import DeadLetter, State, Status, TaskInfo
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
-from fsqueue.storage import commits, counters, deadletters, decided, listing, payloads, published, retrying, staging
+from fsqueue.storage import (
+    commits,
+    counters,
+    deadletters,
+    decided,
+    history,
+    listing,
+    payloads,
+    published,
+    retrying,
+    staging,
+)
 from fsqueue.storage.store import Store
 from fsqueue.views import finished, task_history
 
@@ -573,9 +584,9 @@ def _of_replay_state(
 def partly_done(store: Store, only: Container[Batch] | None = None) -> Iterator[finished.FinishedBatch]:
     """Yield the batches at work in which tasks were completed, cancelled or buried, each with its whole log.
 
-    `only`: these batches.
+    None of a queue that forgets such tasks at once. `only`: these batches.
     """
-    for batch in listing.with_logs(store):
+    for batch in listing.with_logs(store) if store.settings.keep_history else ():
         if only is not None and batch not in only:
             continue
         found = _read_whole(store, batch)
@@ -585,7 +596,8 @@ def partly_done(store: Store, only: Container[Batch] | None = None) -> Iterator[
 
 def _read_whole(store: Store, batch: Batch) -> finished.FinishedBatch:
     """Return a batch at work, with all its records and its tasks' lines."""
-    found = finished.FinishedBatch(batch, task_history.decided_records(store, batch), [])
+    records = task_history.decided_records(store, batch)
+    found = finished.FinishedBatch(batch, records, [], store.settings.keep_payloads)
     if found.replay_state.opened and found.replay_state.inserts is None and any(found.replay_state.done):
         found.lines = lines_anywhere(store, batch, found.replay_state) or payloads.of_batch(store, batch)
     return found
@@ -616,7 +628,10 @@ def _info(
             record = task_file.decode_task(lines[index])
         except ValueError:
             pass
-    payload = replay_state.payloads.get(index, record.get("payload"))
+    payload = record.get("payload")
+    if index in replay_state.payloads and state not in (COMPLETED, CANCELLED):  # of these `FinishedBatch` tells
+        replaced = replay_state.payloads[index]
+        payload = None if replaced is history.NOT_KEPT else replaced
     born = record["at"] if index in replay_state.places and record else names.birth_ms(batch)
     return TaskInfo(
         id=names.task_id(batch, index),
@@ -666,7 +681,9 @@ def task(store: Store, task_id: str) -> TaskInfo:
     elif (known_batch := finished.find(store, batch)) is not None:
         found, in_history = _of_finished(store, known_batch), True
     known = next((info for info in found if info.id == task_id), None)
-    if known is not None and known.state in (IS_COMPLETED, IS_CANCELLED) and known.payload is None and not in_history:
+    if known is not None and known.state in (IS_COMPLETED, IS_CANCELLED) and not store.settings.keep_history:
+        raise TaskNotFound(f"The task {task_id} has ended, and {store.path} {task_history.FORGETS}")
+    if known is not None and known.state in (IS_COMPLETED, IS_CANCELLED) and not in_history:
         known = next((info for info in _of_finished(store, _read_whole(store, batch)) if info.id == task_id), known)
     if known is not None and known.state != IS_DEAD:
         return known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fsqueue.errors import LeaseLost
+from fsqueue.errors import FsqueueError, LeaseLost
 from fsqueue.format import names
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import SKIPPED, ReplayState
@@ -63,6 +63,18 @@ def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, Loss | None]:
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:
     """Return what was done about an ended task: `retried` and the new id, or `purged`; None if nothing was."""
     return deadletters.settled_as(store, task_id)
+
+
+def is_completed_by(store: Store, token: str) -> bool:
+    """Return whether this very lease has completed its task, also in a queue that forgets completed tasks at once.
+
+    A hint: False also if that is not known any more, or cannot be read.
+    """
+    try:
+        loss = why_lost(store, [token])[token]
+    except (FsqueueError, OSError):
+        return False
+    return loss is not None and loss.is_completed
 
 
 def _outcomes(store: Store, wanted: dict[str, tuple[Batch, int]]) -> dict[str, ReplayState | str | None]:

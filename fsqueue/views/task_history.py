@@ -7,9 +7,11 @@ from typing import Any
 from fsqueue.errors import TaskNotFound
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.models import Movement
-from fsqueue.format.replay import SKIPPED, ReplayState
+from fsqueue.format.replay import CANCELLED, COMPLETED, SKIPPED, ReplayState
 from fsqueue.storage import deadletters, decided, history, listing
 from fsqueue.storage.store import Store
+
+FORGETS = "keeps nothing of tasks that have ended (it was created with --no-history)."
 
 
 def movements_of(store: Store, task_id: str) -> list[Movement]:
@@ -22,6 +24,8 @@ def movements_of(store: Store, task_id: str) -> list[Movement]:
     name = listing.task_files(store, store.layout.shard(batch)).get(batch) if not records else None
     if not (index < name.count if name is not None else _is_task(history.replay(records), index)):
         raise TaskNotFound(f"The history of {task_id} is not known in {store.path}: check the id, or it was not kept.")
+    if not store.settings.keep_history and history.replay(records).state[index] in (COMPLETED, CANCELLED):
+        raise TaskNotFound(f"The task {task_id} has ended, and {store.path} {FORGETS}")
     first, *others = _applied(records, index) or [{"op": "open"}]
     if first["op"] == "insert":
         birth = Movement("insert", first["at"] / 1000, update=_update(first))

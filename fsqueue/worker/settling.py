@@ -30,6 +30,7 @@ from fsqueue.cluster import schedulers, slurm
 from fsqueue.errors import FsqueueError
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.storage.nodes import NodeFailures
+from fsqueue.views import outcomes
 from fsqueue.worker import updating
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.inserts import NONE, Inserts
@@ -444,6 +445,8 @@ def own_outcome(task: LeasedTask) -> str | None:
     lease = task.token.rpartition("@")[2]
     try:
         moves = task.queue.history(task.id)
+    except errors.TaskNotFound:  # a queue may forget completed tasks at once; the lease tells still
+        return "completed" if outcomes.is_completed_by(task.queue.store, task.token) else None
     except FsqueueError:
         return None
     return next((COUNTED_AS[move.op] for move in moves if move.lease == lease and move.op in COUNTED_AS), None)

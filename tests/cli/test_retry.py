@@ -82,7 +82,7 @@ def test_a_queue_without_a_history_says_so(fsqueue_cli: Run, queue_factory: Queu
     queue = queue_factory(keep_history=False)
     fill(queue, "a")
     done = fsqueue_cli("retry", queue.path, "--state", "completed", "--all")
-    assert (done.stdout, "keeps no history" in done.stderr) == ("0\n", True)
+    assert (done.stdout, "forgets completed tasks at once" in done.stderr) == ("0\n", True)
 
 
 @pytest.mark.parametrize(

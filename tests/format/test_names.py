@@ -234,7 +234,7 @@ def test_the_names_of_shards_and_counters_round_trip(number: int, shards: int) -
 def test_the_names_of_what_passes_round_trip(random: str) -> None:
     for build, parse in (
         (names.gone, names.is_gone),
-        (names.probe, names.is_probe),
+        (names.probe, names.is_passing),
         (names.fresh, names.is_fresh),
     ):
         assert parse(build(random))
@@ -248,7 +248,7 @@ PARSERS = [
     names.parse_batch, names.parse_commit, names.parse_record_file, names.parse_proposal_file,
     names.parse_ballot_file,
     names.parse_attempt, lambda text: names.parse_shard_file(text, 64),
-    lambda text: names.is_gone(text) or None, lambda text: names.is_probe(text) or None,
+    lambda text: names.is_gone(text) or None, lambda text: names.is_passing(text) or None,
     lambda text: names.is_fresh(text) or None, lambda text: names.is_node_file(text) or None,
 ]  # fmt: skip
 

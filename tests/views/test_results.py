@@ -152,7 +152,7 @@ def test_payloads_at_once_are_as_one_after_the_other() -> None:
         [*sound, b"[]"], [*sound, b'{"key":"k"}'], sound, [], [*sound, b'{"payload":5}', b'{"payload":6}'],
         [b'{"payload":{"x":1,"y":[2]}}'] * count, [b'{"payload":{"x":1,"y":[2]}}'] * (count + 1),
     ):  # fmt: skip
-        found = FinishedBatch(batch, records, lines)
+        found = FinishedBatch(batch, records, lines, None)
         for indices in (range(count), [0, 3], [4], [1, 2, 4]):
             each = [found.task(index)[:2] for index in indices]
             at_once = found.payloads_and_keys(indices)

@@ -344,7 +344,7 @@ def test_what_views_tell_of_any_records_is_what_the_replay_comes_to(data: bytes)
         assert state.state[index] != LEASED or ends[index, "expired"] is not None
     times = history.insertion_times(records)
     assert times.keys() >= state.places.keys()
-    whole = FinishedBatch(names.Batch("0" * 32), records, [])
+    whole = FinishedBatch(names.Batch("0" * 32), records, [], None)
     assert full_state(whole.replay_state) == full_state(state) | {"damaged": 0}
     assert {index for index in times if whole.inserted_at(index) is not None} == times.keys()
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from fsqueue import administration
-from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, said
+from fsqueue.errors import InvalidArgument, LeaseLost, said
 from fsqueue.format import names
 from fsqueue.format.models import AsDict
 from fsqueue.format.replay import ReplayState
@@ -31,6 +31,7 @@ from fsqueue.spark.jobs.places import Place
 from fsqueue.spark.options import directory
 from fsqueue.spark.sessions import parallelism, register, spark_errors
 from fsqueue.spark.views import payload
+from fsqueue.views import outcomes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -273,10 +274,7 @@ def _task(queue: Queue, row: dict[str, Any]) -> LeasedTask:
 
 def was_completed_by(queue: Queue, task: LeasedTask) -> bool:
     """Return whether it was this very lease that completed the task: a former attempt to do so may have come so far."""
-    try:
-        return any(move.op == "complete" and move.lease == task.lease for move in queue.history(task.id))
-    except TaskNotFound:
-        return False
+    return outcomes.is_completed_by(queue.store, task.token)
 
 
 def _batch(schema: str, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
