@@ -325,14 +325,15 @@ def _module_of(call: str) -> list[str]:
 
 def _check_modules(names: Iterable[str], directory: str | None) -> None:
     """Refuse a function whose module is not found here. Nothing is imported, so only a package is looked for."""
-    import importlib.util
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
 
     search_working_directory()
-    if directory is not None:
-        sys.path.insert(0, os.path.abspath(directory))
+    there = [] if directory is None else [os.path.abspath(directory)]
     for name in names:
         module = name.partition(".")[0]
-        if module.isidentifier() and importlib.util.find_spec(module) is None:
+        is_found = module in sys.modules or (module and (find_spec(module) or PathFinder.find_spec(module, there)))
+        if not is_found:
             raise click.UsageError(
                 f"The module '{module}' was not found here. Nothing was submitted. If it is only on the nodes, add "
                 "--no-command-check."

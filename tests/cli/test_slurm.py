@@ -471,6 +471,9 @@ def test_a_payload_in_a_script_is_refused_before_anything_is_submitted(
         (["--", "echo", "{%}"], "$FSQUEUE_SLOT"),
         (["--call", "no_such_module:f"], "The module 'no_such_module' was not found here"),
         (["--load", "no_such_module.sub"], "The module 'no_such_module' was not found here"),
+        (["--call", "no such:f"], "The module 'no such' was not found here"),
+        (["--call", ":f"], "MODULE:FUNCTION"),
+        (["--load", ""], "The module '' was not found here"),
         (["--call", "json"], "--call names a function as MODULE:FUNCTION, not 'json'"),
     ],
 )
