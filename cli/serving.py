@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import socket
 import stat
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
 
 DEFAULT_LISTEN = "localhost:8750"
 BACKLOG = 1024
+FREE_PORT_TRIES = 20
 TOKEN_BYTES = 32
 TOKEN_FILE_BYTES_MAX = 4096
 STOP_S = 10
 """How long requests that are under way may take when the gateway is told to end."""
+
+
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
 
 class Address(NamedTuple):
@@ -75,6 +80,8 @@ ssh -N -L 8750:localhost:8750 login1                       # on your own machine
 @click.option("--read-only", is_flag=True, help="Change no task and no queue, whatever token comes.")
 @click.option("--allow-host", "hosts", metavar="NAME", multiple=True,
               help="A name beside localhost by which clients call this gateway; may be repeated.")  # fmt: skip
+@click.option("--root-path", metavar="PREFIX", default="",
+              help="A prefix, as /queues, that a proxy before the gateway leaves in paths.")  # fmt: skip
 @click.option("--taskstore-duration", type=click.Choice(["auto", "ms", "ns"]), default="auto",
               help="Unit of a claim's duration, for clients of taskstore [auto: its size tells].")  # fmt: skip
 @click.option("--tls-cert", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
@@ -82,7 +89,7 @@ ssh -N -L 8750:localhost:8750 login1                       # on your own machine
 @click.option("--tls-key", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Its private key (PEM).")
 def serve(
     path: str, listen: str, token_file: str | None, read_only: bool, hosts: Sequence[str],
-    taskstore_duration: DurationUnit, tls_cert: str | None, tls_key: str | None,
+    root_path: str, taskstore_duration: DurationUnit, tls_cert: str | None, tls_key: str | None,
 ) -> None:  # fmt: skip
     """Serve a queue, or a group of queues, over HTTP, until SIGTERM or Ctrl-C.
 
@@ -96,6 +103,12 @@ def serve(
     address = address_in(listen)
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together. Nothing was done.")
+    root_path = root_path.rstrip("/")
+    if not _ROOT_PATH.fullmatch(root_path):
+        raise click.UsageError(
+            f"--root-path takes a path as /queues, of letters, digits, -, _, ., ~ and /, not {root_path!r:.200}. "
+            "Nothing was done."
+        )
     if address.socket and tls_cert:
         raise click.UsageError("TLS is for a TCP port: a Unix socket does not leave the host. Nothing was done.")
     try:
@@ -113,8 +126,8 @@ def serve(
     if address.socket is None or token_file is not None:
         made.tokens = gate.Tokens(tokens_in(Path(token_file) if token_file else default_token_file()))
     names = {*hosts, *([address.host] if address.host not in ("", "0.0.0.0", "::") else [])}
-    app = application.application(made, names, read_only, taskstore_duration)
-    listener, address, proof = bound(address)
+    app = application.application(made, names, read_only, taskstore_duration, root_path)
+    listeners, address, proof = bound(address)
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
@@ -125,11 +138,11 @@ def serve(
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=STOP_S,
-        limit_concurrency=made.limits.connections_max,
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
     )
     BoundedProtocol.head_s = made.limits.head_s
+    BoundedProtocol.connections_max, BoundedProtocol.refused_max = _connections(made.limits.connections_max)
     server = GatewayServer(config)
     server.on_stop = made.stop
     try:
@@ -137,17 +150,26 @@ def serve(
     except OSError as error:
         raise click.ClickException(f"The certificate or its key cannot be used: {error}. Nothing was done.") from None
     scheme = "http+unix://" if address.socket else "https://" if tls_cert else "http://"
-    if address.socket is None and not tls_cert and not ip_address(listener.getsockname()[0]).is_loopback:
+    open_to_all = any(
+        listener.family != socket.AF_UNIX and not ip_address(listener.getsockname()[0]).is_loopback
+        for listener in listeners
+    )
+    if open_to_all and not tls_cert:
         complain(
             "other hosts can reach this port, and each request carries its token in the clear. Use --tls-cert and "
             "--tls-key, or listen on localhost and forward the port with ssh"
         )
-    say(f"fsqueue serves {made.served.path} on {scheme}{address.url}")
-    sys.stdout.flush()
+
+    def tell() -> None:
+        say(f"fsqueue serves {made.served.path} on {scheme}{address.url}")
+        sys.stdout.flush()
+
+    server.on_start = tell
     try:
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
         if address.socket:
             drop_socket(address.socket, proof)
     if server.signal_number is not None:
@@ -155,6 +177,17 @@ def serve(
         if process.is_own:  # else Python waits for a verb that waits for a lock, or for a file server
             leave_soon(code)
         raise click.exceptions.Exit(code)
+
+
+def _connections(wanted: int) -> tuple[int, int]:
+    """Return how many connections the limit of open files suffices for, and how many more may be told to come again.
+
+    The soft limit is raised for them. The other half of the descriptors is for the files of the queues.
+    """
+    from fsqueue.worker.shortages import raise_open_files
+
+    most = raise_open_files(2 * wanted)
+    return most // 2, most // 16
 
 
 def default_token_file() -> Path:
@@ -252,18 +285,12 @@ Proof = tuple[int, int]
 """Device and inode of a socket's file."""
 
 
-def bound(address: Address) -> tuple[socket.socket, Address, Proof]:
-    """Return a socket that listens, where that is, and of a Unix socket what proves that its file is this one."""
+def bound(address: Address) -> tuple[list[socket.socket], Address, Proof]:
+    """Return sockets that listen, where that is, and of a Unix socket what proves that its file is this one."""
     try:
         if address.socket is not None:
-            return _bound_file(address.socket), address, _proof_of(address.socket)
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(BACKLOG)
+            return [_bound_file(address.socket)], address, _proof_of(address.socket)
+        listeners = _bound_port(address)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE and address.socket is None
         free = address._replace(port=0).url
@@ -271,7 +298,58 @@ def bound(address: Address) -> tuple[socket.socket, Address, Proof]:
         raise click.ClickException(
             f"{address.socket or address.url} cannot be listened on: {error}. Nothing is served.{advice}"
         ) from None
-    return listener, Address(address.host, listener.getsockname()[1]), (0, 0)
+    return listeners, Address(address.host, listeners[0].getsockname()[1]), (0, 0)
+
+
+def _bound_port(address: Address) -> list[socket.socket]:
+    """Return sockets that listen on each address of a host, on one port: localhost is 127.0.0.1 and ::1. OSError.
+
+    If another process has the port of one of them, the gateway has none: clients that try that address first would
+    send their tokens there.
+    """
+    hosts = [address.host, "::1"] if address.host == "localhost" else [address.host]  # a browser tries both
+    wanted = [
+        one
+        for host in hosts
+        for one in socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    ]
+    families = {one[0]: one for one in reversed(wanted)}  # of each the first
+    for tries in range(FREE_PORT_TRIES):
+        made: list[socket.socket] = []
+        missing: OSError | None = None
+        try:
+            for family, kind, protocol, _, where in families.values():
+                port = made[0].getsockname()[1] if made else address.port
+                try:
+                    made.append(_listening(family, kind, protocol, (where[0], port, *where[2:])))
+                except OSError as error:
+                    if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                        raise
+                    missing = error  # this host has no such address now, as without IPv6
+        except OSError as error:
+            for one in made:
+                one.close()
+            if error.errno == errno.EADDRINUSE and address.port == 0 and tries < FREE_PORT_TRIES - 1:
+                continue  # the port was free at the first address alone
+            raise
+        if made:
+            return made
+        raise missing or OSError(errno.EADDRNOTAVAIL, "the host has no address")
+    raise AssertionError
+
+
+def _listening(family: int, kind: int, protocol: int, where: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(where)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def _bound_file(path: str) -> socket.socket:

@@ -11,7 +11,14 @@ from typing import ClassVar
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from fsqueue.service import faults
+
+_REFUSAL = faults.answer_to(
+    faults.Overloaded("The gateway has too many connections at once. Nothing was done: come again.")
+)
+_REFUSAL.headers["connection"] = "close"
 
 HEAD_BYTES_MAX = 64 << 10
 """Maximum length of the head of a request. Also of the rest of a chunked body, and of a chunk's first line."""
@@ -29,9 +36,14 @@ class BoundedProtocol(HttpToolsProtocol):
     - What follows the last chunk of a body ("trailers") is no header of the request.
     - An offer to change to another protocol ("Upgrade") is ignored. uvicorn would lose the body of such a request, and
       take it for the next request. Java's client makes the offer in each first request.
+    - A connection beyond `connections_max` gets one answer, 503 with Retry-After, and ends. uvicorn would refuse the
+      requests of all connections then, also of those that were there before. Beyond `refused_max` more, a connection
+      ends at once, with the same answer if it can take it.
     """
 
     head_s: ClassVar[float] = 20.0
+    connections_max: ClassVar[int] = 8_192
+    refused_max: ClassVar[int] = 1_024
     _deadline: asyncio.TimerHandle | None = None
     _undecided_bytes = 0
     """Length of what has come since the last head, part of a body, or end of a request."""
@@ -40,6 +52,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to count the time."""
         super().connection_made(transport)
+        if (beyond := len(self.connections) - self.connections_max) > 0:
+            self.app = _REFUSAL
+            if beyond > self.refused_max:
+                headers = [b"%b: %b\r\n" % header for header in _REFUSAL.raw_headers]
+                transport.write(b"".join([STATUS_LINE[503], *headers, b"\r\n", bytes(_REFUSAL.body)]))
+                transport.close()
+                return
         self._count()
 
     def data_received(self, data: bytes) -> None:
@@ -175,6 +194,8 @@ class GatewayServer(uvicorn.Server):
     """
 
     signal_number: int | None = None
+    on_start: Callable[[], object] = staticmethod(lambda: None)
+    """Called in the event loop when connections are accepted, and signals are this server's."""
     on_stop: Callable[[], object] = staticmethod(lambda: None)
     """Called in the event loop when the first signal has come."""
 
@@ -187,6 +208,12 @@ class GatewayServer(uvicorn.Server):
         finally:
             for one, handler in before.items():
                 signal.signal(one, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and tell it."""
+        await super().startup(sockets)
+        if self.started:
+            self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End what is under way. From now on uvicorn logs nothing: it would log what it cuts off with a traceback."""

@@ -17,7 +17,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.numbers import Numbers
 from fsqueue.storage.store import Store
-from fsqueue.views import inspection
+from fsqueue.views import inspection, task_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,27 @@ class TaskNumbers:
             NumberedInfo(one.number, _info(new.task), one.owner, one.available_ms, _token(named), named.is_plain)
             for new, (named, _), one in zip(tasks, wanted, given, strict=True)
         ]
+
+    def ended_by(self, task: LeasedTask, numbers: Sequence[int]) -> list[int]:
+        """Return those of these numbers that named a leased task until this very lease ended them.
+
+        Call it before the task gets its next number. Truth, unless the task's log is gone: then the list is empty.
+        """
+        with self._verb("reading numbers of") as (_, kept):
+            batch, index = names.parse_task_id(task.id)
+            queue, name = task.queue, task.queue.store.name_in_group
+            identity = queue.store.queue_state.id
+            of_task = [
+                (number, named)
+                for number, named in self._latest(kept, numbers).items()
+                if (named.queue, named.batch, named.index) == (identity, batch, index)
+                and name is not None
+                and named.place == place_of(names.queue_directory(name))
+            ]
+            if not of_task:
+                return []
+            before = task_history.version_before(queue.store, task.id, task.version)
+        return [number for number, named in of_task if named.version == before]
 
     def named(self, numbers: Sequence[int]) -> list[NumberedInfo | None]:
         """Return the task that each number names, as it was when it got the number, without its payload; None for none.

@@ -79,9 +79,10 @@ def gateway(path: str | os.PathLike[str], tokens: Tokens | None, limits: Service
 
 
 def application(
-    made: Gateway, hosts: Iterable[str] = (), read_only: bool = False, taskstore_duration: DurationUnit = "auto"
-) -> ASGIApp:
-    """Return the ASGI application. `hosts`: names beside localhost by which clients call it.
+    made: Gateway, hosts: Iterable[str] = (), read_only: bool = False, taskstore_duration: DurationUnit = "auto",
+    root_path: str = "",
+) -> ASGIApp:  # fmt: skip
+    """Return the ASGI application. `hosts`: names beside localhost by which clients call it. `root_path`: see `Gate`.
 
     `taskstore_duration`: what a claim's `duration` counts in taskstore's format (docs/taskstore.md).
     """
@@ -108,7 +109,7 @@ def application(
     calls = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
     app.state.taskstore = calls
     app.state.pages = page.Pages(made.served, made.threads, calls.has_clients)
-    return Patience(Gate(app, made.tokens, hosts, read_only), made.limits)
+    return Patience(Gate(app, made.tokens, hosts, read_only, root_path), made.limits)
 
 
 def _routes() -> list[BaseRoute]:

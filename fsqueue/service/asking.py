@@ -51,7 +51,7 @@ async def _answer(operation: Operation, handler: Handler | None, request: Reques
     given |= {name: name_in(name, text) for name, text in request.path_params.items()}
     if operation.method != "GET" and operation is not operations.INSERT:
         limit = request.app.state.gateway.limits.body_bytes_max
-        given |= fields.given_in(operation.body, await bodies.json_object(request, limit))
+        given |= await bodies.json_object(request, limit, partial(fields.given_in, operation.body))
     if handler is not None:
         return await handler(request, given)
     gateway = request.app.state.gateway

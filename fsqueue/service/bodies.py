@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
@@ -13,8 +13,12 @@ from fsqueue.format import user_json
 from fsqueue.service.faults import BadField
 from fsqueue.service.gate import FORM_BYTES_MAX
 
+T = TypeVar("T")
+
 JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/json-lines", "application/jsonlines")
 FORM_FIELDS_MAX = 20
+AT_ONCE_BYTES_MAX = 64 << 10
+"""Maximum length of a body that is read in the event loop. That takes less than 10 ms."""
 
 
 def kind_of(request: Request) -> str:
@@ -50,14 +54,24 @@ async def form(request: Request) -> dict[str, str]:
     return {name: values[0] for name, values in found.items()}
 
 
-async def json_object(request: Request, bytes_max: int) -> Any:
-    """Return the value of a body of JSON; {} if there is no body. BadField."""
+async def json_object(request: Request, bytes_max: int, read: Callable[[Any], T]) -> T:
+    """Return what `read` makes of the value of a body of JSON; of {} if there is no body. BadField."""
     body = await whole(request, bytes_max)
     if not body.strip():
-        return {}
+        return read({})
     if kind_of(request) not in ("application/json", ""):
         raise HTTPException(415, refused_kind(request, "application/json"))
-    return decoded(body, "body")
+    return await aside(request, len(body), lambda: read(decoded(body, "body")))
+
+
+async def aside(request: Request, size: int, act: Callable[[], T]) -> T:
+    """Return what reading a body of `size` bytes returns. A long one is read in a thread of the verbs.
+
+    Otherwise the gateway would answer nobody for as long as that takes: up to a second for each 8 MiB. Overloaded.
+    """
+    if size <= AT_ONCE_BYTES_MAX:
+        return act()
+    return await request.app.state.gateway.threads.run(act)  # type: ignore[no-any-return]  # its state has no types
 
 
 def refused_kind(request: Request, accepted: str) -> str:
@@ -86,17 +100,23 @@ def decoded(text: bytes, where: str) -> Any:
 
 async def lines(request: Request, line_bytes_max: int) -> AsyncIterator[list[bytes]]:
     """Yield the lines of a body that are not empty, some at a time. HTTPException 413 for a line that is too long."""
-    rest = b""
+    begun: list[bytes] = []
+    """The parts of the line that has not ended. They are joined once: many small parts cost no more than one."""
+    size = 0
     async for part in _stream(request):
-        found = (rest + part).split(b"\n")
-        rest = found.pop()
-        if len(rest) > line_bytes_max or any(len(line) > line_bytes_max for line in found):
+        *found, rest = part.split(b"\n")
+        if found:
+            found[0] = b"".join((*begun, found[0]))
+            begun, size = [], 0
+        begun.append(rest)
+        size += len(rest)
+        if size > line_bytes_max or any(len(line) > line_bytes_max for line in found):
             raise HTTPException(413, f"A line has more than {line_bytes_max:,} bytes.")
         whole_lines = [line for line in found if line.strip()]
         if whole_lines:
             yield whole_lines
-    if rest.strip():
-        yield [rest]
+    if (last := b"".join(begun)).strip():
+        yield [last]
 
 
 async def _stream(request: Request) -> AsyncIterator[bytes]:

@@ -81,6 +81,13 @@ def answer_to(error: fsqueue.FsqueueError) -> Response:
     return answer
 
 
+def cut_off() -> Response:
+    """Return the answer to a request that is under way when the gateway ends."""
+    return answer_to(
+        Unanswered("The gateway has ended within this request. Whether it is done in the end is unknown: look.")
+    )
+
+
 def type_of(error: fsqueue.FsqueueError) -> str:
     """Return the name of the public class that an error is of."""
     return next(one.__name__ for one in type(error).__mro__ if one.__name__ in fsqueue.__all__)

@@ -98,11 +98,15 @@ class Gate:
 
     `tokens`: None for a Unix socket, whose file decides who may. `hosts`: the names by which a browser may know this
     gateway; another name means that a stranger's name was made to lead here. `read_only`: no caller may write,
-    whatever token comes.
+    whatever token comes. `root_path`: a prefix, as "/queues", that a proxy before this gateway leaves in paths; "" if
+    there is none, or the proxy removes it.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Tokens | None, hosts: Iterable[str] = (), read_only: bool = False) -> None:
-        self._app, self._tokens, self._read_only = app, tokens, read_only
+    def __init__(
+        self, app: ASGIApp, tokens: Tokens | None, hosts: Iterable[str] = (), read_only: bool = False,
+        root_path: str = "",
+    ) -> None:  # fmt: skip
+        self._app, self._tokens, self._read_only, self._root = app, tokens, read_only, root_path.encode("ascii")
         self._hosts = {host.lower().strip("[]") for host in (*LOCAL, *hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,6 +143,10 @@ class Gate:
         raw = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
         if not _PATH.fullmatch(raw):
             return _said(400, "BadRequest", "The path has characters that stand percent-encoded in a path.")
+        if self._root and raw == self._root:  # relative links would lead out of the prefix
+            return RedirectResponse(f"{raw.decode('ascii').rpartition('/')[2]}/", 308)
+        if self._root and raw.startswith(self._root + b"/"):
+            raw = raw[len(self._root) :]
         # Routes are found by the path as it was sent: a name that has a "/" in it is one segment then.
         scope["path"] = raw.decode("ascii")
         if "content-length" in headers and "transfer-encoding" in headers:
@@ -182,7 +190,7 @@ class Gate:
     @staticmethod
     def _asked_for_token(scope: Scope, headers: Headers) -> Response:
         if scope["method"] in SAFE and "text/html" in headers.get("accept", ""):
-            return RedirectResponse("/login", 303)
+            return RedirectResponse("../" * (scope["path"].count("/") - 1) + "login", 303)
         is_taskstore = TASKSTORE.fullmatch(scope["path"]) is not None
         given = headers.get("authorization", "")
         in_url = ", or http://any:TOKEN@HOST:PORT as the address" if is_taskstore else ""

@@ -38,3 +38,4 @@ class ServiceLimits:
     open_queues_max: int = 64
     """How many queues stay open that no request uses at the moment."""
     connections_max: int = 8_192
+    """How many connections may be open at a time. Half of the descriptors are kept for the files of the queues."""

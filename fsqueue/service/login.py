@@ -36,15 +36,16 @@ async def _log_in(request: Request) -> Response:
     tokens = request.app.state.gateway.tokens
     given = (await bodies.form(request)).get("token", "").strip()
     if tokens is None:
-        return RedirectResponse("/", 303)
+        return RedirectResponse("./", 303)
     if tokens.role(given) is None:
         return html("login.html", 403, is_wrong=True)
-    answer = RedirectResponse("/", 303)
+    answer = RedirectResponse("./", 303)
     answer.set_cookie(
         cookie_name(request.scope),
         tokens.cookie(given),
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
+        path=None,  # the browser takes the directory of this form: below a proxy's prefix others get no cookie
     )
     return answer

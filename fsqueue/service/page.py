@@ -196,17 +196,20 @@ def _answer(request: Request, template: str, key: object, seen: SeenPage | None,
 
 
 def _url(path: str, **query: object) -> str:
+    """Return a link to another page, relative to the directory that all pages are in: a proxy may have put that below
+    a prefix, which the gateway need not know.
+    """
     return f"{path}?{urlencode({name: value for name, value in query.items() if value not in (None, '')})}"
 
 
 def queue_link(name: str) -> Link:
     """Return a link to the page of a queue."""
-    return Link(attention.cut(name, CELL_CHARS_MAX), _url("/queue", name=name))
+    return Link(attention.cut(name, CELL_CHARS_MAX), _url("queue", name=name))
 
 
 def task_link(name: str, task_id: str) -> Link:
     """Return a link to the page of a task."""
-    return Link(task_id, _url("/task", queue=name, id=task_id))
+    return Link(task_id, _url("task", queue=name, id=task_id))
 
 
 def _number(request: Request, name: str) -> int:
@@ -258,8 +261,8 @@ async def _front(request: Request) -> Response:
             "totals": [{state: sum(getattr(one, state) for one in counts) for state in states}],
             "rows": [_row(look) for look in shown.rows],
             "stages": _stages(shown),
-            "before": _url("/", q=text, page=at - 1) if at else "",
-            "after": _url("/", q=text, page=at + 1) if at < last else "",
+            "before": _url("./", q=text, page=at - 1) if at else "",
+            "after": _url("./", q=text, page=at + 1) if at < last else "",
             "number": at + 1,
             "numbers": last + 1,
         },
@@ -323,7 +326,7 @@ async def _queue(request: Request) -> Response:
 
 
 def _above(pages: Pages, *links: Link) -> list[Link]:
-    return [*([Link("Queues", "/")] if pages.names is not None else []), *links]
+    return [*([Link("Queues", "./")] if pages.names is not None else []), *links]
 
 
 async def _one(request: Request, name: str) -> Response:
@@ -376,7 +379,7 @@ def _of_queue(shown: QueuePage, name: str) -> dict[str, Any]:
             for failure in look.failures
         ],
         "reasons": [failure.reason for failure in look.failures if failure.dead],
-        "dead_url": _url("/dead", queue=name),
+        "dead_url": _url("dead", queue=name),
         "charts": _charts(shown.timeline),
         "durations": _durations(shown.timeline),
         "is_sampled": shown.timeline is not None and shown.timeline.share < 1,
@@ -513,8 +516,8 @@ async def _dead(request: Request) -> Response:
     ]
     more = {
         "rows": rows,
-        "before": _url("/dead", queue=name, page=number - 1) if number else "",
-        "after": _url("/dead", queue=name, page=number + 1) if shown.has_more else "",
+        "before": _url("dead", queue=name, page=number - 1) if number else "",
+        "after": _url("dead", queue=name, page=number + 1) if shown.has_more else "",
         "number": number + 1,
         "numbers": 0,
     }
@@ -645,7 +648,7 @@ async def _act(request: Request) -> Response:
 
     count = await pages.threads.run(act)
     pages.looks.forget()
-    back = {"queue": _url("/queue", name=name), "dead": _url("/dead", queue=name), "group": "/?",
-            "task": _url("/task", queue=name, id=given.get("id", ""))}  # fmt: skip
+    back = {"queue": _url("queue", name=name), "dead": _url("dead", queue=name), "group": "./?",
+            "task": _url("task", queue=name, id=given.get("id", ""))}  # fmt: skip
     where = back.get(given.get("back", ""), back["queue"])
     return RedirectResponse(f"{where}&{urlencode({'done': verb, 'n': count})}", 303)

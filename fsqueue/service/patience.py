@@ -7,6 +7,7 @@ import asyncio
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fsqueue.service import faults
 from fsqueue.service.limits import ServiceLimits
 
 
@@ -59,3 +60,7 @@ class Patience:
             if not has_begun:
                 await send({"type": "http.response.start", "status": error.status_code, "headers": []})
                 await send({"type": "http.response.body", "body": error.detail.encode()})
+        except asyncio.CancelledError:  # the gateway ends, and this has not come to its end in time
+            if has_begun:
+                raise
+            await faults.cut_off()(scope, receive, send)

@@ -39,8 +39,7 @@ async def insert(request: Request, given: dict[str, Any]) -> Response:
     bodies.refuse_encoded(request)  # before the queue comes into being
     if bodies.kind_of(request) in bodies.JSON_LINES:
         return await _insert_lines(request, given)
-    sent = await bodies.json_object(request, gateway.limits.body_bytes_max)
-    given["task"] = task_in(sent)
+    given["task"] = await bodies.json_object(request, gateway.limits.body_bytes_max, task_in)
 
     def act() -> Any:
         with gateway.served.queue(given["queue"]) as queue:

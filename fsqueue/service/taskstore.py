@@ -66,8 +66,9 @@ class Change:
 
 
 class Refused(Exception):
-    """Nothing was done. Each list has all ids that are in the way, in the order of the request, as taskstore says.
+    """No task was changed, added, deleted or claimed. Each list has all ids that are in the way, as taskstore says.
 
+    Each is in the order of the request.
     `changes`, `deletes` and `depends`: tasks of these lists that are not there under this id, or not any more. `owned`:
     tasks to change or delete that another client owns. `bugs`: sentences on what can never be done.
     """
@@ -162,8 +163,10 @@ class Taskstore:
     def claim(self, client: int, group: str, duration_ms: int, depends: Sequence[int] = ()) -> NumberedTask | None:
         """Give a client one task of a queue, chosen at random, for this time; None if it has none that nobody owns.
 
-        `duration_ms` of 0 or less gives it for no time. Refused (`depends`). A task whose lease has run out as often as
-        its queue allows goes to the dead letters.
+        `duration_ms` of 0 or less gives it for no time. Refused (`depends`). The claim may take a task that it depends
+        on: that was there, and is the client's now. If one ends while the claim is under way, the claim puts the task
+        back that it had taken: nobody owns that task, and its id is a new one. A task whose lease has run out as often
+        as its queue allows goes to the dead letters.
         """
         self._must_hold(depends)
         holder = {"host": socket.gethostname() or "localhost", "name": f"{HOLDER}{client}"}
@@ -172,7 +175,9 @@ class Taskstore:
             return None
         [task] = got
         try:
-            self._must_hold(depends)  # versions never come back: they held at the moment of the lease, too
+            taken = self._group.numbers.ended_by(task, depends) if depends else []
+            # Versions never come back: what holds now has held at the moment of the lease, too.
+            self._must_hold([id for id in depends if id not in taken])
             new = fsqueue.NewNumber(task, _ms(task.lease_until), client)
             [given] = self._group.numbers.give([new])
         except BaseException:

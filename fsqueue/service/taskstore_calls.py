@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
@@ -22,6 +22,8 @@ from fsqueue.service.faults import BadField
 from fsqueue.service.served import Served
 from fsqueue.service.taskstore import Refused, Taskstore
 from fsqueue.service.taskstore_wire import DurationUnit
+
+T = TypeVar("T")
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -89,7 +91,7 @@ async def _tasks(request: Request) -> Response:
 
 
 async def _update(request: Request) -> Response:
-    asked = taskstore_wire.update_in(await _sent(request, "update"))
+    asked = await _sent(request, "update", taskstore_wire.update_in)
 
     def applied(store: Taskstore) -> bytes:
         return taskstore_wire.done_body(
@@ -100,7 +102,8 @@ async def _update(request: Request) -> Response:
 
 
 async def _claim(request: Request) -> Response:
-    asked = taskstore_wire.claim_in(await _sent(request, "claim"), request.app.state.taskstore.unit)
+    unit = request.app.state.taskstore.unit
+    asked = await _sent(request, "claim", lambda value: taskstore_wire.claim_in(value, unit))
 
     def claimed(store: Taskstore) -> bytes:
         task = store.claim(asked.client, asked.group, asked.duration_ms, asked.depends)
@@ -127,24 +130,30 @@ async def _answer(request: Request, act: Callable[[Taskstore], bytes]) -> Respon
     return Response(body, media_type="application/json")
 
 
-async def _sent(request: Request, field: str) -> Any:
-    """Return the JSON value that was sent: as the body, or in a field of a form. BadField, HTTPException 413, 415.
+async def _sent(request: Request, field: str, read: Callable[[Any], T]) -> T:
+    """Return what `read` makes of the JSON value that was sent: as the body, or in a field of a form. BadField,
+    HTTPException 413, 415.
 
     Upstream's client posts JSON and names no type; its server reads a form. curl calls whatever it posts a form. So
     the first character tells: a form with this field begins with no brace.
     """
     body = (await bodies.whole(request, request.app.state.gateway.limits.body_bytes_max)).strip()
-    where = "body"
-    if bodies.kind_of(request).startswith("multipart/"):
+    kind = bodies.kind_of(request)
+    if kind.startswith("multipart/"):
         raise HTTPException(415, bodies.refused_kind(request, f"JSON, of any type, or {FORM}"))
-    if bodies.kind_of(request) == FORM and not body.startswith(b"{"):
-        where, body = field, _form_field(body, field)
-    if not body:
-        raise BadField(where, "is empty: it must be a JSON object. Nothing was done.")
-    try:
-        return user_json.decode_fields(body)
-    except user_json.NotExact as error:
-        raise BadField(where, f"{error}. Nothing was done.") from None
+
+    def reading() -> T:
+        where, text = "body", body
+        if kind == FORM and not body.startswith(b"{"):
+            where, text = field, _form_field(body, field)
+        if not text:
+            raise BadField(where, "is empty: it must be a JSON object. Nothing was done.")
+        try:
+            return read(user_json.decode_fields(text))
+        except user_json.NotExact as error:
+            raise BadField(where, f"{error}. Nothing was done.") from None
+
+    return await bodies.aside(request, len(body), reading)
 
 
 def _form_field(body: bytes, field: str) -> bytes:

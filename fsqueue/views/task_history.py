@@ -70,6 +70,24 @@ def _applied(records: history.Records, index: int) -> list[dict[str, Any]]:
     return applied
 
 
+def version_before(store: Store, task_id: str, version: int) -> int | None:
+    """Return the version that a task had until the record that gave it this one; None if that is not known any more.
+
+    It replays the log of the task's batch.
+    """
+    batch, index = names.parse_task_id(task_id)
+    replay_state = ReplayState()
+    before: int | None = None
+    sound = ((offset, record) for offset, record in decided_records(store, batch) if movements.is_record(record))
+    for _ in replay_state.effective(sound):
+        if index >= replay_state.count:
+            continue
+        if replay_state.version[index] == version:
+            return before
+        before = replay_state.version[index]
+    return None
+
+
 def _update(record: dict[str, Any]) -> str | None:
     return names.parse_update(record.get("update"))
 

@@ -156,16 +156,8 @@ def room_for(processes: int, say: Callable[[str], object]) -> Iterator[None]:
     It goes no higher, since processes inherit it: some close all numbers below the limit when they begin. `say` gets a
     sentence if the hard limit does not suffice.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = processes * FILES_EACH + FILES_SPARE
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        yield
-        return
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    except (OSError, ValueError):
-        most = soft
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = raise_open_files(processes * FILES_EACH + FILES_SPARE)
     if (few := _suffices_for(most)) < processes:
         say(
             f"{most:,} open files, the hard limit (ulimit -Hn), suffice for about {few:,} of {processes:,} tasks at a "
@@ -174,7 +166,23 @@ def room_for(processes: int, say: Callable[[str], object]) -> Iterator[None]:
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if resource.getrlimit(resource.RLIMIT_NOFILE) != before:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def raise_open_files(wanted: int) -> int:
+    """Raise this process's soft limit of open files to `wanted`, or to the hard limit. Return how many it may have now,
+    `wanted` at most.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):
+        return soft
+    return most
 
 
 def _suffices_for(limit: int) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
+import resource
 import signal
 import socket
 import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -132,6 +134,9 @@ def test_what_never_comes_to_an_end_does_not_keep_it(tmp_path: Path) -> None:
         connection.request("POST", "/v1/queues/q/pause", "{}", {"Content-Type": "application/json"})
         assert served.stdout.readline() == "waits\n"
         served.send_signal(signal.SIGTERM)  # it ends ten seconds later
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("retry-after")) == (503, "5")
+        assert "Whether it is done in the end is unknown" in json.loads(answer.read())["error"]["message"]
         assert served.wait(PATIENCE_S) == 143
     assert not at.exists()
 
@@ -325,3 +330,90 @@ def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: 
     assert status(connection, "/healthz") == 200
     key.write_text("no key")
     assert "cannot be used" in fsqueue_cli(*options, "--tls-cert", cert, "--tls-key", key, code=1).output
+
+
+@contextmanager
+def served_with(soft: int, hard: int, *words: object) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """A gateway that may open so many files. Yield it with its host and port."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    command = [sys.executable, "-m", "fsqueue_cli", "serve", *map(str, words), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit
+    ) as process:
+        try:
+            host, _, port = address_of(process).removeprefix("http://").rpartition(":")
+            yield process, host, int(port)
+        finally:
+            process.terminate()
+        assert process.wait(PATIENCE_S) == 143
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_it_raises_its_limit_of_open_files(tmp_path: Path) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    with served_with(128, 1000, tmp_path / "q", "--token-file", tmp_path / "tokens") as (process, _, _):
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+    [files] = [line.split() for line in limits.splitlines() if line.startswith("Max open files")]
+    assert files[3:5] == ["1000", "1000"]
+
+
+def test_idle_connections_take_no_descriptor_from_the_queues(tmp_path: Path) -> None:
+    """Clients without a token open more connections than it may have files: those that have one go on."""
+    group = Group.create(tmp_path / "group", shards=2)
+    with served_with(128, 256, group.path, "--token-file", tmp_path / "tokens") as (_, host, port), ExitStack() as idle:
+        token = tokens_of(tmp_path / "tokens")["write"]
+        kept = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
+        idle.callback(kept.close)
+        assert status(kept, "/healthz") == 200
+        for _ in range(260):
+            idle.enter_context(socket.create_connection((host, port), timeout=PATIENCE_S))
+        late = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
+        late.request("GET", "/healthz")
+        refused = late.getresponse()
+        assert (refused.status, refused.getheader("retry-after")) == (503, "1")
+        assert json.loads(refused.read())["error"]["nothing_done"] is True
+        for number in range(20):
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            kept.request("POST", f"/v1/queues/new{number}/tasks", '{"payload": 3}', headers)
+            answer = kept.getresponse()
+            assert (answer.status, json.loads(answer.read())["inserted"]) == (201, True)
+    assert {queue.name: queue.status().waiting for queue in group.queues()} == {f"new{n}": 1 for n in range(20)}
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def test_localhost_is_each_address_of_this_host(tmp_path: Path, spawn: Spawn) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    served = spawn("serve", tmp_path / "q", "--listen", "localhost:0", "--token-file", tmp_path / "tokens")
+    port = int(address_of(served).rpartition(":")[2])
+    for host in ("127.0.0.1", *(["::1"] if has_ipv6() else [])):
+        assert status(http.client.HTTPConnection(host, port, timeout=PATIENCE_S), "/healthz") == 200
+
+
+def test_a_port_that_another_process_has_at_one_address_is_not_taken_at_the_other(
+    tmp_path: Path, fsqueue_cli: Run
+) -> None:
+    """A client that tries ::1 first would send its token there."""
+    Queue.create(tmp_path / "q", shards=1)
+    family, host = (socket.AF_INET6, "::1") if has_ipv6() else (socket.AF_INET, "127.0.0.1")
+    with socket.create_server((host, 0), family=family) as taken:
+        listen = f"localhost:{taken.getsockname()[1]}"
+        said = fsqueue_cli("serve", tmp_path / "q", "--listen", listen, "--token-file", tmp_path / "tokens", code=1)
+    assert "Another process listens there" in said.output
+
+
+@pytest.mark.parametrize("root", ["queues", "//evil.example", "/a b", "/a?b", "/ä", "/a/../b#"])
+def test_a_root_path_that_is_none_is_refused(tmp_path: Path, fsqueue_cli: Run, root: str) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    said = fsqueue_cli("serve", tmp_path / "q", "--root-path", root, code=2).output
+    assert "--root-path takes a path as /queues" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -227,3 +228,48 @@ def test_what_is_no_request_is_answered_by_400_and_begins_nothing(request_: byte
 def test_the_gate_sees_the_path_as_it_was_sent(path: bytes) -> None:
     echo, _ = sent(b"GET " + path + b"?z HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert [seen for seen, _ in echo.seen] in ([path + b"?z"], [])
+
+
+async def answer_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Ask for nothing in particular. Return the answer, head and body."""
+    writer.write(b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
+    return head + await reader.readexactly(int(length.partition(b": ")[2]))
+
+
+def test_connections_beyond_the_bound_are_told_to_come_again_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BoundedProtocol, "connections_max", 2)
+    monkeypatch.setattr(BoundedProtocol, "refused_max", 1)
+
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        where = writer.get_extra_info("peername")
+        idle = await asyncio.open_connection(*where)
+        assert (await answer_on(reader, writer)).startswith(b"HTTP/1.1 200 ")
+        refused = await asyncio.open_connection(*where)
+        said = await answer_on(*refused)
+        assert await refused[0].read() == b"", "its connection ends"
+        assert said.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in said
+        told = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
+        assert (told["type"], told["nothing_done"]) == ("StorageError", True)
+        assert (await answer_on(reader, writer)).startswith(b"HTTP/1.1 200 "), "who was there before is not refused"
+        waiting = await asyncio.open_connection(*where)  # it takes the last place, and asks for nothing
+        await turns()
+        last = await asyncio.open_connection(*where)
+        at_once = await last[0].read()
+        assert at_once.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(at_once.partition(b"\r\n\r\n")[2])["error"] == told
+        for one in (idle, waiting):
+            one[1].close()
+            await one[1].wait_closed()
+        await turns()
+        again = await asyncio.open_connection(*where)
+        found = await answer_on(*again)
+        for one in (refused, last, again):
+            one[1].close()
+        return found
+
+    assert told(talk)[1].startswith(b"HTTP/1.1 200 ")

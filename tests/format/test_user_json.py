@@ -111,3 +111,10 @@ def test_a_result_is_not_kept_changed(text: str) -> None:
 
 def test_a_result_that_is_no_json_is_text() -> None:
     assert decode_result(b"18446744073709551616 bytes\n") == "18446744073709551616 bytes"
+
+
+def test_the_search_for_a_name_that_is_twice_takes_no_longer_than_reading() -> None:
+    """400,000 equal names: comparing each with each would take hours."""
+    text = b"[" + b"{" + b'"aa":1,' * 400_000 + b'"b":1}' + b"]"
+    with pytest.raises(user_json.NotExact, match="has a name twice in an object, 'aa'"):
+        user_json.decode(text)

@@ -39,12 +39,13 @@ def open_gateway() -> Iterator[Open]:
             hosts: tuple[str, ...] = (),
             read_only: bool = False,
             taskstore_duration: DurationUnit = "auto",
+            root_path: str = "",
             **limits: Any,
         ) -> TestClient:
             taken = Tokens({"write": WRITE, "read": READ}) if tokens else None
             made = application.gateway(path, taken, replace(ServiceLimits(), **limits))
             headers = {} if token is None else {"authorization": f"Bearer {token}"}
-            app = application.application(made, hosts, read_only, taskstore_duration)
+            app = application.application(made, hosts, read_only, taskstore_duration, root_path)
             return opened.enter_context(
                 TestClient(
                     app,

@@ -15,9 +15,10 @@ from starlette.testclient import TestClient
 import fsqueue
 from fsqueue import Group, Queue
 from fsqueue.filesystem import Filesystem
-from fsqueue.service import operations
-from tests.service.conftest import READ, Open
-from tests.waiting import until, until_async
+from fsqueue.format import user_json
+from fsqueue.service import bodies, operations
+from tests.service.conftest import READ, Open, Serve
+from tests.waiting import PATIENCE_S, until, until_async
 
 pytestmark = pytest.mark.once
 
@@ -478,3 +479,30 @@ def test_null_is_a_new_payload(client: TestClient, group: Group) -> None:
     seen = group["q"].task(id)
     assert answer == {"inserted": [], "renewed": [], "replaced": [{"id": id, "version": seen.version}]}
     assert seen.payload is None
+
+
+def test_a_large_body_is_read_beside_the_other_requests(
+    group: fsqueue.Group, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is read, the gateway answers others."""
+    began, go = threading.Event(), threading.Event()
+    decode = user_json.decode
+
+    def slowly(text: bytes | str) -> Any:
+        if len(text) > bodies.AT_ONCE_BYTES_MAX:
+            began.set()
+            assert go.wait(PATIENCE_S)
+        return decode(text)
+
+    monkeypatch.setattr(user_json, "decode", slowly)
+    address = serve(group.path)
+    inserting = threading.Thread(target=lambda: fsqueue.connect(f"{address}/q").insert("x" * bodies.AT_ONCE_BYTES_MAX))
+    inserting.start()
+    try:
+        assert began.wait(PATIENCE_S)
+        fsqueue.connect(f"{address}/other").insert(1)
+        assert group["other"].status().waiting == 1
+    finally:
+        go.set()
+        inserting.join()
+    assert group["q"].status().waiting == 1

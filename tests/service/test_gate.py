@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.service.conftest import READ, WRITE, Open
 
 pytestmark = pytest.mark.once
 
+BASIC = "Basic " + base64.b64encode(f"x:{WRITE}".encode()).decode()
 ANY = "/v1/nothing"
 """A path behind the gate. Without a route it is not found: who gets that far has passed."""
 
@@ -45,7 +47,7 @@ def test_without_a_token_there_is_the_way_in_and_the_word_that_it_lives(
     assert client.get("/login").status_code == 200
     assert client.get("/login/../v1").status_code == 401
     to_a_page = client.get(ANY, headers={"accept": "text/html,*/*"})
-    assert (to_a_page.status_code, to_a_page.headers["location"]) == (303, "/login")
+    assert (to_a_page.status_code, to_a_page.headers["location"]) == (303, "../login")
 
 
 @pytest.mark.parametrize("how", ["a read-only token", "a read-only gateway"])
@@ -125,6 +127,7 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites(group: fsqueue.Group, o
     said = open_gateway(group.path, token=None).post("/login", data={"token": READ}).headers["set-cookie"].lower()
     assert "httponly" in said
     assert "samesite=strict" in said
+    assert "path=" not in said, "below a proxy's prefix it is for that prefix"
 
 
 @pytest.mark.parametrize(
@@ -252,3 +255,29 @@ def test_a_form_that_breaks_off_is_no_bug(group: fsqueue.Group) -> None:
 def test_what_speaks_websocket_is_sent_away() -> None:
     scope = {"type": "websocket", "path": "/", "headers": []}
     assert asked(Gate(Starlette(), None), [], scope) == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize(
+    ("path", "login"), [("/", "login"), ("/queue?name=q", "login"), ("/v1/queues/a", "../../login")]
+)
+def test_the_way_to_the_token_stays_below_a_proxys_prefix(
+    group: fsqueue.Group, open_gateway: Open, path: str, login: str
+) -> None:
+    answer = open_gateway(group.path, token=None).get(path, headers={"accept": "text/html"})
+    assert (answer.status_code, answer.headers["location"]) == (303, login)
+
+
+def test_a_prefix_that_a_proxy_leaves_is_removed_and_what_only_begins_like_it_is_not(
+    group: fsqueue.Group, open_gateway: Open
+) -> None:
+    client = open_gateway(group.path, root_path="/node/a.b")
+    assert client.get("/node/a.b/v1").json()["serves"] == "group"
+    assert client.get("/v1").json()["serves"] == "group", "a direct request has no prefix"
+    assert client.get("/node/a.bc/v1").status_code == 404
+    assert client.get("/node/aXb/v1").status_code == 404
+    to_slash = client.get("/node/a.b")
+    assert (to_slash.status_code, to_slash.headers["location"]) == (308, "a.b/")
+    closed = open_gateway(group.path, token=None, root_path="/node/a.b")
+    for path in ("/node/a.b/v1", "/node/a.b/v1/queues/q/tasks", "/node/a.b//v1"):
+        assert closed.get(path).status_code == 401, path
+    assert closed.get("/node/a.b/group", headers={"authorization": BASIC}).status_code == 200, "taskstore's paths"

@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 import fsqueue
 from fsqueue import Group
 from tests.browser import CONTRASTS, CUT, OVERLAPS, SMALLEST, Browser, why_not
+from tests.service.prefix_proxy import prefixed
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
@@ -38,20 +40,25 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 class Served:
     """A gateway in a process of its own, and a browser that has shown it the token."""
 
-    def __init__(self, home: Path, browser: Browser) -> None:
+    def __init__(self, home: Path, browser: Browser, *options: str) -> None:
         self.group = Group.create(home / "group", shards=2, max_attempts=3)
         tokens = home / "tokens"
         tokens.write_text(f"write {TOKEN}\n")
         tokens.chmod(0o600)
-        command = ("serve", self.group.path, "--listen", "localhost:0", "--token-file", tokens)
+        command = ("serve", self.group.path, "--listen", "localhost:0", "--token-file", tokens, *options)
         self.process = self.command(*command, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().split()[-1]
         self._browser = browser
-        browser.show(f"{self.address}/login", 1280)
-        browser.run(f"document.querySelector('#token').value = '{TOKEN}'")
-        browser.run("document.querySelector('form').submit()")
-        until(lambda: browser.run("location.pathname") == "/", "the token to be taken")
+        self.log_in()
+
+    def log_in(self) -> None:
+        """Show the browser's page the token."""
+        self._browser.show(f"{self.address}/login", 1280)
+        self._browser.run(f"document.querySelector('#token').value = '{TOKEN}'")
+        self._browser.run("document.querySelector('form').submit()")
+        first = urlsplit(self.address).path + "/"
+        until(lambda: self._browser.run("location.pathname") == first, "the token to be taken")
 
     def command(self, *words: object, **how: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -71,13 +78,21 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path, browser: Browser) -> Iterator[Served]:
-    made = Served(tmp_path, browser)
-    yield made
-    made.process.send_signal(signal.SIGCONT)
-    made.process.terminate()
-    made.process.wait(PATIENCE_S)
-    assert made.process.stdout is not None
-    made.process.stdout.close()
+    with running(tmp_path, browser) as made:
+        yield made
+
+
+@contextmanager
+def running(home: Path, browser: Browser, *options: str) -> Iterator[Served]:
+    made = Served(home, browser, *options)
+    try:
+        yield made
+    finally:
+        made.process.send_signal(signal.SIGCONT)
+        made.process.terminate()
+        made.process.wait(PATIENCE_S)
+        assert made.process.stdout is not None
+        made.process.stdout.close()
 
 
 def some_of_all(group: Group) -> None:
@@ -227,3 +242,30 @@ def test_a_gateway_that_is_gone_is_said_and_one_that_comes_back_is_used(served: 
     )
     browser.run("document.querySelector('#again').click()")
     until(lambda: browser.run("document.querySelector('#live').textContent") == "", "an answer")
+
+
+@pytest.mark.parametrize("strip", [True, False])
+def test_behind_a_proxy_all_links_and_buttons_stay_below_its_prefix(
+    tmp_path: Path, browser: Browser, strip: bool
+) -> None:
+    options = [] if strip else ["--root-path", "/node/here"]
+    with running(tmp_path, browser, *options) as served, prefixed(served.address, "/node/here", strip) as address:
+        some_of_all(served.group)
+        served.address = address
+        served.log_in()
+        for path in (
+            "/",
+            "/queue?name=fetch",
+            "/dead?queue=fetch",
+            f"/task?queue=parse&id={served.group['parse'].peek()[0].id}",
+        ):
+            served.show(path)
+            links = browser.run("[...document.querySelectorAll('a, form')].map(one => one.href || one.action)")
+            outside = [link for link in links if not link.startswith(f"{address}/")]
+            assert (len(links) > 0, outside) == (True, []), path
+        served.show("/queue?name=parse")
+        served.says("paused")
+        assert served.group["parse"].paused
+        browser.run("[...document.querySelectorAll('form')].find(one => one.elements.verb.value == 'resume').submit()")
+        until(lambda: not Group(served.group.path)["parse"].paused, "the button to do what it says")
+        until(lambda: "/node/here/queue" in browser.run("location.href"), "the page to come back")

@@ -207,6 +207,59 @@ def test_a_claim_depends_on_tasks_even_if_there_is_none_to_claim(group: fsqueue.
     assert refused(lambda: store.claim(ME, "q", HOUR_MS, [1])) == {"depends": [1]}
 
 
+@pytest.mark.parametrize("kind", ["added", "inserted in a file", "delayed before", "claimed and let go before"])
+def test_a_claim_may_take_a_task_that_it_depends_on(group: fsqueue.Group, store: Taskstore, kind: str) -> None:
+    if kind == "inserted in a file":
+        group["q"].insert_many(["x"], batch_tasks=1)
+    else:
+        store.update(ME, [Add("q", "x", -1 if kind == "delayed before" else 0), Add("other", "y")])
+    if kind == "delayed before":
+        until(lambda: store.listing("q"), "its time")
+    if kind == "claimed and let go before":
+        store.claim(OTHER, "q", 0)
+        until(lambda: store.listing("q"), "its time")
+    [seen] = store.listing("q") or []
+    [other] = store.listing("other") or [None]
+    depends = [seen.id] if other is None else [seen.id, other.id]
+    claimed = store.claim(ME, "q", HOUR_MS, depends)
+    assert claimed is not None
+    assert (claimed.data, claimed.owner) == ("x", ME)
+    assert store.tasks([seen.id, claimed.id]) == [None, claimed]
+    assert refused(lambda: store.claim(ME, "q", HOUR_MS, [seen.id])) == {"depends": [seen.id]}
+
+
+def test_a_claim_that_depends_on_all_tasks_of_its_group_is_never_refused(
+    group: fsqueue.Group, store: Taskstore
+) -> None:
+    store.update(ME, [Add("q", str(number)) for number in range(4)])
+    for _ in range(12):
+        waiting = ids(store.listing("q"))
+        claimed = store.claim(ME, "q", HOUR_MS, waiting)
+        assert claimed is not None
+        assert store.tasks(waiting).count(None) == 1, "the others keep their ids"
+        store.update(ME, changes=[Change(claimed.id, claimed.data, -1)])
+        until(lambda: len(store.listing("q") or []) == 4, "its time")
+
+
+def test_a_claim_does_not_take_a_task_as_it_was_seen_after_another_client_had_it(
+    group: fsqueue.Group, store: Taskstore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the first look and the lease another client claims the very task, and lets it go."""
+    store.update(ME, [Add("q", "x")])
+    lease = fsqueue.GroupQueue.lease
+
+    def after_another(queue: fsqueue.GroupQueue, *arguments: Any, **how: Any) -> Any:
+        monkeypatch.setattr(fsqueue.GroupQueue, "lease", lease)
+        [task] = fsqueue.Group(group.path)["q"].lease()
+        task.release()
+        return lease(queue, *arguments, **how)
+
+    monkeypatch.setattr(fsqueue.GroupQueue, "lease", after_another)
+    assert refused(lambda: store.claim(ME, "q", HOUR_MS, [1])) == {"depends": [1]}
+    [free] = store.listing("q") or []
+    assert (free.data, free.id > 1) == ("x", True), "it was put back, under a new id"
+
+
 def test_a_claim_is_given_back_if_what_it_depends_on_ends_meanwhile(
     group: fsqueue.Group, store: Taskstore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
