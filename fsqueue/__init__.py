@@ -78,8 +78,8 @@ _LAZY = {
     "NumberedInfo": "fsqueue.groups",
     "PriorityRange": "fsqueue.views.priorities",
     "Relative": "fsqueue.groups",
-    "RemoteGroup": "fsqueue.service.client",
-    "RemoteQueue": "fsqueue.service.client",
+    "RemoteGroup": "fsqueue.client",
+    "RemoteQueue": "fsqueue.client",
     "Report": "fsqueue.doctor",
     "StuckLock": "fsqueue.views.stuck_locks",
     "TaskNumbers": "fsqueue.groups",
@@ -88,12 +88,13 @@ _LAZY = {
     "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
-    "connect": "fsqueue.service.client",
+    "connect": "fsqueue.client",
 }
 """Names that few programs use. Their modules are imported when the program first asks for them."""
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
+    from fsqueue.client import RemoteGroup, RemoteQueue, connect
     from fsqueue.doctor import Report
     from fsqueue.fsck import Finding
     from fsqueue.groups import (
@@ -108,7 +109,6 @@ if TYPE_CHECKING:
         TaskNumbers,
         Update,
     )
-    from fsqueue.service.client import RemoteGroup, RemoteQueue, connect
     from fsqueue.storage.nodes import FailingNode
     from fsqueue.views.flows import Flow
     from fsqueue.views.lease_holders import LeaseHolder

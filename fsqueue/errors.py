@@ -157,6 +157,9 @@ class LeaseLost(FsqueueError):
 
     exit_code = 4
 
+    COMPLETED_BEFORE = "you have completed it already"
+    """The reason if the same lease has completed the task before."""
+
     def __init__(self, message: str, tokens: Sequence[str] = (), reason: str = "") -> None:
         super().__init__(message)
         self.tokens = list(tokens)
@@ -193,6 +196,8 @@ class UpdateConflict(FsqueueError):
     """
 
     exit_code = 6
+    KINDS = ("missing", "changed", "owned", "depends", "busy")
+    """The names of its lists."""
 
     def __init__(
         self,

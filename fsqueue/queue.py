@@ -177,6 +177,11 @@ class Queue(Maintenance):
         return settings
 
     @property
+    def id(self) -> str:
+        """Return what tells it from a queue made later at the same path. QueueNotFound if it is not there yet."""
+        return self.store.queue_state.id
+
+    @property
     def generation(self) -> int:
         """Return which generation it is in, as last read: each purge begins the next."""
         return self.store.queue_state.generation
@@ -259,11 +264,11 @@ class Queue(Maintenance):
         `strict` refuses these. `priority`: see Task. Available after `delay_s` seconds, or from `available_at` (Unix
         seconds) on; a Task may say otherwise. InvalidTask or TaskTooLarge if it cannot be stored.
         """
-        item = one_task(payload, key, priority)
-        if strict:
-            task_file.check_unchanged(item.payload)
-        default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
         try:
+            item = one_task(payload, key, priority)
+            if strict:
+                task_file.check_unchanged(item.payload)
+            default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
             task = encoding.encode(item, self.settings.task_bytes_max, default=default)
             if task.key is not None:
                 return self._keyed.insert(task)
@@ -486,7 +491,8 @@ class Queue(Maintenance):
 
         InvalidArgument if it is no token; TaskNotFound if the batch has finished; LeaseLost if the
         lease does not hold any more. Without `verify` nothing is read: the verbs that end the lease tell whether it
-        holds. Its `attempt` and `lease_until` are 0 then, and to read its payload raises TaskNotFound.
+        holds. Its `attempt`, `version` and `lease_until` are 0 then, its `key` and `priority` None. To read its
+        payload raises TaskNotFound.
         """
         return attaching.attach(self, token) if verify else attaching.attach_unread(self, token)
 

@@ -267,6 +267,12 @@ class RetryReport(AsDict):
         if len(self.unkept_ids) < UNKEPT_NAMED_MAX:
             self.unkept_ids.append(task_id)
 
+    def add(self, other: RetryReport) -> None:
+        """Add what became of other tasks."""
+        self.retried, self.repeated = self.retried + other.retried, self.repeated + other.repeated
+        self.unkept += other.unkept
+        self.unkept_ids = (self.unkept_ids + other.unkept_ids)[:UNKEPT_NAMED_MAX]
+
 
 @dataclass(slots=True)
 class GcReport(AsDict):

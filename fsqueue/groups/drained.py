@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fsqueue.clock import Clock, Entropy, duration_ms
-from fsqueue.errors import NotAQueue, QueueNotFound, QueuePurged
+from fsqueue.errors import ForkedInCall, NotAQueue, QueueNotFound, QueuePurged
 from fsqueue.filesystem import resources
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
@@ -16,7 +16,7 @@ from fsqueue.groups.selection import Selected
 from fsqueue.poll import LATE, LOOK_SHARE, WAIT_S
 from fsqueue.protocol.waiting import tell_pauses
 from fsqueue.queue import Queue
-from fsqueue.user_code import user_function
+from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views.inspection import DrainCheck, two_agree
 from fsqueue.views.rates import total
 
@@ -112,6 +112,14 @@ def wait(
     sources = [source_of(one) for one in given]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
     told = None if poll is None else user_function(poll)
+    try:
+        return _wait(sources, timeout, told)
+    except (UserCodeError, ForkedInCall) as carried:
+        own = carried.error
+    raise own
+
+
+def _wait(sources: Sequence[Source], timeout: float, told: Callable[[list[Status]], object] | None) -> list[Status]:
     clock, random = Clock(), Entropy().random
     known = _states(sources)
     is_drained = GroupDrainCheck(sources)

@@ -36,6 +36,7 @@ from fsqueue.storage import group_directory
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
+from fsqueue.user_code import user_function
 from fsqueue.views import flows
 from fsqueue.views.activity import LEAST_S, Activity, activity, together
 from fsqueue.views.flows import Flow
@@ -138,8 +139,10 @@ class GroupQueues(Selected):
         Queues that come while this waits are waited for, too. QueuePurged if one that was there when it began was
         purged, overwritten or deleted.
         """
-        told = None if poll is None else (lambda found: poll(found[0]))
-        return drained.wait([self], timeout_s, told)[0]
+        if poll is None:
+            return drained.wait([self], timeout_s, None)[0]
+        user_function(poll)  # raises InvalidArgument if it is no function
+        return drained.wait([self], timeout_s, lambda found: poll(found[0]))[0]
 
     def _wait_together(
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None

@@ -35,6 +35,7 @@ from fsqueue.protocol.waiting import BELL_S
 from fsqueue.queue import Queue, open_store
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
 from fsqueue.storage.queue_file import QueueClosed
+from fsqueue.user_code import user_function
 from fsqueue.views.activity import together
 from fsqueue.views.timeline import Timeline
 
@@ -398,8 +399,10 @@ class GroupQueue(Queue):
 
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
         """Wait until nothing is waiting, delayed or leased: see `Queue.wait`. One that never was is drained."""
-        told = None if poll is None else (lambda found: poll(found[0]))
-        return self.group._wait_together([self], timeout_s, told)[0]
+        if poll is None:
+            return self.group._wait_together([self], timeout_s, None)[0]
+        user_function(poll)  # raises InvalidArgument if it is no function
+        return self.group._wait_together([self], timeout_s, lambda found: poll(found[0]))[0]
 
     def _wait_together(
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None

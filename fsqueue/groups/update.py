@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
-from fsqueue import forks
-from fsqueue.arguments import one_task, payloads_of, refuse, results_of
-from fsqueue.clock import duration_ms
-from fsqueue.errors import GroupNotFound, InvalidArgument, InvalidTask, TaskTooLarge, from_os_error, said, text_of
+from fsqueue.errors import GroupNotFound, InvalidArgument, TaskTooLarge, from_os_error
 from fsqueue.filesystem import resources
-from fsqueue.format import names, task_file
-from fsqueue.format.decisions import OPERATIONS_MAX
-from fsqueue.format.models import Task, TaskInfo, TaskRef
+from fsqueue.format import names
 from fsqueue.format.names import QueueDirectory
+from fsqueue.groups.pending_update import NOTHING, PendingUpdate
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol import encoding, transitions
-from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
-from fsqueue.protocol.single_inserts import TASK_BYTES_MAX, SingleInserter
-from fsqueue.protocol.update_plan import Applied, QueuePlan, SeenTask, TaskChange
+from fsqueue.protocol.single_inserts import SingleInserter
+from fsqueue.protocol.update_plan import Applied, QueuePlan
 from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
-from fsqueue.user_code import UserCodeError
-
-ENCODED_BYTES_MAX = 1 << 30
-"""A longer payload is not even encoded: the error that says so is the same."""
 
 
 class HasUpdates(Protocol):
@@ -50,219 +37,30 @@ class HasUpdates(Protocol):
         """Return a queue by the name of its directory, the same object as the last time if that is kept."""
 
 
-class Update:
-    """Changes to tasks of one group's queues that happen all together, or not at all: `group.update()`.
-
-    As a context manager it is applied at the end of the block, and not after an exception. In a child that was forked
-    in the block it is not applied: it is the parent's. Not thread-safe.
-    """
+class Update(PendingUpdate[Queue, QueuePlan]):
+    """An update that this process applies: `group.update()`. See `PendingUpdate`."""
 
     def __init__(self, group: HasUpdates) -> None:
+        super().__init__()
         self.group = group
-        self.results: list[Any] = []
-        """What each call has brought about, in their order, once it is applied: a TaskRef of an insert, a list of them
-        of `insert_many`, the task of a renewal or a replacement, None of all others."""
-        self.versions: dict[str, int] = {}
-        """The version of each task that it has inserted without a key, by the task's id, once it is applied."""
-        self._calls: list[Callable[[_Outcome], Any]] = []
         self._plans: dict[QueueDirectory, QueuePlan] = {}
         self._queues: dict[QueueDirectory, Queue] = {}
-        self._tasks: set[tuple[QueueDirectory, str]] = set()
-        self._ended: list[LeasedTask] = []
-        self._count = 0
-        self._is_applied = False
-        self._entered_by = -1
 
-    def __enter__(self) -> Update:
-        self._entered_by = forks.depth
-        return self
+    def _usual_lease_ms(self, task: LeasedTask) -> int:
+        return task.queue.store.lease_ms
 
-    def __exit__(self, kind: object, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None and not self._is_applied and self._entered_by == forks.depth:
-            self.apply()
-
-    # -- what it is to do --------------------------------------------------------------------------
-
-    def insert(
-        self,
-        queue: str | Queue,
-        payload: Any,
-        *,
-        key: str | None = None,
-        priority: str | int | None = None,
-        delay_s: float = 0,
-        available_at: float | None = None,
-    ) -> None:
-        """Insert one task, as `Queue.insert` does. The queue comes into being if it is not there.
-
-        `queue`: its name in the group, or the queue. A payload may take 64 KiB as JSON, with its key. While a task with
-        the `key` is waiting, delayed or leased, nothing is inserted, and the rest of the update happens: `results` has
-        the id of that task, with `inserted` False. It lived while the update was applied. `apply` raises
-        InvalidArgument if this update completes, fails or buries the task that has the key: it cannot insert it anew.
-        To do that task again, `release` it, with a delay.
-        """
-        default = encoding.NOW
-        if available_at is not None or type(delay_s) is not int or delay_s:
-            default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
-        if key is None and priority is None:
-            encoded = _encoded(payload, None, default)
-        else:
-            encoded = _encoded(one_task(payload, key, priority), None, default)
-        plan = self._plan_for(queue, 1)
-        plan.insert(encoded)
-        name, key = plan.name, encoded.key
-        self._calls.append(lambda outcome: outcome.of_insert(name, key))
-
-    def insert_many(self, queue: str | Queue, payloads: Iterable[Any]) -> None:
-        """Insert payloads or Tasks, in their order; those with keys after the others, as `insert` does."""
-        try:
-            tasks = [
-                _encoded(item, index, encoding.NOW) for index, item in enumerate(payloads_of(payloads, "insert_many"))
-            ]
-        except UserCodeError as foreign:
-            raise foreign.error from None
-        plan = self._plan_for(queue, len(tasks))
-        for task in tasks:
-            plan.insert(task)
-        name, keys = plan.name, [task.key for task in tasks]
-        self._calls.append(lambda outcome: [outcome.of_insert(name, key) for key in keys])
-
-    def complete(self, task: LeasedTask, result: Any = None) -> None:
-        """Report a task as done, with a small result to keep, as `task.complete` does."""
-        encoded: bytes | None = None
-        if result is not None:
-            found, refused = results_of({_held(task).id: result})
-            refuse(refused)
-            encoded = found[task.batch, task.index]
-        self._end(task, TaskChange("complete", _held(task), encoded))
-
-    def renew(self, task: LeasedTask, lease_s: float | None = None) -> None:
-        """Extend a task's lease, as `task.renew` does; by default by the time that its queue gives."""
-        lease_ms = _held(task).queue.store.lease_ms if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
-        self._end(task, TaskChange("renew", task, ms=lease_ms))
-
-    def release(self, task: LeasedTask, delay_s: float = 0) -> None:
-        """Put a task back, uncharged, as `task.release` does."""
-        self._end(task, TaskChange("release", _held(task), ms=duration_ms(delay_s, "delay_s")))
-
-    def fail(self, task: LeasedTask, error: object, delay_s: float | None = None) -> None:
-        """Record a failed attempt, as `task.fail` does."""
-        text = transitions.shorten(said(error) if isinstance(error, BaseException) else text_of(error))
-        self._end(
-            task,
-            TaskChange("fail", _held(task), ms=None if delay_s is None else duration_ms(delay_s, "delay_s"), text=text),
-        )
-
-    def bury(self, task: LeasedTask, reason: object) -> None:
-        """Give a task up at once, as `task.bury` does."""
-        self._end(task, TaskChange("bury", _held(task), text=transitions.shorten(text_of(reason))))
-
-    def cancel(self, task: LeasedTask | TaskInfo) -> None:
-        """Take a task out: it counts as cancelled, and no worker executes it.
-
-        `task`: one that this process has leased; or one that was looked up (`group[name].task(id)`), and that is still
-        as it was then when the update is applied. UpdateConflict then says of one that is not: `changed`, `owned` if
-        a worker has leased it, or `missing`.
-        """
-        self._end(task, TaskChange("cancel", _seen(task)))
-
-    def replace(self, task: LeasedTask | TaskInfo, payload: Any) -> None:
-        """Give a task another payload, any JSON of up to 64 KiB. Its id, key, priority and attempts stay.
-
-        `task`: as in `cancel`. A lease of this process goes on, and `task.payload` is the new one afterwards. A task
-        whose lease has run out is `owned`, too, until a worker takes it over: the former one may still complete it.
-        """
-        if isinstance(payload, (bytes, Task)):
-            raise InvalidTask(
-                f"A new payload is JSON, not {type(payload).__name__}. Nothing was done. Cancel the task, and insert "
-                "another one."
-            )
-        encoded = _encoded(payload, None, encoding.NOW)
-        value = task_file.decode_task(encoded.line)["payload"]  # as a lessee would get it
-        self._end(task, TaskChange("replace", _seen(task), task_file.encode_json(value, "payload")), value)
-
-    def depends(self, task: LeasedTask | TaskInfo) -> None:
-        """Let the update happen only if a task is as it was seen. Nothing of that task changes.
-
-        `task`: one that this process has leased: its lease must hold. Or one that was looked up
-        (`group[name].task(id)`), waiting or leased: it must have the same version. No process changes it until the
-        update is decided, but for a renewal of its lease. UpdateConflict lists in `depends` what is not so.
-        """
-        self._end(task, TaskChange("depends", _seen(task)))
-
-    # -- to do it ----------------------------------------------------------------------------------
-
-    def apply(self, timeout_s: float = 30) -> list[Any]:
-        """Let all of it happen, durably, and return `results`. It waits up to `timeout_s` for others in the way.
-
-        UpdateConflict, GroupNotFound: nothing has happened. StorageError with `advice`: nobody knows whether it has.
-        StorageFull and others: nothing has happened, or the text says so. An update may be applied once.
-        """
-        duration_ms(timeout_s, "timeout_s")
-        self._refuse_second()
+    def _carry_out(self, timeout_s: float) -> Applied:
         plans = [plan for plan in self._plans.values() if plan.has_inserts or plan.endings]
-        process = forks.depth
         try:
             with resources.Scope():
-                applied = self.group.coordinator.apply(self.group.directory, plans, timeout_s)
+                return self.group.coordinator.apply(self.group.directory, plans, timeout_s)
         except GroupNotFound as error:
             raise GroupNotFound(f"{error} {NOTHING}") from error
         except OSError as error:
             raise from_os_error(error, f"applying an update in {self.group.path}", NOTHING) from error
-        if forks.depth != process:
-            raise resources.in_child(None)
-        self._is_applied = True
-        for task in self._ended:
-            task.done = True
-        self.versions = applied.new_versions
-        outcome = _Outcome(applied)
-        self.results = [call(outcome) for call in self._calls]
-        self._calls, self._plans, self._queues = [], {}, {}  # with the payloads, and all that refers back to this
-        return self.results
 
-    def _refuse_second(self) -> None:
-        if self._is_applied:
-            raise InvalidArgument("This update has been applied. Nothing was done now: make another one.")
-
-    def _end(self, task: LeasedTask | TaskInfo, ending: TaskChange, payload: Any = None) -> None:
-        plan = self._plan_for(task.queue, 1)
-        identity = plan.directory, task.id
-        if identity in self._tasks:
-            raise InvalidArgument(
-                f"The task {task.id} is in this update already. An update names a task once: a change depends on the "
-                "task, too. Nothing was done."
-            )
-        self._tasks.add(identity)
-        plan.change(ending)
-        if ending.kind not in ("renew", "replace"):
-            if isinstance(task, LeasedTask) and ending.kind != "depends":
-                self._ended.append(task)
-            self._calls.append(_nothing)
-            return
-        place = ending.task.batch, ending.task.index
-
-        def changed(outcome: _Outcome) -> LeasedTask | TaskInfo:
-            if isinstance(task, TaskInfo):
-                return replace(task, payload=payload, version=outcome.applied.versions[place])
-            if ending.kind == "replace":
-                task.payload, task.version = payload, outcome.applied.versions[place]
-            else:
-                task.until_ms = outcome.applied.until.get(place, task.until_ms)
-            return task
-
-        self._calls.append(changed)
-
-    def _plan_for(self, queue: object, operations: int) -> QueuePlan:
-        """Count operations on a queue, and return its plan. InvalidArgument: they are too many; or as `_plan`."""
-        if self._is_applied:
-            self._refuse_second()
-        if self._count + operations > OPERATIONS_MAX:
-            raise InvalidArgument(
-                f"An update has at most {OPERATIONS_MAX:,} operations, and this one would have more. Nothing was done. "
-                "Make several updates, or insert many tasks at once by `Queue.insert_many`."
-            )
-        self._count += operations
-        return self._plan(queue)
+    def _forget(self) -> None:
+        self._plans, self._queues = {}, {}
 
     def _plan(self, queue: object) -> QueuePlan:
         """Return the plan of a queue: by its name, or the queue itself. InvalidArgument if it is not this group's."""
@@ -316,30 +114,6 @@ class Update:
         return store, inserter, queue._keyed
 
 
-def _nothing(outcome: _Outcome) -> None:
-    """Return what a call has brought about that ends a task."""
-
-
-class _Outcome:
-    """Tell what has happened, call by call."""
-
-    def __init__(self, applied: Applied) -> None:
-        self.applied = applied
-        self._ids = {queue: iter(ids) for queue, ids in applied.inserted.items()}
-        self._keyed = dict(applied.keyed)
-
-    def of_insert(self, queue: str, key: str | None) -> TaskRef:
-        """Return the task of the next insert into a queue; of a key only the first insert may have made a task."""
-        if key is None:
-            return TaskRef(next(self._ids[queue]))
-        found = self._keyed[queue, key]
-        self._keyed[queue, key] = TaskRef(found.id, inserted=False)
-        return found
-
-
-NOTHING = "Nothing of the update has happened."
-
-
 def _check_sizes(store: Store, plan: QueuePlan) -> None:
     """Raise TaskTooLarge if an insert, or a new payload, is longer than the queue takes."""
     if plan.longest > store.settings.task_bytes_max:
@@ -347,41 +121,3 @@ def _check_sizes(store: Store, plan: QueuePlan) -> None:
             f"A task for {store.path} takes {plan.longest:,} bytes; the queue takes {store.settings.task_bytes_max:,}. "
             f"{NOTHING} Store the data in a file, and insert its path."
         )
-
-
-def _seen(task: object) -> LeasedTask | SeenTask:
-    """Return a leased task, or what was seen of one that was looked up. InvalidArgument for anything else."""
-    if isinstance(task, LeasedTask):
-        return task
-    if not isinstance(task, TaskInfo):
-        raise InvalidArgument(
-            f"A leased task is expected, or one that was looked up by `group[name].task(id)`, not {task!r:.100}. "
-            "Nothing was done."
-        )
-    if task.queue is None:
-        raise InvalidArgument(
-            f"The task {task.id} was not looked up in a queue of a group. Nothing was done. Look it up by "
-            "`group[name].task(id)`."
-        )
-    return SeenTask(*names.parse_task_id(task.id), task.version)
-
-
-def _held(task: object) -> LeasedTask:
-    if not isinstance(task, LeasedTask):
-        raise InvalidArgument(f"A leased task is expected, as `lease` returns it, not {task!r:.100}. Nothing was done.")
-    return task
-
-
-def _encoded(item: Any, index: int | None, default: encoding.When) -> EncodedTask:
-    """Encode a payload or a Task, of which `index` is the place in the call."""
-    if isinstance(item, Task):
-        encoded = encoding.encode(item, ENCODED_BYTES_MAX, index, default)
-    else:
-        encoded = EncodedTask(task_file.encode_task(item, ENCODED_BYTES_MAX, index), default, place=index)
-    if len(encoded.line) > TASK_BYTES_MAX:
-        raise TaskTooLarge(
-            f"{encoding.task_at(index)} takes {len(encoded.line):,} bytes; in an update it may take "
-            f"{TASK_BYTES_MAX:,}. Nothing was done. Store the data in a file, and insert its path.",
-            index,
-        )
-    return encoded

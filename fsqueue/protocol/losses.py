@@ -10,8 +10,7 @@ from fsqueue.format import names
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
 
-ALREADY = "you have completed it already"
-"""The reason if the same lease has completed the task before."""
+ALREADY = LeaseLost.COMPLETED_BEFORE
 
 
 def why_lost(replay_state: ReplayState, index: int) -> str:

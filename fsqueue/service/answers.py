@@ -60,6 +60,15 @@ def leased(task: fsqueue.LeasedTask, with_queue: bool = False) -> dict[str, Any]
     return {"token": task.token, "id": task.id, **payload, **known, **queue}
 
 
+def attached(task: fsqueue.LeasedTask) -> dict[str, Any]:
+    """Return what `leased` does; of a task whose payload cannot be read, why, as `unread`."""
+    try:
+        return leased(task)
+    except fsqueue.TaskNotFound as error:
+        known = {name: getattr(task, name) for name in ("key", "priority", "attempt", "version", "lease_until")}
+        return {"token": task.token, "id": task.id, "payload": None, **known, "unread": str(error)}
+
+
 def chunks(items: Iterable[Any]) -> Iterator[bytes]:
     """Yield JSON Lines of values, in parts of some size."""
     part: list[bytes] = []

@@ -104,12 +104,13 @@ async def _complete(request: Request, given: dict[str, Any]) -> Response:
 async def _update(request: Request, given: dict[str, Any]) -> Response:
     """Do all of it, or nothing; with other updates of the same queues that come meanwhile."""
     gateway = request.app.state.gateway
+    timeout_s = min(given.pop("timeout_s"), operations.UPDATE_S)
     updates.check(gateway.served, given)
-    queues = {one["queue"] for operations in given.values() for one in operations}
+    queues = {one["queue"] for changes in given.values() for one in changes}
     return Json(
         await gateway.together.run(
             ("update", frozenset(queues)),
-            given,
+            updates.RequestedUpdate(given, timeout_s),
             partial(joined.update, gateway.served),
             lambda one, is_again: updates.apply(gateway.served, one),
         )

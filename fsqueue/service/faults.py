@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import fsqueue
-from fsqueue.service.wire import CONFLICTS
 
 logger = logging.getLogger("fsqueue")
 
@@ -64,7 +63,7 @@ def answer_to(error: fsqueue.FsqueueError) -> Response:
         said |= {"tokens": error.tokens, "reason": error.reason}
         status = 410 if error.reason in GONE else status
     if isinstance(error, fsqueue.UpdateConflict):
-        said |= {name: [list(one) for one in getattr(error, name)] for name in CONFLICTS}
+        said |= {name: [list(one) for one in getattr(error, name)] for name in error.KINDS}
     if isinstance(error, fsqueue.InvalidResult):
         said["reasons"] = error.reasons
         lost = error.__cause__

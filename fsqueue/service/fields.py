@@ -17,8 +17,8 @@ from fsqueue.service import patterns
 from fsqueue.service.faults import BadField
 
 Kind = Literal["number", "whole", "text", "flag", "priority", "texts", "objects", "object", "pattern", "any"]
-SECONDS_MAX = 1e9
-"""The longest duration that a request may name: some thirty years."""
+SECONDS_MAX = 9_999_999_999.0
+"""The longest duration that a request may name: a queue's file names can say no later time."""
 INT64 = 1 << 63
 TEXT_CHARS_MAX = 64 << 10
 LIST_MAX = 10_000

@@ -15,7 +15,6 @@ import fsqueue
 from fsqueue.service import operations, updates
 from fsqueue.service.served import Served
 from fsqueue.service.together import AGAIN, ALONE, Outcome
-from fsqueue.service.wire import DONE_BEFORE
 
 TASKS_MAX = 1_000
 """Maximum number of tasks that are leased in one call."""
@@ -102,7 +101,7 @@ def complete_alone(served: Served, name: str, given: Given, is_again: bool = Fal
         try:
             return operations.complete(queue, given)
         except fsqueue.LeaseLost as error:
-            if is_again and error.reason == DONE_BEFORE:
+            if is_again and error.reason == fsqueue.LeaseLost.COMPLETED_BEFORE:
                 return {"completed": len(given["tasks"])}
             raise
 
@@ -114,7 +113,7 @@ def lease_alone(served: Served, name: str, how: Given, wanted: Wanted) -> list[f
         return found
 
 
-def update(served: Served, given: Sequence[Given]) -> list[Outcome[Any]]:
+def update(served: Served, given: Sequence[updates.RequestedUpdate]) -> list[Outcome[Any]]:
     """Apply updates as one: all of them happen, or none, and then each is applied by itself.
 
     One by itself is applied at once. Those that name the same task, or that have keys, are not for this: what one does
@@ -125,9 +124,9 @@ def update(served: Served, given: Sequence[Given]) -> list[Outcome[Any]]:
     found: list[Outcome[Any]] = [ALONE] * len(given)
     named: set[str] = set()
     together: list[int] = []
-    for place, one in enumerate(given):
+    for place, (one, timeout_s) in enumerate(given):
         tasks = updates.tasks_in(one)
-        is_small = sum(len(operations) for operations in one.values()) <= OPERATIONS_MAX
+        is_small = sum(len(operations) for operations in one.values()) <= OPERATIONS_MAX and timeout_s >= MERGED_S
         if is_small and named.isdisjoint(tasks) and all(insert["key"] is None for insert in one["inserts"]):
             named.update(tasks)
             together.append(place)
@@ -138,7 +137,7 @@ def update(served: Served, given: Sequence[Given]) -> list[Outcome[Any]]:
     try:
         with ExitStack() as queues:
             for place in together:
-                updates.add(made, served, queues, given[place])
+                updates.add(made, served, queues, given[place].operations)
             results = iter(made.apply(MERGED_S))
     except (fsqueue.UpdateConflict, fsqueue.InvalidArgument):  # nothing has happened, and it may be for one of them
         return found
@@ -147,5 +146,5 @@ def update(served: Served, given: Sequence[Given]) -> list[Outcome[Any]]:
             found[place] = error
         return found
     for place in together:
-        found[place] = updates.told(given[place], results)
+        found[place] = updates.told(made, given[place].operations, results)
     return found

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import fsqueue
-from fsqueue.service import fields
+from fsqueue.service import answers, fields
 from fsqueue.service.answers import plain
 from fsqueue.service.faults import BadField
 from fsqueue.service.fields import SECONDS_MAX, Field
@@ -170,6 +170,8 @@ QUEUE_OPERATIONS: Sequence[Operation] = (
               act=lambda queue, given: {"changed": queue.pause(given["reason"])}),
     Operation("POST", f"{QUEUE}/resume", "resume", "Have tasks leased again.",
               act=lambda queue, given: {"changed": queue.resume()}),
+    Operation("POST", f"{QUEUE}/attach", "attach", "The task that a lease holds, by the token of the lease.",
+              body=(TOKEN,), act=lambda queue, given: answers.attached(queue.attach(given["token"]))),
     Operation("POST", f"{QUEUE}/renew", "renew", "Extend leases.", body=(TOKENS, LEASE_S), act=renew),
     Operation("POST", f"{QUEUE}/release", "release", "Put leased tasks back, without counting the attempt.",
               body=(TOKENS, DELAY_S), act=release),
@@ -292,8 +294,12 @@ QUEUES = Operation(
 )  # fmt: skip
 GROUP_STATUS = Operation("GET", "/status", "group_status", "Counts and activity over queues of the group.",
                          query=(MATCH, EXACT))  # fmt: skip
+UPDATE_S = 30.0
+"""How long an update waits at most for others that are in its way."""
 UPDATE = Operation(
     "POST", "/update", "update", "Changes to tasks of several queues that happen all together, or not at all.",
+    query=(Field("timeout_s", "number", "How long to wait for others in the way. Longer waits are cut to 30 s.",
+                 default=UPDATE_S, most=SECONDS_MAX),),
     body=(
         Field("inserts", "objects", "Tasks to insert.", default=(), of=(OF_QUEUE, *fields.TASK)),
         Field("complete", "objects", "Leased tasks to report as done.", default=(),

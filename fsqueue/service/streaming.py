@@ -221,7 +221,7 @@ async def wait(request: Request, given: dict[str, Any]) -> Response:
     gateway = request.app.state.gateway
     timeout_s = min(given["timeout_s"], gateway.limits.wait_s_max)
 
-    async def waiting() -> fsqueue.Status:
+    async def waiting() -> tuple[fsqueue.Status, str]:
         loop = asyncio.get_running_loop()
         deadline, pause_s = loop.time() + timeout_s, PAUSE_S[0]
         while True:
@@ -234,11 +234,23 @@ async def wait(request: Request, given: dict[str, Any]) -> Response:
             if gateway.is_closing:
                 break
             pause_s = min(pause_s * 1.5, PAUSE_S[1])
-        found: fsqueue.Status = await gateway.threads.run(lambda: _with(gateway, given["queue"], fsqueue.Queue.status))
+        found: tuple[fsqueue.Status, str] = await gateway.threads.run(counted)
         return found
 
-    status = await while_there(request, asyncio.ensure_future(waiting()), lambda late: None)
-    return Json({**status.as_dict(), "drained": status.drained})
+    def counted() -> tuple[fsqueue.Status, str]:
+        with gateway.served.queue(given["queue"]) as queue:
+            return queue.status(), _state_of(queue)
+
+    status, state = await while_there(request, asyncio.ensure_future(waiting()), lambda late: None)
+    return Json({**status.as_dict(), "drained": status.drained, "state": state})
+
+
+def _state_of(queue: fsqueue.Queue) -> str:
+    """Return what tells a queue from one that was purged, or made anew at its place, since; "" if there is none."""
+    try:
+        return f"{queue.id}.{queue.generation}"
+    except fsqueue.QueueNotFound:
+        return ""
 
 
 def _with(gateway: Any, name: str, act: Callable[[fsqueue.Queue], T]) -> T:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsqueue
 from fsqueue.service.faults import BadField
 from fsqueue.service.served import Served
 
-UPDATE_S = 30.0
-"""How long an update waits for others that are in its way."""
+Given = Mapping[str, Any]
+
+
+class RequestedUpdate(NamedTuple):
+    """The update of one request."""
+
+    operations: Given
+    timeout_s: float
+    """How long it waits for others that are in its way."""
 
 
 def check(served: Served, given: Mapping[str, Any]) -> None:
@@ -32,13 +39,14 @@ def check_named(given: Mapping[str, Any], name: str) -> None:
             raise BadField(f"{name}[{index}].token", "is needed, or id and version, one of the two. Nothing was done.")
 
 
-def apply(served: Served, given: Mapping[str, Any]) -> Any:
+def apply(served: Served, changes: RequestedUpdate) -> Any:
     """Apply an update. Return what its inserts, renewals and replacements have brought about, each in their order."""
+    given = changes.operations
     assert served.group is not None
     made = served.group.update()
     with ExitStack() as queues:
         add(made, served, queues, given)
-        return told(given, iter(made.apply(UPDATE_S)))
+        return told(made, given, iter(made.apply(changes.timeout_s)))
 
 
 def add(made: fsqueue.Update, served: Served, queues: ExitStack, given: Mapping[str, Any]) -> None:
@@ -79,10 +87,10 @@ def seen(served: Served, queues: ExitStack, one: Mapping[str, Any]) -> fsqueue.L
     return fsqueue.TaskInfo(one["id"], "waiting", version=one["version"], queue=one["queue"])
 
 
-def told(given: Mapping[str, Any], results: Iterator[Any]) -> dict[str, Any]:
+def told(made: fsqueue.Update, given: Mapping[str, Any], results: Iterator[Any]) -> dict[str, Any]:
     """Return what the calls of `add` have brought about. `results`: those of the update; the rest stays for others."""
     found = {
-        "inserted": [_inserted(next(results)) for _ in given["inserts"]],
+        "inserted": [_inserted(next(results), made.versions) for _ in given["inserts"]],
         "renewed": [_renewed(next(results)) for _ in given["renew"]],
         "replaced": [_replaced(next(results)) for _ in given["replace"]],
     }
@@ -102,8 +110,8 @@ def tasks_in(given: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _inserted(ref: fsqueue.TaskRef) -> dict[str, Any]:
-    return {"id": ref.id, "inserted": ref.inserted}
+def _inserted(ref: fsqueue.TaskRef, versions: Mapping[str, int]) -> dict[str, Any]:
+    return {"id": ref.id, "inserted": ref.inserted, "version": versions.get(ref.id)}
 
 
 def _renewed(task: fsqueue.LeasedTask) -> dict[str, Any]:

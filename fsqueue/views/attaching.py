@@ -36,8 +36,13 @@ class WithoutPayload(LeasedTask):
 def attach_unread(queue: Verbs, token: str) -> LeasedTask:
     """Return a task of which no more is known than its token says; InvalidArgument if that is none."""
     task = WithoutPayload(queue, *names.parse_token(token), None, 0, 0, 0, queue.generation)
-    task.why = TaskNotFound(f"The payload of {task.id} was not read: attach its token with verify=True.")
+    task.why = TaskNotFound(not_read(token))
     return task
+
+
+def not_read(token: str) -> str:
+    """Return what is said of the payload of a task that was attached without a look."""
+    return f"The payload of {names.task_of(token)} was not read: attach its token with verify=True."
 
 
 def attach(queue: Verbs, token: str) -> LeasedTask:
@@ -48,9 +53,9 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
     store = queue.store
     batch_id, index, lease = names.parse_token(token)
     replay_state = _held(store, batch_id, index, lease)
-    kind, payload, why = LeasedTask, None, None
+    kind, record, why = LeasedTask, dict[str, Any](), None
     try:
-        payload = inspection.payload_of(store, batch_id, index, replay_state)
+        record = inspection.record_of(store, batch_id, index, replay_state)
     except TaskNotFound as error:
         # If the batch has finished or was purged meanwhile, its file is not damaged: say what became of the lease.
         replay_state = _held(store, batch_id, index, lease)
@@ -60,12 +65,13 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
         batch_id,
         index,
         lease,
-        payload,
+        record.get("payload"),
         replay_state.attempts[index] + 1,
         replay_state.version[index],
         replay_state.since[index],
         queue.generation,
     )
+    task.key, task.priority = record.get("key"), record.get("priority")
     if isinstance(task, WithoutPayload) and why is not None:
         task.why = why
     return task

@@ -527,17 +527,21 @@ def unfinished(store: Store, batch: Batch, indices: Iterable[int]) -> dict[int, 
     }
 
 
-def payload_of(store: Store, batch: Batch, index: int, replay_state: ReplayState) -> Any:
-    """Return a task's payload; TaskNotFound if the task file cannot be read any more."""
-    if index in replay_state.payloads:
-        return replay_state.payloads[index]
+def record_of(store: Store, batch: Batch, index: int, replay_state: ReplayState) -> dict[str, Any]:
+    """Return a task's `payload`, and its `key` and `priority` if it has them.
+
+    TaskNotFound if the task file cannot be read any more. A payload that an update has given is known all the same.
+    """
+    replaced = {"payload": replay_state.payloads[index]} if index in replay_state.payloads else {}
     try:
         if index in replay_state.places:
             lines = listing.lines_in_log(store, batch, replay_state)
         else:
             lines = lines_anywhere(store, batch, replay_state)
-        return task_file.decode_task(lines[index])["payload"]
+        return task_file.decode_task(lines[index]) | replaced
     except (IndexError, ValueError):
+        if replaced:
+            return replaced
         raise TaskNotFound(
             f"The payload of {names.task_id(batch, index)} cannot be read: its task file is damaged or gone."
         ) from None

@@ -160,7 +160,7 @@ PLANS = {
         files={"bin/ssh": "#!/bin/sh\n", "bin/curl": "#!/bin/sh\n"},
         elsewhere={
             "fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py",
-            "In Python": "tests/service/test_client.py",
+            "In Python": "tests/client/test_remote_queue.py",
             "Workers": "tests/service/test_worker.py",
             "In any language": "tests/service/test_asking.py",
         },

@@ -16,7 +16,7 @@ LAYERS = (
     "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "cluster", "storage",
     "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
     "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "then", "worker", "metrics",
-    "webpages", "spark", "service",
+    "webpages", "spark", "client", "service",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 

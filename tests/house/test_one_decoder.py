@@ -35,7 +35,6 @@ DECODERS = {
     "fsqueue/fsck/surplus.py": "the history",
     "fsqueue/doctor/contests.py": "what its own process reports",
     "fsqueue/doctor/rendezvous.py": "what another doctor wrote",
-    "fsqueue/service/client.py": "what it has encoded itself, as a lessee would get it",
     "fsqueue/worker/child.py": "messages between a worker and its children",
     "fsqueue/worker/processes.py": "the same",
     "fsqueue/worker/wire.py": "the same",

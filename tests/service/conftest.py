@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-import uvicorn
-from fsqueue_cli.serving_protocol import BoundedProtocol
 from starlette.testclient import TestClient
 
 import fsqueue
@@ -21,6 +16,7 @@ from fsqueue.service import application
 from fsqueue.service.gate import Tokens
 from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.taskstore_wire import DurationUnit
+from tests.gateways import Serve, gateways
 
 WRITE, READ = "w" * 20, "r" * 20
 
@@ -71,34 +67,8 @@ def client(group: fsqueue.Group, open_gateway: Open) -> TestClient:
     return open_gateway(group.path)
 
 
-Serve = Callable[..., str]
-
-
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """`serve(path)`: a gateway on a Unix socket, in a thread of this process; returns its address."""
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
-
-    def start(path: Path | str, tokens: Tokens | None = None, **limits: Any) -> str:
-        at = tmp_path / f"{len(running)}.sock"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(at))
-        listener.listen()
-        made = application.gateway(path, tokens, replace(ServiceLimits(), **limits))
-        config = uvicorn.Config(
-            application.application(made),
-            http=BoundedProtocol,
-            ws="none",
-            log_level="critical",
-            timeout_graceful_shutdown=5,
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        running.append((server, thread))
-        return f"http+unix://{quote(str(at), safe='')}"
-
-    yield start
-    for server, thread in running:
-        server.should_exit = True
-        thread.join()
+    with gateways(tmp_path) as start:
+        yield start

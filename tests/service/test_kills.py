@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -34,9 +35,9 @@ class RealGateway:
         assert self._process.stdout is not None
         assert "fsqueue serves" in self._process.stdout.readline()
 
-    def kill(self) -> None:
-        """Kill it, as a power cut of its host would."""
-        self._process.kill()
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Kill it, as a power cut of its host would; or have it end."""
+        self._process.send_signal(how)
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -136,6 +137,51 @@ def killed(group: Group, home: Path, tasks: int, at_once: int, kills: int, commi
 
 def test_two_gateways_are_killed_with_tasks_under_way_and_each_task_counts_once(group: Group, tmp_path: Path) -> None:
     killed(group, tmp_path, tasks=40, at_once=2, kills=2, commits=2)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_loops_and_a_worker_go_on_over_restarts_of_their_gateway(
+    group: Group, tmp_path: Path, how: signal.Signals
+) -> None:
+    count, queue, gateway = 200, group["q"], RealGateway(group, tmp_path / "g.sock")
+    done: list[int] = []
+    errors: list[BaseException] = []
+    begun = threading.Semaphore(0)
+
+    def work() -> None:
+        try:
+            for task in fsqueue.connect(gateway.url, patience_s=60).poll(lease_s=LEASE_S):  # type: ignore[union-attr]
+                with task:
+                    begun.release()
+                    done.append(task.payload)
+        except BaseException as error:
+            errors.append(error)
+
+    queue.insert_many(range(count))
+    group["other"].insert_many(range(40))
+    address = gateway.url.removesuffix("q") + "other"
+    command = [sys.executable, "-m", "fsqueue_cli", "run", address, "--lease", str(LEASE_S), "--", "sleep", "0.02"]
+    worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            for _ in range(count // 6):
+                begun.acquire()  # tasks are under way
+            gateway.kill(how)
+            gateway.start()
+    finally:
+        for thread in threads:
+            thread.join()
+        assert worker.stderr is not None
+        said = worker.stderr.read()
+        code = worker.wait()
+        gateway.kill()
+    assert errors == []
+    assert queue.status() == fsqueue.Status(completed=count)
+    assert set(done) == set(range(count))
+    assert (code, group["other"].status()) == (0, fsqueue.Status(completed=40)), said
 
 
 @pytest.mark.thorough

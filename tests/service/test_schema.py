@@ -51,7 +51,7 @@ def test_there_is_an_operation_for_each_verb() -> None:
     """Those that are left out act on this process alone, or take a function."""
     left_out = {
         "create", "close", "path", "directory", "settings", "generation", "has_priorities", "paused", "poll",
-        "poll_async", "attach", "commit", "result_columns", "fsck", "insert_many", "lease_for_others",
+        "poll_async", "id", "commit", "result_columns", "fsck", "insert_many", "lease_for_others",
         "typed_path", "exists", "lease_for",
     }  # fmt: skip
     verbs = {name for name in dir(fsqueue.GroupQueue) if not name.startswith("_")} - {"store", "group", "name"}

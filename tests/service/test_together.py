@@ -15,10 +15,11 @@ import fsqueue
 from fsqueue.service import fields, joined, together
 from fsqueue.service.faults import Overloaded, Unanswered
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.operations import UPDATE
+from fsqueue.service.operations import UPDATE, UPDATE_S
 from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads
 from fsqueue.service.together import AGAIN, ALONE, Together
+from fsqueue.service.updates import RequestedUpdate
 from tests.waiting import until, until_async
 
 pytestmark = pytest.mark.once
@@ -208,9 +209,9 @@ def test_completions_of_which_one_cannot_be_kept_are_asked_about_again(served: S
     assert queue.status().leased == 1
 
 
-def update(**operations: Any) -> dict[str, Any]:
-    """Return the fields of an update, as they are checked."""
-    return fields.given_in(UPDATE.body, operations)
+def update(**operations: Any) -> RequestedUpdate:
+    """Return an update as its fields are checked."""
+    return RequestedUpdate(fields.given_in(UPDATE.body, operations), UPDATE_S)
 
 
 def test_updates_together_happen_as_one(served: Served, group: fsqueue.Group) -> None:
@@ -250,6 +251,8 @@ def test_of_updates_that_conflict_each_is_applied_by_itself(served: Served, grou
     assert joined.update(served, [keyed, keyed]) == [ALONE, ALONE]
     many = update(inserts=[{"queue": "next", "payload": n} for n in range(joined.OPERATIONS_MAX + 1)])
     assert joined.update(served, [many, many]) == [ALONE, ALONE]
+    hurried = [one._replace(timeout_s=0) for one in (given[0], given[1])]
+    assert joined.update(served, hurried) == [ALONE, ALONE], "together they would wait for longer than they may"
 
 
 def test_an_update_that_may_have_happened_is_applied_once(

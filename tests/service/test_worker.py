@@ -12,7 +12,7 @@ from fsqueue_cli.main import cli
 
 import fsqueue
 from fsqueue import Group, InvalidArgument, RemoteQueue, Worker
-from tests.service.conftest import Serve
+from tests.gateways import Serve
 from tests.waiting import until
 
 pytestmark = pytest.mark.once

@@ -15,13 +15,15 @@ import pytest
 
 import fsqueue
 from fsqueue import Group, GroupQueue, LeaseLost, Queue, RemoteGroup, RemoteQueue, Task, Update
+from fsqueue.client import wire
+from fsqueue.client.addresses import address_of
+from fsqueue.client.connecting import ABOUT_BYTES_MAX
+from fsqueue.client.remote_update import RemoteUpdate
+from fsqueue.client.wire import ERROR_BYTES_MAX
 from fsqueue.protocol.losses import ALREADY
-from fsqueue.service import wire
-from fsqueue.service.client import ABOUT_BYTES_MAX, RemoteUpdate
 from fsqueue.service.gate import Tokens
-from fsqueue.service.wire import ERROR_BYTES_MAX, address_of
 from fsqueue.storage.nodes import NodeFailures
-from tests.service.conftest import Serve
+from tests.gateways import Serve
 from tests.waiting import until
 
 pytestmark = pytest.mark.once
@@ -78,7 +80,7 @@ def test_a_stream_under_a_name_is_inserted_once(remote: RemoteQueue, local: Queu
 
 
 def test_a_bad_task_in_a_stream_is_named_and_nothing_of_a_commit_is_inserted(remote: RemoteQueue, local: Queue) -> None:
-    with pytest.raises(fsqueue.InvalidTask, match="no JSON"):
+    with pytest.raises(fsqueue.InvalidTask, match="Task number 2: the payload is not JSON"):
         remote.insert_many([1, {"a": object()}], commit="seed")
     with pytest.raises(fsqueue.InvalidArgument, match="priority"):
         remote.insert_many([Task(1), Task(2, priority=1 << 63)], commit="seed")
@@ -142,7 +144,7 @@ def test_a_loop_goes_on_until_the_queue_is_drained(remote: RemoteQueue) -> None:
             done.append(task.payload)
     assert sorted(done) == [n for n in range(20) if n != 6]
     assert [letter.reason for letter in remote.dead()] == ["no sixes"]
-    assert remote.retry_dead(all=True) == 1
+    assert remote.retry_dead() == 1
     assert remote.status() == fsqueue.Status(waiting=1, completed=19)
 
 
@@ -195,7 +197,7 @@ def test_upkeep(remote: RemoteQueue, local: Queue) -> None:
     assert (worker["worker"]["name"], len(worker["tasks"])) == ("me", 2)
     assert remote.release_all(worker="me") == 2
     remote.complete(remote.lease(1))
-    assert remote.retry_completed(all=True).retried == 1
+    assert remote.retry_completed().retried == 1
     assert remote.activity(60)["at"] > 0
     assert sum(remote.timeline(60, pieces=3)["inserted"]) >= 3
     assert remote.usage()["all"]["files"] >= 2
@@ -288,8 +290,12 @@ def test_a_request_that_is_repeated_for_long_is_warned_of_once(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8750", "ftp://x", "http://", "http://a/b/c", "http://a?x=1", "http://u:p@a", 5, "http://a:x"]
-)
+    "url",
+    [
+        "", "localhost:8750", "ftp://x", "http://", "http://a//c", "http://a/../c", "http://a/b%2/c", "http://a?x=1",
+        "http://u:p@a", 5, "http://a:x",
+    ],
+)  # fmt: skip
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(fsqueue.InvalidArgument, match="no address"):
         address_of(url)
@@ -382,7 +388,7 @@ def test_an_update_cancels_and_replaces_what_was_leased_and_what_waits(group: Gr
     assert [one.id for one in conflict.value.changed] == [seen]
     assert [one.id for one in conflict.value.missing] == [old]
     assert here.task(changed).state == "waiting"
-    with pytest.raises(fsqueue.InvalidArgument, match="no queue of a gateway"):
+    with pytest.raises(fsqueue.InvalidArgument, match="not looked up in a queue of a group"):
         remote.update().cancel(fsqueue.TaskInfo(seen, "waiting"))
     with pytest.raises(fsqueue.InvalidTask, match="is JSON"):
         remote.update().replace(waiting, b"bytes")
@@ -472,7 +478,7 @@ def test_what_is_no_gateway_is_said_at_once_and_nothing_is_asked_elsewhere(statu
     "ask",
     [
         lambda queue: queue.insert(1), lambda queue: queue.lease(), lambda queue: queue.paused,
-        lambda queue: queue.peek(), lambda queue: queue.cancel("a.0"),
+        lambda queue: queue.peek(), lambda queue: queue.cancel(f"{'0' * 32}.0"),
     ],
 )  # fmt: skip
 def test_an_answer_of_another_version_that_lacks_fields_is_a_sentence(ask: Callable[[RemoteQueue], object]) -> None:
@@ -496,7 +502,7 @@ def test_a_completion_whose_answer_was_lost_is_repeated_and_counts_as_done() -> 
         if path == "/v1":
             return 200, b'{"service": "fsqueue", "queue": "q"}'
         if path.endswith("/lease"):
-            task = {"token": f"{'0' * 32}.0@b", "lease_until": 1.0, "payload": 1, "attempt": 1, "version": 1}
+            task = {"token": f"{'0' * 32}.0@{'b' * 16}", "lease_until": 1.0, "payload": 1, "attempt": 1, "version": 1}
             return 200, json.dumps({"tasks": [task]}).encode()
         status, error = answers.pop() if answers else (409, lost)
         return status, json.dumps({"error": error}).encode()

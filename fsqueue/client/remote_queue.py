@@ -1,0 +1,631 @@
+"""A queue of a gateway. Each method is that of `Queue` with the same name."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+from fsqueue.arguments import (
+    EVERY,
+    Every,
+    bound_of,
+    holder_of,
+    leased,
+    one_of,
+    one_task,
+    payloads_of,
+    refuse,
+    results_of,
+    selector,
+    task_ids,
+    tasks_meant,
+    unchanged,
+    whole,
+)
+from fsqueue.client.remote_poll import RemotePoll
+from fsqueue.client.values import (
+    BYTES_MAX,
+    in_parts,
+    json_object,
+    leased_task,
+    lost_together,
+    made,
+    task_line,
+)
+from fsqueue.client.wire import Answer, Wire, encoded, segment
+from fsqueue.clock import Clock, Entropy, duration_ms
+from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
+from fsqueue.format import names, task_file
+from fsqueue.format.layout import REASON_CHARS_MAX, Pause, Settings
+from fsqueue.format.models import (
+    STATES,
+    DeadLetter,
+    GcReport,
+    Movement,
+    Result,
+    RetryReport,
+    State,
+    Status,
+    Task,
+    TaskInfo,
+    TaskRef,
+)
+from fsqueue.leased_task import LeasedTask
+from fsqueue.poll import Errors, Until
+from fsqueue.protocol import encoding, insert_errors, transitions
+from fsqueue.storage.nodes import FailingNode
+from fsqueue.user_code import UserCodeError, user_function
+from fsqueue.views import attaching
+
+WAIT_S = 30.0
+"""How long one request waits at the gateway, in a loop that waits for longer."""
+TASKS_MAX = 1_000
+"""Maximum number of tasks that one request leases or peeks at."""
+
+
+class QueueStandIn(NamedTuple):
+    """What leased tasks, loops and workers ask of the queue that a task came from, where that has no store."""
+
+    path: str
+    """The queue's address: what messages call it."""
+    clock: Clock
+    entropy: Entropy
+
+
+class RemoteQueue:
+    """A queue of a gateway, with the methods of `Queue`. Safe to use from many threads, and after a fork; it pickles.
+
+    Errors are those of `Queue`. StorageError besides: the gateway cannot be reached, and nothing was done; or it has
+    broken off, and what happened is unknown. The text says which.
+    """
+
+    def __init__(self, wire: Wire, name: str, holder: dict[str, Any]) -> None:
+        self._wire, self.name, self._holder = wire, name, holder
+        self._path = f"/queues/{segment(name)}"
+        self.store = QueueStandIn(self.url, Clock(), Entropy())
+
+    def __reduce__(self) -> Any:
+        return RemoteQueue, (self._wire, self.name, self._holder)
+
+    def __repr__(self) -> str:
+        return f"RemoteQueue({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.url == other.url if isinstance(other, RemoteQueue) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    @property
+    def url(self) -> str:
+        """Return its address, as `connect` takes it."""
+        return f"{self.gateway}/{quote(self.name, safe='')}"
+
+    @property
+    def gateway(self) -> str:
+        """Return the address of its gateway."""
+        return self._wire.address.url
+
+    @property
+    def path(self) -> str:
+        """Return its address: what a worker's messages call it."""
+        return self.url
+
+    def _get(self, what: str, **query: Any) -> Any:
+        return self._wire.ask("GET", self._path + what, query=query, again=True)
+
+    def _post(self, what: str, sent: Any, again: bool = False, wait_s: float = 0) -> Any:
+        return self._wire.ask("POST", self._path + what, sent, again=again, wait_s=wait_s)
+
+    def close(self) -> None:
+        """Close this thread's connection. Leases go on; the queue may be used again."""
+        self._wire.drop()
+
+    def __enter__(self) -> RemoteQueue:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        """Return its settings."""
+        found = Answer(self._get("")["settings"])
+        settings: Settings = made(Settings, found | {"backoff_s": tuple(found["backoff_s"])})
+        return settings
+
+    @property
+    def paused(self) -> Pause | None:
+        """Return since when, by whom and why no task is leased; None if the queue is not paused."""
+        found = self._get("")["paused"]
+        return None if found is None else made(Pause, found)
+
+    def exists(self) -> bool:
+        """Return whether it has come into being, and was not deleted since."""
+        return bool(self._get("")["exists"])
+
+    # -- inserting ----------------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        payload: Any,
+        *,
+        key: str | None = None,
+        priority: str | int | None = None,
+        delay_s: float = 0,
+        available_at: float | None = None,
+        strict: bool = False,
+    ) -> TaskRef:
+        """Insert one task: see `Queue.insert`. Without a key it is not repeated if the gateway breaks off."""
+        try:
+            item = one_task(payload, key, priority)
+            if strict:
+                task_file.check_unchanged(item.payload)
+            default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
+            task = encoding.encode(item, BYTES_MAX, default=default)
+            found = self._post("/tasks", task_line(task), again=task.key is not None)
+        except FsqueueError as error:
+            if error.new is None:
+                error.inserted = error.new = 0
+            raise
+        return TaskRef(found["id"], found["inserted"])
+
+    def insert_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        delay_s: float = 0,
+        commit: str | None = None,
+        total: int | None = None,
+        strict: bool = False,
+    ) -> int:
+        """Insert a stream of payloads or Tasks in bounded memory; return how many are new: see `Queue.insert_many`."""
+        if total is not None:
+            whole("total", total, 0)
+        if commit is not None:
+            names.commit_name(commit)
+        tasks = payloads_of(payloads, "insert_many")
+        stream = _Stream(unchanged(tasks) if strict else tasks, encoding.default_when(delay_s), commit is not None)
+        try:
+            found = self._wire.send_lines(f"{self._path}/tasks", stream, {"commit": commit, "total": total})
+        except UserCodeError as foreign:  # with a commit's name: nothing shows
+            foreign.count(0, 0)
+            raise foreign.error from None
+        except InvalidTask as error:
+            if error.new is None:
+                insert_errors.note_nothing(error)
+            raise
+        new = int(found["inserted"])
+        stream.check(new)
+        return new
+
+    # -- leasing ------------------------------------------------------------------------------------------------
+
+    def lease(
+        self,
+        n: int = 1,
+        *,
+        lease_s: float | None = None,
+        wait_s: float = 0,
+        up_to: str | int | None = None,
+        order: Literal["priority", "random"] = "priority",
+        strict: bool = False,
+        holder: Mapping[str, Any] | None = None,
+        depends: Iterable[LeasedTask | TaskInfo] = (),
+    ) -> list[LeasedTask]:
+        """Lease up to `n` tasks: see `Queue.lease`; `depends`, in a group: see `GroupQueue.lease`."""
+        one_of("order", order, ("priority", "random"))
+        asked: dict[str, Any] = {"order": order, "strict": bool(strict)}
+        if type(depends) is not tuple and not isinstance(depends, Iterable):
+            raise InvalidArgument(f"depends takes a list of tasks, not {depends!r:.100}. Nothing was done.")
+        if conditions := [as_seen(task, self.gateway) for task in depends]:
+            asked["depends"] = conditions
+        asked |= leasing(lease_s, up_to, self._holder if holder is None else holder)
+        return lease_by(self._leasing(asked), n, wait_s, lambda one: leased_task(self, one))  # type: ignore[arg-type]
+
+    def _leasing(self, asked: dict[str, Any], again: bool = False) -> Ask:
+        def ask(n: int, step_s: float) -> list[dict[str, Any]]:
+            sent = {**asked, "n": n, "wait_s": step_s}
+            found: list[dict[str, Any]] = self._post("/lease", sent, again, wait_s=step_s)["tasks"]
+            return found
+
+        return ask
+
+    def lease_patiently(self, n: int, lease_s: float | None, wait_s: float) -> list[LeasedTask]:
+        """Lease as a loop does, which goes on while the gateway is away. A lease whose answer was lost runs out."""
+        asked = leasing(lease_s, None, self._holder)
+        tasks = self._leasing(asked, again=True)(min(n, TASKS_MAX), wait_s)
+        return [leased_task(self, one) for one in tasks]  # type: ignore[arg-type]
+
+    def poll(
+        self,
+        *,
+        lease_s: float | None = None,
+        prefetch: int = 1,
+        until: Until = "drained",
+        errors: Errors = "record",
+        stop_after_failures: int | None = None,
+    ) -> RemotePoll:
+        """Return an iterator over leased tasks, until the queue is drained or for ever: see `Queue.poll`.
+
+        It goes on while the gateway is away, for as long as `patience_s` of `connect` says.
+        """
+        return RemotePoll(self, lease_s, prefetch, until, errors, stop_after_failures)
+
+    def attach(self, token: str, *, verify: bool = True) -> LeasedTask:
+        """Return a lease made elsewhere, from its token, to act on it from this process: see `Queue.attach`."""
+        names.parse_token(token)
+        if verify:
+            return leased_task(self, self._post("/attach", {"token": token}, again=True))  # type: ignore[arg-type]
+        unread = {"token": token, "attempt": 0, "version": 0, "lease_until": 0, "unread": attaching.not_read(token)}
+        return leased_task(self, unread)  # type: ignore[arg-type]
+
+    # -- ending leases ------------------------------------------------------------------------------------------
+
+    def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
+        """Report tasks as done: see `Queue.complete`."""
+        told, refused = results_of(results) if results else ({}, {})
+        mine = [task for task in _listed(tasks) if task.id not in refused]
+        sent = [json_object({"token": task.token}, result=told.get((task.batch, task.index))) for task in mine]
+        try:
+            self._each_part("/complete", "tasks", sent)
+        except LeaseLost as lost:
+            refuse(refused, lost)
+            raise
+        _end(mine)
+        refuse(refused)
+
+    def renew(self, tasks: LeasedTask | Iterable[LeasedTask], lease_s: float | None = None) -> None:
+        """Extend leases: see `Queue.renew`."""
+        if lease_s is not None:
+            duration_ms(lease_s, "lease_s", 0.001)
+        mine = _listed(tasks)
+        try:
+            until = self._each_part("/renew", "tokens", [encoded(task.token) for task in mine], lease_s=lease_s)
+        except LeaseLost as lost:
+            held = [task for task in mine if task.token not in lost.tokens]
+            if len(held) < len(mine):  # the gateway has renewed them, and has not said until when
+                self.renew(held, lease_s)
+            raise
+        for task, until_s in zip(mine, [one for found in until for one in found["lease_until"]], strict=True):
+            task.until_ms = round(until_s * 1000)
+
+    def release(self, tasks: LeasedTask | Iterable[LeasedTask], delay_s: float = 0) -> None:
+        """Put tasks back: see `Queue.release`."""
+        duration_ms(delay_s, "delay_s")
+        mine = _listed(tasks)
+        self._each_part("/release", "tokens", [encoded(task.token) for task in mine], delay_s=delay_s)
+        _end(mine)
+
+    def put_back(self, tasks: Iterable[LeasedTask]) -> None:
+        """Put back what a loop has leased ahead, at once or not at all: their leases run out."""
+        RemoteQueue(self._wire.hurried(), self.name, self._holder).release(tasks)
+
+    def _each_part(self, what: str, name: str, items: Sequence[bytes], **more: Any) -> list[Any]:
+        """Ask for many tasks, in as many requests as they need. LeaseLost names those of all of them.
+
+        A request is repeated: what it has ended is found lost then, or done by this very lease.
+        """
+        found, losses = list[Any](), list[LeaseLost]()
+        for _, part in in_parts(items):
+            try:
+                found.append(self._post(what, json_object(more, **{name: part}), again=True))
+            except LeaseLost as lost:
+                losses.append(lost)
+        if losses:
+            raise lost_together(losses)
+        return found
+
+    def _complete_one(self, task: LeasedTask, result: Any) -> None:
+        self.complete([task], None if result is None else {task.id: result})
+
+    def _fail(self, task: LeasedTask, error: object, delay_s: float | None) -> None:
+        if delay_s is not None:
+            duration_ms(delay_s, "delay_s")
+        text = transitions.shorten(said(error) if isinstance(error, BaseException) else text_of(error))
+        self._post("/fail", {"token": task.token, "error": text, "delay_s": delay_s}, again=True)
+        _end([task])
+
+    def _bury(self, task: LeasedTask, reason: object) -> None:
+        self._post("/bury", {"token": task.token, "reason": transitions.shorten(text_of(reason))}, again=True)
+        _end([task])
+
+    def cancel(self, ids: str | Iterable[str]) -> int:
+        """Cancel tasks that no worker holds: see `Queue.cancel`."""
+        return sum(one["cancelled"] for one in self._of_ids("/cancel", _sound(ids), again=True))
+
+    def _of_ids(self, what: str, ids: Iterable[str] | None, again: bool = False) -> list[Any]:
+        """Ask for tasks by their ids, in as many requests as they need; for all of them, if there are none."""
+        if ids is None:
+            return [self._post(what, {"all": True}, again)]
+        parts = in_parts([encoded(one) for one in sorted(ids)])
+        return [self._post(what, json_object({}, ids=part), again) for _, part in parts]
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def status(self, exact: bool = True) -> Status:
+        """Count the tasks by state: see `Queue.status`."""
+        found: Status = made(Status, self._get("/status", exact=bool(exact)))
+        return found
+
+    def is_drained(self) -> bool:
+        """Return whether nothing is waiting, delayed or leased."""
+        return bool(self._get("/drained")["drained"])
+
+    def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
+        """Wait until the queue is drained, or `timeout_s` is over; return the last status: see `Queue.wait`."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + duration_ms(timeout_s, "timeout_s") / 1000
+        told = None if poll is None else user_function(poll)
+        step_s, first = 0.0, None
+        while True:
+            given = self._wire.ask("GET", f"{self._path}/wait", query={"timeout_s": step_s}, again=True, wait_s=step_s)
+            first = given["state"] if first is None else first
+            if first and given["state"] != first:
+                raise QueuePurged(
+                    f"The queue {self.url} was purged, overwritten or deleted while it was waited for: what was in it "
+                    "was not worked off. Wait again for what is in it now."
+                )
+            status: Status = made(Status, given)
+            if told is not None:
+                try:
+                    told(status)
+                except UserCodeError as foreign:
+                    raise foreign.error from None
+            if given["drained"] or time.monotonic() >= deadline:
+                return status
+            step_s = max(0.0, min(WAIT_S, deadline - time.monotonic()))
+
+    def peek(self, n: int = 1) -> list[TaskInfo]:
+        """Return up to `n` waiting tasks, at most 1,000: see `Queue.peek`."""
+        return [made(TaskInfo, one) for one in self._get("/peek", n=min(whole("n", n), TASKS_MAX))["tasks"]]
+
+    def task(self, id: str) -> TaskInfo:
+        """Return what is known of a task: see `Queue.task`."""
+        names.parse_task_id(id)
+        found: TaskInfo = made(TaskInfo, self._get(f"/tasks/{segment(id)}"))
+        return found
+
+    def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
+        """Yield the unfinished tasks, or those in one state: see `Queue.tasks`."""
+        if state is not None:
+            one_of("state", state, STATES)
+        return (made(TaskInfo, one) for one in self._wire.lines(f"{self._path}/tasks", {"state": state}))
+
+    def history(self, id: str) -> list[Movement]:
+        """Return what happened to a task: see `Queue.history`."""
+        names.parse_task_id(id)
+        return [made(Movement, one) for one in self._get(f"/tasks/{segment(id)}/history")["movements"]]
+
+    def results(self, where: Callable[[Result], bool] | None = None, failed: bool = False) -> Iterator[Result]:
+        """Yield the tasks that have ended, inputs beside outputs: see `Queue.results`."""
+        if where is not None:
+            user_function(where)
+        found = (made(Result, one) for one in self._wire.lines(f"{self._path}/results", {"failed": bool(failed)}))
+        return found if where is None else filter(where, found)
+
+    def activity(self, window_s: float | None = None) -> dict[str, Any]:
+        """Return `Queue.activity` as a dict: rates, durations, the oldest leases, failures by reason."""
+        return dict(self._get("/activity", window_s=window_s))
+
+    def timeline(self, window_s: float = 3600, pieces: int = 60) -> dict[str, Any]:
+        """Return `Queue.timeline` as a dict."""
+        return dict(self._get("/timeline", window_s=window_s, pieces=pieces))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return `Queue.workers` as dicts. Slurm is not asked."""
+        return list(self._get("/workers")["workers"])
+
+    def failing_nodes(self) -> list[FailingNode]:
+        """Return the nodes on which the latest attempts failed, one after the other: see `Queue.failing_nodes`."""
+        return [made(FailingNode, one) for one in self._get("/nodes")["nodes"]]
+
+    def admit_node(self, node: str) -> bool:
+        """Forget a node's failures, so that it takes tasks again: see `Queue.admit_node`."""
+        return bool(self._post("/nodes/admit", {"node": node}, again=True)["admitted"])
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Return `Queue.usage` as dicts."""
+        return dict(self._get("/usage"))
+
+    def waiting_by_priority(self, ranges: int = 8) -> list[dict[str, Any]]:
+        """Return `Queue.waiting_by_priority` as dicts."""
+        return list(self._get("/priorities", ranges=ranges)["ranges"])
+
+    def stuck(self) -> list[dict[str, Any]]:
+        """Return `Queue.stuck` as dicts."""
+        return list(self._get("/stuck")["locks"])
+
+    # -- dead letters, and the whole queue ------------------------------------------------------------------------
+
+    def dead(self, where: Callable[[DeadLetter], bool] | None = None) -> Iterator[DeadLetter]:
+        """Yield the dead letters: see `Queue.dead`."""
+        if where is not None:
+            user_function(where)
+        found = (made(DeadLetter, one) for one in self._wire.lines(f"{self._path}/dead", {}))
+        return found if where is None else filter(where, found)
+
+    def retry_dead(
+        self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
+    ) -> int:
+        """Insert dead letters again: see `Queue.retry_dead`. Return how many."""
+        wanted = _chosen(_meant(ids, "dead letters"), where, self.dead)
+        return sum(one["retried"] for one in self._of_ids("/dead/retry", wanted))
+
+    def purge_dead(
+        self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
+    ) -> int:
+        """Remove dead letters: see `Queue.purge_dead`. Return how many."""
+        wanted = _chosen(_meant(ids, "dead letters"), where, self.dead)
+        return sum(one["purged"] for one in self._of_ids("/dead/purge", wanted))
+
+    def _completed(self, where: Callable[[Result], bool]) -> Iterator[Result]:
+        user_function(where)
+        return (one for one in self.results() if one.state == "completed" and where(one))
+
+    def retry_completed(
+        self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[Result], bool] | None = None
+    ) -> RetryReport:
+        """Insert completed tasks again: see `Queue.retry_completed`."""
+        wanted = _chosen(_meant(ids, "completed tasks"), where, self._completed)
+        report = RetryReport()
+        for one in self._of_ids("/completed/retry", wanted):
+            report.add(made(RetryReport, one))
+        return report
+
+    def gc(self) -> GcReport:
+        """Finish what crashes left half done; remove trash: see `Queue.gc`."""
+        found: GcReport = made(GcReport, self._post("/gc", {}, again=True))
+        return found
+
+    def release_all(
+        self,
+        *,
+        worker: str | Every = EVERY,
+        host: str | Every = EVERY,
+        slurm_job: str | Every = EVERY,
+        job: str | Every = EVERY,
+    ) -> int:
+        """End leases of other workers: see `Queue.release_all`. Without a name: all."""
+        given = {"worker": worker, "host": host, "slurm_job": slurm_job, "job": job}
+        named = {name: text for name, value in given.items() if (text := selector(name, value)) is not None}
+        return int(self._post("/release-all", {**named, "all": not named})["released"])
+
+    def change_settings(self, /, **settings: Any) -> Settings:
+        """Change settings of the queue in use: see `Queue.change_settings`."""
+        self._wire.ask("PATCH", f"{self._path}/settings", {"settings": settings}, again=True)
+        return self.settings
+
+    def pause(self, reason: str | None = None) -> bool:
+        """Have no task leased until `resume`: see `Queue.pause`."""
+        if reason is not None and (not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX):
+            raise InvalidArgument(f"reason must be text of at most {REASON_CHARS_MAX:,} characters. Nothing was done.")
+        return bool(self._post("/pause", {"reason": reason})["changed"])
+
+    def resume(self) -> bool:
+        """Have tasks leased again: see `Queue.resume`."""
+        return bool(self._post("/resume", {})["changed"])
+
+    def purge(self) -> None:
+        """Drop everything in the queue: see `Queue.purge`."""
+        self._post("/purge", {"confirm": self.name})
+
+    def delete(self) -> dict[str, str]:
+        """Delete the queue: see `Queue.delete`. Its files are removed in the background."""
+        self._wire.ask("DELETE", self._path, query={"confirm": self.name})
+        return {}
+
+
+class _Stream:
+    """The tasks of a call as lines for a gateway. Without a commit's name, what came before a bad one is inserted."""
+
+    def __init__(self, tasks: Iterable[Any], default: encoding.When, is_whole: bool) -> None:
+        self._tasks, self._default, self._is_whole = tasks, default, is_whole
+        self._count = 0
+        self._broken: Exception | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for index, item in enumerate(self._tasks):
+                task = item if isinstance(item, Task) else Task(item)
+                yield task_line(encoding.encode(task, BYTES_MAX, index, self._default)) + b"\n"
+                self._count = index + 1
+        except Exception as error:
+            if self._is_whole:  # a request that does not come to its end inserts nothing
+                raise
+            self._broken = error
+
+    def check(self, new: int) -> None:
+        """Raise what the stream has ended with, if that is an error. `new`: how many tasks were inserted."""
+        error, self._broken = self._broken, None
+        if isinstance(error, UserCodeError):
+            error.count(self._count, new)
+            raise error.error from None
+        if isinstance(error, InvalidTask):
+            error.inserted, error.new = self._count, new
+        if error is not None:
+            raise error
+
+
+Ask = Callable[[int, float], list[dict[str, Any]]]
+"""Ask a gateway for so many tasks, and have it wait for so long (s)."""
+
+
+def leasing(lease_s: float | None, up_to: str | int | None, holder: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a request for leases says. InvalidArgument."""
+    if lease_s is not None:
+        duration_ms(lease_s, "lease_s", 0.001)
+    if up_to is not None:
+        bound_of(up_to)
+    return {"lease_s": lease_s, "up_to": up_to, "holder": holder_of(holder)[0]}
+
+
+def lease_by(ask: Ask, n: int, wait_s: float, task_of: Callable[[dict[str, Any]], LeasedTask]) -> list[LeasedTask]:
+    """Ask for tasks until there are some, or the time is over. Each request waits for a part of it.
+
+    More than one request leases are asked for as long as there are as many: what is leased already is returned, also
+    if such a request fails.
+    """
+    whole("n", n)
+    deadline = time.monotonic() + duration_ms(wait_s, "wait_s") / 1000
+    while True:
+        left_s = max(0.0, deadline - time.monotonic())
+        got = ask(min(n, TASKS_MAX), min(left_s, WAIT_S))
+        if got or time.monotonic() >= deadline:
+            break
+    is_full = len(got) == TASKS_MAX
+    while is_full and len(got) < n:
+        try:
+            more = ask(min(n - len(got), TASKS_MAX), 0)
+        except FsqueueError:
+            break
+        got += more
+        is_full = len(more) == TASKS_MAX
+    return [task_of(one) for one in got]
+
+
+def as_seen(task: object, gateway: str) -> dict[str, Any]:
+    """Return how a request names a task that it depends on: by its lease, or as it was seen. InvalidArgument."""
+    if isinstance(task, TaskInfo) and task.queue is not None:
+        return {"queue": task.queue, "id": task.id, "version": task.version}
+    queue: object = task.queue if isinstance(task, LeasedTask) else None
+    if isinstance(task, LeasedTask) and isinstance(queue, RemoteQueue) and queue.gateway == gateway:
+        return {"queue": queue.name, "token": task.token}
+    raise InvalidArgument(
+        f"The task {getattr(task, 'id', task)!s:.100} was leased, or looked up, in no queue of a gateway that serves a "
+        f"group, or of another one than {gateway}. Nothing was done."
+    )
+
+
+def _listed(tasks: object) -> list[LeasedTask]:
+    try:
+        return leased(tasks)
+    except UserCodeError as foreign:
+        raise foreign.error from None
+
+
+def _sound(ids: object) -> set[str]:
+    try:
+        return task_ids(ids)
+    except UserCodeError as foreign:
+        raise foreign.error from None
+
+
+def _meant(ids: object, kind: str) -> set[str] | None:
+    return tasks_meant(ids, kind) if ids is EVERY or ids is None else _sound(ids)
+
+
+def _chosen(ids: set[str] | None, where: Callable[[Any], bool] | None, every: Callable[..., Iterator[Any]]) -> Any:
+    """Return the ids of the tasks that are meant; None for all."""
+    if where is None:
+        return ids
+    return {one.id for one in every(where) if ids is None or one.id in ids}
+
+
+def _end(tasks: Iterable[LeasedTask]) -> None:
+    for task in tasks:
+        task.done = True

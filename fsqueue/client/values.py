@@ -1,0 +1,90 @@
+"""Values of fsqueue in requests and answers: tasks that are sent, leased tasks, and all that is only looked at."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fsqueue.client.wire import Answer, encoded, lacking
+from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound
+from fsqueue.format import names
+from fsqueue.leased_task import LeasedTask, Verbs
+from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.views.attaching import WithoutPayload
+
+BYTES_MAX = 1 << 30
+"""A longer task is not even encoded. What a queue takes, it says itself."""
+PART_ITEMS, PART_BYTES = 10_000, 4 << 20
+"""How many tasks one request names at most, and in how many bytes: the gateway takes no more."""
+
+
+def task_line(task: EncodedTask) -> bytes:
+    """Return a task as a gateway takes it, without a newline: as in a task file, and from when on it is available."""
+    is_absolute, ms = task.when
+    if not ms:
+        return task.line[:-1]
+    return b'%s,"%s":%s}' % (task.line[:-2], b"available_at" if is_absolute else b"delay_s", encoded(ms / 1000))
+
+
+def json_object(fields: dict[str, Any], **encoded_fields: bytes | None) -> bytes:
+    """Return an object as JSON, of values, and of some that are JSON already; those that are None are left out."""
+    found = [b"%s:%s" % (encoded(name), encoded(value)) for name, value in fields.items() if value is not None]
+    found += [b"%s:%s" % (encoded(name), value) for name, value in encoded_fields.items() if value is not None]
+    return b"{%s}" % b",".join(found)
+
+
+def in_parts(items: Sequence[bytes]) -> Iterable[tuple[slice, bytes]]:
+    """Yield lists in JSON that one request each can hold, and which of the items are in it."""
+    first = size = 0
+    for place, item in enumerate(items):
+        if place > first and (place - first >= PART_ITEMS or size + len(item) > PART_BYTES):
+            yield slice(first, place), b"[%s]" % b",".join(items[first:place])
+            first, size = place, 0
+        size += len(item) + 1
+    if items:
+        yield slice(first, len(items)), b"[%s]" % b",".join(items[first:])
+
+
+def lost_together(losses: Sequence[LeaseLost]) -> LeaseLost:
+    """Return one error for the leases that several requests have found lost."""
+    first, *others = losses
+    if not others:
+        return first
+    kinds = {type(one) for one in losses}
+    kind = type(first) if len(kinds) == 1 else LeaseLost
+    reasons = ", ".join(sorted({one.reason for one in losses}))
+    return kind(" ".join(map(str, losses)), [token for one in losses for token in one.tokens], reasons)
+
+
+def payload_of(given: dict[str, Any]) -> Any:
+    """Return the payload of a task in an answer."""
+    return base64.b64decode(given["b64"]) if given.get("b64") is not None else given.get("payload")
+
+
+def made(kind: Any, given: dict[str, Any]) -> Any:
+    """Return a value of fsqueue from its fields by name; one that is newer than this package is left out."""
+    known = getattr(kind, "_fields", None) or kind.__dataclass_fields__
+    values = {name: value for name, value in given.items() if name in known}
+    if "payload" in known:
+        values["payload"] = payload_of(given)
+    try:
+        return kind(**values)
+    except TypeError:
+        raise lacking(f"fields of {kind.__name__}") from None
+
+
+def leased_task(queue: Verbs, given: dict[str, Any]) -> LeasedTask:
+    """Return a task that this process holds, from a gateway."""
+    given = Answer(given)
+    try:
+        batch, index, lease = names.parse_token(given["token"])
+    except InvalidArgument:
+        raise lacking("a token") from None
+    kind = LeasedTask if given.get("unread") is None else WithoutPayload
+    until_ms = round(given["lease_until"] * 1000)
+    task = kind(queue, batch, index, lease, payload_of(given), given["attempt"], given["version"], until_ms, 0)
+    if isinstance(task, WithoutPayload):
+        task.why = TaskNotFound(given["unread"])
+    task.key, task.priority = given.get("key"), given.get("priority")
+    return task

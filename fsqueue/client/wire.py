@@ -1,0 +1,439 @@
+"""Requests of a client: connections, what is asked again, and errors as exceptions."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import select
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
+
+from fsqueue import errors, forks
+from fsqueue.client.addresses import GatewayAddress, connection_to
+from fsqueue.errors import FsqueueError, InvalidArgument, LeaseLost, StorageError
+from fsqueue.filesystem import resources
+from fsqueue.format import user_json
+from fsqueue.format.wording import duration
+
+T = TypeVar("T")
+
+logger = logging.getLogger("fsqueue")
+
+IDLE_S = 30.0
+"""A connection that was idle for longer is made anew: the gateway may just be ending it."""
+RETRY_S = (0.2, 10.0)
+"""Shortest and longest pause before something is asked again."""
+FAILURES_TO_TELL = 4
+"""How many failures of one request in a row give a warning. A busy gateway has mostly answered before, within 1.4 s."""
+PART_BYTES, PART_S = 64 << 10, 0.5
+"""How much of a stream is sent at once, and after how long less than that."""
+ERROR_BYTES_MAX = 16 << 20
+"""Maximum number of bytes that are read of an answer that is an error: the longest one names 10,000 tasks."""
+LATER = (502, 503, 504)
+"""The status of an answer after which the same may be asked again: a proxy gives the others while the gateway is away.
+"""
+REFUSED = (400, 413, 415)
+"""The status of an answer to a body that the gateway has not taken, mostly since it is too large."""
+TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
+NDJSON = "application/x-ndjson"
+
+
+class _Kept(threading.local):
+    """A thread's connection, the answer that comes by it, and when it was last used."""
+
+    connection: http.client.HTTPConnection | None = None
+    answer: http.client.HTTPResponse | None = None
+    used_at = 0.0
+
+
+class Wire:
+    """Ask a gateway. Each thread has a connection of its own, which stays open.
+
+    `patience_s`: how long what can be asked again is asked again while the gateway is away or says "later". In a child
+    that was forked within a request, the request ends with ForkedChild: the answer is its parent's.
+    """
+
+    def __init__(self, address: GatewayAddress, token: str | None, timeout_s: float, patience_s: float) -> None:
+        self.address, self.timeout_s, self.patience_s = address, timeout_s, patience_s
+        self._token = token if token is not None else os.environ.get(TOKEN_VARIABLE)
+        self._kept = _Kept()
+        forks.register(self, Wire.drop)
+
+    def __reduce__(self) -> Any:
+        return Wire, (self.address, self._token, self.timeout_s, self.patience_s)
+
+    def at(self, address: GatewayAddress) -> Wire:
+        """Return a wire to another address, or another one to the same."""
+        return Wire(address, self._token, self.timeout_s, self.patience_s)
+
+    def hurried(self) -> Wire:
+        """Return a wire to the same address that repeats nothing."""
+        return Wire(self.address, self._token, self.timeout_s, 0)
+
+    def ask(
+        self, method: str, path: str, sent: Any = None, *, query: dict[str, Any] | None = None,
+        again: bool = False, wait_s: float = 0, bytes_max: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Return the answer's value. `sent`: the body, as JSON or as a value that JSON has.
+
+        `again`: asking twice does what asking once does. Errors as of the verb itself. A completion whose answer was
+        lost, and whose repetition is told that it has been done, is done: {}. `bytes_max`: no more of the answer is
+        read. StorageError if the gateway cannot be reached: nothing was done. Or if it does not answer: what happened
+        is unknown then.
+        """
+        body = sent if sent is None or isinstance(sent, bytes) else encoded(sent)
+        told = {"content-type": "application/json"} if sent is not None else {}
+
+        def once() -> bytes:
+            with _Answer(self, method, self._target(path, query), body, told, wait_s) as answer:
+                return answer.read(bytes_max)
+
+        return _in_one_process(lambda: _value_of(self._patiently(once, again, DONE), self.address.host))
+
+    def send_lines(self, path: str, lines: Iterable[bytes], query: dict[str, Any]) -> Any:
+        """Return the answer to a body of JSON Lines, which is sent as it comes.
+
+        It is sent again only if the gateway cannot be reached: then no line was read yet.
+        """
+        parts = _Parts(lines)
+
+        def once() -> bytes:
+            try:
+                with _Answer(self, "POST", self._target(path, query), parts, {"content-type": NDJSON}, 0) as answer:
+                    return answer.read()
+            except _Failed as failed:
+                raise failed.error if parts.has_begun else failed from failed.__cause__
+
+        return _in_one_process(lambda: _value_of(self._patiently(once), self.address.host))
+
+    def lines(self, path: str, query: dict[str, Any]) -> Iterator[Any]:
+        """Yield the values of JSON Lines, as they come. It has a connection of its own."""
+        aside, process = self.at(self.address), forks.depth
+        asked = _Answer(aside, "GET", self._target(path, query), None, {}, 0)
+        try:
+            with ExitStack() as opened:
+                answer = _in_one_process(lambda: aside._patiently(lambda: opened.enter_context(asked), again=True))
+                for line in answer:
+                    value = _value_of(line, self.address.host)
+                    if set(value) == {"error"} and type(value["error"]) is dict:
+                        raise error_of(503, value)
+                    yield value
+                    if process != forks.depth:
+                        break
+        except BaseException as error:
+            if process != forks.depth:
+                raise resources.in_child(error) from None
+            if isinstance(error, _Failed):
+                raise error.error from error.__cause__
+            raise
+        if process != forks.depth:
+            raise resources.in_child(None)
+
+    def _patiently(self, once: Callable[[], T], again: bool = False, done: T | None = None) -> T:
+        """Do something once; or until it is done, if the gateway is away and that does no harm.
+
+        `done`: returned if a repetition is told that it has been done.
+        """
+        until, pause_s = time.monotonic() + self.patience_s, RETRY_S[0]
+        failures, is_in_doubt = 0, False
+        while True:
+            try:
+                return once()
+            except _Failed as failed:
+                error = failed.error
+                if not (again or failed.nothing_done) or time.monotonic() + pause_s > until:
+                    raise error from failed.__cause__
+                failures, is_in_doubt = failures + 1, is_in_doubt or not failed.nothing_done
+            except LeaseLost as lost:
+                if done is None or not is_in_doubt or lost.reason != LeaseLost.COMPLETED_BEFORE:
+                    raise
+                return done
+            if failures == FAILURES_TO_TELL:  # a wrong address, too, looks like a gateway that is away
+                logger.warning("%s The request is repeated for up to %s.", error, duration(self.patience_s))
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, RETRY_S[1])
+
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return this thread's connection, which is open. OSError if the gateway cannot be reached."""
+        kept = self._kept
+        if kept.connection is not None and (time.monotonic() - kept.used_at > IDLE_S or _is_over(kept.connection)):
+            self.drop()
+        if kept.connection is None:
+            made = connection_to(self.address, timeout_s)
+            made.connect()
+            kept.connection = made
+        kept.connection.timeout = timeout_s
+        kept.connection.sock.settimeout(timeout_s)
+        return kept.connection
+
+    def comes(self, answer: http.client.HTTPResponse | None) -> None:
+        """Note the answer that comes by this thread's connection; None: it was read to its end."""
+        self._kept.answer, self._kept.used_at = answer, time.monotonic()
+
+    def drop(self) -> None:
+        """Close this thread's connection, and the answer that comes by it."""
+        kept = self._kept
+        connection, answer, kept.connection, kept.answer = kept.connection, kept.answer, None, None
+        if connection is not None:
+            connection.close()
+        if answer is not None:  # one that ends with its connection holds that itself
+            answer.close()
+
+    def headers(self) -> dict[str, str]:
+        """Return what each request says."""
+        return {} if self._token is None else {"authorization": f"Bearer {self._token}"}
+
+    def _target(self, path: str, query: dict[str, Any] | None) -> str:
+        said = {name: str(value).lower() if type(value) is bool else value for name, value in (query or {}).items()
+                if value is not None}  # fmt: skip
+        return f"{self.address.prefix}/v1{path}" + (f"?{urlencode(said)}" if said else "")
+
+
+def _is_over(connection: http.client.HTTPConnection) -> bool:
+    """Return whether the gateway has closed an idle connection: nothing else comes by it unasked."""
+    if connection.sock is None:
+        return True
+    look = select.poll()
+    look.register(connection.sock, select.POLLIN)
+    return bool(look.poll(0))
+
+
+def _in_one_process(act: Callable[[], T]) -> T:
+    """Do something. ForkedChild in a child that was forked within: what comes of it is its parent's."""
+    process = forks.depth
+    try:
+        found = act()
+    except BaseException as error:
+        if process != forks.depth:
+            raise resources.in_child(error) from None
+        raise
+    if process != forks.depth:
+        raise resources.in_child(None)
+    return found
+
+
+class _Failed(Exception):
+    """A request has ended with `error`, and may be asked again: if nothing was done, or if that does no harm."""
+
+    def __init__(self, error: StorageError, nothing_done: bool) -> None:
+        super().__init__(error)
+        self.error, self.nothing_done = error, nothing_done
+        if not nothing_done:
+            error.is_exact = False
+
+
+class _Answer:
+    """A request, and its answer for a block. The connection is kept if the answer was read to its end."""
+
+    def __init__(
+        self, wire: Wire, method: str, target: str, body: Any, headers: dict[str, str], wait_s: float
+    ) -> None:  # fmt: skip
+        self._wire, self._request, self._timeout_s = wire, (method, target, body, headers), wire.timeout_s + wait_s
+        self._answer: http.client.HTTPResponse | None = None
+
+    def __enter__(self) -> http.client.HTTPResponse:
+        connection = self._connection()
+        method, target, body, headers = self._request
+        try:
+            chunked = body is not None and not isinstance(body, bytes)
+            try:
+                connection.request(method, target, body, {**self._wire.headers(), **headers}, encode_chunked=chunked)
+            except (BrokenPipeError, ConnectionResetError):
+                if not chunked:
+                    raise
+                # It may have refused a body before its end: then it has answered.
+            self._answer = connection.getresponse()
+            self._wire.comes(self._answer)
+            if self._answer.status >= 300:
+                raise failure_of(self._answer.status, self._answer.read(ERROR_BYTES_MAX))
+        except (FsqueueError, _Failed):
+            self._end()
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            self._wire.drop()
+            raise self._broken_off(error) from error
+        except BaseException:  # what the stream of a body raises, or Ctrl-C: the rest of the request is never sent
+            self._wire.drop()
+            raise
+        return self._answer
+
+    def _connection(self) -> http.client.HTTPConnection:
+        try:
+            return self._wire.connection(self._timeout_s)
+        except OSError as error:
+            away = StorageError(
+                f"The gateway {self._wire.address.url} cannot be reached ({type(error).__name__}: {error}). Nothing "
+                "was done. Look at the address, and whether 'fsqueue serve' runs there."
+            )
+            if isinstance(error, ssl.SSLCertVerificationError):  # no time mends that
+                raise away from error
+            raise _Failed(away, nothing_done=True) from error
+
+    def _broken_off(self, error: Exception) -> _Failed:
+        return _Failed(
+            StorageError(
+                f"The gateway {self._wire.address.url} has broken off ({type(error).__name__}: {error}). Whether it "
+                "has done what it was asked is unknown. Look whether 'fsqueue serve' runs there."
+            ),
+            nothing_done=False,
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._end()
+        if isinstance(error, (OSError, http.client.HTTPException)):
+            self._wire.drop()
+            raise self._broken_off(error) from error
+
+    def _end(self) -> None:
+        if self._answer is not None and self._answer.isclosed() and not self._answer.will_close:
+            self._wire.comes(None)
+        else:
+            self._wire.drop()
+
+
+class Answer(dict[str, Any]):
+    """The fields of an answer. StorageError if one is asked for that is not there."""
+
+    def __missing__(self, name: str) -> Any:
+        raise lacking(f"the field {name!r}")
+
+
+def lacking(what: str) -> StorageError:
+    """Return what is raised for an answer that is not whole."""
+    return StorageError(
+        f"The gateway's answer lacks {what}. Whether it has done what it was asked is unknown. Perhaps the gateway has "
+        "another version of fsqueue than this process: install the same one."
+    )
+
+
+class NoGateway(StorageError):
+    """What answers is no gateway."""
+
+
+def _value_of(body: bytes, host: str) -> Answer:
+    """Return what an answer holds, which is one object. NoGateway for anything else."""
+    try:
+        value = user_json.decode(body)
+    except user_json.NotExact:
+        value = None
+    if type(value) is not dict:
+        raise not_a_gateway(host, body[:100])
+    return Answer(value)
+
+
+def not_a_gateway(host: str, answer: object) -> NoGateway:
+    """Return what is raised for an answer that no gateway gives."""
+    return NoGateway(
+        f"What answers at {host} is no gateway of fsqueue: {answer!r:.120}. Whether it has done what it was asked is "
+        "unknown. Look at the address: 'fsqueue serve' prints it."
+    )
+
+
+class _Parts:
+    """Lines joined to parts of some size. What a slow stream has brought is sent with the next line."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = lines
+        self.has_begun = False
+        """Whether a line was asked for. The stream cannot be sent a second time then."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.has_begun = True
+        part, size, sent_at = list[bytes](), 0, time.monotonic()
+        for line in self._lines:
+            part.append(line)
+            size += len(line)
+            if size >= PART_BYTES or time.monotonic() - sent_at >= PART_S:
+                yield b"".join(part)
+                part, size, sent_at = [], 0, time.monotonic()
+        if part:
+            yield b"".join(part)
+
+
+DONE = b"{}"
+"""The answer to a completion that is told to have been done before."""
+
+
+def encoded(value: Any) -> bytes:
+    """Return an argument as JSON. InvalidArgument if JSON cannot hold it."""
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"An argument is no JSON, and cannot be sent: {error}. Nothing was done.") from None
+
+
+def segment(name: str) -> str:
+    """Return a name as a segment of a path."""
+    if type(name) is not str or not name:
+        raise InvalidArgument(f"A name must be text of 1 character or more, not {name!r:.100}.")
+    try:
+        return quote(name, safe="").replace(".", "%2E")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"The name {name!r:.100} is no text that UTF-8 can hold.") from None
+
+
+class _Said(NamedTuple):
+    """What an answer says that is an error."""
+
+    kind: str
+    message: str
+    fields: dict[str, Any]
+
+
+def failure_of(status: int, body: bytes) -> Exception:
+    """Return what is raised for an answer that is an error: `_Failed` if the same may be asked again."""
+    error = error_of(status, body)
+    if status not in LATER:
+        return error
+    said = _said(body)
+    if not isinstance(error, StorageError):
+        error = StorageError(str(error))
+    return _Failed(error, nothing_done=said is not None and bool(said.fields.get("nothing_done")))
+
+
+def error_of(status: int, body: bytes | dict[str, Any]) -> FsqueueError:
+    """Return the exception that an answer stands for: that which the verb itself would have raised."""
+    said = _said(body)
+    try:
+        if said is not None:
+            return _error_of(said, status)
+    except (AttributeError, KeyError, TypeError):
+        pass
+    return NoGateway(f"The gateway answered {status}: {body!r:.200}")
+
+
+def _said(body: bytes | dict[str, Any]) -> _Said | None:
+    """Return what an answer says that is an error; None if no gateway says so."""
+    try:
+        said = (user_json.decode(body) if isinstance(body, bytes) else body)["error"]
+        return _Said(said["type"], str(said["message"]), said)
+    except (user_json.NotExact, KeyError, TypeError):
+        return None
+
+
+def _error_of(told: _Said, status: int) -> FsqueueError:
+    """Return it. AttributeError, KeyError, TypeError if the answer is not one of a gateway."""
+    kind, message, said = told
+    found: Any = getattr(errors, kind, None)
+    if not (isinstance(found, type) and issubclass(found, FsqueueError)) or found is errors.ForkedChild:
+        return InvalidArgument(message) if status in REFUSED else FsqueueError(message)
+    if issubclass(found, LeaseLost):
+        return found(message, said.get("tokens", ()), said.get("reason", ""))
+    if issubclass(found, errors.UpdateConflict):
+        return found(message, **{name: [errors.Conflict(*one) for one in said.get(name, ())] for name in found.KINDS})
+    if issubclass(found, errors.InvalidResult):
+        refused = found(message, said.get("reasons"))
+        if said.get("lost"):
+            refused.__cause__ = LeaseLost(message, said["lost"])
+        return refused
+    error: FsqueueError = found(message, said.get("index")) if issubclass(found, errors.InvalidTask) else found(message)
+    if "is_exact" in said:
+        error.inserted, error.new, error.is_exact = said["inserted"], said["new"], said["is_exact"]
+    return error

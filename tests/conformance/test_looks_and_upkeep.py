@@ -1,0 +1,129 @@
+"""Waiting, looking, and looking after: the same for every kind of queue."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from fsqueue import QueuePurged, Status, TaskNotFound
+
+pytestmark = pytest.mark.once
+
+NOWHERE = f"{'0' * 32}.0"
+
+
+def test_what_is_not_there_is_told(queue: Any) -> None:
+    for act in (queue.task, queue.history):
+        with pytest.raises(TaskNotFound):
+            act(NOWHERE)
+    assert queue.cancel(NOWHERE) == 0
+
+
+def test_a_wait_ends_with_its_queue_or_its_time(queue: Any) -> None:
+    queue.insert(1)
+    seen: list[Status] = []
+    assert queue.wait(0, seen.append) == Status(waiting=1)
+    assert seen == [Status(waiting=1)]
+    [task] = queue.lease()
+    timer = threading.Timer(0.2, task.complete)
+    timer.start()
+    assert queue.wait(60, seen.append) == Status(completed=1)
+    timer.join()
+    assert seen[-1] == Status(completed=1)
+
+
+def test_an_error_of_the_callers_function_is_the_callers(queue: Any) -> None:
+    queue.insert(1)
+    queue.lease()[0].bury("no")
+
+    def fail(found: object) -> bool:
+        raise FileNotFoundError("a file of the caller's")
+
+    for act in (
+        lambda: queue.wait(0, fail), lambda: list(queue.dead(fail)), lambda: list(queue.results(fail)),
+        lambda: queue.retry_dead(where=fail), lambda: queue.purge_dead(where=fail),
+    ):  # fmt: skip
+        with pytest.raises(FileNotFoundError, match="of the caller's"):
+            act()
+    assert queue.status() == Status(dead=1)
+
+
+def test_a_purge_ends_a_wait(queue: Any) -> None:
+    queue.insert(1)
+    seen: list[Status] = []
+
+    def purge(status: Status) -> None:
+        if not seen:
+            queue.purge()
+        seen.append(status)
+
+    with pytest.raises(QueuePurged):
+        queue.wait(60, purge)
+    assert seen == [Status(waiting=1)]
+
+
+def test_letters_are_chosen_by_id_and_by_what_they_are(queue: Any) -> None:
+    queue.insert_many(range(6))
+    for task in queue.lease(6):
+        task.bury("odd" if task.payload % 2 else "even")
+    ids = {letter.payload: letter.id for letter in queue.dead()}
+    assert queue.retry_dead(ids[0]) == 1
+    assert queue.purge_dead([ids[1], ids[2]], where=lambda letter: letter.reason == "odd") == 1
+    assert queue.retry_dead(where=lambda letter: letter.payload == 3) == 1
+    assert sorted(letter.payload for letter in queue.dead()) == [2, 4, 5]
+    assert (queue.retry_dead(), queue.purge_dead()) == (3, 0)
+    assert queue.status() == Status(waiting=5)
+
+
+def test_completed_tasks_are_done_again_by_choice(queue: Any) -> None:
+    queue.insert_many(range(4))
+    queue.complete(queue.lease(3))
+    queue.lease()[0].bury("no")
+    seen: list[Any] = []
+
+    def chosen(result: Any) -> bool:
+        seen.append(result.payload)
+        return bool(result.payload == 1)
+
+    dead = next(queue.dead()).payload
+    first = 1 if dead != 1 else None
+    assert queue.retry_completed(where=chosen).retried == (first is not None)
+    assert dead not in seen, "a dead letter is no completed task"
+    report = queue.retry_completed()
+    assert (report.retried, report.repeated) == (2, 1) if first else (3, 0)
+
+
+def test_leases_are_ended_by_who_has_them(queue: Any) -> None:
+    queue.insert_many(range(2))
+    queue.lease(holder={"host": "node1", "name": "one"})
+    queue.lease(holder={"host": "node2", "name": "two"})
+    assert queue.release_all(host="nosuch") == 0
+    assert queue.release_all(host="node1") == 1
+    assert queue.release_all() == 1
+
+
+def test_a_pause_and_settings(queue: Any) -> None:
+    queue.insert(1)
+    assert (queue.pause("disk"), queue.pause()) == (True, False)
+    assert (queue.paused.reason, queue.lease()) == ("disk", [])
+    assert (queue.resume(), queue.resume(), queue.paused) == (True, False, None)
+    assert queue.change_settings(lease_s=5, backoff_s=(1, 2)).backoff_s == (1, 2)
+    assert queue.settings.lease_s == 5
+
+
+def test_a_task_is_told_alike_by_all_looks(queue: Any) -> None:
+    ref = queue.insert({"n": 1}, key="k", priority=3)
+    [peeked], [listed] = queue.peek(5_000), list(queue.tasks("waiting"))
+    assert peeked == listed == queue.task(ref.id)
+    assert (peeked.id, peeked.key, peeked.priority, peeked.payload) == (ref.id, "k", 3, {"n": 1})
+    assert [one.op for one in queue.history(ref.id)] == ["insert"]
+    assert not queue.is_drained()
+    assert queue.status(exact=False).remaining == 1
+    queue.lease()[0].complete({"r": 2})
+    [result] = queue.results()
+    assert (result.id, result.payload, result.result, result.key) == (ref.id, {"n": 1}, {"r": 2}, "k")
+    assert queue.is_drained()
+    assert queue.gc().finished >= 0
+    assert queue.delete() == {}
