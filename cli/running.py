@@ -13,7 +13,7 @@ import click
 
 import fsqueue
 from fsqueue.format import wording
-from fsqueue.worker import OUTPUTS, Event, Output, check_command, check_program, supervision
+from fsqueue.worker import OUTPUTS, Away, Event, Output, check_command, check_program, supervision
 
 from . import process
 from .common import (
@@ -192,7 +192,9 @@ def run(
     """Run COMMAND, or call a Python function, for each task of the queues Q.
 
     Q may also be a group of queues, or the address of a gateway's queue (http://localhost:8750/fetch). The worker ends
-    when no task is waiting, delayed or leased in any of the queues. Tasks that other workers have leased count, too. A
+    when no task is waiting, delayed or leased in any of the queues. Tasks that other workers have leased count, too. If
+    some of several queues are not there, as on a disk that is not mounted, the worker names them, takes tasks of the
+    others, and tries again. It never calls all drained while one is away. A
     worker of a later stage may start first: with --upstream it ends only when the earlier stages are drained at the
     same time. Their first tasks must be inserted before.
 
@@ -271,6 +273,7 @@ def run(
     Exit codes:
       0    drained, or ended as asked (--max-tasks, --max-runtime, --idle-timeout, end of the job)
       2    COMMAND or the function cannot be found
+      5    a queue is not there; of several queues: the others are drained, and one is not there
       7    no room for what is printed
       9    drained, but this worker has made tasks dead letters
            ('fsqueue wait' ends with 9 for dead letters of any run)
@@ -286,8 +289,9 @@ def run(
         check_command(command, options["allow_in_script"])
     if not command:
         search_working_directory()
-    opened = [_source_at(queue, worker, match, options["patience_s"]) for queue in dict.fromkeys(queues)]
-    stages = [_upstream_at(name, queues[0], worker) for name in upstream]
+    found, away = _sources_at(list(dict.fromkeys(queues)), worker, match, options["patience_s"])
+    opened = list(found.values())
+    stages = [_upstream_at(name, next(iter(found)), worker) for name in upstream]
     for source in opened:
         if options["then"] is not None and isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
             named(_group_of(source), options["then"])
@@ -296,7 +300,7 @@ def run(
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
     paths = [path_of(source) for source in opened]
-    again = [_source_at(queue, worker, match, options["patience_s"]) for queue in dict.fromkeys(queues)]
+    again = [_source_at(queue, worker, match, options["patience_s"]) for queue in found]
     status_of = [partial(_status_of, source) for source in again]
     progress = Progress(paths) if shows else None
     shown: Progress | LogProgress | None = progress or (None if log_json or as_json else LogProgress(paths))
@@ -315,6 +319,7 @@ def run(
         output=output,
         tell=shown.tell if shown is not None else _log_json if log_json else _say,
         pass_on=progress.pass_on if progress is not None else None,
+        away=away,
         **options,
     )
     try:
@@ -326,7 +331,13 @@ def run(
     finally:
         if shown is not None:
             shown.close()
-    dead = {path_of(source): (source, _status_of(source).dead) for source in opened} if report.signal is None else {}
+    dead: dict[str, tuple[Any, int]] = {}
+    for source in opened if report.signal is None else ():
+        try:
+            dead[path_of(source)] = source, _status_of(source).dead
+        except fsqueue.QueueNotFound:
+            if report.ended != "away":
+                raise
     letters = sum(count for _, count in dead.values())
     summary = report.as_dict() | ({"dead": letters} if report.signal is None else {})
     if log_json:
@@ -336,12 +347,41 @@ def run(
         _summarise(report, dead.values())
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
-    code = {"failures": FAILURES, "excluded": EXCLUDED, "drained": 9 if report.buried or report.spent else 0}.get(
-        report.ended, 0
-    )
+    code = {
+        "failures": FAILURES,
+        "excluded": EXCLUDED,
+        "away": fsqueue.QueueNotFound.exit_code,
+        "drained": 9 if report.buried or report.spent else 0,
+    }.get(report.ended, 0)
     code = code or (fsqueue.StorageFull.exit_code if report.unwritten else 0)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _sources_at(
+    paths: list[str], worker: str | None, match: str | None, patience_s: float
+) -> tuple[dict[str, fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], list[Away]]:
+    """Return the queues and groups that are there, by their paths, and those that are not. QueueNotFound if none is."""
+    found: dict[str, fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue] = {}
+    away: list[Away] = []
+    for path in paths:
+        try:
+            found[path] = _source_at(path, worker, match, patience_s)
+        except fsqueue.QueueNotFound:
+            if path == paths[-1] and not found:
+                raise
+            away.append(Away(path, partial(_came_back, path, worker, match, patience_s)))
+    return found, away
+
+
+def _came_back(
+    path: str, worker: str | None, match: str | None, patience_s: float
+) -> fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue:
+    """Open what was not there. NotAQueue if something else is there now."""
+    try:
+        return _source_at(path, worker, match, patience_s)
+    except click.ClickException as error:
+        raise fsqueue.NotAQueue(error.format_message()) from None
 
 
 def _source_at(
@@ -493,6 +533,7 @@ def _summarise(
         "max-runtime",
         "job-end",
         "excluded",
+        "away",
     )  # there may be tasks that it left to others
     complain(", ".join(parts) or ("no task was begun" if is_cut_short else "there was nothing to do"))
     for source, letters in dead:

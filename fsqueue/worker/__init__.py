@@ -7,10 +7,12 @@ what commands print. `commands`, `processes` and `threads` do the tasks.
 from fsqueue.worker.passing import OUTPUTS, Output
 from fsqueue.worker.report import Event, WorkerReport
 from fsqueue.worker.scripts import check_command, check_program, names_launcher
+from fsqueue.worker.sources import Away
 from fsqueue.worker.worker import Worker, check_fields
 
 __all__ = [
     "OUTPUTS",
+    "Away",
     "Event",
     "Output",
     "Worker",

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.errors import FsqueueError
+from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
@@ -29,7 +29,7 @@ from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.limits import Limits
 from fsqueue.worker.remote import RemoteWatch
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
-from fsqueue.worker.sources import Sources
+from fsqueue.worker.sources import Away, Sources
 
 logger = logging.getLogger("fsqueue")
 
@@ -40,6 +40,8 @@ DEATH_CHECK_S = (1.0, 600.0)
 """Shortest and longest pause before a worker that finds nothing to lease looks whether holders of tasks have died on
 this host. Each pause is as long as the worker has waited by then. That reads the logs of all batches at work.
 It tells of those that two looks in a row have found dead."""
+AWAY_S = 5.0
+"""How often a worker looks whether a queue or a group is there that was not: that opens it."""
 CHECKS = 2
 """Number of times that a worker asks whether all is done when it was notified and found no task, or when its own last
 outcome was told: after that look and after the next one. While others still count their last batches, a check may say
@@ -52,6 +54,8 @@ class Fed:
 
     tasks: list[LeasedTask] = field(default_factory=list)
     drained: bool = False
+    away: str = ""
+    """What is not there, if all else is drained."""
     excluded: str = ""
     """Why this node takes no more tasks, if it does not."""
     error: FsqueueError | None = None
@@ -115,6 +119,8 @@ class Feeder(BackgroundThread):
         self._members: Members | None = None
         """Which queues of groups are open, if there are groups."""
         self._now, self._random = clock.monotonic, Entropy().random
+        self._away_at = math.inf if not queues.away else -math.inf
+        """When to look for what is away; infinite if nothing is."""
         forks.register(self, Feeder.after_fork)
 
     def ask(self, n: int) -> None:
@@ -172,7 +178,20 @@ class Feeder(BackgroundThread):
             self._listener.close()
 
     def _answer_all(self) -> None:
+        self._watch()
+        self._say_away(self._queues.away)
+        while n := self._requests.get():
+            try:
+                answer = self._feed(n)
+            except FsqueueError as error:
+                answer = Fed(error=error)
+            if answer is not None:
+                self._report(answer)
+
+    def _watch(self) -> None:
+        """Begin to poll what is there."""
         self._watches: Watch | Several | RemoteWatch
+        self._members = None
         if self._queues.remote is not None:
             self._watches = RemoteWatch(self._queues.remote, self._lease_s)
         elif self._queues.groups:
@@ -182,13 +201,36 @@ class Feeder(BackgroundThread):
             watches = list(map(self._make_watch, self._queues))
             self._watches = watches[0] if len(watches) == 1 else Several(watches)
         self._drain_check = self._queues.drain_check()
-        while n := self._requests.get():
-            try:
-                answer = self._feed(n)
-            except FsqueueError as error:
-                answer = Fed(error=error)
-            if answer is not None:
-                self._report(answer)
+
+    def _watch_anew(self) -> None:
+        """Poll what is there now, after something has gone or come back."""
+        self._watch()
+        self._listen_to(self._queues)
+
+    def _put_away(self) -> bool:
+        """Go on without the queues that are not there any more. Return whether there are such, and others are left."""
+        gone = self._queues.put_away()
+        if gone:
+            self._watch_anew()
+            self._say_away(gone)
+        return bool(gone)
+
+    def _say_away(self, away: Sequence[Away]) -> None:
+        if away:
+            self._away_at = self._now() + AWAY_S
+        for one in away:
+            self._say("away", f"{one.text}.")
+
+    def _look_for_away(self) -> None:
+        """Take in what was away and is there again."""
+        if self._now() < self._away_at:
+            return
+        found = self._queues.come_back()
+        self._away_at = self._now() + AWAY_S if self._queues.away else math.inf
+        if found:
+            self._watch_anew()
+        for one in found:
+            self._say("away", f"{one.path} is there: its tasks are taken, too.")
 
     def _make_watch(self, queue: Queue) -> Watch:
         leaser = queue._leaser
@@ -208,11 +250,15 @@ class Feeder(BackgroundThread):
         assert isinstance(self._watches, Several)
         self._watches.change(members.watches)
         self._queues[:] = members.queues
-        self._streaks = self._streaks_of(members.queues)
-        listener, doorbells = self._listener, [queue.store.doorbell for queue in members.queues]
+        self._listen_to(members.queues)
+        return not members.is_complete
+
+    def _listen_to(self, queues: Sequence[Queue]) -> None:
+        """Be woken by these queues, and count failures in them."""
+        self._streaks = self._streaks_of(queues)
+        listener, doorbells = self._listener, [queue.store.doorbell for queue in queues]
         self._listener = Listener(doorbells, self._clock, self._end)
         listener.close()
-        return not members.is_complete
 
     def _feed(self, n: int) -> Fed | None:
         """Lease up to `n` tasks, and try again while the queue fails. Return the answer; None if it was given."""
@@ -220,6 +266,9 @@ class Feeder(BackgroundThread):
         while True:
             try:
                 return self._wait(n)
+            except QueueNotFound:
+                if not self._put_away():
+                    raise
             except BROKEN as error:
                 if is_hopeless(error) and not self._has_fed:
                     raise  # most likely this user may not work here at all: said once, and at once
@@ -237,6 +286,7 @@ class Feeder(BackgroundThread):
         began = self._now()
         judge_at = began + DEATH_CHECK_S[0]
         while True:
+            self._look_for_away()
             may_be_more = self._open_members()
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
                 return Fed(excluded=excluded)
@@ -259,6 +309,8 @@ class Feeder(BackgroundThread):
             if self._ends and (checks or not backoff.is_longest or now - checked >= DRAIN_CHECK_S):
                 checked = now
                 if self._is_drained():
+                    if self._queues.away:
+                        return Fed(away=" and ".join(one.path for one in self._queues.away))
                     if self._has_fed and not (checks and is_told):
                         tell_of_end(queue.store for queue in self._queues)
                     return Fed(drained=True)
@@ -270,7 +322,7 @@ class Feeder(BackgroundThread):
             if self._members is not None:
                 due_s = min(due_s, self._members.due_s())
             self.due_at = now + due_s
-            pause_s = max(0.001, min(backoff.next_s(), due_s))
+            pause_s = max(0.001, min(backoff.next_s(), due_s, self._away_at - now))
             self._sleep(pause_s, self._watches.is_deaf)
 
     def _tell_of_dead(self) -> None:

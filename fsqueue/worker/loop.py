@@ -320,6 +320,8 @@ class Loop:
             self._end("excluded", fed.excluded)
         if fed.drained:
             self._end("drained", "")
+        if fed.away:
+            self._end("away", f"all else is drained, and {fed.away} is not there (not mounted?)")
         if fed.tasks:
             if len(fed.tasks) == self._asked:
                 self._pace.grow()

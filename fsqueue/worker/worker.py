@@ -31,7 +31,7 @@ from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.processes import Children
 from fsqueue.worker.remote import RemoteSource
 from fsqueue.worker.report import Event, Tell, WorkerReport
-from fsqueue.worker.sources import sources_of
+from fsqueue.worker.sources import Away, sources_of
 from fsqueue.worker.spawning import ProcessExecutor
 from fsqueue.worker.threads import WARNING, Threads
 
@@ -93,6 +93,8 @@ class Worker:
     pass_on: called with 1 or 2 and bytes, instead of writing these to this process's standard output or error.
         It and `tell` are called in one thread, so never at the same time.
     tell: called with an `Event` for whatever may be of interest.
+    away: queues and groups that are not there yet (the command line's). Of several queues, one that is not there any
+        more is tried again, too. When the others are drained, the run ends with `ended` "away".
 
     Raises InvalidArgument.
     """
@@ -132,8 +134,9 @@ class Worker:
         tag: bool = False,
         pass_on: PassOn | None = None,
         tell: Tell = lambda event: None,
+        away: Sequence[Away] = (),
     ) -> None:
-        self._queues = sources_of(queues, upstream)
+        self._queues = sources_of(queues, upstream, away)
         for option, given in (("exclude_after (--exclude-after)", exclude_after), ("then (--then)", then)):
             if self._queues.remote is not None and given is not None:
                 raise InvalidArgument(
