@@ -331,15 +331,11 @@ def run(
     finally:
         if shown is not None:
             shown.close()
-    dead: dict[str, tuple[Any, int]] = {}
-    for source in opened if report.signal is None else ():
-        try:
-            dead[path_of(source)] = source, _status_of(source).dead
-        except fsqueue.QueueNotFound:
-            if report.ended != "away":
-                raise
+    # What is away is not asked: it may not answer.
+    asked = opened if report.signal is None and report.ended != "away" else []
+    dead = {path_of(source): (source, _status_of(source).dead) for source in asked}
     letters = sum(count for _, count in dead.values())
-    summary = report.as_dict() | ({"dead": letters} if report.signal is None else {})
+    summary = report.as_dict() | ({"dead": letters} if asked else {})
     if log_json:
         _log_json(Event("end", "", summary))
     print_done(as_json, summary)

@@ -175,6 +175,11 @@ class Rooted:
             return self._within.hold_directory(self.root)
         return resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,)))
 
+    @property
+    def device(self) -> int:
+        """Return the device of the root, as it was when the root was opened."""
+        return self._root().number[0]
+
     def open_root_in(self, holder: Rooted) -> None:
         """Open the root now, and each time anew, in another open directory. NotADirectoryError for a link; OSError."""
         self._within = holder

@@ -46,10 +46,13 @@ class GroupDrainCheck:
         self._sources = list(sources)
         self._left: tuple[Queue, DrainCheck] | None = None
         """The queue in which something was left the last time."""
+        self.asking: Source | None = None
+        """What is asked at this moment, for other threads: it may not answer."""
 
     def __call__(self) -> bool:
         """Look. False: something is left, or others work so fast that no two looks agreed."""
         if self._left is not None:
+            self.asking = source_of(self._left[0])
             try:
                 if _look(*self._left) is None:
                     return False
@@ -62,6 +65,7 @@ class GroupDrainCheck:
         """Look at all queues, one after the other. None if something is left in one."""
         digest = hashlib.blake2b(digest_size=16)
         for source in self._sources:
+            self.asking = source
             if isinstance(source, Queue):
                 if (seen := self._ask(source)) is None:
                     return None

@@ -145,6 +145,8 @@ class Members:
         self._groups = [_OfOne(source, clock) for source in sources if isinstance(source, Selected)]
         self._open: dict[tuple[int, QueueDirectory], tuple[Queue, Watch]] = {}
         """The open queues of groups, by the place of the group: the one that was opened first comes first."""
+        self.asking: Selected | None = None
+        """The group that is asked by `refresh` at this moment, for other threads: it may not answer."""
         self._before: dict[tuple[int, QueueDirectory], _Closed] = {}
         """What was known of open queues before they were opened."""
 
@@ -171,6 +173,7 @@ class Members:
         """Open queues that may have tasks, in place of such as have none. Return whether `queues` has changed."""
         is_changed = self._drop_gone()
         for place, group in enumerate(self._groups):
+            self.asking = group.selected
             group.list_anew({directory for number, directory in self._open if number == place})
             if group.closed:
                 group.look_around()
@@ -193,6 +196,7 @@ class Members:
         known, now = group.closed.pop(directory, None), self._clock.monotonic()
         if (place, directory) in self._open:
             return
+        self.asking = group.selected
         queue = group.selected.queue_in(directory)
         if known is not None:
             self._before[place, directory] = known

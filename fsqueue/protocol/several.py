@@ -80,6 +80,8 @@ class Several:
         self._watches = list(watches)
         """The one that gave something last comes last."""
         self._skips_gone = skips_gone
+        self.asking: Watch | None = None
+        """The one that is asked at this moment, for other threads: it may not answer."""
         self._errors: dict[int, FsqueueError] = {}
         """Of the watches that failed during this look, by their identity."""
 
@@ -156,6 +158,7 @@ class Several:
     def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
         if id(watch) in self._errors:
             return otherwise
+        self.asking = watch
         try:
             found = act()
         except FsqueueError as error:

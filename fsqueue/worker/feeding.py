@@ -18,12 +18,14 @@ from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.selection import Selected
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, Watch
 from fsqueue.protocol.waiting import BELL_S, pause_news, tell_of_end
 from fsqueue.queue import Queue
 from fsqueue.storage.listening import Listener
 from fsqueue.storage.nodes import NodeFailures
+from fsqueue.storage.store import Store
 from fsqueue.views import lease_holders
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.limits import Limits
@@ -40,6 +42,8 @@ DEATH_CHECK_S = (1.0, 600.0)
 """Shortest and longest pause before a worker that finds nothing to lease looks whether holders of tasks have died on
 this host. Each pause is as long as the worker has waited by then. That reads the logs of all batches at work.
 It tells of those that two looks in a row have found dead."""
+SILENT_S = 10.0
+"""How long a queue may take to answer before the worker goes on without its filesystem, if it has others."""
 AWAY_S = 5.0
 """How often a worker looks whether a queue or a group is there that was not: that opens it."""
 CHECKS = 2
@@ -103,6 +107,12 @@ class Feeder(BackgroundThread):
         """What was said last of dead workers, by the path of the queue."""
         self._found_dead: dict[str, set[bytes]] = {}
         """The workers that the last look has found dead, by the path of the queue: see `LeaseHolder.key`."""
+        self._is_left = threading.Event()
+        """Set once another feeder has taken its place, since a queue did not answer it."""
+        self._look_began = math.inf
+        """When it began to ask, on the monotonic clock; infinite while it asks nothing."""
+        self._asking: Callable[[], Queue | Selected | Watch | Store | None] | None = None
+        """Tells what is asked."""
         self._has_fed = False
         """Whether tasks were ever leased."""
         self._queues, self._lease_s, self._ends = queues, lease_s, not limits.forever
@@ -145,6 +155,33 @@ class Feeder(BackgroundThread):
         if self._ends and not self._is_closed:
             self._is_nudged = True
             os.eventfd_write(self._end, 1)
+
+    def silent_at(self) -> float:
+        """Return when the queue that is asked at this moment counts as one that does not answer. For the loop."""
+        return self._look_began + SILENT_S
+
+    def silent(self) -> str | None:
+        """Return the path of the queue or group that is being asked; None if that is not known."""
+        asking = self._asking() if self._asking is not None else None
+        if isinstance(asking, Selected):
+            return str(asking.group.path)
+        store = asking.store if isinstance(asking, (Queue, Watch)) else asking
+        return None if store is None else store.path
+
+    def _begin_to_ask(self, asking: Callable[[], Queue | Selected | Watch | Store | None]) -> None:
+        """Note that what `asking` tells is asked from now on, which may take long."""
+        self._asking, self._look_began = asking, self._now()
+
+    def leave(self) -> None:
+        """Leave it, since a queue does not answer. Once that does, it puts back what it has leased, and ends."""
+        self._is_left.set()
+        self.close()
+
+    def _put_back(self, tasks: list[LeasedTask]) -> None:
+        """Put back what came too late, in this thread: nothing waits for it."""
+        for task in tasks:
+            with suppress(FsqueueError, OSError):
+                task.release()
 
     def _sleep(self, seconds: float, deaf: bool) -> None:
         """Sleep until the time is over, a doorbell is rung, `close` or `check_soon`."""
@@ -245,8 +282,14 @@ class Feeder(BackgroundThread):
     def _open_members(self) -> bool:
         """Have those queues of groups open that may have tasks. Return whether there may be more of them."""
         members = self._members
-        if members is None or not members.refresh():
+        if members is None:
             return False
+        self._begin_to_ask(lambda: members.asking)
+        try:
+            if not members.refresh():
+                return False
+        finally:
+            self._look_began = math.inf
         assert isinstance(self._watches, Several)
         self._watches.change(members.watches)
         self._queues[:] = members.queues
@@ -267,7 +310,7 @@ class Feeder(BackgroundThread):
             try:
                 return self._wait(n)
             except QueueNotFound:
-                if not self._put_away():
+                if self._is_left.is_set() or not self._put_away():
                     raise
             except BROKEN as error:
                 if is_hopeless(error) and not self._has_fed:
@@ -288,11 +331,20 @@ class Feeder(BackgroundThread):
         while True:
             self._look_for_away()
             may_be_more = self._open_members()
+            if self._is_left.is_set():
+                return Fed()
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
                 return Fed(excluded=excluded)
             is_nudged, self._is_nudged = self._is_nudged, False
             with self._taking:
-                got = self._watches.look(n)
+                self._begin_to_ask(lambda: getattr(self._watches, "asking", None))
+                try:
+                    got = self._watches.look(n)
+                finally:
+                    self._look_began = math.inf
+                if self._is_left.is_set():
+                    self._put_back(got)
+                    return Fed()
                 if got:
                     self._has_fed, self._untaken = True, got
                     self._report(Fed(got))
@@ -309,11 +361,13 @@ class Feeder(BackgroundThread):
             if self._ends and (checks or not backoff.is_longest or now - checked >= DRAIN_CHECK_S):
                 checked = now
                 if self._is_drained():
-                    if self._queues.away:
-                        return Fed(away=" and ".join(one.path for one in self._queues.away))
-                    if self._has_fed and not (checks and is_told):
-                        tell_of_end(queue.store for queue in self._queues)
-                    return Fed(drained=True)
+                    away = self._queues.away
+                    if not away:
+                        if self._has_fed and not (checks and is_told):
+                            tell_of_end(queue.store for queue in self._queues)
+                        return Fed(drained=True)
+                    if now >= max(one.waits_until for one in away):
+                        return Fed(away=" and ".join(f"{one.path} {one.why}" for one in away))
             checks = max(0, checks - 1)
             if now >= judge_at:
                 judge_at = now + min(max(now - began, DEATH_CHECK_S[0]), DEATH_CHECK_S[1])
@@ -348,4 +402,10 @@ class Feeder(BackgroundThread):
 
     def _is_drained(self) -> bool:
         """Return whether all queues were at one instant, and those before them."""
-        return (self._members is None or self._members.is_complete) and self._drain_check()
+        if self._members is not None and not self._members.is_complete:
+            return False
+        self._begin_to_ask(lambda: getattr(self._drain_check, "asking", None))
+        try:
+            return self._drain_check()
+        finally:
+            self._look_began = math.inf

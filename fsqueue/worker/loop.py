@@ -10,19 +10,21 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.format.wording import counted, duration
 from fsqueue.groups.queue import GroupQueue
+from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import inserts
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
-from fsqueue.worker.feeding import Fed, Feeder
+from fsqueue.worker.feeding import SILENT_S, Fed, Feeder
 from fsqueue.worker.jobs import Executor, Job, capacity
 from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_BYTES_MAX, UNTOLD_MAX, Limits, stop_time
 from fsqueue.worker.output import OutputWriter
@@ -37,16 +39,36 @@ from fsqueue.worker.settling import (
     PendingFailures,
     Renewed,
     Settled,
+    Taking,
     adopt,
     failure,
     give_back,
 )
 from fsqueue.worker.sources import Sources
 
+T = TypeVar("T")
+
 _NO_GROUP = (
     "is no queue of a group, so nothing can be inserted in one step with a completion. Nothing was inserted. Use "
     "queues of a group: fsqueue.Group(path)[name], or GROUP/NAME."
 )
+
+
+@dataclass(eq=False)
+class _Root:
+    """Tell one filesystem: its queues' outcomes, and the renewals of leases."""
+
+    reporter: OutcomeReporter
+    renewer: LeaseRenewer
+    is_renewing: bool = False
+    """Whether an answer of the renewer is to come."""
+    is_late: bool = False
+    """Whether leases were to be renewed anew meanwhile."""
+
+    def close(self) -> None:
+        """End both. What is not told by then is dropped."""
+        self.reporter.close()
+        self.renewer.close()
 
 
 class Loop:
@@ -68,21 +90,34 @@ class Loop:
         self._teller = Teller(self.output_writer.do, tell)
         self._say, self._note = self._teller.say, self._teller.note
         self._now, self._random = Clock().monotonic, Entropy().random
-        taking, died = Lock(), self.thread_died
+        self._taking, died = Taking(), self.thread_died
         untold, unfed = map(self._trouble, ("outcomes cannot be told", "tasks cannot be leased"))
-        self._reporter = OutcomeReporter(limits, taking, posted(self._settled), posted(untold), died)
-        self._renewer = LeaseRenewer(lease_s, taking, posted(self._renewed), died)
-        self._feeder = Feeder(
-            queues,
-            lease_s,
-            limits,
-            taking,
-            posted(self._fed),
-            posted(unfed),
-            died,
-            posted(self._say),
-            posted(self._given_up),
-        )
+
+        def new_root() -> _Root:
+            def renewed(answer: Renewed) -> None:
+                self._renewed(answer, root)
+
+            reporter = OutcomeReporter(limits, self._taking, posted(self._settled), posted(untold), died)
+            root = _Root(reporter, LeaseRenewer(lease_s, self._taking, posted(renewed), died))
+            return root
+
+        self._new_root: Callable[[], _Root] = new_root
+        self._first = new_root()
+        self._roots: dict[Hashable, _Root] = {}
+        """By what `Sources.root_of` tells, if there are several."""
+        self._reporter, self._renewer = self._first.reporter, self._first.renewer
+
+        def new_feeder(sources: Sources) -> Feeder:
+            def fed(answer: Fed) -> None:
+                self._fed(answer, feeder)
+
+            say, gave_up = posted(self._say), posted(self._given_up)
+            lock = self._taking.lock
+            feeder = Feeder(sources, lease_s, limits, lock, posted(fed), posted(unfed), died, say, gave_up)
+            return feeder
+
+        self._new_feeder: Callable[[Sources], Feeder] = new_feeder
+        self._feeder = new_feeder(queues)
         self.run_id = ""
         """What the leases of this run have, and no others. Set when it begins: a fork before that makes two runs."""
         self._queues, self._has_own_lease = queues, lease_s is not None
@@ -100,7 +135,7 @@ class Loop:
         self._failed_since = math.inf  # when the first of them began
         self._failures_first = limits.failures_first  # without a limit once something has succeeded
         self._failures_noted = self._noted()
-        self._is_renewing, self._renewal_failed = False, False
+        self._renewal_failed = False
         self._renew_at = self._grace_until = self._look_at = math.inf  # the last: for what is stuck behind slow tasks
         self._signals, self._ending = 0, ""
         self._heard = 0  # as the signals' handler counts them; `_signals`: those that the loop has acted on
@@ -260,8 +295,40 @@ class Loop:
         self._outbox += self._pending.ripe(self._now())
         if self._outbox:
             self._untold.update((id(outcome), outcome) for outcome in self._outbox)
-            self._reporter.tell(self._outbox)
+            for root, outcomes in self._by_root(self._outbox, lambda outcome: outcome.task):
+                root.reporter.tell(outcomes)
             self._outbox = []
+
+    # -- the filesystems of its queues: one that does not answer keeps no other one from being told
+
+    def _by_root(self, items: list[T], task_of: Callable[[T], LeasedTask]) -> list[tuple[_Root, list[T]]]:
+        """Return items together with those who tell the filesystem of their tasks."""
+        if not self._queues.has_several_roots:
+            return [(self._first, items)] if items else []
+        found: dict[int, tuple[_Root, list[T]]] = {}
+        for item in items:
+            root = self._root_of(self._queues.root_of(task_of(item).queue))
+            found.setdefault(id(root), (root, []))[1].append(item)
+        return list(found.values())
+
+    def _root_of(self, key: Hashable) -> _Root:
+        """Return who tells a filesystem; threads of its own, unless it is the first one."""
+        if key not in self._roots:
+            self._roots[key] = self._begin_root() if self._roots else self._first
+        return self._roots[key]
+
+    def _begin_root(self) -> _Root:
+        root = self._new_root()
+        try:
+            root.reporter.start()
+            root.renewer.start()
+        except OSError:  # no further thread: then the first one waits for this one's filesystem, too
+            root.close()
+            return self._first
+        return root
+
+    def _all_roots(self) -> list[_Root]:
+        return [self._first, *(root for root in self._roots.values() if root is not self._first)]
 
     def _due_s(self) -> float | None:
         """Return how long to wait for news, before time itself asks for something."""
@@ -269,6 +336,8 @@ class Loop:
             self._renew_at, self._grace_until, self._look_at, self._idle_at(), self._stop_at, self._pending.due_at(),
             self._leave_at, self._executor.due_at,
         )  # fmt: skip
+        if self._feeder.is_busy and self._queues.has_several_roots:
+            due = min(due, self._now() + SILENT_S)
         for job in self._executor.at_work():
             due = min(due, job.kill_at if job.doomed else job.began + self._limits.timeout_s)
         return None if due == math.inf else max(0.0, due - self._now())
@@ -305,6 +374,8 @@ class Loop:
             self._stop_at = math.inf
             self._end(self._stop_why, "the time is over")
             self._wind_up()
+        if now >= self._feeder.silent_at():
+            self._leave_silent()
         if now >= self._idle_at():
             self._end("idle", f"there was nothing to do for {self._limits.idle_timeout_s:g} s")
         if self._executor.held() or self._ahead or self._untold:
@@ -312,8 +383,33 @@ class Loop:
 
     # -- tasks come
 
-    def _fed(self, fed: Fed) -> None:
-        self._feeder.taken()
+    def _leave_silent(self) -> None:
+        """Have another feeder take its place, if a filesystem does not answer it and there are others."""
+        old, silent = self._feeder, self._feeder.silent()
+        until = self._now() + self._limits.patience_s
+        others = None
+        if silent is not None:
+            others = self._queues.without(silent, lambda: not old.is_alive(), "does not answer", until)
+        if others is None:
+            return
+        self._taking.lock = Lock()
+        try:
+            feeder = self._new_feeder(others)
+            feeder.run_id = self.run_id
+            feeder.start()
+        except OSError:
+            return  # no further thread or descriptor: it is tried again
+        self._queues, self._feeder = others, feeder
+        old.leave()
+        if old.is_busy and not self._ending:
+            feeder.ask(self._asked)
+
+    def _fed(self, fed: Fed, feeder: Feeder | None = None) -> None:
+        is_left = feeder is not None and feeder is not self._feeder
+        if not is_left:
+            self._feeder.taken()
+        elif not fed.tasks:
+            return
         if fed.error is not None and not self._ending:
             self._give_up(fed.error)
         if fed.excluded:
@@ -321,7 +417,7 @@ class Loop:
         if fed.drained:
             self._end("drained", "")
         if fed.away:
-            self._end("away", f"all else is drained, and {fed.away} is not there (not mounted?)")
+            self._end("away", f"all else is drained, and {fed.away}")
         if fed.tasks:
             if len(fed.tasks) == self._asked:
                 self._pace.grow()
@@ -329,6 +425,9 @@ class Loop:
             held, told = (*self._ahead, *self._executor.held()), (*self._untold.values(), *self._outbox)
             new, outcomes = adopt(fed.tasks, held, told)
             self._outbox += outcomes
+            if is_left:  # it has told of them just before it was left
+                self._outbox += [Outcome(task, "release", begun=False) for task in new]
+                return
             self._taken += len(new)
             self._ahead.extend(map(Job, new))
             self._ahead_since = now
@@ -451,15 +550,17 @@ class Loop:
         held = [job.task for job in (*self._ahead, *self._executor.held()) if job.doomed != "lost" and not job.settled]
         held += [outcome.task for outcome in (*self._untold.values(), *self._outbox)]
         self._renew_at = self._now() + self._renewal_s() if held else math.inf
-        if self._is_renewing:
-            self._renew_at = math.inf  # it is late: the next follows at once
-        elif held:
-            self._is_renewing = True
-            self._renewer.renew(held)
+        for root, tasks in self._by_root(held, lambda task: task):
+            if root.is_renewing:
+                root.is_late = True  # the next follows at once
+            else:
+                root.is_renewing = True
+                root.renewer.renew(tasks)
 
-    def _renewed(self, renewed: Renewed) -> None:
-        self._is_renewing = False
-        if self._renew_at == math.inf:
+    def _renewed(self, renewed: Renewed, root: _Root | None = None) -> None:
+        root = root or self._first
+        is_late, root.is_renewing, root.is_late = root.is_late, False, False
+        if is_late or self._renew_at == math.inf:
             self._renew_at = self._now()
         # `lease_s` may have been lowered meanwhile: what was renewed just now may be due earlier than was thought.
         self._renew_at = min(self._renew_at, self._now() + self._renewal_s())
@@ -525,7 +626,8 @@ class Loop:
             self._wind_up()
         else:
             self._leave_at = min(self._leave_at, self._now() + LEAVE_S)
-            self._reporter.hurry()
+            for root in self._all_roots():
+                root.reporter.hurry()
             for job in at_work:
                 self._doom(job, "stop", signal.SIGKILL)
 
@@ -568,11 +670,12 @@ class Loop:
         try:
             self._executor.close()
         finally:
-            self._reporter.close()
-            self._renewer.close()
+            for root in self._all_roots():
+                root.close()
             if (left or self._feeder.is_busy) and not self._is_leaving():
                 enough = max(2, self._heard + 1)
-                give_back(left, self._feeder.untaken, lambda: self._heard >= enough)
+                apart = [outcomes for _, outcomes in self._by_root(left, lambda outcome: outcome.task)]
+                give_back(apart, self._feeder.untaken, lambda: self._heard >= enough)
             self._teller.flush()
             self.output_writer.close(lambda: self._heard > 0)
             self._report.unkept, self._report.unwritten = self.output_writer.unkept, self.output_writer.is_full_disk

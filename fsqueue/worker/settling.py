@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -48,6 +49,9 @@ FLUSH_S = 0.1
 
 TOGETHER_MAX = 512
 """Maximum number of outcomes, with results of up to 64 KiB each, in one call."""
+
+TAKING_S = 10.0
+"""Maximum wait for a look of the feeder to end before a loss is told. Usually a look takes milliseconds."""
 
 DOUBT_S = 1.0
 """Time that a failure in a batch job waits for a signal that explains it."""
@@ -106,7 +110,7 @@ class OutcomeReporter(BackgroundThread):
     def __init__(
         self,
         limits: Limits,
-        taking: threading.Lock,
+        taking: Taking,
         report: Callable[[Settled], object],
         trouble: Callable[[FsqueueError], object],
         died: Died,
@@ -400,17 +404,18 @@ class PendingFailures:
 
 
 def give_back(
-    outcomes: Sequence[Outcome], untaken: Callable[[], list[LeasedTask]], is_hurried: Callable[[], bool]
+    outcomes: Sequence[Sequence[Outcome]], untaken: Callable[[], list[LeasedTask]], is_hurried: Callable[[], bool]
 ) -> None:
-    """Report outcomes once, and put back what is `untaken`, in a thread; wait for it until `is_hurried`.
+    """Report outcomes once, and put back what is `untaken`, in threads; wait for them until `is_hurried`.
+
+    `outcomes`: those of each filesystem by themselves, since another one may not answer.
 
     For a worker that must end and cannot rely on its reporter. An outcome that cannot be reported becomes a release; if
     that fails, too, the lease runs out by itself. To report an outcome again has no effect. Wait at most GIVE_BACK_S
     seconds.
     """
 
-    def tell_all() -> None:
-        tell(outcomes)
+    def tell_untaken() -> None:
         tell([Outcome(task, "release", begun=False) for task in untaken()])
 
     def tell(some: Sequence[Outcome]) -> None:
@@ -423,21 +428,37 @@ def give_back(
                     with suppress(Exception):
                         outcome.task.release()
 
-    thread = threading.Thread(target=tell_all, name="fsqueue-last", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # the system allows no further thread: the leases run out by themselves
-        return
+    threads: list[threading.Thread] = []
+    acts: list[Callable[[], object]] = [*(partial(tell, some) for some in outcomes), tell_untaken]
+    for act in acts:
+        thread = threading.Thread(target=act, name="fsqueue-last", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system allows no further thread: the leases run out by themselves
+            break
+        threads.append(thread)
     now = Clock().monotonic
     until = now() + GIVE_BACK_S
-    while thread.is_alive() and not is_hurried() and now() < until:
-        thread.join(GIVE_BACK_LOOK_S)
+    for thread in threads:
+        while thread.is_alive() and not is_hurried() and now() < until:
+            thread.join(GIVE_BACK_LOOK_S)
 
 
-def _let_pass(taking: threading.Lock) -> None:
-    """Wait until what the feeder takes at this moment, which may be what was lost, is known to the loop."""
-    with taking:
-        pass
+class Taking:
+    """Hold the lock that the feeder holds while it takes tasks: another one for each feeder."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def _let_pass(taking: Taking) -> None:
+    """Wait until what the feeder takes at this moment, which may be what was lost, is known to the loop.
+
+    A feeder that waits for another file server is not waited for: this one's outcomes would wait as long.
+    """
+    lock = taking.lock
+    if lock.acquire(timeout=TAKING_S):
+        lock.release()
 
 
 def own_outcome(task: LeasedTask) -> str | None:
@@ -464,9 +485,7 @@ class Renewed:
 class LeaseRenewer(BackgroundThread):
     """Renews leases, one request at a time; each is answered by `report(Renewed)`, called in this thread."""
 
-    def __init__(
-        self, lease_s: float | None, taking: threading.Lock, report: Callable[[Renewed], object], died: Died
-    ) -> None:
+    def __init__(self, lease_s: float | None, taking: Taking, report: Callable[[Renewed], object], died: Died) -> None:
         super().__init__("renewer", died)
         self._lease_s, self._taking, self._report = lease_s, taking, report
         self._inbox: SimpleQueue[list[LeasedTask] | None] = SimpleQueue()

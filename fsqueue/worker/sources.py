@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +11,15 @@ from typing import Any
 
 from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound
 from fsqueue.filesystem import resources
+from fsqueue.format import layout
 from fsqueue.format.layout import Settings
 from fsqueue.groups.drained import GroupDrainCheck, Source, source_of
+from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
+from fsqueue.leased_task import Verbs
 from fsqueue.queue import Queue
 from fsqueue.storage.queue_file import QueueClosed
+from fsqueue.storage.store import Store
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.worker.remote import RemoteSource
 
@@ -26,11 +31,14 @@ class Away:
     path: str
     open: Callable[[], object]
     """Opens it. QueueNotFound as long as it is not there."""
+    why: str = "is not there (not mounted?)"
+    waits_until: float = -math.inf
+    """Until when the run does not end without it, on the monotonic clock."""
 
     @property
     def text(self) -> str:
         """Return what to say of it."""
-        return f"{self.path} is not there (not mounted?); it is tried again"
+        return f"{self.path} {self.why}; it is tried again"
 
 
 class Sources(list[Queue]):
@@ -53,12 +61,15 @@ class Sources(list[Queue]):
         self.remote = remote
         """The queue of a gateway, which then is the only source."""
         self._of_remote = [] if remote is None else [remote.settings]
+        self._roots: dict[str, Hashable] = {}
+        """By the path of each source that was ever there."""
         self._take(given)
 
     def _take(self, given: list[Source]) -> None:
         """Have these open, and of groups no queue yet."""
         self.given = given
         self.groups = [source for source in given if isinstance(source, Selected)]
+        self._roots |= {_path_of(source): _root_of(source) for source in given if _path_of(source) not in self._roots}
         self._of_groups = [selected.group.settings for selected in self.groups]  # a thread that may not wait asks
         self[:] = [source for source in given if isinstance(source, Queue)]
 
@@ -74,6 +85,30 @@ class Sources(list[Queue]):
         self._take([source for source in self.given if source not in gone])
         return found
 
+    def without(self, path: str, answers: Callable[[], bool], why: str, waits_until: float) -> Sources | None:
+        """Return these sources without those on the filesystem of a queue or group, which are away until `answers()`.
+
+        None if no other is left. It asks no filesystem.
+        """
+        root = self._roots.get(path, self._roots.get(layout.parent_of(path)))
+        silent = [source for source in self.given if self._roots[_path_of(source)] == root]
+        if not silent or len(silent) == len(self.given):
+            return None
+
+        def opens(source: Source) -> Callable[[], object]:
+            def come() -> object:
+                if not answers():
+                    raise QueueNotFound(f"{_path_of(source)} {why}.")
+                return source
+
+            return come
+
+        away = [Away(_path_of(source), opens(source), why, waits_until) for source in silent]
+        others = Sources([], self.upstream, away=[*self.away, *away])
+        others._roots = self._roots
+        others._take([source for source in self.given if source not in silent])
+        return others
+
     def come_back(self) -> list[Away]:
         """Return those that were away and are there now, and have them open."""
         found: list[Away] = []
@@ -85,11 +120,21 @@ class Sources(list[Queue]):
                 found.append(one)
         return found
 
+    @property
+    def has_several_roots(self) -> bool:
+        """Return whether they lie on several filesystems, of which one may not answer while another one does."""
+        return len(set(self._roots.values())) > 1
+
+    def root_of(self, queue: Verbs) -> Hashable:
+        """Return what stands for the filesystem of a queue that a task was leased from. It asks none."""
+        path = str(queue.group.path) if isinstance(queue, GroupQueue) else queue.store.path
+        return self._roots.get(path, path)
+
     def settings(self) -> list[Settings]:
         """Return the settings of each queue that is open, and those that the queues of each group begin with."""
         return [queue.settings for queue in list(self)] + self._of_groups + self._of_remote
 
-    def drain_check(self) -> Callable[[], bool]:
+    def drain_check(self) -> _Checked | GroupDrainCheck | Callable[[], bool]:
         """Return a check whether all of them, and what stands before them, were drained at one instant."""
         if self.remote is not None:
             return self.remote.is_drained
@@ -99,7 +144,19 @@ class Sources(list[Queue]):
 
     def paths(self) -> list[str]:
         """Return the paths of the queues that it was given, and of the groups."""
-        return [source.store.path if isinstance(source, Queue) else str(source.group.path) for source in self.given]
+        return list(map(_path_of, self.given))
+
+
+def _path_of(source: Source) -> str:
+    return source.store.path if isinstance(source, Queue) else str(source.group.path)
+
+
+def _root_of(source: Source) -> Hashable:
+    """Return what stands for the filesystem of a source: its device, or the path of a group that is not there."""
+    try:
+        return source.store.fs.device if isinstance(source, Queue) else source.group.directory().fs.device
+    except (FsqueueError, OSError):
+        return _path_of(source)
 
 
 def _is_gone(queue: Queue) -> bool:
@@ -119,6 +176,11 @@ class _Checked:
 
     def __init__(self, check: DrainCheck) -> None:
         self._check = check
+
+    @property
+    def asking(self) -> Store:
+        """Return the queue that is asked at this moment, for other threads."""
+        return self._check.store
 
     def __call__(self) -> bool:
         try:

@@ -299,7 +299,7 @@ def test_giving_back_is_not_waited_for_beyond_a_signal(queue: Queue, monkeypatch
     [task] = queue.lease()
     assert isinstance(task, LeasedTask)
     looks = iter([False] * 3)
-    settling.give_back([settling.Outcome(task, "release")], list, lambda: next(looks, True))
+    settling.give_back([[settling.Outcome(task, "release")]], list, lambda: next(looks, True))
     assert list(looks) == []
     assert not go.is_set()
     go.set()

@@ -1,0 +1,252 @@
+"""A worker over queues on several filesystems, of which one does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsqueue import Group, Queue, Worker
+from fsqueue.protocol.several import Watch
+from fsqueue.worker import Event, feeding, loop, settling, sources
+from tests.disks import run, small_disk
+from tests.support import QueueFactory
+from tests.waiting import until
+from tests.worker.support import in_background
+
+pytestmark = pytest.mark.once
+
+
+class Tasks:
+    """They end when they are told to, by their payloads."""
+
+    def __init__(self) -> None:
+        self.begun, self.ends = set[str](), {payload: threading.Event() for payload in ("mine", "other")}
+
+    def __call__(self, payload: str) -> None:
+        self.begun.add(payload)
+        self.ends[payload].wait()
+
+    def end(self, payload: str) -> None:
+        self.ends[payload].set()
+
+
+def lease_end(queue: Queue) -> float:
+    [task] = queue.tasks("leased")
+    assert task.lease_until is not None
+    return task.lease_until
+
+
+def is_renewed_since(queue: Queue, before: float) -> Callable[[], bool]:
+    return lambda: lease_end(queue) > before
+
+
+@contextmanager
+def both_at_work(mine: Queue, other: Queue, tasks: Tasks) -> Iterator[Worker]:
+    """A worker that is at a task of each queue. In the end both are completed."""
+    mine.insert("mine")
+    other.insert("other")
+    worker = Worker([mine, other], tasks, threads=2, prefetch=1)
+    thread, reports = in_background(worker)
+    until(lambda: len(tasks.begun) == 2, "both tasks to begin")
+    yield worker
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [(report.completed, report.ended) for report in reports] == [(2, "drained")]
+
+
+def goes_on_without(mine: Queue, tasks: Tasks) -> None:
+    """Leases on the filesystem that answers are renewed, and outcomes are told."""
+    for _ in range(3):
+        until(is_renewed_since(mine, lease_end(mine)), "a renewal")
+    tasks.end("mine")
+    until(lambda: mine.status().completed == 1, "the outcome")
+
+
+class Silent:
+    """Calls for tasks of one queue do not come back until it answers."""
+
+    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queue, self.asked, self.answers = queue, set[str](), threading.Event()
+        for owner, name, place in ((settling, "_tell", 0), (settling.LeaseRenewer, "_renew", 1)):
+            monkeypatch.setattr(owner, name, self.silent(name, getattr(owner, name), place))
+
+    def silent(self, name: str, real: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            given = arguments[place]
+            if self.queue in (given, *([given[0].queue] if isinstance(given, list) else [])):
+                self.asked.add(name)
+                self.answers.wait()
+            return real(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def on_two_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if each queue, and each group, lay on a filesystem of its own."""
+    monkeypatch.setattr(sources, "_root_of", sources._path_of)
+
+
+@pytest.mark.parametrize("asked", ["_tell", "_renew"])
+@pytest.mark.usefixtures("on_two_roots")
+def test_a_filesystem_that_does_not_answer_keeps_no_lease_on_another_one_from_being_renewed(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    mine, other = queue_factory("mine", lease_s=1), queue_factory("other", lease_s=1 if asked == "_renew" else 600)
+    silent, tasks = Silent(other, monkeypatch), Tasks()
+    with both_at_work(mine, other, tasks):
+        if asked == "_tell":
+            tasks.end("other")
+        until(lambda: asked in silent.asked, "the silence")
+        goes_on_without(mine, tasks)
+        assert other.status().completed == 0
+        silent.answers.set()
+        tasks.end("other")
+
+
+@pytest.mark.usefixtures("on_two_roots")
+def test_what_is_held_on_one_filesystem_is_given_back_at_the_end_though_another_one_does_not_answer(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two comes first."""
+    queues = [queue_factory("a"), queue_factory("b")]
+    for queue in queues:
+        queue.insert(1)
+    held = [queue.lease()[0] for queue in queues]
+    silent = Silent(queues[0], monkeypatch)
+    outcomes = [[settling.Outcome(task, "release")] for task in held]
+    settling.give_back(outcomes, list, lambda: queues[1].status().waiting == 1)
+    assert [queue.status().leased for queue in queues] == [1, 0]
+    silent.answers.set()
+    until(lambda: queues[0].status().waiting == 1, "the other one")
+
+
+def test_queues_are_told_apart_by_their_filesystems(tmp_path: Path, queue_factory: QueueFactory) -> None:
+    group = Group.create(tmp_path / "group", durability="none")
+    group["fetch"].insert(1)
+    queues = [queue_factory("a"), queue_factory("b")]
+    given = sources.sources_of([group, *queues])
+    assert not given.has_several_roots
+    with small_disk(tmp_path / "disk", 4, 500) as disk:
+        elsewhere = Queue.create(disk / "q", durability="none")
+        given = sources.sources_of([group, *queues, elsewhere])
+        assert given.has_several_roots
+        [task] = group["fetch"].lease()
+        assert len({given.root_of(queue) for queue in (*queues, task.queue)}) == 1
+        assert given.root_of(elsewhere) != given.root_of(queues[0])
+        elsewhere.close()
+
+
+def test_on_a_frozen_disk_nothing_is_told_and_on_the_other_one_all_goes_on(
+    tmp_path: Path, queue_factory: QueueFactory
+) -> None:
+    mine, tasks = queue_factory("mine", lease_s=1), Tasks()
+    with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
+        other = Queue.create(disk / "q", durability="none", lease_s=600)
+        with both_at_work(mine, other, tasks):
+            run("fsfreeze", "--freeze", str(disk))
+            try:
+                tasks.end("other")
+                goes_on_without(mine, tasks)
+            finally:
+                run("fsfreeze", "--unfreeze", str(disk))
+                tasks.end("mine")
+        assert other.status().completed == 1
+        other.close()
+
+
+# -- leasing
+
+
+class SilentLooks:
+    """Looks at one queue do not come back until it answers."""
+
+    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch, after: bool = False) -> None:
+        """`after`: what is leased is leased, and only the answer is late."""
+        self.answers, self.is_asked = threading.Event(), threading.Event()
+        real = Watch.take
+        path = queue.store.path
+
+        def take(watch: Watch, *arguments: Any) -> Any:
+            got = real(watch, *arguments) if after else None
+            if watch.store.path == path:
+                self.is_asked.set()
+                self.answers.wait()
+            return got if after else real(watch, *arguments)
+
+        monkeypatch.setattr(Watch, "take", take)
+        for module in (feeding, loop):
+            monkeypatch.setattr(module, "SILENT_S", 0.2)
+        monkeypatch.setattr(feeding, "AWAY_S", 0.05)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.usefixtures("on_two_roots")
+def test_a_filesystem_that_does_not_answer_keeps_no_task_of_another_one_back(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    mine, other = queue_factory("mine"), queue_factory("other")
+    mine.insert_many(range(20))
+    other.insert_many(range(3))
+    silent, done, events = SilentLooks(other, monkeypatch, after), list[int](), list[Event]()
+    worker = Worker([mine, other], done.append, threads=1, prefetch=1, tell=events.append)
+    thread, reports = in_background(worker)
+    until(silent.is_asked.is_set, "the silence")
+    until(lambda: mine.status().completed == 20, "the tasks of the other one")
+    until(lambda: any(f"{other.path} does not answer; it is tried again." == one.text for one in events), "its name")
+    mine.insert(20)
+    until(lambda: mine.status().completed == 21, "a further task")
+    assert not reports
+    assert other.status().completed == 0
+    silent.answers.set()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [(report.completed, report.ended) for report in reports] == [(24, "drained")]
+    assert [one.attempts for one in other.results()] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("on_two_roots")
+def test_a_run_waits_for_what_does_not_answer_no_longer_than_its_patience(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = queue_factory("mine"), queue_factory("other")
+    mine.insert(1)
+    other.insert(2)
+    silent, events = SilentLooks(other, monkeypatch), list[Event]()
+    worker = Worker([mine, other], len_of, threads=1, prefetch=1, tell=events.append)
+    monkeypatch.setattr(worker._loop, "_limits", replace(worker._loop._limits, patience_s=0))
+    report = worker.run()
+    assert (report.completed, report.ended) == (1, "away")
+    assert f"all else is drained, and {other.path} does not answer" in [one.text for one in events]
+    silent.answers.set()
+    until(lambda: other.status().leased == 0, "what was leased late to be put back")
+    assert other.status().waiting == 1
+
+
+def len_of(payload: Any) -> None:
+    """Do nothing."""
+
+
+def test_on_a_frozen_disk_nothing_is_leased_and_on_the_other_one_all_goes_on(
+    tmp_path: Path, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (feeding, loop):
+        monkeypatch.setattr(module, "SILENT_S", 0.5)
+    mine, done = queue_factory("mine"), list[int]()
+    with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
+        other = Queue.create(disk / "q", durability="none")
+        other.insert_many(range(10))
+        mine.insert_many(range(10))
+        run("fsfreeze", "--freeze", str(disk))
+        try:
+            thread, reports = in_background(Worker([mine, other], done.append, threads=1, prefetch=1))
+            until(lambda: mine.status().completed == 10, "the tasks of the other one")
+        finally:
+            run("fsfreeze", "--unfreeze", str(disk))
+        until(lambda: not thread.is_alive(), "the end of the worker")
+        assert [(report.completed, report.ended) for report in reports] == [(20, "drained")]
+        other.close()
