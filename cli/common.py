@@ -64,7 +64,9 @@ def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -
 
 
 def each_queue(path: str) -> Iterator[fsqueue.Queue]:
-    """Yield the queue that a path means, or each queue of the group that is there. Strays are named, and left out."""
+    """Yield the queue that a path means, or each queue of the group that is there. Strays are named, and left out.
+    So are queues whose own file is gone.
+    """
     group = fsqueue.Group.at(path)
     if group is None:
         yield queue_at(path)
@@ -73,7 +75,7 @@ def each_queue(path: str) -> Iterator[fsqueue.Queue]:
         try:
             if queue.exists():
                 yield queue
-        except fsqueue.NotAQueue as error:
+        except (fsqueue.NotAQueue, fsqueue.QueueFileLost) as error:
             complain(str(error))
 
 

@@ -13,7 +13,7 @@ from fsqueue.format import wording
 from fsqueue.views import outcomes
 
 from .common import brief, example, group_at, json_option, match_option, moment, queue_argument, queue_at
-from .printing import or_hint, print_json, print_table, say
+from .printing import complain, or_hint, print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
 FAILED = "failed"
@@ -95,7 +95,11 @@ def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit:
     """List queues of a group, each with a hint of how many tasks it has left; with 0 none is looked into."""
     queues = islice(group.queues(match, tasks_min), limit)
     for queue in queues if as_json or limit == 0 else or_hint(queues, _no_queue(str(group.path), match, tasks_min)):
-        left = queue.status(exact=False).remaining if tasks_min else None
+        try:
+            left = queue.status(exact=False).remaining if tasks_min else None
+        except fsqueue.QueueFileLost as error:
+            complain(str(error))
+            continue
         if as_json:
             about = {} if left is None else {"remaining": left}
             print_json({"name": queue.name, "queue": f"{group.path}/{queue.name}", **about})

@@ -34,7 +34,7 @@ from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.protocol import overwriting, revoking
-from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes
+from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes, remains
 from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.queue_file import refuse_stray_group_file
 from fsqueue.storage.store import Store
@@ -137,9 +137,11 @@ def _create(
             f"fsqueue insert {shlex.quote(f'{path}/NAME')}. Nothing was changed."
         )
     if present:
+        remains.refuse(fs, path)
         raise NotAQueue(
-            f"{path} is not empty ({present[0]!r} is in it) and holds no {kind.word}. Choose a new path; nothing was "
-            "changed."
+            (remains.without_group(fs, path) if kind is _GROUP else None)
+            or f"{path} is not empty ({present[0]!r} is in it) and holds no {kind.word}. Choose a new path; nothing "
+            "was changed."
         )
     if _is_link(fs, path):
         raise NotAQueue(

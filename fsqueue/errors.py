@@ -8,6 +8,7 @@
     ├── QueuePurged              what was waited for was purged or overwritten                          1
     ├── QueueExists              create found a queue and `exist_ok` was not given                     1
     ├── NotAQueue                the path is a file, or a directory that is no queue                   5
+    ├── QueueFileLost            a queue's own file is gone, and its tasks are there: fsck --repair             5
     ├── FormatTooNew             written by a newer fsqueue: upgrade this one                          1
     ├── FormatTooOld             written before the first release: drain it with what made it          1
     ├── InvalidArgument          an argument is wrong; nothing was done (also a ValueError)            2
@@ -85,6 +86,15 @@ class QueueExists(FsqueueError):
 
 class NotAQueue(FsqueueError):
     """The path exists but holds no queue. It was left as it is."""
+
+    exit_code = 5
+
+
+class QueueFileLost(FsqueueError):
+    """A directory holds what is left of a queue: its `queue.jsonl` is gone, its tasks may be there.
+
+    Repair it (`fsqueue fsck --repair`) before anything else is done with it.
+    """
 
     exit_code = 5
 

@@ -6,6 +6,7 @@ From the top down: `walk`; `places` (what lies where) and `checks` (what files s
 
 from fsqueue.fsck.decision_files import fsck_group
 from fsqueue.fsck.findings import Finding
+from fsqueue.fsck.own_files import fsck_lost
 from fsqueue.fsck.walk import fsck, fsck_part
 
-__all__ = ["Finding", "fsck", "fsck_group", "fsck_part"]
+__all__ = ["Finding", "fsck", "fsck_group", "fsck_lost", "fsck_part"]

@@ -1,4 +1,5 @@
-"""Check a group's own files, decision files and numbers: what is none of these, and lines that cannot be read."""
+"""Check a group's own files, decision files and numbers: what is none of these, and lines that cannot be read; and
+whether a directory in it is what is left of a queue."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from functools import partial
 from fsqueue.format import decisions, names, numbers
 from fsqueue.format.wording import counted
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded
+from fsqueue.fsck.own_files import fsck_lost_member
 from fsqueue.fsck.repair import WAIT_S, Quarantine, void_lines
 from fsqueue.fsck.walk import judge
 from fsqueue.storage import jsonl
@@ -31,6 +33,8 @@ def fsck_group(group: GroupDirectory, repair: bool) -> Iterator[Finding]:
             finding = judge(group, suspect, repair)
             if finding is not None:
                 yield finding
+    for member in sorted(group.directories()):
+        yield from fsck_lost_member(group, member, repair)
 
 
 def _suspects(

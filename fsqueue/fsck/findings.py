@@ -208,6 +208,20 @@ KINDS = {
         "frozen. If you can, move the queue back before any process works in the group.",
         "gives the update up in this queue, also if it has happened in others",
     ),
+    "queue-file-gone": Kind(
+        DAMAGE,
+        "The queue's own file, queue.jsonl, is gone: another program removed it, such as the cleaner of a scratch "
+        "filesystem. Its tasks are there, and no process can see them. A copy of the file is better than a repair.",
+        "writes the file again, while no process may use the queue: the id, the generation and the number of shards "
+        "from its directories, all other settings from the group, or the defaults. A pause, changed settings, and a "
+        "purge just before are forgotten: compare 'fsqueue set'",
+    ),
+    "group-file-gone": Kind(
+        DAMAGE,
+        "Queues here were made in a group, and its own file, .group.jsonl, is gone; or they were moved here, and "
+        "nothing is wrong with them. A copy of the file is better than a repair.",
+        "writes the file again, with the group's id, and the settings that most of the queues have",
+    ),
     "counter-bytes": Kind(
         DAMAGE,
         "Completions of a finished batch are missing from the counter, as after a power loss: status counts too few.",
@@ -234,6 +248,14 @@ KINDS = {
         DAMAGE,
         "The queue needs a directory here, and there is a file; or it needs a file, and there is something else.",
         "moves it into quarantine",
+    ),
+    "hidden-file": Kind(
+        DAMAGE,
+        "A symbolic link stands in the place of a task file or a movement log. Deduplicators ('rdfind -makesymlinks') "
+        "and archives leave such links. fsqueue follows none, so the tasks there are not executed, and not counted.",
+        "nothing: only a person can tell whether the link leads to what was there. If it does, put that back while no "
+        'process uses the queue: target=$(readlink -f LINK) && rm LINK && cp -a "$target" LINK. If it does not, '
+        "remove the link: then the file is gone",
     ),
     "linked-file": Kind(
         DAMAGE,

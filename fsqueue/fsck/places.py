@@ -307,6 +307,10 @@ class _Places:
         if kind == "directory" and nested.inside(self.store.fs, path):
             yield from self._inside(path)
             return
+        if kind == "link" and wanted == "file" and path.startswith((f"{self.layout.tasks}/", f"{self.layout.logs}/")):
+            count = getattr(names.parse_task_file(path.rpartition("/")[2]), "tasks", 0)
+            yield Suspect(found(self.store, "hidden-file", path, count), lambda: self._is(path, kind), lambda: None)
+            return
         what = "link" if kind == "link" else "in-the-way" if wanted else "stray"
         yield Suspect(
             found(self.store, what, path, note="" if kind == "file" else f"a {_WORDS[kind]}"),

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from fsqueue import administration, forks
 from fsqueue.arguments import bound_of, holder_of, whole
 from fsqueue.clock import duration_ms
-from fsqueue.errors import GroupNotFound, InvalidArgument, NotAQueue, QueueNotFound, from_os_error
+from fsqueue.errors import (
+    GroupNotFound,
+    InvalidArgument,
+    NotAQueue,
+    QueueFileLost,
+    QueueNotFound,
+    from_os_error,
+)
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings
@@ -55,12 +62,14 @@ if TYPE_CHECKING:
 class GroupStatus:
     """Counts and activity of queues of a group: of all together, and the counts of each, by name.
 
-    `activity` has the sum of the rates, the average duration over all measured tasks, and the oldest leases.
+    `activity` has the sum of the rates, the average duration over all measured tasks, and the oldest leases. `lost`
+    names queues whose own file is gone (QueueFileLost): what is in them is not counted.
     """
 
     status: Status = field(default_factory=Status)
     activity: Activity = field(default_factory=lambda: together([]))
     queues: dict[str, Status] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
@@ -68,6 +77,7 @@ class GroupStatus:
             **self.status.as_dict(),
             "activity": self.activity.as_dict(),
             "queues": {name: status.as_dict() for name, status in self.queues.items()},
+            "lost": list(self.lost),
         }
 
 
@@ -102,9 +112,14 @@ class GroupQueues(Selected):
             if not tasks_min:
                 yield queue
                 continue
-            with suppress(NotAQueue):
-                if queue.status(exact=False).remaining >= tasks_min:
-                    yield queue
+            try:
+                is_meant = queue.status(exact=False).remaining >= tasks_min
+            except NotAQueue:
+                continue
+            except QueueFileLost:
+                is_meant = True  # tasks may be in it: what is asked of it next says so
+            if is_meant:
+                yield queue
 
     def status(self, pattern: str | None = None, *, exact: bool = True, window_s: float | None = None) -> GroupStatus:
         """Return counts, rates and durations over all of them, and the counts of each that ever had a task.
@@ -115,10 +130,15 @@ class GroupQueues(Selected):
         """
         window_ms = None if window_s is None else duration_ms(window_s, "window_s", LEAST_S)
         counts: dict[str, Status] = {}
+        lost: list[str] = []
         summed, seen = Status(), together([])
         for queue in self.queues(pattern, 0):
             with suppress(NotAQueue):
-                status = queue.status(exact)
+                try:
+                    status = queue.status(exact)
+                except QueueFileLost:
+                    lost.append(queue.name)
+                    continue
                 if not status.inserted:
                     continue
                 counts[queue.name] = status
@@ -127,7 +147,7 @@ class GroupQueues(Selected):
                     found = queue.activity(window_s) if window_ms is None else activity(queue.store, window_ms)
                     seen = found if len(counts) == 1 else together([seen, found])
             queue.close()
-        return GroupStatus(summed, seen, counts)
+        return GroupStatus(summed, seen, counts, tuple(lost))
 
     def is_drained(self) -> bool:
         """Return whether at one instant nothing was waiting, delayed or leased in any of them."""

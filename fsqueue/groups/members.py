@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from fsqueue.clock import Clock
-from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueNotFound, from_os_error
+from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueFileLost, QueueNotFound, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.drained import Source
@@ -206,7 +206,7 @@ class Members:
         except QueueNotFound:  # it is just coming into being, or was deleted
             pause_s = UNBORN_S[0] if known is None else min(2 * known.pause_s or UNBORN_S[0], UNBORN_S[1])
             group.closed[directory] = _Closed(b"", now + pause_s, pause_s)
-        except (NotAQueue, FormatTooNew, FormatTooOld) as error:
+        except (NotAQueue, QueueFileLost, FormatTooNew, FormatTooOld) as error:
             logger.warning("a queue of a group is left out: %s", error)
             group.closed[directory] = _Closed(group.bell(directory), now + SWEEP_S)
 

@@ -22,6 +22,7 @@ STATUS: dict[type[fsqueue.FsqueueError], int] = {
     fsqueue.QueueNotFound: 404,
     fsqueue.GroupNotFound: 404,
     fsqueue.NotAQueue: 409,
+    fsqueue.QueueFileLost: 409,
     fsqueue.QueueExists: 409,
     fsqueue.LeaseLost: 409,
     fsqueue.UpdateConflict: 409,

@@ -11,6 +11,7 @@ from fsqueue.errors import InvalidArgument, QueueNotFound, from_os_error
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.filesystem.mounts import without_dots
 from fsqueue.format.layout import settings_file
+from fsqueue.storage import remains
 from fsqueue.storage.group_directory import is_group, refuse_strays_above
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -80,6 +81,7 @@ def queues_in(path: str) -> list[str] | None:
         if kind == "directory" and not name.startswith(".") and _may_be_queue(fs, f"{path}/{name}")
     ]
     if not found:
+        remains.refuse(fs, path)
         refuse_strays_above(path)
         raise QueueNotFound(
             f"There is no queue at {path}, and none in it. Check the path (every host must have it mounted), or "
@@ -99,11 +101,11 @@ def _is_queue(fs: Filesystem, path: str) -> bool:
 
 
 def _may_be_queue(fs: Filesystem, path: str) -> bool:
-    """Return whether a directory among others holds a queue, as far as this user may know.
+    """Return whether a directory among others holds a queue, or what is left of one, as far as this user may know.
 
     True if the filesystem fails to say: one dead mount must not hide the queues beside it.
     """
     try:
-        return _is_queue(fs, path)
+        return _is_queue(fs, path) or bool(remains.of_queue(fs, path))
     except OSError as error:
         return error.errno != errno.EACCES

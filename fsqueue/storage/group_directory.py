@@ -19,6 +19,7 @@ from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
+from fsqueue.storage import remains
 from fsqueue.storage.queue_file import QueueClosed, refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
 
@@ -98,7 +99,8 @@ class GroupDirectory:
             if is_gone(error) and self.fs.exists(layout.settings_file(self.path)):
                 raise NotAQueue(f"{self.path} is a queue, and no group of queues. Check the path.") from None
             raise GroupNotFound(
-                f"There is no group of queues at {self.path}. If it lies on another filesystem, check that this is "
+                remains.without_group(self.fs, self.path)
+                or f"There is no group of queues at {self.path}. If it lies on another filesystem, check that this is "
                 f"mounted. Else check the path, or create it: fsqueue create --group {shlex.quote(self.path)}"
             ) from None
         if is_planted(self.fs, self.path):
@@ -130,16 +132,18 @@ class GroupDirectory:
         return [directory for directory in named if directory is not None]
 
     def is_there(self, directory: QueueDirectory) -> bool:
-        """Return whether there is something at a queue's path: a queue, or one that was just being made."""
+        """Return whether there is something at a queue's path: a queue, what is left of one, or one that is coming."""
+        path = self.path_of(directory)
         try:
-            return self.fs.exists(layout.settings_file(self.path_of(directory)))
+            return self.fs.exists(layout.settings_file(path)) or bool(remains.of_queue(self.fs, path))
         except OSError as error:
             if error.errno in NOT_FILES:
                 return False
             raise
 
     def look_before_opening(self, directory: QueueDirectory) -> bool:
-        """Return whether a queue is there, by its file alone. NotAQueue if it was not made in this group.
+        """Return whether a queue is there, by its file alone. NotAQueue if it was not made in this group; QueueFileLost
+        if the file is gone, and tasks are there.
 
         No link is followed. To open a queue may write into it, on a network mount: into no other group's.
         """
@@ -148,6 +152,7 @@ class GroupDirectory:
             state = layout.read_queue_state(sparse.joined(self.fs.read_pieces(layout.settings_file(path))), path)
         except OSError as error:
             if is_gone(error) or error.errno in NOT_FILES:
+                remains.refuse(self.fs, path)
                 return False
             raise
         self._refuse_foreign(state, path)
@@ -248,6 +253,7 @@ class GroupDirectory:
 
     def _refuse_strange(self, path: str, present: list[str]) -> None:
         """Raise NotAQueue if a directory without a queue was not left by a process that died while it made one."""
+        remains.refuse(self.fs, path)
         if present:
             raise NotAQueue(
                 f"{path} is in the way of a queue of this group: it has {present[0]!r} in it, and no queue. It was "

@@ -12,6 +12,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
 from fsqueue.format.groups import GROUP_FILE, group_file
 from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_leftover, read_queue_state, settings_file
+from fsqueue.storage import remains
 
 FRESH_S = 1.0
 """How old what was read of `queue.jsonl` may be before an append."""
@@ -76,6 +77,7 @@ class QueueFile:
             # An NFS client may remember the name of a deleted queue, whose files are being removed.
             if opened and not fs.is_in_place():
                 raise self._away(is_deleted=True) from None
+            remains.refuse(fs, self.path)
             found = [] if opened else fs.names(self.path)
             if GROUP_FILE in found:
                 refuse_stray_group_file(fs, self.path)

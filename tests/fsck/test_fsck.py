@@ -571,9 +571,6 @@ def links_for_everything(queue: Queue, clock: ManualClock) -> set[str]:
     outside = queue.path.parent / "outside"
     outside.mkdir()
     (outside / "precious").write_text("precious")
-    path = waiting_file(queue)
-    (path.parent / f"0000000000000-{'0' * 31}1-1.jsonl").symlink_to(outside / "precious")
-    (log_files(queue)[0].parent / f"{'0' * 31}1.jsonl").symlink_to(outside / "precious")
     (base(queue) / "commits").symlink_to(outside)
     (queue.path / ".trash").symlink_to(outside)
     (queue.path / "7").symlink_to(outside)
@@ -619,13 +616,13 @@ EACH = [
 
 
 def test_every_kind_has_its_damage() -> None:
-    """And those that no repair mends have tests of their own: `no-access`, `queue-inside`, `linked-file`; and keys,
-    and updates.
-    """
+    """And those that no repair mends have tests of their own; and keys, updates, and a place's own files."""
     of_keys = {"shared-key", "unnamed-key"}  # tests/fsck/test_keys.py
     # tests/fsck/test_updates.py, tests/groups/test_lost_decisions.py
     of_updates = {"undecided-update", "lost-decision", "cut-decisions", "half-update", "moved-queue"}
-    assert DAMAGES.keys() | {"no-access", "queue-inside", "linked-file"} | of_keys | of_updates == KINDS.keys()
+    of_own = {"queue-file-gone", "group-file-gone"}  # tests/fsck/test_own_files.py
+    alone = {"no-access", "queue-inside", "linked-file", "hidden-file"}
+    assert DAMAGES.keys() | alone | of_keys | of_updates | of_own == KINDS.keys()
 
 
 @pytest.mark.parametrize(("kind", "action"), EACH)
@@ -848,6 +845,32 @@ def test_what_stands_in_the_quarantines_place_blocks_no_repair(
     assert len(kept) == 1
     assert (os.readlink(kept[0]) == str(outside)) if what == "link" else (kept[0].read_text() == "mine")
     assert list(q.fsck()) == []
+
+
+@pytest.mark.once
+def test_what_a_link_hides_is_kept_and_told_how_to_bring_back(q: Queue, clock: ManualClock, tmp_path: Path) -> None:
+    """A deduplicator has put links in the place of files. Moved away, they would be forgotten, with the tasks."""
+    before = snapshot(q)
+    counted, tasks = q.status(), sorted(task.id for task in q.tasks())
+    hidden = [waiting_file(q), *log_files(q)]
+    for number, path in enumerate(hidden):
+        path.rename(tmp_path / f"target-{number}")
+        path.symlink_to(tmp_path / f"target-{number}")
+    for _ in range(2):
+        found = [one for one in q.fsck(repair=True) if one.kind in ("hidden-file", "link", "task-file-gone")]
+        assert sorted((one.kind, one.path, one.repaired) for one in found) == sorted(
+            ("hidden-file", str(path.relative_to(q.path)), False) for path in hidden
+        )
+    q.gc()
+    assert all(path.is_symlink() for path in hidden)
+    how = 'target=$(readlink -f LINK) && rm LINK && cp -a "$target" LINK'
+    assert how in found[0].repair
+    for path in hidden:
+        subprocess.run(["sh", "-c", how.replace("LINK", f"'{path}'")], check=True)
+    fresh = Queue(q.path, clock=clock)
+    assert fresh.status() == counted
+    assert sorted(task.id for task in fresh.tasks()) == tasks
+    assert before.keys() <= snapshot(fresh).keys()
 
 
 @pytest.mark.once
