@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import click
 
 import fsqueue
-from fsqueue.errors import from_os_error
 from fsqueue.format import wording
 from fsqueue.fsck import fsck_lost
-from fsqueue.storage.discovery import queue_path
 
 from .common import each_queue, example, json_option, path_of, queue_argument
 from .printing import CAUTION, ERROR, Bar, Coloured, print_json, say, say_in_colours
@@ -64,7 +62,7 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
 def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, fsqueue.Finding]]:
     """Yield what is wrong with a queue, or with a group and each of its queues; None: with the group's own files."""
     is_lost = False
-    for finding in _of_lost(path, repair):
+    for finding in fsck_lost(path, repair):
         yield None, finding
         is_lost = is_lost or not finding.repaired
     if is_lost:
@@ -75,15 +73,6 @@ def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, f
     for found in each_queue(path):
         with found as q, Bar("fsck") as progress:
             yield from ((q, finding) for finding in q.fsck(repair=repair, progress=progress.show))
-
-
-def _of_lost(path: str, repair: bool) -> Iterator[fsqueue.Finding]:
-    """Yield what is wrong with a queue or group whose own file is gone."""
-    where = queue_path(path)
-    try:
-        yield from fsck_lost(where, repair)
-    except OSError as error:
-        raise from_os_error(error, f"checking {where}") from error
 
 
 def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:

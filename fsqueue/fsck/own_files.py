@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import StorageError
+from fsqueue.errors import StorageError, from_os_error
 from fsqueue.filesystem import Filesystem, mount_of
 from fsqueue.format import groups, layout, names
 from fsqueue.format.groups import GroupState
 from fsqueue.fsck.findings import Finding, Suspect, found
 from fsqueue.fsck.walk import judge
 from fsqueue.storage import group_directory, remains
+from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.remains import Remains
 
@@ -24,11 +26,19 @@ class _Place:
     fs: Filesystem
 
 
-def fsck_lost(path: str, repair: bool) -> Iterator[Finding]:
+def fsck_lost(path: str | os.PathLike[str], repair: bool = False) -> Iterator[Finding]:
     """Yield what is wrong with a directory that should be a queue or a group, if its own file is gone.
 
-    With `repair` it is mended before it is yielded. `path` is as `discovery.queue_path` returns it. OSError.
+    With `repair` it is mended before it is yielded. InvalidArgument for what is no path; StorageError.
     """
+    where = queue_path(path)
+    try:
+        yield from _fsck_lost(where, repair)
+    except OSError as error:
+        raise from_os_error(error, f"checking {where}") from error
+
+
+def _fsck_lost(path: str, repair: bool) -> Iterator[Finding]:
     resolved = group_directory.resolve(path)
     if resolved is not None:
         group = GroupDirectory(resolved[0])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import Group, NotAQueue, Queue, QueueFileLost, QueueNotFound
+from fsqueue import Group, GroupNotFound, NotAQueue, Queue, QueueFileLost
 from fsqueue.filesystem import Filesystem
 from fsqueue.format.layout import DEFAULTS
 from fsqueue.fsck import Finding, fsck_lost
@@ -285,7 +285,7 @@ def headless(tmp_path: Path) -> Path:
 
 def test_a_group_without_its_file_is_named_and_brought_back(headless: Path) -> None:
     before = Queue(headless / "a").store.queue_state.group
-    with pytest.raises(QueueNotFound, match=r"no \.group\.jsonl: it is gone.*fsck --repair"):
+    with pytest.raises(GroupNotFound, match=r"no \.group\.jsonl: it is gone.*fsck --repair"):
         Group(headless).directory()
     with pytest.raises(NotAQueue, match="fsck --repair"):
         Group.create(headless)
@@ -310,7 +310,7 @@ def test_queues_of_two_groups_make_no_group(headless: Path, tmp_path: Path) -> N
     assert found(headless, repair=True) == []
     with pytest.raises(NotAQueue, match="is not empty"):
         Group.create(headless)
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(GroupNotFound):
         Group(headless).directory()
 
 

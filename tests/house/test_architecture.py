@@ -172,6 +172,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.views.rates",
         "fsqueue.doctor",
         "fsqueue.worker.shortages",
+        "fsqueue.fsck",
         "fsqueue.simulation",
         "fsqueue.simulation.figures",
         "fsqueue.service.application",
