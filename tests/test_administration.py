@@ -24,6 +24,7 @@ from fsqueue import (
     NotAQueue,
     Queue,
     QueueExists,
+    QueueFileLost,
     QueueNotFound,
     UnsafeFilesystem,
     administration,
@@ -102,7 +103,7 @@ def test_an_empty_directory_may_become_a_queue(tmp_path: Path) -> None:
 def test_a_directory_whose_settings_are_lost_is_no_place_for_a_queue(q: Queue) -> None:
     q.insert("x")
     (q.path / "queue.jsonl").unlink()
-    with pytest.raises(NotAQueue, match="not empty"):
+    with pytest.raises(QueueFileLost, match="holds what is left of a queue"):
         Queue.create(q.path)
     assert len(task_file_names(q)) == 1
 

@@ -17,6 +17,7 @@ EXIT_CODES = {
     "QueueNotFound": 5,
     "QueuePurged": 1,
     "QueueExists": 1,
+    "QueueFileLost": 5,
     "NotAQueue": 5,
     "FormatTooNew": 1,
     "FormatTooOld": 1,
