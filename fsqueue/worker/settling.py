@@ -467,7 +467,9 @@ def own_outcome(task: LeasedTask) -> str | None:
     try:
         moves = task.queue.history(task.id)
     except errors.TaskNotFound:  # a queue may forget completed tasks at once; the lease tells still
-        return "completed" if outcomes.is_completed_by(task.queue.store, task.token) else None
+        with suppress(FsqueueError):  # or a queue of a group was deleted, and has no store any more
+            return "completed" if outcomes.is_completed_by(task.queue.store, task.token) else None
+        return None
     except FsqueueError:
         return None
     return next((COUNTED_AS[move.op] for move in moves if move.lease == lease and move.op in COUNTED_AS), None)
