@@ -23,6 +23,7 @@ from fsqueue.errors import (
     LeaseLost,
     QueueNotFound,
     QueuePurged,
+    StorageError,
     from_os_error,
     said,
 )
@@ -50,6 +51,9 @@ LATE = 0.1
 """... which grows with the time waited: the part of it that may pass before the end is noticed."""
 LOOK_SHARE = 0.2
 """At most this part of the time goes into looking, where that takes long."""
+LAST_LOOKS = 4
+"""Maximum number of times that statuses are read at the end of the time to wait, while they show no task and there is
+one."""
 
 
 def wait(
@@ -142,10 +146,29 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
         if drained and all(status.drained for status in found):  # else something was inserted since
             return found
         if left <= 0:
-            return found or [inspection.status(store) for store in stores]
+            return last_statuses(found, lambda: [inspection.status(store) for store in stores], is_drained)
         shortest, longest = WAIT_S
         pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + entropy.random() / 2)
         clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
+
+
+def last_statuses(
+    found: list[Status], look: Callable[[], list[Status]], is_drained: Callable[[], bool]
+) -> list[Status]:
+    """Return what a wait returns whose time is over: the statuses `found`, or those that `look` finds.
+
+    Statuses are no proof. Tasks that move while they are read may be in none of them. So if all of them say "drained",
+    `is_drained` is asked once more. StorageError if it goes on to say no, while they go on to show no task.
+    """
+    for _ in range(LAST_LOOKS):
+        found = found or look()
+        if not all(status.drained for status in found) or is_drained():
+            return found
+        found = []
+    raise StorageError(
+        "The time to wait is over, and the queues are not drained. Others move the tasks so fast that no status shows "
+        "them. Nothing was changed. Wait again."
+    )
 
 
 def check_loop(prefetch: object, until: object, errors: object, stop_after_failures: object) -> None:

@@ -34,7 +34,7 @@ def private(tmp_path: Path) -> Iterator[Path]:
     assert path.read_text() == "secret\n" * 5
 
 
-@pytest.mark.parametrize("place", ["log", "doorbell", "dead", "completions"])
+@pytest.mark.parametrize("place", ["log", "doorbell", "dead", "completions", "cancelled"])
 def test_a_private_file_that_is_linked_into_the_queue_is_not_written_to(
     queue_factory: QueueFactory, private: Path, place: str
 ) -> None:
@@ -48,6 +48,7 @@ def test_a_private_file_that_is_linked_into_the_queue_is_not_written_to(
         "doorbell": [queue.path / "doorbell"],
         "dead": [base / "dead" / "00.jsonl"],
         "completions": [base / "completions" / f"{number:02x}" for number in range(16)],
+        "cancelled": [base / "cancelled"],
     }
     for path in paths[place]:
         path.parent.mkdir(exist_ok=True)
@@ -58,6 +59,7 @@ def test_a_private_file_that_is_linked_into_the_queue_is_not_written_to(
         lambda: queue.insert("x"),
         lambda: [task.bury("no") for task in queue.lease(1)],
         lambda: queue.complete(queue.lease(3)),
+        lambda: queue.cancel([queue.insert_many([1], batch_tasks=1) and one.id for one in queue.tasks()]),
         lambda: queue.gc(),
         lambda: list(queue.fsck(repair=True)),
     ):

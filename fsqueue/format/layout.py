@@ -23,6 +23,8 @@ GENERATION_MAX = 10**18 - 1
 COUNTERS = 16
 """Spread the completion counter over this many files, so that processes seldom wait for each other."""
 
+CANCELLED_FILE = "cancelled"
+"""In a generation, the file to which batches append that end by cancelled tasks (docs/format.md, "Counters")."""
 SETTINGS_FILE = "queue.jsonl"
 RESULTS = ".results"
 """Where commands on other nodes leave their results, in a private directory for each worker."""
@@ -349,6 +351,7 @@ class Layout:
 
     __slots__ = (
         "base",
+        "cancelled",
         "commits",
         "completions",
         "dead_letters",
@@ -388,6 +391,7 @@ class Layout:
         self.logs = f"{base}/movements"
         self.nodes = f"{base}/nodes"
         self.completions = f"{base}/completions"
+        self.cancelled = f"{base}/{CANCELLED_FILE}"
         self.dead_letters = f"{base}/dead"
         self.history_days = f"{base}/history"
         self.payload_days = f"{base}/payloads"

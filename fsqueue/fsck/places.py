@@ -9,7 +9,7 @@ from functools import partial
 
 from fsqueue.errors import LockTimeout
 from fsqueue.format import names, sparse
-from fsqueue.format.layout import RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
+from fsqueue.format.layout import CANCELLED_FILE, RESULTS, SETTINGS_FILE, is_doctor_directory, read_queue_state
 from fsqueue.format.models import GcReport
 from fsqueue.fsck import named_commits
 from fsqueue.fsck.findings import Suspect, found, guarded
@@ -38,7 +38,8 @@ class _Places:
         base, days = self.layout.base, self.layout.history_days
         parts = (self.layout.logs, f"{base}/completions", f"{base}/dead", days, f"{base}/nodes")
         self.epochs = {*store.queue_state.key_epochs[:2]}
-        self.appended = tuple(f"{part}/" for part in (*parts, *map(self.layout.keys, self.epochs)))
+        below = (f"{part}/" for part in (*parts, *map(self.layout.keys, self.epochs)))
+        self.appended = (self.layout.cancelled, *below)
         """How the paths of files begin to which the queue appends."""
         self.shards = set(names.all_shards(self.layout.shards))
 
@@ -347,6 +348,8 @@ _WORDS = {"link": "symbolic link", "directory": "directory", "other": "pipe, soc
 
 
 def _part(name: str) -> str | None:
+    if name == CANCELLED_FILE:
+        return "file"
     return "directory" if name in PARTS or names.parse_key_epoch(name) is not None else None
 
 

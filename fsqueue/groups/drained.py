@@ -13,7 +13,7 @@ from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
-from fsqueue.poll import LATE, LOOK_SHARE, WAIT_S
+from fsqueue.poll import LATE, LOOK_SHARE, WAIT_S, last_statuses
 from fsqueue.protocol.waiting import tell_pauses
 from fsqueue.queue import Queue
 from fsqueue.user_code import UserCodeError, user_function
@@ -143,7 +143,7 @@ def _wait(sources: Sequence[Source], timeout: float, told: Callable[[list[Status
         if drained and all(status.drained for status in found):  # else something was inserted since
             return found
         if left <= 0:
-            return found or [status_of(source) for source in sources]
+            return last_statuses(found, lambda: [status_of(source) for source in sources], is_drained)
         shortest, longest = WAIT_S
         pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + random() / 2)
         clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))

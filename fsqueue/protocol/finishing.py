@@ -5,7 +5,8 @@ Under the log's lock, in this order (invariants 1 and 6 fix it):
 1. `finish` in the log, synced: from here on the task file is not needed to know any outcome.
 2. Missing dead letters, synced: from here on it is not needed for any payload.
 3. The task file is unlinked, under whichever name it has; or renamed into the payloads of the day.
-4. Under the counter's lock: `count` in the log, then the bytes.
+4. Under the counter's lock: `count` in the log, then the bytes. If no task was completed, and some were cancelled: a
+   byte in the file `cancelled`.
 5. The records go to the history, where it is kept.
 6. `gone` in the log; the log is unlinked.
 
@@ -19,7 +20,7 @@ from contextlib import suppress
 
 from fsqueue.errors import FsqueueError
 from fsqueue.format import movements
-from fsqueue.format.replay import COMPLETED, DEAD
+from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD
 from fsqueue.protocol import sealing
 from fsqueue.storage import commits, counters, deadletters, history, payloads, record_times, staging
 from fsqueue.storage.locked_batch import LockedBatch
@@ -60,6 +61,8 @@ def finish(locked: LockedBatch) -> bool:
             store.fs.sync_directory(f"{log.layout.tasks}/{log.layout.shard(log.batch)}")  # before anything else goes
     if replay_state.done[COMPLETED]:
         counters.add(locked, replay_state.done[COMPLETED], at, WAIT_S)
+    if replay_state.done[CANCELLED] and not replay_state.done[COMPLETED]:
+        counters.note_cancelled(locked, WAIT_S)  # else no look could tell that the batch was ever there
     if store.settings.keep_history and replay_state.count:
         history.keep(locked, at, WAIT_S, lines or b"")
     retire(locked)

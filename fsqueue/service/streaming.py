@@ -224,22 +224,19 @@ async def wait(request: Request, given: dict[str, Any]) -> Response:
     async def waiting() -> tuple[fsqueue.Status, str]:
         loop = asyncio.get_running_loop()
         deadline, pause_s = loop.time() + timeout_s, PAUSE_S[0]
-        while True:
-            left_s = deadline - loop.time()
-            if left_s <= 0 or await gateway.threads.run(
-                lambda: _with(gateway, given["queue"], fsqueue.Queue.is_drained)
-            ):
-                break
-            await gateway.pause(min(pause_s, left_s))
-            if gateway.is_closing:
-                break
-            pause_s = min(pause_s * 1.5, PAUSE_S[1])
-        found: tuple[fsqueue.Status, str] = await gateway.threads.run(counted)
+        is_drained = False
+        while not is_drained and (left_s := deadline - loop.time()) > 0 and not gateway.is_closing:
+            is_drained = await gateway.threads.run(lambda: _with(gateway, given["queue"], fsqueue.Queue.is_drained))
+            if not is_drained:
+                await gateway.pause(min(pause_s, left_s))
+                pause_s = min(pause_s * 1.5, PAUSE_S[1])
+        found: tuple[fsqueue.Status, str] = await gateway.threads.run(lambda: counted(is_drained))
         return found
 
-    def counted() -> tuple[fsqueue.Status, str]:
+    def counted(is_drained: bool) -> tuple[fsqueue.Status, str]:
         with gateway.served.queue(given["queue"]) as queue:
-            return queue.status(), _state_of(queue)
+            # A status without a task proves nothing: a wait says so only of a queue that was drained, at one instant.
+            return queue.status() if is_drained else queue.wait(0), _state_of(queue)
 
     status, state = await while_there(request, asyncio.ensure_future(waiting()), lambda late: None)
     return Json({**status.as_dict(), "drained": status.drained, "state": state})

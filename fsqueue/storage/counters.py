@@ -3,6 +3,9 @@
 A process may crash after it has appended a batch's bytes, and before it has removed the batch. The batch must not be
 counted again then. So its log names the offset of the bytes beforehand, and no other batch ever names that offset
 (docs/decisions/0004-counting.md).
+
+A batch that ends without a completed task leaves no such bytes. If a task of it was cancelled, one byte is appended to
+a file of its own: it counts nothing, but "drained" looks at its size (docs/design.md, section 6.1).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hashlib
 from collections.abc import Mapping
 
 from fsqueue.errors import LockTimeout
+from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names
 from fsqueue.format.layout import COUNTERS, Layout
 from fsqueue.format.names import CounterName
@@ -25,6 +29,8 @@ READ_BYTES = 1 << 20
 GUARD = b"\0"
 """Written before the record that announces an offset behind it. The next process that counts finds a longer counter,
 and takes another offset, even if the announced bytes are never written. A NUL byte counts nothing."""
+CANCELLED = b"x"
+"""What each batch that ends by cancelled tasks appends. Only the number of bytes counts."""
 HOLE = b"\0\0"
 """Two NUL bytes in a row: bytes that were announced and are not written yet, or that a crash has prevented."""
 READ_AGAIN_S = 600.0
@@ -86,6 +92,29 @@ def add(locked: LockedBatch, completed: int, at: int, wait_s: float) -> None:
             continue
     if missing > 0:
         raise LockTimeout(f"All completion counters of {store.path} stayed locked. Counting goes on later.")
+
+
+def note_cancelled(locked: LockedBatch, wait_s: float) -> None:
+    """Note that a batch ends by cancelled tasks, and without a completed one. Do it before its log is removed.
+
+    A process that goes on with the finishing notes it again: a look that finds more than the one before proves nothing,
+    and is repeated.
+    """
+    store = locked.store
+    with store.locked(locked.log.layout.cancelled, wait_s, durable=store.sync_movements) as fd:
+        store.fs.write_all(fd, CANCELLED)
+        if store.sync_movements:
+            store.fs.fsync(fd)
+
+
+def cancelled(store: Store) -> int:
+    """Return how many batches have ended so, or more; by a revalidating open. It only grows.
+
+    While something else is in the file's place, none ends: its log stays.
+    """
+    with PassingOverStrays(), store.fs.closing(store.fs.look(store.layout.cancelled)) as fd:
+        return store.fs.fstat(fd).st_size
+    return 0
 
 
 def reserve(store: Store, fd: int, *, durable: bool) -> int:

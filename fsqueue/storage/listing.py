@@ -134,6 +134,16 @@ def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict
     return _of_log(store, batch, read) or {}
 
 
+def log_bytes(store: Store, batch: Batch) -> int:
+    """Return how long a batch's log is, by a revalidating open; 0 if there is none."""
+
+    def read(fs: Filesystem, path: str) -> int:
+        with fs.closing(fs.look(path)) as fd:
+            return fs.fstat(fd).st_size
+
+    return _of_log(store, batch, read) or 0
+
+
 def _of_log(store: Store, batch: Batch, read: Callable[[Filesystem, str], T]) -> T | None:
     """Return what `read` says of a batch's log; None if there is none, but at most a stray of its name."""
     with PassingOverStrays():

@@ -271,17 +271,31 @@ def two_agree(collect: Callable[[], object]) -> bool:
 
 
 class _Nothing(NamedTuple):
-    """What a look at a queue with nothing left has found. None of it ever comes back to what it was once."""
+    """What a look at a queue with nothing left has found. None of it ever comes back to what it was once.
+
+    A task that got its outcome between two looks has changed it: its batch is there, with more tasks than before, or it
+    has ended, and then a counter has grown or a file of dead letters is another one. docs/design.md, section 6.1, goes
+    through all that may become of a task.
+    """
 
     generation: int
-    ended: frozenset[tuple[Batch, int]]
-    """The batches that are there still, each with how many tasks were inserted into it. All of them have outcomes."""
-    counted: Counted
+    ended: frozenset[tuple[Batch, int, int]]
+    """The batches that are there still, each with how many tasks were inserted into it. All of them have outcomes; or
+    the batch has lost its task file: then with the length of its log, else 0. If others rename the file all the time, a
+    listing may miss it, too."""
+    counted: dict[CounterName, int]
+    """The sizes of the completion counters: batches that have ended with completed tasks."""
+    letters: Mapping[Shard, object]
+    """The states of the files of dead letters: batches that have ended with dead ones, and what was retried."""
+    cancelled: int
+    """Batches that have ended in any other way."""
 
     def digest(self) -> bytes:
         """Return 16 bytes that stand for all of it: a group may have too many queues to keep what each look found."""
-        sizes, letters = (sorted((str(name), str(value)) for name, value in part.items()) for part in self.counted)
-        text = repr((self.generation, sorted(self.ended), sizes, letters))
+        sizes, letters = (
+            sorted((str(name), str(value)) for name, value in part.items()) for part in (self.counted, self.letters)
+        )
+        text = repr((self.generation, sorted(self.ended), sizes, letters, self.cancelled))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -352,28 +366,36 @@ class _Remains:
     def collect(self) -> _Nothing | None:
         """Return what is there besides tasks without an outcome; None if there are such tasks.
 
-        The order proves it. A task moves from what is pending to its shard, and from there to the counters or the
-        letters: it cannot pass this look on its way.
+        The order proves it. A task moves from what is pending to its shard, and from there to what batches leave that
+        have ended: it cannot pass this look on its way.
         """
         store = self.store
         while True:
             retrying.publish_pending(store)
             if retrying.pending(store) or commits.apply_pending(store):
                 return None  # what was committed may be done or not: the next look tells
-            ended: set[tuple[Batch, int]] = set()
+            ended: set[tuple[Batch, int, int]] = set()
             for shard in listing.shards(store):
                 if self._is_at_work(shard, ended):
                     self._hint = shard
                     return None
-            found = _Nothing(store.queue_state.generation, frozenset(ended), _counted(store))
+            found = _Nothing(
+                store.queue_state.generation,
+                frozenset(ended),
+                counters.sizes(store),
+                deadletters.states(store),
+                counters.cancelled(store),
+            )
             if not store.refresh(now=True):  # a deleted queue is not a drained one; what was drained had been purged
                 return found
 
-    def _is_at_work(self, shard: Shard, ended: set[tuple[Batch, int]]) -> bool:
+    def _is_at_work(self, shard: Shard, ended: set[tuple[Batch, int, int]]) -> bool:
         """Return whether a task in a shard has no outcome. Add the batches to `ended` in which all have one.
 
         The logs are listed after the files: a file that is missing because it is being renamed has a log. So has a
-        batch that is just being removed.
+        batch that is just being removed. A batch counts as one that has lost its file if two listings do not show that.
+        A renaming stands in the log before it is done. So while the log is as long as at the look before, there was one
+        at most, and it cannot have hidden the file from all listings of both looks.
         """
         self._left = None
         files = listing.task_files(self.store, shard)
@@ -382,13 +404,18 @@ class _Remains:
             if has_work:
                 self._left = name
                 return True
-            ended.add((batch, count))
+            ended.add((batch, count, 0))
         for batch in listing.logs(self.store, shard):
-            replay_state = self._state_of(batch) if batch not in files else None
-            if replay_state is not None:
-                if replay_state.prepared or (replay_state.remaining and batch in listing.task_files(self.store, shard)):
-                    return True
-                ended.add((batch, replay_state.count))  # a file that stays away was removed: its tasks are lost
+            if batch in files:
+                continue
+            replay_state = self._state_of(batch)
+            has_left = replay_state is None or replay_state.remaining > 0  # None: fsck renames what has an empty log
+            if (replay_state and replay_state.prepared) or (
+                has_left and batch in listing.task_files(self.store, shard)
+            ):
+                return True
+            if replay_state is not None:  # a file that stays away was removed: its tasks are lost
+                ended.add((batch, replay_state.count, listing.log_bytes(self.store, batch) if has_left else 0))
         return False
 
     def _is_there(self, name: TaskFileName) -> bool:

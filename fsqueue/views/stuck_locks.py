@@ -99,6 +99,7 @@ def _files(store: Store) -> Iterator[tuple[str, str]]:
     yield "queue.jsonl", layout.settings_file
     for number in counters.NUMBERS:
         yield f"counter {number}", layout.counter(number)
+    yield "counter of batches that ended by cancelled tasks", layout.cancelled
     for shard in listing.shards(store):
         yield f"dead letters of shard {shard}", layout.dead(shard)
     for batch in listing.with_logs(store):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions, names, numbers
 from fsqueue.format.groups import group_file
-from fsqueue.format.layout import quarantine_of
+from fsqueue.format.layout import CANCELLED_FILE, quarantine_of
 from fsqueue.format.models import AsDict
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
@@ -20,6 +20,7 @@ PARTS = {
     "queue": "tasks",
     "movements": "logs",
     "completions": "counters",
+    CANCELLED_FILE: "counters",
     "dead": "dead",
     "history": "history",
     "payloads": "payloads",
@@ -27,7 +28,7 @@ PARTS = {
     "commits": "commits",
     "staging": "staging",
 }
-"""The directories of a generation, and what their files are called here."""
+"""What a generation's directory holds, and what those files are called here."""
 KEYS = "keys"
 """What the files of keys are called, in whichever directory."""
 OUTSIDE = {".quarantine": "quarantine", ".results": "results"}
@@ -59,7 +60,7 @@ def of_store(store: Store) -> dict[str, Usage]:
     It asks for each file: some 10 µs each on a local disk, a request each on a shared one. Links are not followed.
     """
     store.refresh(now=True)
-    kinds = ("settings", *PARTS.values(), KEYS, "trash", *OUTSIDE.values(), "other", "all")
+    kinds = ("settings", *dict.fromkeys(PARTS.values()), KEYS, "trash", *OUTSIDE.values(), "other", "all")
     found = {name: Usage() for name in kinds}
     base = store.layout.base.rpartition("/")[2]
     _add(store.fs, store.path, found["settings"])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Queue, administration
+from fsqueue import Queue, Status, administration
 from fsqueue.clock import ManualClock
 from fsqueue.errors import QueueNotFound
 from fsqueue.filesystem import Filesystem
@@ -338,6 +338,58 @@ def test_a_cancellation_is_done_or_not(queue_factory: QueueFactory, clock: Manua
         assert not cancelled & set(executed), where
         other.gc()
         assert leftovers(other) == [], where
+
+
+@pytest.mark.batched
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("buries", [False, True])
+def test_no_batch_of_cancelled_tasks_goes_before_its_byte_is_there(
+    queue_factory: QueueFactory, clock: ManualClock, shared: bool, buries: bool
+) -> None:
+    """Else two looks that find no task would agree, though tasks came and went in between. A letter that is older than
+    the cancellation tells nothing of that."""
+
+    def build(number: int) -> Queue:
+        queue = Queue(queue_factory(f"q{number}", shards=1, durability="none").path, clock=clock)
+        queue.insert_many(range(3), batch_tasks=3)
+        if buries:
+            queue.lease()[0].bury("no")
+        return queue
+
+    steps = 0
+    for where, queue in crashes(build, lambda worker: worker.cancel([x.id for x in worker.tasks()]), clock, shared):
+        steps += 1
+        byte = base_of(queue) / "cancelled"
+        assert log_files(queue) or task_file_names(queue) or byte.read_bytes(), where
+        other = Queue(queue.path, clock=clock)
+        if other.status().waiting:
+            continue
+        other.gc()
+        assert (leftovers(other), other.is_drained()) == ([], True), where
+        assert byte.read_bytes() in (b"x", b"xx"), f"{where}: a process that goes on may append another one"
+        assert other.status().as_dict() | {"dead": 0, "inserted": 0} == Status().as_dict(), where
+        assert {finding.kind for finding in other.fsck()} <= {"repeated-history"}, where
+    assert steps > 8
+
+
+@pytest.mark.batched
+def test_what_a_batch_leaves_depends_on_how_its_tasks_ended(queue_factory: QueueFactory, clock: ManualClock) -> None:
+    """A byte if nothing else tells that the batch has ended: the way of completed tasks writes none."""
+    q = Queue(queue_factory(shards=1).path, clock=clock)
+    byte = base_of(q) / "cancelled"
+    for ends, size in (("cc", 0), ("xc", 0), ("dd", 0), ("xd", 1), ("xx", 2)):
+        q.insert_many(range(2), batch_tasks=2)
+        for end, task in zip(ends, q.lease(2), strict=True):
+            if end == "x":
+                task.release()
+                assert q.cancel([task.id]) == 1
+            else:
+                task.complete() if end == "c" else task.bury("no")
+        assert log_files(q) == []
+        assert (byte.stat().st_size if byte.exists() else 0) == size, ends
+    assert q.status() == Status(completed=3, dead=3)
+    q.purge()
+    assert not (base_of(q) / "cancelled").exists()
 
 
 def test_a_purge_is_done_or_not(queue_factory: QueueFactory, clock: ManualClock) -> None:
