@@ -27,6 +27,20 @@ MUTATIONS = [
         (("DrainCheck._collect", "for remains in self._remains: ...", "for remains in self._remains[:1]: ..."),),
     ),
     Mutation(
+        "a batch of cancelled tasks ends without a trace",
+        "two looks agree, though a task hopped from queue to queue all the time",
+        "relay-hops",
+        (
+            (
+                "note_cancelled",
+                """
+                with store.locked(locked.log.layout.cancelled, wait_s, durable=store.sync_movements) as fd: ...
+                """,
+                "pass",
+            ),
+        ),
+    ),
+    Mutation(
         "a wait for several queues believes what each says of itself",
         "they are asked one after the other, and the task is always in the one that is not asked",
         "relay-wait",

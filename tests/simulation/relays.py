@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import fsqueue
 from fsqueue import LeasedTask
@@ -120,7 +121,28 @@ def hand_on(story: Story, actor: Actor, task: LeasedTask, likely: float) -> None
     queues[place].complete([task])
 
 
-def drained_both(story: Story, actor: Actor) -> None:
+def hop(story: Story, actor: Actor) -> None:
+    """Let a task hop: insert the next one into the other queue, then cancel those that wait. Nothing is done."""
+    queues = both(story, actor)
+    for _ in range(story.rng.randint(5, 20)):
+        there = [
+            (place, found)
+            for place, one in enumerate(queues)
+            for found in one.do("tasks", lambda q: list(q.tasks("waiting"))) or ()
+            if found.payload is not None
+        ]
+        _insert(story, queues[1 - there[0][0] if there else 0])
+        for place, found in there:
+            queues[place].history.saw(found.payload, found.id)
+            queues[place].cancel([found.id])
+
+
+def drained_unluckily(story: Story, actor: Actor) -> None:
+    """The same, by looks that always come when nothing is in the queue that they look at."""
+    drained_both(story, actor, _Unlucky)
+
+
+def drained_both(story: Story, actor: Actor, seen_by: Callable[[Any], Any] | None = None) -> None:
     """Ask, some times, whether both queues are drained: with one check, as a work loop has it."""
     queues = both(story, actor)
     if story.rng.random() < 0.5:
@@ -130,11 +152,35 @@ def drained_both(story: Story, actor: Actor) -> None:
     def ask(_: object) -> bool:
         nonlocal check
         check = check or DrainCheck(*(one.queue.store for one in queues))
-        return _looked(check)
+        if seen_by is None:
+            return _looked(check)
+        with mock.patch.object(check, "_remains", [seen_by(one) for one in check._remains]):
+            return _looked(check)
 
     for _ in range(story.rng.randint(1, 3)):
         if actor.do("drained", ask):
             story.history.wrong += false_drained(story, actor.last)
+
+
+class _Unlucky:
+    """What looks at one queue, and comes at a moment at which nothing is in it, if there is one soon."""
+
+    def __init__(self, remains: Any) -> None:
+        self.remains = remains
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.remains, name)
+
+    def is_where_it_was(self) -> bool:
+        return False
+
+    def collect(self) -> Any:
+        for _ in range(40):
+            found = self.remains.collect()
+            if found is not None:
+                break
+            self.remains.store.clock.sleep(0.01)
+        return found
 
 
 def _looked(check: DrainCheck) -> bool:
@@ -146,9 +192,8 @@ def _looked(check: DrainCheck) -> bool:
         raise check.store.explain(error, "waiting") from error
 
 
-ACTS: dict[str, Callable[[Story, Actor], None]] = {
-    act.__name__: act for act in (relay, feed, consume_both, drained_both, relay_waiting, poll_one, wait_both)
-}
+_ACTS = (relay, feed, consume_both, drained_both, relay_waiting, poll_one, wait_both, hop, drained_unluckily)
+ACTS: dict[str, Callable[[Story, Actor], None]] = {act.__name__: act for act in _ACTS}
 
 
 # -- the judgement -------------------------------------------------------------------------------------------

@@ -76,6 +76,9 @@ AGAIN = {
 }
 """Completed tasks are inserted again, and again."""
 RELAY = {"relay": 8.0, "feed": 2.0, "drained_both": 5.0, "consume_both": 3.0, "gc": 0.3}
+AT_THEIR_END = (("protocol.finishing:LINGER_MS", -1),)
+"""Batches end with their last task: none stays a while for the next insert."""
+HOPS = {"hop": 6.0, "drained_unluckily": 5.0, "gc": 0.3}
 WAITS = {"relay": 3.0, "feed": 2.0, "relay_waiting": 4.0, "poll_one": 4.0, "wait_both": 5.0, "gc": 0.3}
 NEVER_DEAD = {"max_attempts": None}
 """A task lives until a worker completes it."""
@@ -201,6 +204,8 @@ SCENARIOS = {
         Scenario("relay", shared=False, hosts=1, actions=RELAY, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD),
         Scenario("relay-calm", shared=False, hosts=1, actions=RELAY, two_queues=True, settings=NEVER_DEAD, workers=4),
         Scenario("relay-nfs", actions=RELAY, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
+        Scenario("relay-hops", shared=False, hosts=1, actions=HOPS, two_queues=True, limits=AT_THEIR_END, settings=NEVER_DEAD | {"shards": 1}, tasks_before=2),
+        Scenario("relay-hops-nfs", actions=HOPS, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, limits=AT_THEIR_END, settings=NEVER_DEAD | {"shards": 1}, tasks_before=2),
         Scenario("relay-order", shared=False, hosts=1, actions=RELAY, faults=("kill", "error"), two_queues=True, priorities=order.PRIORITIES, singly=True, settings=NEVER_DEAD | MANY),
         Scenario("relay-wait", shared=False, hosts=1, actions=WAITS, faults=("kill", "delay"), two_queues=True, settings=NEVER_DEAD, workers=4),
         Scenario("relay-wait-nfs", actions=WAITS, faults=("kill", "delay", "cut", "reply"), stale=0.4, stale_listings=0.3, two_queues=True, settings=NEVER_DEAD),
