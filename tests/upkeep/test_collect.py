@@ -779,3 +779,23 @@ def test_a_purge_on_another_host_ends_no_upkeep(queue_factory: QueueFactory, tim
     else:
         pytest.fail("it never got through")
     assert number > 10
+
+
+@pytest.mark.once
+def test_a_daily_touch_keeps_what_waits_and_lets_what_a_dead_insert_staged_go(tmp_path: Path) -> None:
+    """A purge by age must find what is needed young, and `gc` must find what nobody needs old."""
+    q = Queue.create(tmp_path / "queue", shards=1)
+    q.insert("waits")
+    q.commit("half").stage([1, 2])
+    left = base_of(q) / "staging"
+    assert list(left.rglob("*.jsonl"))
+    [waiting] = (base_of(q) / "queue").rglob("*.jsonl")
+    for _ in range(10):
+        for path in [*q.path.rglob("*"), q.path]:
+            found = path.stat()
+            os.utime(path, (found.st_atime - 86_400, found.st_mtime - 86_400))
+        q.gc(touch=True)
+        assert time.time() - waiting.stat().st_mtime < 3_600
+        assert time.time() - (q.path / "queue.jsonl").stat().st_mtime < 3_600
+    assert not list(left.rglob("*.jsonl"))
+    assert [task.payload for task in q.lease(9)] == ["waits"]
