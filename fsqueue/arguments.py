@@ -44,10 +44,11 @@ class HasStore(Protocol):
 Q = TypeVar("Q", bound=HasStore)
 
 
-def ended(store: Store, before: resources.Mark, process: int, error: BaseException, doing: str) -> BaseException:
+def ended(queue: HasStore, before: resources.Mark, process: int, error: BaseException, doing: str) -> BaseException:
     """Give back what a verb has taken since `before`, and return what it raises after `error`.
 
-    `process`: `forks.depth` at its start.
+    `process`: `forks.depth` at its start. The store is asked for afterwards: a queue of a group may have to be opened
+    for that.
     """
     resources.give_back(before, error)
     if process != forks.depth and not isinstance(error, UserCodeError):
@@ -57,7 +58,7 @@ def ended(store: Store, before: resources.Mark, process: int, error: BaseExcepti
     if not isinstance(error, OSError):
         return error
     with resources.Scope():
-        failure = store.explain(error, doing)
+        failure = queue.store.explain(error, doing)
     failure.__cause__ = error
     return failure
 
@@ -75,7 +76,7 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
                     return found
                 failure: BaseException = resources.in_child(None)
             except BaseException as error:
-                failure = ended(queue.store, before, process, error, doing)
+                failure = ended(queue, before, process, error, doing)
             try:
                 raise failure  # out here, so that its context stays what it was
             finally:
@@ -86,9 +87,9 @@ def verb(doing: str) -> Callable[[Callable[Concatenate[Q, P], R]], Callable[Conc
     return decorate
 
 
-def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
+def translated(queue: HasStore, items: Iterator[R], doing: str) -> Iterator[R]:
     """Yield what `items` yields, its errors translated as those of a call are."""
-    mine: frozenset[int] = frozenset()
+    mine: dict[int, resources.Entry] = {}
     while True:
         (sections, open_now, fresh), process = resources.mark(), forks.depth
         try:
@@ -98,9 +99,11 @@ def translated(store: Store, items: Iterator[R], doing: str) -> Iterator[R]:
         except StopIteration:
             return
         except BaseException as error:
-            failure = ended(store, (sections, open_now - mine, fresh), process, error, doing)
+            others = resources.new_since(mine, open_now)
+            failure = ended(queue, (sections, others, fresh), process, error, doing)
             break
-        mine = resources.mark()[1] - (open_now - mine)  # what stays open until the next step, or its end
+        # What stays open until the next step, or its end.
+        mine = resources.new_since(resources.new_since(mine, open_now), resources.this_thread.owned.fds)
         yield item
     try:
         raise failure

@@ -48,7 +48,7 @@ class Maintenance:
         if where is not None:
             user_function(where)  # raises InvalidArgument if it is no function
         self._write_letters()
-        letters = translated(self.store, deadletters.letters(self.store), "reading dead letters")
+        letters = translated(self, deadletters.letters(self.store), "reading dead letters")
         return letters if where is None else filter(where, letters)
 
     @verb("retrying dead letters")
@@ -206,7 +206,7 @@ class Maintenance:
         with forks.held_off():
             from fsqueue.fsck import fsck
         found = fsck(self.store, repair, None if progress is None else user_function(progress))
-        return translated(self.store, found, "checking the queue")
+        return translated(self, found, "checking the queue")
 
 
 def retry_completed(store: Store, wanted: set[str] | None, where: Where | None) -> RetryReport:

@@ -379,7 +379,7 @@ class Queue(Maintenance):
                 return got
             raise ForkedChild("a call")
         except BaseException as error:
-            raise ended(self.store, before, process, error, "leasing")  # noqa: B904 - its cause is set
+            raise ended(self, before, process, error, "leasing")  # noqa: B904 - its cause is set
         finally:
             leaser.holder = None
 
@@ -514,7 +514,7 @@ class Queue(Maintenance):
             if process != forks.depth:
                 raise ForkedChild("a call")
         except BaseException as error:
-            raise ended(self.store, before, process, error, "completing")  # noqa: B904 - its cause is set
+            raise ended(self, before, process, error, "completing")  # noqa: B904 - its cause is set
 
     @verb("completing")
     def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
@@ -697,7 +697,7 @@ class Queue(Maintenance):
         """Yield the unfinished tasks, or those in one state: waiting, delayed, leased, completed, dead or cancelled."""
         if state is not None:
             one_of("state", state, STATES)
-        return translated(self.store, inspection.tasks(self.store, state), "listing tasks")
+        return translated(self, inspection.tasks(self.store, state), "listing tasks")
 
     def results(self, where: Callable[[Result], bool] | None = None, failed: bool = False) -> Iterator[Result]:
         """Yield the tasks that were completed, then the dead letters; with `failed` the latter alone.
@@ -710,7 +710,7 @@ class Queue(Maintenance):
         if where is not None:
             user_function(where)  # raises InvalidArgument if it is no function
         self._write_letters()
-        found = chain.from_iterable(translated(self.store, results.results(self.store, failed), "reading results"))
+        found = chain.from_iterable(translated(self, results.results(self.store, failed), "reading results"))
         return found if where is None else filter(where, found)
 
     def result_columns(self, failed: bool = False) -> Iterator[list[Sequence[Any]]]:
@@ -720,7 +720,7 @@ class Queue(Maintenance):
         Payloads of one shape may be a `UniformObjects`, which makes a dict of each when it is asked.
         """
         self._write_letters()
-        return translated(self.store, results.columns(self.store, failed), "reading results")
+        return translated(self, results.columns(self.store, failed), "reading results")
 
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:

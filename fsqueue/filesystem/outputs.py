@@ -83,9 +83,9 @@ class KeptOutput:
         """Close the directory and all files."""
         for file in list(self._open):
             file.close()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class KeptFile:
@@ -111,8 +111,8 @@ class KeptFile:
         """Close it."""
         if self._fd >= 0:
             self._directory.closed(self)
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 def write_all(fd: int, data: bytes) -> None:

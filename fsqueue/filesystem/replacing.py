@@ -48,9 +48,8 @@ def place_of(path: str) -> tuple[int, str]:
             if target is None:
                 return here, name
             holder, name = os.path.split(target)
-            there = os.open(holder or ".", HOLDER_FLAGS, dir_fd=here)
-            os.close(here)
-            here = there
+            before, here = here, os.open(holder or ".", HOLDER_FLAGS, dir_fd=here)
+            os.close(before)  # last: an interruption must not have the same number closed twice
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     except BaseException:
         os.close(here)
@@ -100,10 +99,10 @@ class Replaced:
         fd, made = self._make(0o600)
         try:
             os.unlink(made, dir_fd=self._directory)
-            return os.fdopen(fd, "w+b")
         except BaseException:
             os.close(fd)
             raise
+        return os.fdopen(fd, "w+b")  # out here: it closes what it was given, also if it fails
 
     def replace(self, write: Callable[[IO[bytes]], None]) -> None:
         """Have a file written, and give it the name. One that is there is replaced. If it is this user's, its mode is

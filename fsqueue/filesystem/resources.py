@@ -8,6 +8,8 @@ the `try` behind it, or as the first instruction of the `finally`. So each threa
 
 - One call of C code opens a descriptor and records it. Another one closes it and removes it from the record. No Python
   instruction comes in between, and so no signal.
+- A descriptor has one owner at a time: a record, or an object (`Kept`). One call of C code hands it over. Only its
+  owner closes it: a second close would close a file that has got the number since.
 - A mutex is recorded before it is acquired, and removed from the record after its release. It knows its owner.
 - A verb that ends with an exception compares the record with that at its start, and releases what was added since.
 
@@ -90,13 +92,19 @@ def in_child(error: BaseException | None) -> BaseException:
     return ForkedChild("a call")
 
 
+Entry = tuple[Closer]
+"""What closes a descriptor. It is made anew each time that one is recorded, and so tells it from a later one that has
+got its number: compare entries by `is`.
+"""
+
+
 class ThreadResources:
     """List the resources that one thread owns."""
 
     __slots__ = ("fds", "fresh", "is_opening", "sections")
 
     def __init__(self) -> None:
-        self.fds: dict[int, Closer] = {}
+        self.fds: dict[int, Entry] = {}
         """Open descriptors, and what closes each. A descriptor that an object keeps open is not among them."""
         self.fresh = Fresh()
         """Descriptors that were just opened, and are not among `fds` yet."""
@@ -200,8 +208,9 @@ class _ThisThread(threading.local):
 
 this_thread = _ThisThread()
 
-Mark = tuple[int, frozenset[int], int]
-NOTHING: Mark = (0, frozenset(), 0)
+Mark = tuple[int, dict[int, Entry], int]
+"""Number of sections, open descriptors, and number of descriptors that were just opened."""
+NOTHING: Mark = (0, {}, 0)
 
 
 def opened(by: Closer | None, attempt: Iterator[int]) -> int:
@@ -221,7 +230,7 @@ def opened(by: Closer | None, attempt: Iterator[int]) -> int:
         owned.is_opening = False
     fd = fresh[-1]
     if fd >= 0:
-        owned.fds[fd] = by
+        owned.fds[fd] = (by,)
     fresh.pop()
     return fd
 
@@ -236,8 +245,8 @@ def close(fd: int) -> None:
     except AttributeError:  # a finalizer at the end of this thread: its record has gone before
         os.close(fd)
         return
-    if fd not in fds:
-        forget(fd)
+    if fd not in fds:  # another thread may have opened it
+        fds = next((owned.fds for owned in list(_records.of_threads.values()) if fd in owned.fds), fds)
     try:
         any(map(os.close, compress((fd,), map(fds.pop, (fd,), (True,)))))
     except OSError as error:
@@ -290,25 +299,24 @@ class Kept:
     def __init__(self, fd: int, drop: Callable[[int], object]) -> None:
         self.fd, self._number = fd, next(_numbers)
         number, fds = (self._number,), (fd,)
-        end = partial(next, map(drop, compress(fds, map(_kept.pop, number, (True,)))))
+        # Does nothing unless this object is in `_kept`: an interruption may end its life before it owns the descriptor.
+        end = partial(next, map(drop, compress(fds, map(_kept.pop, number, (None,)))))
         here = (weakref.ref(self, end),)
         # In one C call: an interruption leaves the descriptor either to this thread or to this object.
         any(map(_kept.__setitem__, compress(number, map(this_thread.owned.fds.pop, fds, (True,))), here))
 
-    def give_up(self, by: Closer) -> None:
-        """Leave the descriptor to this thread's record, in one C call: it is about to be closed by `by`."""
-        this_thread.owned.fds.update(compress(((self.fd, by),), map(_kept.pop, (self._number,), (False,))))
+    def give_up(self, by: Closer) -> bool:
+        """Leave the descriptor to this thread's record, in one C call: it is about to be closed by `by`.
+
+        False if this object has it no more. Then the caller must not close it: a record has it, or it is closed.
+        """
+        had = compress(((by,),), map(_kept.pop, (self._number,), (None,)))
+        return list(map(this_thread.owned.fds.__setitem__, (self.fd,), had)) != []
 
 
 def disown(fd: int) -> None:
     """Remove a descriptor from the record: from now on an object keeps it open, and closes it."""
     this_thread.owned.fds.pop(fd, None)
-
-
-def forget(fd: int) -> None:
-    """Remove a descriptor that is about to be closed from every thread's record: its number may be used again."""
-    for owned in list(_records.of_threads.values()):
-        owned.fds.pop(fd, None)
 
 
 class OwnedLock(_thread.RLock):  # type: ignore[misc]  # final only to type checkers
@@ -370,7 +378,12 @@ def mark() -> Mark:
     owned = this_thread.owned
     if not owned.sections and not owned.fds and not owned.fresh:
         return NOTHING
-    return len(owned.sections), frozenset(owned.fds), len(owned.fresh)
+    return len(owned.sections), dict(owned.fds), len(owned.fresh)
+
+
+def new_since(before: dict[int, Entry], fds: dict[int, Entry]) -> dict[int, Entry]:
+    """Return the descriptors among `fds` that were not open before. One may have got the number of another."""
+    return {fd: entry for fd, entry in fds.items() if before.get(fd) is not entry}
 
 
 def give_back(before: Mark, error: BaseException) -> None:
@@ -378,7 +391,7 @@ def give_back(before: Mark, error: BaseException) -> None:
     for last in (False, False, True):
         try:
             owned = this_thread.owned
-            if len(owned.sections) > before[0] or owned.fds.keys() - before[1] or len(owned.fresh) > before[2]:
+            if len(owned.sections) > before[0] or len(owned.fresh) > before[2] or new_since(before[1], owned.fds):
                 _give_back(before, error)
             return
         except BaseException as another:
@@ -402,21 +415,17 @@ def _give_back(before: Mark, error: BaseException) -> None:
     held, fds, fresh = this_thread.owned.sections, this_thread.owned.fds, this_thread.owned.fresh
     while len(fresh) > before[2]:
         if fresh[-1] >= 0 and fresh[-1] not in fds:  # just opened: it has no lock
-            fds[fresh[-1]] = _Plain()
+            fds[fresh[-1]] = (_Plain(),)
         fresh.pop()
     while len(held) > before[0]:
         held[-1].abandon()
         held.pop()
-    for fd in [*fds]:
-        if fd not in before[1]:
-            by = fds[fd]
-            try:
-                with suppress(OSError):  # it is no file, or the server has forgotten the lock
-                    by.unlock(fd)  # closing alone would keep the lock: a child forked meanwhile has the file open, too
-                with suppress(OSError):
-                    by.close(fd)
-            finally:
-                fds.pop(fd, None)
+    for fd, (by,) in new_since(before[1], fds).items():
+        with suppress(OSError):  # it is no file, or the server has forgotten the lock
+            by.unlock(fd)  # closing alone would keep the lock: a child forked meanwhile has the file open, too
+        with suppress(OSError):
+            by.close(fd)
+        fds.pop(fd, None)
 
 
 class _Plain:

@@ -211,12 +211,12 @@ class ResultFiles:
         with suppress(OSError):
             if os.path.samestat(os.fstat(self._fd), os.stat(self._name, dir_fd=self._within, follow_symlinks=False)):
                 os.rmdir(self._name, dir_fd=self._within)
-        os.close(self._fd)
-        os.close(self._within)
-        if self._alive >= 0:
-            resources.close(self._alive)  # and the lock with it
+        fds = self._fd, self._within, self._alive
         self._root, self._name, self._fd, self._within, self._alive, self._spare = "", "", -1, -1, -1, []
         self._trees = []
+        for fd in fds:
+            if fd >= 0:
+                resources.close(fd)  # with that of the lock, the lock
 
 
 # -- whether the worker of a private directory lives -------------------------------------------------

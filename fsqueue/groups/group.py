@@ -341,7 +341,7 @@ class Group(GroupQueues):
         kept = self._kept.get(directory)
         if kept is not None and len(self._kept) < KEPT_MAX:
             return kept  # as in most cases: no queue has to make room for another one
-        with self._opening:
+        with resources.Scope(), self._opening:
             queue = self._kept.pop(directory, None) or self.queue_in(directory)
             self._kept[directory] = queue
             while len(self._kept) > KEPT_MAX:
@@ -413,9 +413,10 @@ class Group(GroupQueues):
         """
         opened = self._opened
         try:
-            if opened is not None and opened.is_in_place():
-                return opened
-            with self._opening:
+            with resources.Scope():
+                if opened is not None and opened.is_in_place():
+                    return opened
+            with resources.Scope(), self._opening:
                 if self._opened is not opened and self._opened is not None:
                     return self._opened  # another thread was faster
                 self._opened = found = self._open(opened)
@@ -446,7 +447,8 @@ class Group(GroupQueues):
         """
         where = queue_path(path)
         try:
-            found = group_directory.resolve(where)
+            with resources.Scope():
+                found = group_directory.resolve(where)
         except OSError as error:
             raise from_os_error(error, f"opening the queue {where}") from error
         if found is None:
@@ -458,7 +460,8 @@ class Group(GroupQueues):
         """Return the path of the group in which a path lies; None if it lies in none. A group lies in none."""
         where = queue_path(path)
         try:
-            found = group_directory.resolve(where)
+            with resources.Scope():
+                found = group_directory.resolve(where)
         except OSError as error:
             raise from_os_error(error, f"looking for the group of {where}") from error
         return None if found is None else found[0]
@@ -468,7 +471,9 @@ class Group(GroupQueues):
         """Return the group at a path; None if there is none."""
         where = queue_path(path)
         try:
-            return cls(where, worker=worker) if group_directory.is_group(where) else None
+            with resources.Scope():
+                is_there = group_directory.is_group(where)
+            return cls(where, worker=worker) if is_there else None
         except OSError as error:
             raise from_os_error(error, f"looking for a group at {where}") from error
 

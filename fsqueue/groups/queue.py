@@ -171,7 +171,7 @@ class GroupQueue(Queue):
 
     def _open(self) -> None:
         """Open it, and prove that it is this group's. QueueNotFound, NotAQueue, GroupNotFound."""
-        with self._opening:
+        with resources.Scope(), self._opening:
             if "store" in self.__dict__:
                 return
             group = self.group.directory()
@@ -200,7 +200,7 @@ class GroupQueue(Queue):
 
     def _let_go(self) -> None:
         """Forget a queue that was deleted. Another one may come into being, or has."""
-        with self._opening:
+        with resources.Scope(), self._opening:
             self._local = threading.local()
             for one in _OPENED:
                 self.__dict__.pop(one, None)

@@ -57,7 +57,7 @@ class Selected:
         """
         group = self.group.directory()
         for directory in self.directories():
-            with suppress(OSError, FsqueueError):
+            with suppress(OSError, FsqueueError), resources.Scope():
                 fd = group.fs.look(layout.settings_file(group.path_of(directory)))
                 try:
                     state = state_in(group.fs, fd, group.path_of(directory))

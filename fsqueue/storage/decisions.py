@@ -459,8 +459,7 @@ class OwnDecisionFiles:
             group.fs.write_all(fd, decisions.opening(now, group.state.id, worker))
             if group.fs.shared:
                 group.fs.fsync(fd)  # a client that writes it later would write over another host's `abort`
-            opened = _Opened(group.fs, fd)
         except BaseException:
             group.fs.close(fd)
             raise
-        return OwnDecisionFile(group, name, opened, clock)
+        return OwnDecisionFile(group, name, _Opened(group.fs, fd), clock)

@@ -11,6 +11,7 @@ import logging
 import math
 import select
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -84,13 +85,21 @@ class Doorbell:
 
 
 class _Watched:
-    """What the kernel watches of one doorbell: the file, or as long as that is missing, the directory it will be in."""
+    """What the kernel watches of one doorbell: the file, or as long as that is missing, the directory it will be in.
 
-    __slots__ = ("doorbell", "file", "place")
+    It keeps no queue open: a listener lingers for the next wait, and the queue may have been let go of meanwhile.
+    """
+
+    __slots__ = ("_doorbell", "file", "place")
 
     def __init__(self, doorbell: Doorbell) -> None:
-        self.doorbell = doorbell
+        self._doorbell = weakref.ref(doorbell)
         self.forget()
+
+    @property
+    def doorbell(self) -> Doorbell | None:
+        """Return the doorbell; None if nothing uses its queue any more."""
+        return self._doorbell()
 
     def forget(self) -> None:
         """Begin anew: nothing is watched any more."""
@@ -98,12 +107,15 @@ class _Watched:
 
     def extend(self, changes: Changes) -> bool:
         """Watch the doorbell's file. Return False if all that was possible is done already. OSError."""
+        doorbell = self.doorbell
+        if doorbell is None:
+            return False
         try:
-            self.file = self.doorbell.watch(changes)
+            self.file = doorbell.watch(changes)
         except FileNotFoundError:
             if self.place != NONE:
                 return False
-            self.place = self.doorbell.watch_place(changes)
+            self.place = doorbell.watch_place(changes)
             return True
         if self.place != NONE:
             changes.forget(self.place)

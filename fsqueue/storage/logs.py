@@ -226,15 +226,14 @@ class Log:
         """
         fd = self.fd
         if fd >= 0:
-            if self._kept is not None:
-                self._kept.give_up(self.fs)
+            is_mine = self._kept is not None and self._kept.give_up(self.fs)
             self.fd, self.lines = -1, None
-            try:
-                if not inherited:
-                    self.fs.end_lock(fd)
-            finally:
-                self.fs.close(fd)
-                resources.disown(fd)
+            if is_mine:  # else an interruption came right here before: this thread's record closes it
+                try:
+                    if not inherited:
+                        self.fs.end_lock(fd)
+                finally:
+                    self.fs.close(fd)
 
     def enter(self, wait_s: float = -1) -> bool:
         """Take the mutex, waiting up to `wait_s` seconds for other threads (-1: no limit). Return False if it is busy.

@@ -207,8 +207,8 @@ class Stream:
 
     def started(self) -> None:
         """Close our end: the process that prints has its own now."""
-        os.close(self.write_end)
-        self.write_end = -1
+        fd, self.write_end = self.write_end, -1
+        os.close(fd)
 
     def read(self) -> None:
         """Read what is there, a bounded piece of it."""
@@ -319,8 +319,8 @@ class Stream:
         self.keep_in(None)
         if self._fd >= 0:
             self._pause()
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)
         if self.write_end >= 0:
             self.started()
 

@@ -16,12 +16,13 @@ from unittest import mock
 
 from fsqueue import LeaseLost, Queue, QueueNotFound
 from fsqueue.protocol import finishing
+from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 from tests.concurrency.books import Diary, accounts, base_of, check_sound, counted, diaries, leftovers
 from tests.concurrency.processes import PATIENCE_S, Child, at_a_random_moment, children, what_they_do
 from tests.lab import commits, updates
 from tests.lab.evidence import explained
-from tests.waiting import until
+from tests.waiting import until, until_nothing_reaps
 
 QUEUE = Path("/disk/q")
 PIPELINE = Path("/disk/pipeline")
@@ -39,29 +40,20 @@ BULK = 40
 def lab(verb: str, filesystem: str | None = None) -> None:
     """Ask the lab for something: see scripts/lab/power-inside. `filesystem`: of the disk, if not the guest's own."""
     environment = os.environ | ({} if filesystem is None else {"FS": filesystem})
-    if verb == "remove":
-        gc.collect()  # what tracebacks and cycles keep open
-        for one in gc.get_objects():
-            if isinstance(one, (Queue, Store)):  # an open queue keeps its filesystem busy
-                one.close()
-        let_go_of_the_disk()
     try:
         subprocess.run(["lab-power", verb], check=True, env=environment, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"{error}\n{what_they_do()}") from error
 
 
-def let_go_of_the_disk() -> None:
-    """Close what this process has open on the disk, as the directory of a group: that keeps it busy.
-
-    What still has such a number closes it later. Until then the number is that of /dev/null.
-    """
-    null = os.open(os.devnull, os.O_RDONLY)
+def open_on_disk() -> dict[int, str]:
+    """Return what this process has open on the disk, by descriptor: it keeps the disk busy."""
+    found = {}
     for fd in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # the listing's own
-            if os.readlink(f"/proc/self/fd/{fd}").startswith("/disk/"):
-                os.dup2(null, fd, inheritable=False)
-    os.close(null)
+            if (place := os.readlink(f"/proc/self/fd/{fd}")).startswith("/disk/"):
+                found[fd] = place
+    return found
 
 
 class Life:
@@ -254,9 +246,21 @@ def cut(seed: int, style: str, durability: str, batch_tasks_max: int, filesystem
     lab("disk", filesystem)
     try:
         with explained(QUEUE, notes):
-            return _cut(dice, notes, seed, style, durability, batch_tasks_max)
-    finally:
+            found = _cut(dice, notes, seed, style, durability, batch_tasks_max)
+    except BaseException:
+        for one in [one for one in gc.get_objects() if isinstance(one, (Queue, Store, GroupDirectory))]:
+            if isinstance(one, GroupDirectory):  # the traceback keeps it
+                one.fs.close_root()
+            else:
+                one.close()
         lab("remove")
+        raise
+    until_nothing_reaps()
+    gc.collect()  # cycles
+    left = open_on_disk()
+    assert not left, f"open, though all queues and groups were let go of: {left}"
+    lab("remove")
+    return found
 
 
 def _cut(

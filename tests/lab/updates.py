@@ -8,7 +8,6 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,12 +15,13 @@ from unittest import mock
 from fsqueue import FsqueueError, Group, GroupQueues, Queue, Status, Task, Then, UpdateConflict, Worker
 from fsqueue.format import decisions
 from fsqueue.protocol import finishing
+from fsqueue.storage import logs
 from tests.concurrency.books import Diary, check_sound
 from tests.concurrency.processes import PATIENCE_S, Child, Count, at_a_random_moment, children, wait_all_stopped
 from tests.concurrency.trapped import trapped_group
 from tests.lab import evidence
 from tests.lab.nfs import FSQUEUE, SERVER, Point, StopAt, at, calls_of, lab, restart_server, run_on
-from tests.support import leftovers
+from tests.support import base_of, leftovers
 from tests.waiting import until
 
 STAGES = ("fetch", "parse", "store")
@@ -104,24 +104,36 @@ def _differing(found: Counter[Any], wanted: Counter[Any]) -> list[tuple[Any, int
 # -- the books of both --------------------------------------------------------------------------------------
 
 
-def has_cleaned(queue: Queue) -> bool:
-    """Do upkeep, and return whether nothing is left if the queue is drained. A batch that is busy is passed over."""
-    queue.gc()
-    return not [path for path in leftovers(queue) if not path.startswith("staging/")] or not queue.status().drained
+def until_updates_are_old(queue: Queue) -> None:
+    """Wait until others may give up each update that has records in a queue: the process that began it was killed.
+
+    Before that its batch must not be finished. An insert that is prepared in it is no task yet: a queue may be drained.
+    """
+    store = queue.store
+    prepared = [
+        update
+        for path in (base_of(queue) / "movements").glob("*/*")
+        for update in logs.read_present(store.fs, str(path)).prepared.values()
+    ]
+    old_ms = max((update.at + update.patience_ms for update in prepared), default=0) + store.clock.margin_ms
+    until(lambda: store.clock.now_ms() >= old_ms, f"the updates of killed processes in {queue.path} to be old")
 
 
 def check_clean(group: Group, *more: str) -> None:
-    """After upkeep no update is undecided, nothing is left of queues that were worked off, and fsck finds nothing but
-    what a kill or a power cut may leave.
+    """After one pass of upkeep, once what killed processes have left is old, no update is undecided, nothing is left of
+    queues that were worked off, and fsck finds nothing but what a kill or a power cut may leave.
     """
     queues = [*group.queues(tasks_min=0)]
     undecided = [info for queue in queues for info in queue.tasks() if info.update is not None]
     assert not undecided, undecided
     with mock.patch.object(finishing, "LINGER_MS", 0):  # else open batches end some seconds after the last insert
         for queue in queues:
-            until(partial(has_cleaned, queue), f"upkeep to leave nothing of what {queue.name} has finished", PATIENCE_S)
+            until_updates_are_old(queue)
+            queue.gc()
     for queue in queues:
         check_sound(queue, *more)  # a kill may tear a line of the history, or repeat one
+        left = [path for path in leftovers(queue) if not path.startswith("staging/")]
+        assert left == [] or not queue.status().drained, (queue.name, left)
     assert list(group.fsck()) == []
 
 

@@ -1,0 +1,486 @@
+"""A descriptor passes from one owner to the next, and an exception comes in between, as a signal handler raises it.
+
+At instructions of the code that opens, records, keeps, hands over and closes, once at each, a KeyboardInterrupt is
+raised by a trace function; in the code of the records once for each caller. Afterwards no descriptor may be open, none
+may have been closed twice, and no mutex may be held. A number that was closed stays taken for the test: whatever closes
+it once more is found out, though no other file has got the number yet.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import gc
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count, islice
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from fsqueue import FsqueueError, Group, Queue, poll
+from fsqueue.filesystem import replacing, resources
+from fsqueue.storage import decisions, listening
+from tests.levels import IS_ALL, how_many
+from tests.test_interrupted import HERE, in_thread, places
+from tests.waiting import PATIENCE_S, until_nothing_reaps
+
+OWNERS = {"resources.py", "beneath.py", "rooted.py", "operations.py", "jsonl.py", "logs.py", "open_logs.py",
+          "locked_batch.py", "queue_file.py", "store.py", "decisions.py", "update_syncs.py", "single_inserts.py",
+          "group_directory.py", "group_queues.py", "arguments.py", "group.py", "selection.py", "keys.py",
+          "letter_files.py", "queue.py", "update.py", "numbers.py"}  # fmt: skip
+"""Modules that open, keep or close descriptors, or hold mutexes, and those that call them first."""
+
+
+class CloseWatch:
+    """Watch what is closed. A number that was closed is not used again, and leads to the root directory."""
+
+    def __init__(self) -> None:
+        self._close, self._nowhere = os.close, os.open("/", os.O_PATH | os.O_CLOEXEC)
+        self._closed: set[int] = set()
+        self.wrong: list[str] = []
+        """What was closed twice, or was not open."""
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor as `os.close` does."""
+        try:
+            os.fstat(fd)
+            if fd in self._closed:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        except OSError:
+            self.wrong.append(f"{fd} is closed, and was closed before:\n{''.join(traceback.format_stack(limit=9))}")
+            raise
+        os.dup2(self._nowhere, fd, inheritable=False)
+        self._closed.add(fd)
+
+    def end(self) -> None:
+        """Give the numbers back."""
+        for fd in (*self._closed, self._nowhere):
+            self._close(fd)
+        self._closed.clear()
+
+
+class CountedLock(resources.OwnedLock):
+    """A lock that can be found."""
+
+
+class Watch:
+    """Watch descriptors and mutexes while an action runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, below: Path) -> None:
+        self._patch, self._below = monkeypatch, str(below)
+        self._locks: weakref.WeakSet[CountedLock] = weakref.WeakSet()
+
+    def _lock(self) -> CountedLock:
+        lock = CountedLock()
+        self._locks.add(lock)
+        return lock
+
+    @contextmanager
+    def run(self) -> Iterator[list[str]]:
+        """Watch a block; in the list that it yields stands afterwards what is wrong."""
+        wrong: list[str] = []
+        closes = CloseWatch()
+        with self._patch.context() as patch:
+            patch.setattr(os, "close", closes.close)
+            patch.setattr(os, "fsync", lambda fd: None)  # no power is lost here
+            patch.setattr(resources, "OwnedLock", self._lock)
+            yield wrong
+            owned = resources.this_thread.owned
+            if owned.sections or owned.fds or owned.fresh:
+                wrong.append(f"recorded still: {owned.sections}, {owned.fds}, {list(owned.fresh)}")
+                owned.sections.clear()
+                owned.fds.clear()
+                owned.fresh.clear()
+            wrong += [f"held still: {lock}" for lock in self._locks if lock.is_mine()]
+            poll.put_back_dropped()
+            until_nothing_reaps()
+            listening.close_idle()
+            gc.collect()
+            wrong += closes.wrong
+            wrong += [f"kept still: {kept.fd}" for one in [*resources._kept.values()] if (kept := one()) is not None]
+        closes.end()
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                if (place := os.readlink(f"/proc/self/fd/{fd}")).startswith(self._below):
+                    wrong.append(f"open still: {fd}, {place}")
+                    os.close(fd)
+
+
+class Interrupter:
+    """Raise at an instruction of the owners that was not interrupted before on the same way, once a run."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[object, ...]] = set()
+        self.where = ""
+
+    def run(self, action: Callable[[], object]) -> bool:
+        """Do it; False if nothing new was met."""
+        self.where = ""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            action()
+        except (KeyboardInterrupt, FsqueueError):
+            pass
+        finally:
+            sys.settrace(before)
+        return bool(self.where)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        path = frame.f_code.co_filename
+        if self.where or not path.startswith(HERE) or os.path.basename(path) not in OWNERS:
+            return None
+        if any(one.f_code.co_name == "__del__" for one in _above(frame)):
+            return None  # a finalizer: Python swallows what is raised there
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode" and not self.where and frame.f_lasti in places(frame.f_code):
+            key: tuple[object, ...] = (frame.f_code, frame.f_lasti)
+            if IS_ALL or frame.f_code.co_filename == resources.__file__:
+                key += tuple(one.f_code for one in islice(_above(frame.f_back), 1))
+            if key not in self.seen:
+                self.seen.add(key)
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname} @{frame.f_lasti}"
+                raise KeyboardInterrupt
+        return self._step
+
+
+def _above(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def work(queue: Queue) -> None:
+    """Insert, lease and end tasks in each way."""
+    queue.insert(1)
+    queue.insert_many([1, 2, 3])
+    first, second, third, *more = queue.lease(5)
+    first.complete()
+    second.fail("no", delay_s=0)
+    third.renew()
+    third.bury("no")
+    queue.release(more)
+
+
+def finish(queue: Queue) -> None:
+    """End a batch, and read what is kept of it."""
+    queue.insert_many([1, 2], batch_tasks=2)
+    queue.complete(queue.lease(100), {})
+
+
+def look(queue: Queue) -> None:
+    """Read all that can be read."""
+    queue.status()
+    queue.activity()
+    next(iter(queue.tasks()), None)
+    for _ in (*queue.tasks(), *queue.dead(), *queue.fsck()):
+        pass
+    queue.is_drained()
+    queue.wait(0)
+
+
+def loop(queue: Queue) -> None:
+    """Work in a loop that is left."""
+    for number, task in enumerate(queue.poll(prefetch=2)):
+        with task:
+            pass
+        if number:
+            break
+
+
+def insert_with_keys(queue: Queue) -> None:
+    """Insert tasks with keys: new ones, and one whose key is taken."""
+    for number in (next(NUMBERS), next(NUMBERS)):
+        queue.insert(number, key=f"{number}")
+        queue.insert(number, key=f"{number}")
+
+
+NUMBERS = count()
+QUEUE_VERBS: dict[str, Callable[[Queue], object]] = {
+    "work": work,
+    "finish": finish,
+    "look": look,
+    "loop": loop,
+    "insert with keys": insert_with_keys,
+    "retry": lambda queue: (queue.retry_dead(), queue.retry_completed()),
+    "commit": lambda queue: queue.insert_many([1, 2], commit=f"c{next(NUMBERS)}"),
+    "gc": lambda queue: (queue.gc(), queue.close(), queue.insert(1)),
+    "purge": lambda queue: (queue.insert(1), queue.purge()),
+    "settings": lambda queue: (queue.pause("why"), queue.resume(), queue.change_settings(lease_s=20)),
+}
+GROUP_VERBS: dict[str, Callable[[Group], object]] = {
+    **{f"queue: {name}": (lambda group, act=act: act(group["A"])) for name, act in QUEUE_VERBS.items()},
+    "new queue": lambda group: group[f"new-{next(NUMBERS)}"].insert(1),
+    "delete": lambda group: (group["gone"].insert(1), group.delete("gone"), group["gone"].exists()),
+    "look": lambda group: (
+        group.status(),
+        group.is_drained(),
+        group.wait(0),
+        [*group.queues()],
+        group.settings,
+        group.id,
+    ),
+    "usage": lambda group: (group.usage(), group.flows(), [*group.fsck()]),
+    "lease": lambda group: [task.complete() for task in group.lease(2)],
+    "loop": lambda group: next(iter(group.poll())).complete(),
+    "find": lambda group: (
+        Group.at(group.path),
+        Group.queue_at(group.path / "A").status(),
+        Group.holding(group.path / "A"),
+    ),
+    "lineage": lambda group: group.lineage("A", group["A"].insert(1).id),
+}
+
+
+def complete_and_insert(group: Group) -> None:
+    """Move a task from one queue to another."""
+    group["A"].insert(1)
+    [task] = group["A"].lease(1)
+    with group.update() as update:
+        update.complete(task)
+        update.insert("B", 2)
+        update.insert("C", 3, key=f"{next(NUMBERS)}")
+
+
+def change_what_was_seen(group: Group) -> None:
+    """Replace, cancel and depend on tasks that were looked up."""
+    seen = [group["A"].task(group["A"].insert(number).id) for number in range(3)]
+    with group.update() as update:
+        update.replace(seen[0], "new")
+        update.cancel(seen[1])
+        update.depends(seen[2])
+
+
+def update_one_queue(group: Group) -> None:
+    """Insert, and end a task, by one write."""
+    with group.update() as update:
+        update.insert("A", 1)
+        update.insert("A", 2)
+    [task] = group["A"].lease(1)
+    with group.update() as update:
+        update.complete(task)
+        update.insert("A", 1)
+
+
+def conflict(group: Group) -> None:
+    """Give an update up."""
+    group["A"].insert(1)
+    [task] = group["A"].lease(1)
+    update = group.update()
+    update.complete(task)
+    update.insert("B", 1)
+    task.release()
+    with suppress(FsqueueError):
+        update.apply()
+
+
+UPDATES: dict[str, Callable[[Group], object]] = {
+    "complete and insert": complete_and_insert,
+    "change what was seen": change_what_was_seen,
+    "update one queue": update_one_queue,
+    "conflict": conflict,
+}
+ROUNDS = 100
+"""After so many interruptions the queue, or the group, is another one: its files grow."""
+
+
+def new_queue(path: Path) -> None:
+    """Make a queue with a few batches."""
+    with Queue.create(path, shards=2, max_attempts=2, backoff_s=(0, 0)) as queue:
+        queue.insert_many(range(40), batch_tasks=8)
+
+
+def new_group(path: Path) -> None:
+    """Make a group with such queues."""
+    group = Group.create(path, shards=2, max_attempts=2, backoff_s=(0, 0))
+    for name in "ABC":
+        with group[name] as queue:
+            queue.insert_many(range(40), batch_tasks=8)
+
+
+KINDS: list[tuple[Callable[[Path], object], Callable[[Path], Any], dict[str, Callable[[Any], object]]]] = [
+    (new_queue, Queue, QUEUE_VERBS),
+    (new_group, Group, GROUP_VERBS | UPDATES),
+]
+
+
+def interrupted_anywhere(watch: Watch, place: Path) -> tuple[list[str], int]:
+    """Interrupt each verb at each instruction of the owners: of an object that it has just opened.
+
+    What one verb was interrupted at, the next ones are not. Return what was wrong, and how many interruptions there
+    were.
+    """
+    failed: list[str] = []
+    interrupter, rounds, number = Interrupter(), 0, count()
+    for make, open_, verbs in KINDS:
+        for verb, act in verbs.items():
+            hit, mine = True, 0
+            while hit and len(failed) < 9:
+                if mine % ROUNDS == 0:
+                    here = place / f"{next(number)}"
+                    make(here)
+                mine += 1
+                with watch.run() as wrong:
+                    hit = interrupter.run(lambda: act(open_(here)))  # noqa: B023 - called at once
+                failed += [f"{verb} at {interrupter.where}: {one}" for one in wrong]
+            rounds += mine
+    return failed, rounds
+
+
+def test_an_interruption_leaves_each_descriptor_to_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the verbs of a queue, a group and its queues, and updates."""
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)  # `Watch` puts back what a loop has left
+    gc.collect()
+    gc.freeze()  # what is there by now is not looked through each time
+    try:
+        failed, rounds = in_thread(lambda: interrupted_anywhere(Watch(monkeypatch, tmp_path), tmp_path))
+    finally:
+        gc.unfreeze()
+    assert not failed, "\n".join(failed)
+    assert rounds > how_many(2000, 10_000)
+
+
+def raised_at(code: CodeType, event: str, action: Callable[[], object], where: Callable[[FrameType], bool]) -> None:
+    """Do it, interrupted once in a function at an event of its trace."""
+    done: list[bool] = []
+
+    def local(frame: FrameType, now: str, _: Any) -> Any:
+        if now == event and not done and where(frame):
+            done.append(True)
+            raise KeyboardInterrupt
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, now, _: local if frame.f_code is code else None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            action()
+    finally:
+        sys.settrace(before)
+
+
+def test_a_file_that_a_program_opens_after_an_interruption_stays_open(tmp_path: Path) -> None:
+    """The decision file of the process was just being kept: its number is the program's now."""
+    new_group(tmp_path / "g")
+    group = Group(tmp_path / "g")
+    [task] = group["A"].lease(1)
+    group["B"].insert(1)
+    update = group.update()
+    update.complete(task)
+    update.insert("B", 2)
+    mine: list[int] = []
+
+    def apply() -> None:
+        try:
+            update.apply()
+        except KeyboardInterrupt:
+            mine.extend(os.open(tmp_path / "mine", os.O_RDWR | os.O_CREAT) for _ in range(4))
+            raise
+
+    in_thread(lambda: raised_at(decisions._Opened.__init__.__code__, "return", apply, lambda frame: True))
+    gc.collect()
+    wanted = os.stat(tmp_path / "mine")
+    for fd in mine:
+        assert os.path.samestat(os.fstat(fd), wanted)
+        os.close(fd)
+    with group.update() as again:
+        again.complete(task)
+        again.insert("B", 2)
+
+
+def test_an_interruption_while_a_queue_of_a_group_is_opened_stops_no_other_thread(tmp_path: Path) -> None:
+    new_group(tmp_path / "g")
+    queue = Group(tmp_path / "g")["A"]
+
+    def status() -> None:
+        raised_at(
+            resources.Mutex.__exit__.__code__,
+            "line",
+            queue.status,
+            lambda frame: frame.f_locals["self"] is queue._opening,
+        )
+        assert resources.this_thread.owned.sections == []
+        assert not queue._opening._lock.is_mine()
+
+    in_thread(status)
+    thread = threading.Thread(target=queue.insert, args=(1,), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_a_release_that_is_interrupted_is_done_once_more(tmp_path: Path) -> None:
+    """A second interruption, before the unlocking: the descriptor stays recorded, and is closed after all."""
+    closer = resources._Plain()
+    calls: list[int] = []
+
+    def unlock(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    closer.unlock = unlock
+    before = resources.mark()
+    fd = resources.opened(closer, map(os.open, (str(tmp_path),), (os.O_RDONLY,)))
+    resources.give_back(before, KeyboardInterrupt())
+    assert calls == [fd, fd]
+    assert fd not in resources.this_thread.owned.fds
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+def test_a_number_that_was_open_before_and_is_another_files_now_is_given_back(tmp_path: Path) -> None:
+    closer = resources._Plain()
+    first = resources.opened(closer, map(os.open, (str(tmp_path),), (os.O_RDONLY,)))
+    before = resources.mark()
+    resources.close(first)  # as the end of a listing that user code has let go of
+    again = resources.opened(closer, map(os.open, (str(tmp_path),), (os.O_RDONLY,)))
+    assert again == first
+    resources.give_back(before, KeyboardInterrupt())
+    assert resources.this_thread.owned.fds == {}
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(again)
+
+
+def test_an_interruption_on_the_way_along_a_link_closes_no_number_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("other")
+    (tmp_path / "other").symlink_to("file")
+    monkeypatch.setitem(globals(), "OWNERS", {"replacing.py"})
+    interrupter, hit = Interrupter(), True
+    while hit:
+        closes = CloseWatch()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "close", closes.close)
+            hit = interrupter.run(lambda: os.close(replacing.place_of(str(tmp_path / "link"))[0]))
+        closes.end()
+        assert closes.wrong == [], interrupter.where
+    assert len(interrupter.seen) > 10
+
+
+def test_a_lingering_listener_keeps_no_queue_open(tmp_path: Path) -> None:
+    """It is kept for the next wait. A disk could not be unmounted meanwhile, though its queue was let go of."""
+    queue = Queue.create(tmp_path / "q")
+    queue.insert(1)
+    with queue.store.listening() as listener:
+        listener.listen()
+    assert listener.fd != listening.NONE
+    del queue
+    gc.collect()
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    left = [os.readlink(link) for link in links if os.path.lexists(link)]
+    assert [place for place in left if place.startswith(str(tmp_path))] == []
+    listening.close_idle()
