@@ -797,5 +797,6 @@ def test_a_daily_touch_keeps_what_waits_and_lets_what_a_dead_insert_staged_go(tm
         q.gc(touch=True)
         assert time.time() - waiting.stat().st_mtime < 3_600
         assert time.time() - (q.path / "queue.jsonl").stat().st_mtime < 3_600
+        assert all(time.time() - path.stat().st_mtime > 80_000 for path in left.rglob("*.jsonl"))
     assert not list(left.rglob("*.jsonl"))
     assert [task.payload for task in q.lease(9)] == ["waits"]
