@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from fsqueue.filesystem import processes
 from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher
 
@@ -430,6 +431,8 @@ def _launcher(cpus: str | None) -> list[str]:
 
 def _script(prologue: str, launcher: list[str], arguments: list[str]) -> str:
     """Return the batch script. The worker takes the shell's place, so that Slurm's signals reach it."""
+    if (reason := processes.no_second_python()) is not None:
+        raise click.UsageError(f"The job would start workers. {reason}")
     worker = [*launcher, sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "run", *arguments]
     before = f"{prologue}\n\n" if prologue else ""  # a backslash at its end continues an empty line
     return f"#!/bin/bash\n{before}exec {' '.join(map(quoted, worker))}\n"

@@ -20,7 +20,7 @@ from typing import Any
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS, OK, UNFIT, UNTRIED, WARNING, ProbeResult
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import Filesystem, processes
 from fsqueue.filesystem.expected_errors import asking_again
 
 HOLD_S = 0.001
@@ -339,6 +339,8 @@ def among_processes(fs: Filesystem, directory: str, inherited: tuple[int, ...] =
     """
     if not sys.executable:
         return [ProbeResult("locks between processes", UNTRIED, "this program cannot start a Python of its own.")]
+    if (reason := processes.no_second_python()) is not None:
+        return [ProbeResult("locks between processes", UNTRIED, reason)]
     host = Party("p", fs, directory)
     prepare_races(host, NAMES)
     program = f"import sys; sys.path[:] = {safe_path()!r}; from fsqueue.doctor.contests import main; main()"

@@ -32,6 +32,20 @@ STATES = {
 COMMAND_CHARS_MAX = 200
 
 
+def no_second_python() -> str | None:
+    """Return in a sentence why no second Python process can import this package; None if one can.
+
+    A zip file (zipapp) is unpacked by nobody: what it holds has no path that a process could execute.
+    """
+    archive = getattr(__loader__, "archive", None)
+    if archive is None:
+        return None
+    return (
+        f"fsqueue lies in the zip file {archive}, and no process can be started from there. Install it with pip, and "
+        "do this with the installed one. Commands that start no process work from the zip file."
+    )
+
+
 def _place() -> str | None:
     """Return where process numbers mean what they mean here: this boot of this kernel, and in it this PID namespace.
 

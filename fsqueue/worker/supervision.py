@@ -19,6 +19,7 @@ from typing import Protocol
 from fsqueue import forks
 from fsqueue.clock import Clock
 from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem import processes
 from fsqueue.worker import shortages, supervisor
 from fsqueue.worker.events import Mailbox
 
@@ -226,6 +227,8 @@ class Supervisors:
         return self._server
 
     def _start_server(self) -> socket.socket:
+        if (reason := processes.no_second_python()) is not None:
+            raise NoForkServer(f"Commands and functions are started by a process of Python's own. {reason}")
         pairs = [socket.socketpair()]
         try:
             while pairs[-1][1].fileno() < 3:  # this process has a standard stream closed

@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipapp
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -60,6 +62,53 @@ def test_wheel_holds_every_module_and_nothing_generic(wheel: zipfile.ZipFile) ->
     assert "pyspark_fsqueue/__init__.py" in expected
     assert {"fsqueue/py.typed", "fsqueue/webpages/templates/base.html"} <= expected
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_the_sdist_holds_what_is_installed_and_no_tests(tmp_path: Path) -> None:
+    """Some of the tests without their neighbours could not run."""
+    shutil.copytree(TOP, tmp_path / "tree", ignore=lambda place, names: {
+        name for name in names if name in ("__pycache__", "lab") or name.startswith((".", "build", "dist"))
+    })  # fmt: skip
+    build = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "tree", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [path] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as sdist:
+        held = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {name for name in held if name.startswith(("tests", "scripts", "docs"))} == set()
+    assert held >= {
+        str(file.relative_to(TOP))
+        for tree in ("fsqueue", "cli")
+        for file in (TOP / tree).rglob("*")
+        if file.suffix == ".py" or file.name == "py.typed" or file.parent.name == "templates"
+    }
+
+
+def test_a_zip_file_says_what_it_cannot_do(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    for source, name in (("fsqueue", "fsqueue"), ("cli", "fsqueue_cli")):
+        shutil.copytree(TOP / source, app / name, ignore=shutil.ignore_patterns("__pycache__"))
+    zipapp.create_archive(app, tmp_path / "f.pyz", main="fsqueue_cli.entry:main")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        # What the package needs comes from this environment; the package itself from the zip file, which is first.
+        command = [sys.executable, "-P", str(tmp_path / "f.pyz"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    assert run("create", "q").returncode == 0
+    assert run("insert", "q", "--task", "1").stdout == "1\n"
+    reason = f"fsqueue lies in the zip file {tmp_path}/f.pyz, and no process can be started from there. Install it"
+    for arguments in (
+        ("run", "q", "--", "true"),
+        ("run", "q", "--call", "json:dumps"),
+        ("slurm", "q", "--time", "1", "--print", "--", "true"),
+    ):
+        done = run(*arguments)
+        assert (done.returncode != 0, reason in " ".join(done.stderr.split())) == (True, True), done.stderr
+        assert "Traceback" not in done.stderr
+    done = run("doctor", ".")
+    assert (done.returncode, reason in " ".join(done.stdout.split())) == (0, True), done.stdout
+    assert "waiting                  1" in run("status", "q").stdout
 
 
 def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
