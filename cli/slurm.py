@@ -15,9 +15,8 @@ from typing import Any
 
 import click
 
-from fsqueue.filesystem import processes
 from fsqueue.format import wording
-from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher
+from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher, no_second_python
 
 from .common import example, json_option, path_of, queue_at, search_working_directory
 from .options import takes_value
@@ -431,7 +430,7 @@ def _launcher(cpus: str | None) -> list[str]:
 
 def _script(prologue: str, launcher: list[str], arguments: list[str]) -> str:
     """Return the batch script. The worker takes the shell's place, so that Slurm's signals reach it."""
-    if (reason := processes.no_second_python()) is not None:
+    if (reason := no_second_python()) is not None:
         raise click.UsageError(f"The job would start workers. {reason}")
     worker = [*launcher, sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "run", *arguments]
     before = f"{prologue}\n\n" if prologue else ""  # a backslash at its end continues an empty line

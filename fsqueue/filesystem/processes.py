@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -37,7 +38,7 @@ def no_second_python() -> str | None:
 
     A zip file (zipapp) is unpacked by nobody: what it holds has no path that a process could execute.
     """
-    archive = getattr(__loader__, "archive", None)
+    archive = getattr(sys.modules[__name__].__loader__, "archive", None)
     if archive is None:
         return None
     return (

@@ -4,6 +4,7 @@
 what commands print. `commands`, `processes` and `threads` do the tasks.
 """
 
+from fsqueue.filesystem.processes import no_second_python
 from fsqueue.worker.passing import OUTPUTS, Output
 from fsqueue.worker.report import Event, WorkerReport
 from fsqueue.worker.scripts import check_command, check_program, names_launcher
@@ -21,4 +22,5 @@ __all__ = [
     "check_fields",
     "check_program",
     "names_launcher",
+    "no_second_python",
 ]

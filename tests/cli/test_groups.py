@@ -376,3 +376,15 @@ def test_a_link_in_the_place_of_the_groups_own_file_is_told_and_no_group_is_advi
         ["delete", group.path, "--queue", "q", "--yes"],
     ):
         assert ".group.jsonl is no regular file" in fsqueue_cli(*command, code=5).output, command
+
+
+def test_a_queue_that_was_moved_into_a_group_is_listed_by_its_name_alone(fsqueue_cli: Run, tmp_path: Path) -> None:
+    Group.create(tmp_path / "g")["own"].insert(1)
+    with Queue.create(tmp_path / "moved") as queue:
+        queue.insert(2)
+    (tmp_path / "moved").rename(tmp_path / "g" / "moved")
+    listed = [fsqueue_cli("ls", tmp_path / "g", *more).stdout.split() for more in (["--min", "0"], [])]
+    assert sorted(listed[0]) == ["moved", "own"]
+    assert "moved" not in listed[1]
+    assert "own" in listed[1]
+    assert "was not made in this group" in fsqueue_cli("status", tmp_path / "g" / "moved", code=5).stderr
