@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -25,13 +26,13 @@ from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings
 from fsqueue.format.models import Status
-from fsqueue.format.names import QueueDirectory
+from fsqueue.format.names import QueueDirectory, QueueId
 from fsqueue.format.priority import Rank
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
 from fsqueue.groups.lineage import Lineage, Search
-from fsqueue.groups.numbers import TaskNumbers
+from fsqueue.groups.numbers import KnownNumbers, TaskNumbers
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.groups.update import Update
@@ -226,18 +227,19 @@ class Group(GroupQueues):
     in its place any more, or another one is: perhaps its filesystem was unmounted.
     """
 
-    group: Group
-
     def __init__(self, path: str | os.PathLike[str], *, worker: str | None = None) -> None:
         self._path = queue_path(path)
         self.worker = worker
         self._opened: GroupDirectory | None = None
+        self._id: QueueId | None = None
+        """The id of the group that was opened first: no other one is opened."""
         self._opening = resources.Mutex()
         self.coordinator = Coordinator()
         """Applies its updates in this process."""
-        self.numbers = TaskNumbers(self)
-        """Numbers as ids of its tasks, for clients of taskstore."""
+        self._numbers = KnownNumbers()
         self._kept: dict[QueueDirectory, GroupQueue] = {}
+        self._open_queues: weakref.WeakValueDictionary[int, GroupQueue] = weakref.WeakValueDictionary()
+        """All queues of it that were opened, by their identity: equal ones are several objects."""
         super().__init__(self)
         self.directory()
 
@@ -267,6 +269,16 @@ class Group(GroupQueues):
         return made
 
     @property
+    def group(self) -> Group:
+        """Return the group itself."""
+        return self
+
+    @property
+    def numbers(self) -> TaskNumbers:
+        """Return the numbers that are ids of its tasks, for clients of taskstore."""
+        return TaskNumbers(self, self._numbers)
+
+    @property
     def path(self) -> Path:
         """Return its directory."""
         return Path(self._path)
@@ -280,6 +292,30 @@ class Group(GroupQueues):
     def id(self) -> str:
         """Return what tells it from a group made later at the same path."""
         return self.directory().state.id
+
+    def close(self) -> None:
+        """Close its directory, and each of its queues that is open. Leases go on; the group may be used again."""
+        with resources.Scope(), self._opening:
+            opened, self._opened, self._kept, self._numbers = self._opened, None, {}, KnownNumbers()
+            queues = list(self._open_queues.values())
+            self._open_queues.clear()
+        self._local = threading.local()  # with what this group leases from
+        self.coordinator.close()
+        for queue in queues:
+            queue.close()
+            queue._let_go()  # it is opened in the group's directory, which is closed, too
+        if opened is not None:
+            opened.fs.close_root()
+
+    def note_open(self, queue: GroupQueue) -> None:
+        """Take note of a queue that is open now: closing the group closes it."""
+        self._open_queues[id(queue)] = queue
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"Group({self._path!r})"
@@ -342,7 +378,9 @@ class Group(GroupQueues):
         if kept is not None and len(self._kept) < KEPT_MAX:
             return kept  # as in most cases: no queue has to make room for another one
         with resources.Scope(), self._opening:
-            queue = self._kept.pop(directory, None) or self.queue_in(directory)
+            queue = self._kept.pop(directory, None)
+            if queue is None:  # nobody gets it who could have it for longer than the group
+                queue = GroupQueue(weakref.proxy(self), names.parse_queue_directory(directory) or directory)
             self._kept[directory] = queue
             while len(self._kept) > KEPT_MAX:
                 self._kept.pop(next(iter(self._kept)))
@@ -419,21 +457,22 @@ class Group(GroupQueues):
             with resources.Scope(), self._opening:
                 if self._opened is not opened and self._opened is not None:
                     return self._opened  # another thread was faster
-                self._opened = found = self._open(opened)
+                self._opened = found = self._open()
                 return found
         except OSError as error:
             raise from_os_error(error, f"opening the group {self._path}") from error
 
-    def _open(self, before: GroupDirectory | None) -> GroupDirectory:
-        """Open the group; anew, if it was open `before`. GroupNotFound if another one is there then."""
+    def _open(self) -> GroupDirectory:
+        """Open the group, perhaps anew. GroupNotFound if another one is there than was opened before."""
         try:
             found = GroupDirectory(self._path)
         except GroupNotFound as error:
-            if before is None:
+            if self._id is None:
                 raise
             raise GroupNotFound(group_directory.gone(self._path)) from error
-        if before is not None and found.state.id != before.state.id:
+        if self._id not in (None, found.state.id):
             raise GroupNotFound(group_directory.replaced(self._path))
+        self._id = found.state.id
         return found
 
     # -- paths --------------------------------------------------------------------------------------------------

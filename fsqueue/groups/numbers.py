@@ -45,6 +45,14 @@ class NewNumber:
     owner: int | None = None
 
 
+class KnownNumbers:
+    """What a process knows of the numbers of one group. The group keeps it; it does not refer to the group object."""
+
+    def __init__(self) -> None:
+        self.opened: tuple[GroupDirectory, Numbers] | None = None
+        self.directories: dict[bytes, QueueDirectory] = {}
+
+
 class TaskNumbers:
     """The numbers of a group's tasks: `group.numbers`. They grow from 1, and none is ever used twice.
 
@@ -53,10 +61,8 @@ class TaskNumbers:
     told them; ask again. Safe to use from many threads, and after a fork.
     """
 
-    def __init__(self, group: HasUpdates) -> None:
-        self._group = group
-        self._opened: tuple[GroupDirectory, Numbers] | None = None
-        self._directories: dict[bytes, QueueDirectory] = {}
+    def __init__(self, group: HasUpdates, known: KnownNumbers) -> None:
+        self._group, self._known = group, known
 
     def give(self, tasks: Sequence[NewNumber]) -> list[NumberedInfo]:
         """Return the number of each of these tasks of the group, in the version in which it was seen.
@@ -170,9 +176,9 @@ class TaskNumbers:
 
     def _directory_of(self, group: GroupDirectory, place: bytes) -> QueueDirectory | None:
         """Return the directory that 8 bytes stand for; None if the group has none. One listing finds all of them."""
-        if place not in self._directories:
-            self._directories = {place_of(directory): directory for directory in group.directories()}
-        return self._directories.get(place)
+        if place not in self._known.directories:
+            self._known.directories = {place_of(directory): directory for directory in group.directories()}
+        return self._known.directories.get(place)
 
     def _version(self, new: NewNumber) -> TaskVersion:
         task = new.task
@@ -200,10 +206,10 @@ class TaskNumbers:
         try:
             with resources.Scope():
                 group = self._group.directory()
-                opened = self._opened
+                opened = self._known.opened
                 if opened is None or opened[0] is not group:
                     syncs = group.state.settings.durability != "none"
-                    opened = self._opened = group, Numbers(group, syncs)
+                    opened = self._known.opened = group, Numbers(group, syncs)
                 yield opened
         except OSError as error:
             raise from_os_error(error, f"{what} the group {self._group.path}") from error

@@ -59,6 +59,9 @@ class HasQueues(Protocol):
     def directory(self) -> GroupDirectory:
         """Return the open group. GroupNotFound if it is not in its place, or another one is."""
 
+    def note_open(self, queue: GroupQueue) -> None:
+        """Take note of a queue that is open now: closing the group closes it."""
+
     def update(self) -> Any:
         """Return an empty update of queues of this group."""
 
@@ -187,6 +190,7 @@ class GroupQueue(Queue):
                 raise from_os_error(error, f"opening the queue {self._path}") from error
             if self._leases_for_others:
                 store.lease_for_others()
+            self.group.note_open(self)
             self._work_on(store)
 
     def _opens(self) -> bool:

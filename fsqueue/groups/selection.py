@@ -22,11 +22,18 @@ class Selected:
     """
 
     def __init__(self, group: HasQueues, pattern: str | None = None, names_: tuple[str, ...] | None = None) -> None:
-        self.group = group
+        own: object = self
+        if group is not own:  # else it would keep itself from being let go of
+            self._group = group
         self.pattern = pattern
         self.names = names_
         self._matches = None if pattern is None else compiled(pattern).fullmatch
         self._fixed = None if names_ is None else [names.queue_directory(name) for name in names_]
+
+    @property
+    def group(self) -> HasQueues:
+        """Return the group in which they are."""
+        return self._group
 
     def directories(self) -> list[QueueDirectory]:
         """Return the directories that are meant and are there, unordered, by one listing of the group.

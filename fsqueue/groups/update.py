@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fsqueue.errors import GroupNotFound, InvalidArgument, TaskTooLarge, from_os_error
 from fsqueue.filesystem import resources
@@ -84,8 +85,8 @@ class Update(PendingUpdate[Queue, QueuePlan]):
             raise InvalidArgument(f"A queue of the group is expected, or its name, not {queue!r:.100}.")
         plan = self._plans.get(directory)
         if plan is None:
-            name = names.parse_queue_directory(directory) or directory
-            plan = self._plans[directory] = QueuePlan(name, directory, lambda: self._open(directory))
+            name, opener = names.parse_queue_directory(directory) or directory, weakref.WeakMethod(self._open)
+            plan = self._plans[directory] = QueuePlan(name, directory, lambda: _opened(opener, directory))
         return plan
 
     def _open(self, directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
@@ -112,6 +113,14 @@ class Update(PendingUpdate[Queue, QueuePlan]):
             )
         _check_sizes(store, plan)
         return store, inserter, queue._keyed
+
+
+def _opened(opener: weakref.WeakMethod[Any], directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
+    """Open a queue for an update that is being applied. Its plans do not keep an update that was let go of."""
+    open_queue = opener()
+    assert open_queue is not None
+    found: tuple[Store, SingleInserter, KeyedInserter] = open_queue(directory)
+    return found
 
 
 def _check_sizes(store: Store, plan: QueuePlan) -> None:

@@ -130,6 +130,10 @@ class Coordinator:
         self.log_s = 0.0
         """How long each log took in the last update, its sync and its part of the decision included."""
 
+    def close(self) -> None:
+        """Leave the decision file. The next update begins another one."""
+        self.files = OwnDecisionFiles()
+
     def apply(self, directory: Callable[[], GroupDirectory], queues: Sequence[QueuePlan], timeout_s: float) -> Applied:
         """Let an update happen. It is tried anew for up to `timeout_s` while others are in the way.
 

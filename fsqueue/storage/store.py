@@ -295,6 +295,7 @@ class Store:
         with resources.Scope():
             self.logs.close()
             self.queue_file.forget()
+        self.group = None
         for listener in listening.idle_over(self.doorbell):
             listening.close_idle(listener)
         self.fs.close_root()
