@@ -215,9 +215,11 @@ def test_a_look_whether_it_is_in_place_is_one_system_call(used: Used, monkeypatc
 def test_what_a_group_is_without_its_file(used: Used) -> None:
     """As after a purge of scratch: what is in it is not called drained."""
     (used.group.path / groups.GROUP_FILE).unlink()
-    for act in (used.group.is_drained, used.never.lease, lambda: Group(used.group.path)):
+    for act in (used.group.is_drained, used.never.lease):
         with pytest.raises(GroupNotFound, match="check that this is mounted"):
             act()
+    with pytest.raises(GroupNotFound, match=r"no \.group\.jsonl: it is gone.*fsqueue fsck --repair"):
+        Group(used.group.path)
     assert sorted(os.listdir(used.group.path)) == ["open", "other"]
 
 
