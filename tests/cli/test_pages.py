@@ -163,6 +163,7 @@ PLANS = {
             "In Python": "tests/client/test_remote_queue.py",
             "Workers": "tests/service/test_worker.py",
             "In any language": "tests/service/test_asking.py",
+            "Behind a proxy": "tests/service/test_page_in_browser.py",  # with a proxy of its own
         },
     ),
     "docs/taskstore.md": Plan(
