@@ -1103,7 +1103,7 @@ def start():
     held.wait()
 threading.Thread(target=start).start()
 spared = subprocess.Popen(["sh", "-c", "exit 5"])
-ends, stays = f"sh -c '{sys.argv[1]}'", "sh -c 'exec sleep 9000'"
+ends, stays = f"sh -c '{sys.argv[1]}' $$", "sh -c 'exec sleep 9000'"
 subprocess.run(["sh", "-c", f"{ends} & {stays} >/dev/null & echo $!"], check=True)
 def states():
     found = supervisor.own_children()
@@ -1118,7 +1118,7 @@ held.set()
 
 
 def test_what_is_adopted_is_reaped_and_neither_another_thread_s_child_nor_one_that_is_spared() -> None:
-    ends = shell_until("! kill -0 $PPID 2>&-")  # with its parent: else that waits for it
+    ends = shell_until("! kill -0 $0 2>&-")  # once its parent has: its $PPID may be the subreaper
     run = subprocess.run(
         [sys.executable, "-c", ADOPTING_SOME, ends], stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=True
     )
