@@ -24,7 +24,7 @@ from fsqueue.format import names
 from fsqueue.groups import members
 from fsqueue.storage.group_directory import GroupDirectory
 
-QUEUES, ROUNDS, PATTERN = 100_000, 3, ".*7#fetch"
+QUEUES, ROUNDS, PATTERN = 100_000, 3, r".*7\.example#fetch"
 
 
 def make(path: str, queues: int, every: int) -> fsqueue.Group:
@@ -104,21 +104,37 @@ def main(arguments: list[str]) -> None:
         group = make(path, given.queues, given.with_task)
         made_s = time.perf_counter() - begin
         before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        floor_s, all_s, some_s = least_s(
+        counts = [0, 0, 0]
+
+        def listing(place: int, match: str | None, tasks_min: int) -> Callable[[], object]:
+            """Return what lists queues as a user does, and notes how many there were."""
+
+            def list_them() -> None:
+                counts[place] = sum(1 for _ in group.queues(match, tasks_min=tasks_min))
+
+            return list_them
+
+        floor_s, all_s, some_s, with_tasks_s = least_s(
             given.rounds,
             lambda: scan(path),
-            lambda: sum(1 for _ in group.matching(".*").directories()),
-            lambda: sum(1 for _ in group.queues(PATTERN, tasks_min=0)),
+            listing(0, None, 0),
+            listing(1, PATTERN, 0),
+            listing(2, None, 1),
         )
         after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         found: dict[str, Any] = {
             "queues": given.queues,
             "made_s": made_s,
             "scandir_s": floor_s,
+            "all_found": counts[0],
             "all_s": all_s,
             "all_ratio": all_s / floor_s,
+            "pattern_found": counts[1],
             "pattern_s": some_s,
             "pattern_ratio": some_s / floor_s,
+            "with_tasks_found": counts[2],
+            "with_tasks_s": with_tasks_s,
+            "with_tasks_ratio": with_tasks_s / floor_s,
             "memory_kib": after_kib - before_kib,
         }
         if given.looks:

@@ -35,6 +35,16 @@ class RemoteGroup:
     def __hash__(self) -> int:
         return hash(self.url)
 
+    def close(self) -> None:
+        """Close this thread's connection, which its queues share. Leases go on; the group may be used again."""
+        self._wire.drop()
+
+    def __enter__(self) -> RemoteGroup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     @property
     def url(self) -> str:
         """Return its address, as `connect` takes it."""

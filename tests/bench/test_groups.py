@@ -19,6 +19,7 @@ def test_the_benchmark_of_groups_works_and_leaves_nothing(tmp_path: Path) -> Non
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["tasks"] == 4
+    assert (found["all_found"], found["pattern_found"], found["with_tasks_found"]) == (200, 20, 4)
     assert found["pattern_s"] > 0
     assert found["all_ratio"] > 0
     assert list(tmp_path.iterdir()) == []
