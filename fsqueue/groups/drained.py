@@ -20,6 +20,9 @@ from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views.inspection import DrainCheck, two_agree
 from fsqueue.views.rates import total
 
+NO_QUEUE = b"no queue"
+"""What a look notes of a directory in which no queue is, or no longer, or something else."""
+
 Source = Queue | Selected
 """What is waited for, or leased from: a queue, or queues of a group. (A GroupQueue stands as Selected.)"""
 
@@ -37,13 +40,17 @@ class GroupDrainCheck:
     """Whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
 
     It asks `DrainCheck` about each queue; docs/groups.md, "Drained". Each look lists the groups anew. Two looks in a
-    row that found the same queues with nothing in them prove the instant between the two: a queue that had come by
-    then is in the second listing, so it is in the first. Cheap to ask again: it begins where something was left. Not
+    row that found the same queues with nothing in them prove the instant between the two. A queue that was there then
+    is in both, or was deleted after that instant. A deletion changes the stamp of the group's directory, which each
+    look notes last (docs/design.md, section 6.1). Cheap to ask again: it begins where something was left. Not
     thread-safe. Memory is bounded: of each queue nothing is kept.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = list(sources)
+        self._clock = Clock()
+        self._shows_at = -math.inf
+        """From when on each deletion shows, beside the stamps that the last look has noted (monotonic)."""
         self._left: tuple[Queue, DrainCheck] | None = None
         """The queue in which something was left the last time."""
         self.asking: Source | None = None
@@ -64,6 +71,8 @@ class GroupDrainCheck:
     def _collect(self) -> bytes | None:
         """Look at all queues, one after the other. None if something is left in one."""
         digest = hashlib.blake2b(digest_size=16)
+        if (early_s := self._shows_at - self._clock.monotonic()) > 0:
+            self._clock.sleep(early_s)
         for source in self._sources:
             self.asking = source
             if isinstance(source, Queue):
@@ -71,20 +80,34 @@ class GroupDrainCheck:
                     return None
                 digest.update(seen)
                 continue
-            for directory in sorted(source.directories()):
+            directories = sorted(source.directories())
+            are_queues = source.names is not None and len(directories) == len(source.names)
+            for directory in directories:
                 if (seen := self._ask_member(source, directory)) is None:
                     return None
                 digest.update(f"{directory}\n".encode() + seen)
+                are_queues = are_queues and not seen.startswith(NO_QUEUE)
+            if not are_queues:  # then one may come, and be deleted before the next look
+                digest.update(self._stamp_of(source))
         return digest.digest()
+
+    def _stamp_of(self, source: Selected) -> bytes:
+        """Return what is another one at the next look if a queue of the group was deleted in between."""
+        if source.group.directory().fs.lists_by_time:
+            return b""  # each listing of this look, and of others, changes the directory's time
+        stamp = source.stamp()
+        self._shows_at = max(self._shows_at, self._clock.monotonic() + stamp.shows_after_s())
+        return repr(stamp).encode()
 
     def _ask_member(self, source: Selected, directory: QueueDirectory) -> bytes | None:
         queue = source.queue_in(directory)
         try:
             seen = self._ask(queue)
         except QueueNotFound:
-            return b"no queue"  # it is just coming into being, or was deleted: the next look tells
+            # It is just coming into being, or was deleted. If it was there in between, its file is another one.
+            return NO_QUEUE + repr(source.queue_stamp(directory)).encode()
         except NotAQueue:
-            return b"stray"
+            return NO_QUEUE
         if seen is not None:
             queue.close()
         return seen

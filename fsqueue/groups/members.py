@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from fsqueue.clock import Clock
-from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueFileLost, QueueNotFound, from_os_error
+from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueFileLost, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.drained import Source
@@ -81,11 +81,7 @@ class _OfOne:
             return
         self._look_at = now + LIST_S
         group = self.selected.group.directory()
-        try:
-            with resources.Scope():
-                stamp = group.stamp()
-        except OSError as error:
-            raise from_os_error(error, f"looking at the group {group.path}") from error
+        stamp = self.selected.stamp()
         if stamp == self._stamp and now < self._list_at:
             return
         is_changed = stamp != self._stamp

@@ -11,6 +11,7 @@ from fsqueue.filesystem import resources
 from fsqueue.format import layout, names
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue, HasQueues
+from fsqueue.storage.group_directory import DirectoryStamp
 from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.queue_file import state_in
 
@@ -52,6 +53,24 @@ class Selected:
         if matches is None:
             return found
         return [one for one in found if matches(names.parse_queue_directory(one) or "")]
+
+    def stamp(self) -> DirectoryStamp:
+        """Return what changes when a queue of the group comes into being or is deleted. GroupNotFound."""
+        group = self.group.directory()
+        try:
+            with resources.Scope():
+                return group.stamp()
+        except OSError as error:
+            raise from_os_error(error, f"looking at the group {group.path}") from error
+
+    def queue_stamp(self, directory: QueueDirectory) -> object:
+        """Return what changes when the queue in a directory comes into being or is closed. GroupNotFound."""
+        group = self.group.directory()
+        try:
+            with resources.Scope():
+                return group.queue_stamp(directory)
+        except OSError as error:
+            raise from_os_error(error, f"looking at the queue {group.path_of(directory)}") from error
 
     def queue_in(self, directory: QueueDirectory) -> GroupQueue:
         """Return the queue whose directory this is."""

@@ -11,6 +11,7 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import NamedTuple
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import GroupNotFound, InvalidArgument, NotAQueue, QueueNotFound, StorageError
@@ -25,6 +26,9 @@ from fsqueue.storage.store import Store
 
 BEGIN_TRIES = 10
 """Maximum number of times that a queue is begun whose directory others move away meanwhile."""
+
+
+SECOND_NS = 1_000_000_000
 
 
 class QueueMoved(StorageError):
@@ -46,6 +50,22 @@ def replaced(path: str) -> str:
         "this is mounted; else it was deleted, and another group made in its place. To use what is there now, open it "
         "again with Group(path)."
     )
+
+
+class DirectoryStamp(NamedTuple):
+    """The times of a group's directory, its number, and how many names it has."""
+
+    mtime_ns: int
+    ctime_ns: int
+    number: int
+    links: int
+
+    def shows_after_s(self) -> float:
+        """Return after how many seconds each further change makes another stamp.
+
+        Kernels stamp by a clock that ticks every 10 ms at most. Some filesystems keep whole seconds.
+        """
+        return 1.1 if not self.mtime_ns % SECOND_NS and not self.ctime_ns % SECOND_NS else 0.02
 
 
 class GroupDirectory:
@@ -114,17 +134,29 @@ class GroupDirectory:
         """Return the path of a queue's directory."""
         return f"{self.path}/{directory}"
 
-    def stamp(self) -> tuple[int, int]:
-        """Return what changes when a queue comes into being or is deleted: the directory's time, as a server knows it.
+    def stamp(self) -> DirectoryStamp:
+        """Return what changes when a queue comes into being or is deleted, as a server knows it at this moment.
 
-        Two changes in one tick of a clock leave it equal.
+        Changes in one tick of the clock that stamps the directory leave it equal.
         """
         fd = self.fs.look(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             found = self.fs.fstat(fd)
-            return found.st_mtime_ns, found.st_nlink
+            return DirectoryStamp(found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_nlink)
         finally:
             self.fs.close(fd)
+
+    def queue_stamp(self, directory: QueueDirectory) -> Stamp | None:
+        """Return the stamp of a queue's own file, as a server knows it at this moment; None if there is none.
+
+        To close a queue makes its file longer.
+        """
+        try:
+            return self.fs.read_stamped(layout.settings_file(self.path_of(directory)))[0]
+        except OSError as error:
+            if is_gone(error) or error.errno in NOT_FILES:
+                return None
+            raise
 
     def directories(self) -> list[QueueDirectory]:
         """Return the directories that can hold queues, unordered, by one listing. A hint: nothing in them is read."""
