@@ -111,7 +111,7 @@ def test_all_that_was_seen_and_is_not_so_is_said(group: Group) -> None:
 @pytest.mark.parametrize("keep_payloads", [0, 1024])
 @pytest.mark.parametrize("batch_tasks", [None, 2])
 def test_a_finished_task_has_its_last_payload(group: Group, batch_tasks: int | None, keep_payloads: int) -> None:
-    """Whether it came in a file or in the log; and a retry inserts the last one, once. If none is kept, none is shown."""
+    """Whether it came in a file or in the log; a retry inserts the last one, once. If none is kept, none is shown."""
     queue = group["a"]
     other = "other" * 20
     queue.insert_many(["old", other], batch_tasks=batch_tasks)
