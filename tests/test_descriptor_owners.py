@@ -87,6 +87,7 @@ class Watch:
     def run(self) -> Iterator[list[str]]:
         """Watch a block; in the list that it yields stands afterwards what is wrong."""
         wrong: list[str] = []
+        others = set(resources._kept)  # of tests that ran before in this process
         closes = CloseWatch()
         with self._patch.context() as patch:
             patch.setattr(os, "close", closes.close)
@@ -105,7 +106,8 @@ class Watch:
             listening.close_idle()
             gc.collect()
             wrong += closes.wrong
-            wrong += [f"kept still: {kept.fd}" for one in [*resources._kept.values()] if (kept := one()) is not None]
+            now = [one() for number, one in [*resources._kept.items()] if number not in others]
+            wrong += [f"kept still: {kept.fd}" for kept in now if kept is not None]
         closes.end()
         for fd in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
