@@ -406,7 +406,10 @@ def error_of(status: int, body: bytes | dict[str, Any]) -> FsqueueError:
             return _error_of(said, status)
     except (AttributeError, KeyError, TypeError):
         pass
-    return NoGateway(f"The gateway answered {status}: {body!r:.200}")
+    return NoGateway(
+        f"The gateway, or a proxy before it, answered {status}: {body!r:.200}. Whether it has done what it was asked "
+        "is unknown."
+    )
 
 
 def _said(body: bytes | dict[str, Any]) -> _Said | None:
