@@ -69,8 +69,8 @@ def test_a_failure_that_was_told_is_not_told_again_of_the_next_lease(
     again = threading.Event()
     fed, tell = loop.Loop._fed, settling._tell
 
-    def fed_again(self: loop.Loop, news: Any) -> None:
-        fed(self, news)
+    def fed_again(self: loop.Loop, news: Any, *feeder: Any) -> None:
+        fed(self, news, *feeder)
         if any(task.attempt == 2 for task in news.tasks):
             again.set()
 

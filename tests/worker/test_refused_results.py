@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 import pytest
 
 from fsqueue import Queue, StorageError, Worker
 from fsqueue.worker import handlers
-from fsqueue.worker.settling import Outcome, OutcomeReporter
+from fsqueue.worker.settling import Outcome, OutcomeReporter, Taking
 from tests.support import QueueFactory
 from tests.worker import tasks
 from tests.worker.support import Failing, drained
@@ -22,7 +21,7 @@ BIG = "head -c 30000 /dev/zero | tr '\\0' '\\001'"
 
 def reporter_of(queue: Queue) -> OutcomeReporter:
     limits = Worker(queue, tasks.nothing)._limits
-    return OutcomeReporter(limits, threading.Lock(), lambda settled: None, lambda error: None, lambda name, error: None)
+    return OutcomeReporter(limits, Taking(), lambda settled: None, lambda error: None, lambda name, error: None)
 
 
 @pytest.mark.parametrize("how", ["standard output", "file", "function", "threads"])
