@@ -252,7 +252,8 @@ KINDS = {
     "hidden-file": Kind(
         DAMAGE,
         "A symbolic link stands in the place of a task file or a movement log. Deduplicators ('rdfind -makesymlinks') "
-        "and archives leave such links. fsqueue follows none, so the tasks there are not executed, and not counted.",
+        "and archives leave such links. fsqueue follows none, so the tasks there are not executed. Behind a link in "
+        "the place of a log, they are not counted, and 'wait' may end without them.",
         "nothing: only a person can tell whether the link leads to what was there. If it does, put that back while no "
         'process uses the queue: target=$(readlink -f LINK) && rm LINK && cp -a "$target" LINK. If it does not, '
         "remove the link: then the file is gone",
