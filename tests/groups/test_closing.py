@@ -16,6 +16,7 @@ from fsqueue import Group, GroupNotFound, Queue, UpdateConflict
 from fsqueue.groups.numbers import NewNumber
 from tests.concurrency.processes import children
 from tests.prepared import ByHand
+from tests.waiting import until_nothing_reaps
 
 pytestmark = pytest.mark.once
 
@@ -98,6 +99,7 @@ def test_what_nothing_refers_to_is_closed_without_the_collector(tmp_path: Path, 
         with without_collector():
             for _ in range(ROUNDS):
                 KINDS[kind](path)
+            until_nothing_reaps()  # behind a purge
             return len(opened_in(path))
 
     with children((live,)) as [child]:
