@@ -128,8 +128,10 @@ def serve(
     names = {*hosts, *([address.host] if address.host not in ("", "0.0.0.0", "::") else [])}
     app = application.application(made, names, read_only, taskstore_duration, root_path)
     listeners, address, proof = bound(address)
+    most, spare = _connections(made.limits.connections_max)
     config = uvicorn.Config(
         app,
+        backlog=min(spare, BACKLOG),  # asyncio accepts that many at once, before it closes those that are too many
         http=BoundedProtocol,
         ws="none",
         log_level="error",  # a warning is a line for each broken request: clients could fill the disk
@@ -142,7 +144,7 @@ def serve(
         ssl_keyfile=tls_key,
     )
     BoundedProtocol.head_s = made.limits.head_s
-    BoundedProtocol.connections_max, BoundedProtocol.refused_max = _connections(made.limits.connections_max)
+    BoundedProtocol.connections_max, BoundedProtocol.refused_max = most, spare
     server = GatewayServer(config)
     server.on_stop = made.stop
     try:

@@ -44,7 +44,7 @@ this host. Each pause is as long as the worker has waited by then. That reads th
 It tells of those that two looks in a row have found dead."""
 SILENT_S = 10.0
 """How long a queue may take to answer before the worker goes on without its filesystem, if it has others."""
-AWAY_S = 5.0
+AWAY_LOOK_S = 5.0
 """How often a worker looks whether a queue or a group is there that was not: that opens it."""
 CHECKS = 2
 """Number of times that a worker asks whether all is done when it was notified and found no task, or when its own last
@@ -254,7 +254,7 @@ class Feeder(BackgroundThread):
 
     def _say_away(self, away: Sequence[Away]) -> None:
         if away:
-            self._away_at = self._now() + AWAY_S
+            self._away_at = self._now() + AWAY_LOOK_S
         for one in away:
             self._say("away", f"{one.text}.")
 
@@ -263,7 +263,7 @@ class Feeder(BackgroundThread):
         if self._now() < self._away_at:
             return
         found = self._queues.come_back()
-        self._away_at = self._now() + AWAY_S if self._queues.away else math.inf
+        self._away_at = self._now() + AWAY_LOOK_S if self._queues.away else math.inf
         if found:
             self._watch_anew()
         for one in found:

@@ -81,7 +81,13 @@ MUTATIONS = [
         "a lease from several queues may give one task twice",
         "a lease runs out while the call is stopped, and the call finds the task again",
         "relay",
-        (("Several.look", "return latest(held)", "return held"),),
+        (
+            (
+                "Several.look",
+                "return list({(id(task.queue), task.batch, task.index): task for task in held}.values())",
+                "return held",
+            ),
+        ),
         first=20460,
     ),
 ]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture(autouse=True)
 def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "AWAY_S", 0.05)
+    monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
 
 
 def new_queue(root: Path, *payloads: Any) -> Queue:

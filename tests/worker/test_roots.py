@@ -182,7 +182,7 @@ class SilentLooks:
         monkeypatch.setattr(Watch, "take", take)
         for module in (feeding, loop):
             monkeypatch.setattr(module, "SILENT_S", 0.2)
-        monkeypatch.setattr(feeding, "AWAY_S", 0.05)
+        monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
 
 
 @pytest.mark.parametrize("after", [False, True])
