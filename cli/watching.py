@@ -162,6 +162,19 @@ class Watching:
             self.errors[path] = error
             return Look(name_of(path), path, fsqueue.Status(), error=error)
 
+    def is_drained(self) -> bool:
+        """Return whether `wait` calls them drained. Looks are no proof: tasks that move meanwhile may be in none."""
+        with ExitStack() as closing:
+            waited_for, _ = _opened(self.paths, self.match)
+            for one in waited_for:
+                if isinstance(one.queue, fsqueue.Queue):
+                    closing.enter_context(one.queue)
+            try:
+                found = fsqueue.wait([one.queue for one in waited_for], 0, lambda statuses: None)
+            except fsqueue.FsqueueError:
+                return False  # they are not, or the next look says what is wrong
+            return all(status.drained for status in found)
+
     def priorities(self, path: str) -> list[fsqueue.PriorityRange]:
         """Return how many tasks of a queue wait, by priority; on a terminal with a bar, if that takes long."""
         with Bar("reading priorities") as progress:
@@ -411,7 +424,7 @@ def _watch(watching: Watching, interval_s: float, json: bool) -> None:
                 for look in looks:
                     say(progress_line(look, named=several))
             sys.stdout.flush()
-            if looks and all(look.status.drained for look in looks):
+            if looks and all(look.status.drained for look in looks) and watching.is_drained():
                 return
             time.sleep(max(interval_s, took_s * (1 / LOOK_SHARE - 1)))
     finally:

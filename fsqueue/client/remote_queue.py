@@ -54,7 +54,7 @@ from fsqueue.format.models import (
     TaskRef,
 )
 from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import Errors, Until
+from fsqueue.poll import Errors, Until, last_statuses
 from fsqueue.protocol import encoding, insert_errors, transitions
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.user_code import UserCodeError, user_function
@@ -376,8 +376,10 @@ class RemoteQueue:
                     told(status)
                 except UserCodeError as foreign:
                     raise foreign.error from None
-            if given["drained"] or time.monotonic() >= deadline:
+            if given["drained"]:
                 return status
+            if time.monotonic() >= deadline:
+                return last_statuses([status], lambda: [self.status()], self.is_drained)[0]
             step_s = max(0.0, min(WAIT_S, deadline - time.monotonic()))
 
     def peek(self, n: int = 1) -> list[TaskInfo]:

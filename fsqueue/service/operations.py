@@ -279,7 +279,8 @@ LEASE_ONE = Operation(
 LEASE_ANY = Operation("POST", "/lease", "lease_any", "Lease tasks of any queue of the group; each says of which.",
                       body=(*LEASE, MATCH))  # fmt: skip
 WAIT = Operation("GET", f"{QUEUE}/wait", "wait", "Wait until the queue is drained; tell its status then, or at the end "
-                 "of the time.", query=(TIMEOUT_S,))  # fmt: skip
+                 "of the time. Go by `drained`: tasks that others move meanwhile may be in none of the counts.",
+                 query=(TIMEOUT_S,))  # fmt: skip
 FOLLOW = Operation("GET", f"{QUEUE}/events", "events", "The status of the queue, whenever it has changed.",
                    gives="text/event-stream")  # fmt: skip
 FOLLOW_TASK = Operation("GET", f"{ONE_TASK}/events", "task_events", "Each movement of a task, to its end.",

@@ -221,7 +221,7 @@ async def wait(request: Request, given: dict[str, Any]) -> Response:
     gateway = request.app.state.gateway
     timeout_s = min(given["timeout_s"], gateway.limits.wait_s_max)
 
-    async def waiting() -> tuple[fsqueue.Status, str]:
+    async def waiting() -> tuple[bool, fsqueue.Status, str]:
         loop = asyncio.get_running_loop()
         deadline, pause_s = loop.time() + timeout_s, PAUSE_S[0]
         is_drained = False
@@ -230,16 +230,16 @@ async def wait(request: Request, given: dict[str, Any]) -> Response:
             if not is_drained:
                 await gateway.pause(min(pause_s, left_s))
                 pause_s = min(pause_s * 1.5, PAUSE_S[1])
-        found: tuple[fsqueue.Status, str] = await gateway.threads.run(lambda: counted(is_drained))
+        found: tuple[bool, fsqueue.Status, str] = await gateway.threads.run(lambda: counted(is_drained))
         return found
 
-    def counted(is_drained: bool) -> tuple[fsqueue.Status, str]:
+    def counted(is_drained: bool) -> tuple[bool, fsqueue.Status, str]:
         with gateway.served.queue(given["queue"]) as queue:
-            # A status without a task proves nothing: a wait says so only of a queue that was drained, at one instant.
-            return queue.status() if is_drained else queue.wait(0), _state_of(queue)
+            return is_drained or queue.is_drained(), queue.status(), _state_of(queue)
 
-    status, state = await while_there(request, asyncio.ensure_future(waiting()), lambda late: None)
-    return Json({**status.as_dict(), "drained": status.drained, "state": state})
+    is_drained, status, state = await while_there(request, asyncio.ensure_future(waiting()), lambda late: None)
+    # A status without a task proves nothing. After a proof, it tells whether something was inserted since.
+    return Json({**status.as_dict(), "drained": is_drained and status.drained, "state": state})
 
 
 def _state_of(queue: fsqueue.Queue) -> str:

@@ -1,0 +1,74 @@
+""" "Drained" through a gateway, beside a task that always lives, and hops from place to place: it is never said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import fsqueue
+from fsqueue import Group, RemoteGroup, RemoteQueue
+from fsqueue.worker.sources import sources_of
+from tests.gateways import gateways
+from tests.hopping import ENDS, WAYS, Hopper
+from tests.levels import each_once
+from tests.views.test_drained import waits
+
+pytestmark = pytest.mark.once
+
+Connect = Callable[[Path], RemoteGroup | RemoteQueue]
+
+ASKED: dict[str, Callable[[RemoteQueue], bool]] = {
+    "asking": lambda queue: queue.is_drained(),
+    "waiting": lambda queue: waits(lambda: [queue.wait(0)]),
+    "waiting for a time": lambda queue: waits(lambda: [queue.wait(0.01)]),
+    "a loop": lambda queue: queue.poll()._stop(),
+    "a worker": lambda queue: sources_of(queue).drain_check()(),
+}
+
+
+def of_a_group(group: Group, connect: Connect) -> RemoteQueue:
+    served = connect(group.path)
+    assert isinstance(served, RemoteGroup)
+    return served["b"]
+
+
+def alone(group: Group, connect: Connect) -> RemoteQueue:
+    served = connect(group.path / "b")
+    assert isinstance(served, RemoteQueue)
+    return served
+
+
+SERVED = {"a queue of a group": of_a_group, "a queue": alone}
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Connect]:
+    with gateways(tmp_path) as serve:
+        yield lambda path: fsqueue.connect(serve(path))
+
+
+def asked_while_a_task_hops(path: Path, connect: Connect, served: str, asked: str, way: str, verb: str) -> None:
+    hopper = Hopper(path / "group", way, verb, "b")
+    with hopper.hopping() as group, SERVED[served](group, connect) as remote:
+        for _ in range(3):
+            begun = hopper.hops
+            assert not ASKED[asked](remote)
+            assert hopper.hops > begun, "the gateway's looks met the task nowhere"
+        hopper.end()
+        assert ASKED[asked](remote)
+
+
+@each_once(("asked", list(ASKED)), ("verb", ENDS))
+def test_a_task_that_hops_is_not_missed_however_it_ends(
+    tmp_path: Path, connect: Connect, asked: str, verb: str
+) -> None:
+    asked_while_a_task_hops(tmp_path, connect, "a queue of a group", asked, "file", verb)
+
+
+@each_once(("asked", list(ASKED)), ("way", WAYS))
+def test_a_task_that_hops_is_not_missed_however_it_comes(
+    tmp_path: Path, connect: Connect, asked: str, way: str
+) -> None:
+    asked_while_a_task_hops(tmp_path, connect, "a queue", asked, way, "cancel")
