@@ -209,19 +209,23 @@ class Handler:
         """Run a call, and return what it returns. What the function raises goes through.
 
         Bury for what no further attempt can mend: a payload that is no call, a function that is not there, arguments
-        that do not fit its signature.
+        that do not fit its signature. The reasons say nothing of what is in the payload: they last longer than it may
+        be kept (`keep_payloads`).
         """
         name, args, kwargs = _parts(payload)
         function = self.functions.get(name)
         if function is None:
             raise Bury(
-                f"this worker has no function {name!r}, only those of {', '.join(self.modules)}: retry it when workers "
-                "load the module that registers it"
+                f"this worker has no function of the call's name, only those of {', '.join(self.modules)}: retry it "
+                "when workers load the module that registers it"
             )
         try:
             function.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise Bury(f"{name} does not take these arguments: {error}") from None
+            why = str(error)
+            if "unexpected keyword" in why:  # and a name that is the payload's
+                why = f"one has a name that no parameter of {function.signature} has"
+            raise Bury(f"{name} does not take these arguments: {why}") from None
         return function(*args, **kwargs)
 
 
@@ -234,8 +238,8 @@ def _parts(payload: Any) -> tuple[str, list[Any], dict[str, Any]]:
                 if "types" in payload:
                     args, kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)  # the payload stays as it was leased
                     call_types.restored(args, kwargs, payload["types"])
-            except ValueError as error:
-                raise Bury(f"the payload is no call of a function: {error}") from None
+            except ValueError:  # its text quotes the payload
+                raise Bury("the payload is no call of a function: its types do not suit its arguments") from None
             return name, args, kwargs
     raise Bury('the payload is no call of a function: {"call": NAME, "args": [...], "kwargs": {...}}, and nothing else')
 

@@ -416,7 +416,7 @@ def test_a_handler_runs_what_its_modules_register(tiles: Any, module: Import) ->
         ({"call": "tiles:render", "args": None}, "no call"),
         ({"call": "tiles:render", "kwargs": [1]}, "no call"),
         ({"call": "tiles:render", "args": [3], "more": 1}, "no call"),
-        ({"call": "tiles:rendr"}, "no function 'tiles:rendr', only those of tiles"),
+        ({"call": "tiles:rendr"}, "no function of the call's name, only those of tiles"),
         ({"call": "tiles:private", "args": [1]}, "no function"),
         ({"call": "render", "args": [1]}, "no function"),
         ({"call": "tiles:render.__globals__"}, "no function"),
@@ -426,6 +426,7 @@ def test_a_handler_runs_what_its_modules_register(tiles: Any, module: Import) ->
         ({"call": "tiles:render"}, "missing a required argument: 'tile'"),
         ({"call": "fail", "args": [1, 2]}, "too many positional"),
         ({"call": "fail", "kwargs": {"y": 1}}, "missing a required argument: 'why'"),
+        ({"call": "fail", "args": [1], "kwargs": {"y": 1}}, r": one has a name that no parameter of \(why\) has$"),
     ],
 )
 def test_what_no_attempt_can_mend_is_buried_with_a_reason(tiles: Any, payload: Any, words: str) -> None:
@@ -441,7 +442,7 @@ def test_a_type_error_of_the_function_is_its_own_and_not_buried(module: Import) 
 
 def test_a_function_belongs_to_the_module_that_defines_it(tiles: Any, module: Import) -> None:
     module("user", "import fsqueue\nfrom tiles import render\n@fsqueue.task\ndef f(): pass")
-    with pytest.raises(Bury, match="no function 'tiles:render'"):
+    with pytest.raises(Bury, match="no function of the call's name, only those of user"):
         functions.handler(["user"])({"call": "tiles:render", "args": [3]})
     assert functions.handler(["user", "tiles"])({"call": "tiles:render", "args": [3]})[0] == 3
     module("reexports", "from tiles import render", load=False)
@@ -496,7 +497,7 @@ def test_a_worker_runs_calls_and_buries_what_is_none(tiles: Any, queue: Queue, h
     assert reasons == [
         "the payload is no call of a function",
         "the payload is no call of a function",
-        "this worker has no function 'tiles",
+        "this worker has no function of the call's name, only those of tiles",
         "tiles",
     ]
     assert all(letter.attempt == 1 for letter in queue.dead())

@@ -393,9 +393,10 @@ class Commands(ProcessExecutor):
         elif error.errno == errno.E2BIG:
             why = f"the payload is too large for a command line: {_ON_STDIN}"
         elif not self._is_fixed and error.errno in _NO_COMMAND:
-            name = os.fsdecode(error.filename or b"")
-            fault = program_fault(name)
-            why = f"the command cannot be executed: {error.strerror}: {name}{fault and f' ({fault})'}"
+            # Named as the user typed it: the program's own name is of the payload, which may not be kept.
+            name, typed = os.fsdecode(error.filename or b""), self._argv[0]
+            fault = program_fault(name).replace(name or typed, typed)
+            why = f"the command cannot be executed: {error.strerror}: {typed}{fault and f' ({fault})'}"
         else:
             fault = program_fault(self._argv[0]) if error.errno in _NO_COMMAND else ""
             what = f"The command {self._argv[0]!r} could not be executed: {fault or error.strerror or error}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from fsqueue.errors import InvalidArgument
 _NAME = r"[^\W\d]\w*(?:[-.]\w+)*"
 NAME = re.compile(_NAME)
 """What names a field: an identifier (`tile`), or one that goes on behind hyphens or single dots (`tile-id`, `x.y`)."""
+_QUOTED = r'"[^"{}]+"'
+"""What names any other field: `{"tile no"}`. A colon behind it is JSON's, so it takes no format."""
 _PART = r"\.|//?|/\."
 _NUMBERS = "bdoxXeEfFgG%"
 """The kinds of formats that take numbers alone."""
@@ -26,7 +29,10 @@ _SPEC = rf"(?:[^\s{{}}]?[<>=^])?[+-]?#?0?(?:[1-9][0-9]{{0,2}})?[,_]?(?:\.[0-9]{{
 """Matches Python's format specification, but for what depends on the locale (n), characters by number (c), the sign " "
 and widths from 1,000 on.
 """
-_FIELD = re.compile(rf"(?P<name>{_NAME})?(?:(?P<part>{_PART})|:(?P<spec>[^{{}}]*))?")
+_FIELD = re.compile(
+    rf"(?:(?P<name>{_NAME})?(?:(?P<part>{_PART})|:(?P<spec>[^{{}}]*))?|(?P<quoted>{_QUOTED})(?P<part_of_quoted>{_PART})?)"
+)
+_SIGN = r"[-?*+=@~^#%&|<>()\[\]]"
 _REFUSED = {
     rf"-?\d+(?:{_PART})?|\d+[:!][^{{}}\s]*":
         "stands for nothing: there are no numbered columns: {} is the payload, {name} a field of it.",
@@ -37,23 +43,38 @@ _REFUSED = {
         "is not known here: there are no expressions. A script can change a payload: sh -c '… \"$1\" …' sh {}.",
     rf"0*##|0+#|(?:{_NAME}|-?\d+)?(?:/?\.\.\.?|\+/|\+\.{{1,3}})":
         "is not known here. The parts of a path are {.}, {/}, {//} and {/.}, and {#} is the task's id.",
-    rf"(?:#|(?:{_NAME})(?:{_PART})?|{_PART})[ \t]+":
+    rf"(?:#|(?:{_NAME}|{_QUOTED})(?:{_PART})?|{_PART})[ \t]+":
         "has a blank before the closing brace, and so stands for nothing: leave the blank out.",
+    rf"(?:{_NAME})(?:{_SIGN}|\[(?:-?\d+|'[^'{{}}]*'|\"[^\"{{}}]*\")\])":
+        "begins like a field's placeholder, and stands for nothing: {name} is the field, all of it.",
+    rf"(?:{_NAME})?:[^{{}}\s]*\{{[^{{}}]*\}}[^{{}}\s]*":
+        "has braces in its format, and so stands for nothing: a format is a fixed text, such as {tile:04d}.",
 }  # fmt: skip
 """What looks like a placeholder, of GNU parallel or Python or misspelled, and means nothing; and what is said of it.
 
 A blank behind the opening brace is none of it: `{ print }` belongs to awk.
 """
-_MEANT = "|".join([rf"#|(?:{_NAME})?(?:{_PART})?", rf"(?:{_NAME}):[^{{}}]*", r": ?[^{}\s]*[ \t]*", *_REFUSED])
+_MEANT = "|".join([rf"#|(?:{_NAME}|{_QUOTED})?(?:{_PART})?", rf"(?:{_NAME}):[^{{}}]*", r": ?[^{}\s]*[ \t]*", *_REFUSED])
 """Matches what stands between the braces of a placeholder, valid or refused."""
 _BRACES = re.compile(rf"(?<!\{{)\{{\{{(?P<escaped>{_MEANT})\}}\}}(?!\}})|\{{(?P<inside>{_MEANT})\}}")
+_OTHERS = re.compile(rf"(?<![{{$])\{{(?!(?:{_MEANT})\}})(?P<inside>[^{{}}]+)\}}(?!\}})")
+"""Matches all other braces: text, unless a field of the payload has the name that they are around."""
+_AS_FIELD = re.compile(rf"(?P<name>.*?)(?:{_PART}|:[^{{}}]*)?", re.DOTALL)
 FIELDS_SHOWN_MAX = 20
 """Maximum number of fields of a payload that an error about a missing field names."""
-TEXT_SHOWN_CHARS_MAX = 40
 
 
 class Unfilled(ValueError):
-    """Say why a payload cannot take the place of a placeholder, and what would help."""
+    """Say why a payload cannot take the place of a placeholder, and what would help.
+
+    The text says nothing of the payload but of which kind it is: it becomes the reason of a failure, which lasts longer
+    than a payload may be kept (`keep_payloads`).
+    """
+
+    def __init__(self, why: str, names: str = "") -> None:
+        super().__init__(why)
+        self.names = names
+        """Which fields the payload has, for a user who may see it: the task waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +84,7 @@ class Placeholder:
     text: str
     """As it was typed: `{tile:04d}`."""
     name: str = ""
-    """The field; "" for the whole payload."""
+    """The field, without the quotes that it was typed in; "" for the whole payload."""
     part: str = ""
     """Which part of a path: `.` without its extension, `/` its last name, `//` its directory, `/.` its last name
     without the extension; "" for all of it.
@@ -72,6 +93,11 @@ class Placeholder:
     """A format specification."""
     is_id: bool = False
     """Whether it stands for the task's id."""
+
+    @property
+    def typed_name(self) -> str:
+        """Return the field's name as it is typed between braces."""
+        return self.name if not self.name or NAME.fullmatch(self.name) else f'"{self.name}"'
 
     @property
     def is_number(self) -> bool:
@@ -87,8 +113,12 @@ def fill(argv: Sequence[str], payload: Any, task_id: str) -> list[bytes]:
     Two kinds of braces stay as they are, whatever the payload holds:
     - around what can be no placeholder: `{print $1}` and `{1..3}` belong to a program;
     - behind a dollar: `${name}` belongs to the shell.
-    If a field of that name took their place, an inserter could write programs.
+    If a field of that name took their place, an inserter could write programs. A payload that has such a field is
+    refused: the user has most likely meant the field.
     """
+    if isinstance(payload, dict):
+        for inside in others(tuple(argv)):
+            _refuse_name(inside, payload)
     return [
         b"".join(one if isinstance(one, bytes) else _value_of(one, payload, task_id) for one in parts(argument))
         for argument in argv
@@ -111,6 +141,12 @@ def parts(argument: str) -> tuple[bytes | Placeholder, ...]:
     return (*found, system_bytes(argument[end:]))
 
 
+@functools.lru_cache(maxsize=256)
+def others(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what stands in braces in a command and is no placeholder, also over words that a shell has parted."""
+    return tuple(dict.fromkeys(match["inside"] for match in _OTHERS.finditer(" ".join(argv))))
+
+
 def in_argument(argument: str) -> Iterator[Placeholder]:
     """Yield the placeholders in an argument."""
     return (one for one in parts(argument) if isinstance(one, Placeholder))
@@ -123,8 +159,10 @@ def check(argv: Sequence[str]) -> None:
 
 
 def asks_for_fields(argv: Sequence[str]) -> bool:
-    """Tell whether a payload may lack, or be, what `argv` cannot take."""
-    return any(one.name or one.part or one.spec for argument in argv for one in in_argument(argument))
+    """Tell whether a payload may lack, have, or be, what `argv` cannot take."""
+    return bool(others(tuple(argv))) or any(
+        one.name or one.part or one.spec for argument in argv for one in in_argument(argument)
+    )
 
 
 def hand_over(argv: Sequence[str]) -> bool:
@@ -167,7 +205,8 @@ def _placeholder(inside: str) -> Placeholder:
             f"{text} has no valid format behind the colon. Formats are Python's, such as {{tile:04d}}, {{x:.3f}} or "
             f"{{name:>8}}. {_unless_text(text)}"
         )
-    return Placeholder(text, match["name"] or "", match["part"] or "", spec or "")
+    name = match["name"] or (match["quoted"] or "")[1:-1]
+    return Placeholder(text, name, match["part"] or match["part_of_quoted"] or "", spec or "")
 
 
 def _unless_text(text: str) -> str:
@@ -187,19 +226,36 @@ def _is_valid(spec: str) -> bool:
     return False
 
 
+def _refuse_name(inside: str, payload: Mapping[str, Any]) -> None:
+    """Refuse braces around a field's name that is none of a placeholder, as `{tile no}` and `{2x}` are. Unfilled."""
+    match = _AS_FIELD.fullmatch(inside)
+    name = next((one for one in (inside, match and match["name"]) if one in payload), None)
+    if name is None:
+        return
+    text = f"{{{inside}}}"
+    if re.fullmatch(_QUOTED, f'"{name}"'):
+        cure = f"""write {shlex.quote(f'{{"{name}"}}')} for its value"""
+    else:
+        cure = "give the field another name"
+    raise Unfilled(
+        f"{text} is around the name of a field of the payload, and is no placeholder, since that name is no "
+        f"identifier: {cure}. If the command means the text {text}, put it into a script file"
+    )
+
+
 def _value_of(one: Placeholder, payload: Any, task_id: str) -> bytes:
     if one.is_id:
         return task_id.encode()
     value, what = payload, "payload"
     if one.name:
         if not isinstance(payload, dict) or one.name not in payload:
-            raise Unfilled(_missing(one, payload))
+            raise _missing(one, payload)
         value, what = payload[one.name], f"field {one.name!r}"
     if one.part:
         if not isinstance(value, (str, bytes)):
             is_whole = isinstance(value, dict) and not one.name
-            instead = f"name a field of it, as in {{name{one.part}}}" if is_whole else f"write {{{one.name}}}"
-            raise Unfilled(f"{one.text} takes a part of a text, and the {what} is {_shown(value)}: {instead}")
+            instead = f"name a field of it, as in {{name{one.part}}}" if is_whole else f"write {{{one.typed_name}}}"
+            raise Unfilled(f"{one.text} takes a part of a text, and the {what} is {_kind(value)}: {instead}")
         return _part_of(bytes_of(value), one.part)
     return _formatted(one, value, what) if one.spec else bytes_of(value)
 
@@ -229,31 +285,28 @@ def _formatted(one: Placeholder, value: Any, what: str) -> bytes:
         takes = "numbers"
     else:
         takes = "texts" if one.spec.endswith("s") else "texts and numbers"
-    raise Unfilled(
-        f"{one.text} takes {takes}, and the {what} is {_shown(value)}: insert {takes}, or write {{{one.name}}}"
-    )
+    kind = "no whole number" if takes == "whole numbers" else _kind(value)
+    raise Unfilled(f"{one.text} takes {takes}, and the {what} is {kind}: insert {takes}, or write {{{one.name}}}")
 
 
-def _missing(one: Placeholder, payload: Any) -> str:
+def _missing(one: Placeholder, payload: Any) -> Unfilled:
+    there = names = ""
     if isinstance(payload, Mapping):
-        names = sorted(map(str, payload))
-        more = f" and {len(names) - FIELDS_SHOWN_MAX:,} more" if len(names) > FIELDS_SHOWN_MAX else ""
-        there = f"its fields are {', '.join(names[:FIELDS_SHOWN_MAX])}{more}" if names else "it has no fields"
+        fields = sorted(map(str, payload))
+        more = f" and {len(fields) - FIELDS_SHOWN_MAX:,} more" if len(fields) > FIELDS_SHOWN_MAX else ""
+        names = f"Its fields are {', '.join(fields[:FIELDS_SHOWN_MAX])}{more}" if fields else "It has no fields"
     else:
-        there = f"it is {_KINDS.get(type(payload), 'a value')}, and no object with fields"
-    return (
-        f"the payload has no field {one.name!r} for {one.text}: {there} "
-        f"(write {escaped(one.text)} for the text {one.text})"
+        there = f": it is {_kind(payload)}, and no object with fields"
+    return Unfilled(
+        f"the payload has no field {one.name!r} for {one.text}{there} "
+        f"(write {escaped(one.text)} for the text {one.text})",
+        names,
     )
 
 
-def _shown(value: Any) -> str:
-    """Return a value in words, for an error."""
-    kind = _KINDS.get(type(value), "a value")
-    if isinstance(value, str):
-        cut = value[:TEXT_SHOWN_CHARS_MAX] + ("…" if len(value) > TEXT_SHOWN_CHARS_MAX else "")
-        return f"the text {cut!r}"
-    return f"the number {value}" if type(value) in (int, float) else kind
+def _kind(value: Any) -> str:
+    """Return of which kind a value is, for an error: never the value."""
+    return _KINDS.get(type(value), "a value")
 
 
 _KINDS = {

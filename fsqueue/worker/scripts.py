@@ -276,7 +276,7 @@ def _instead(found: Exposed) -> str:
         line = found.language.instead.replace("{program}", found.program).replace("{f}", first)
         return f"Else hand it over as an argument: -- {line}"
     if found.language.is_first and not is_whole:
-        inside = found.within[0].name
+        inside = found.within[0].typed_name
         return f"If it is a number, say so: {{{inside}:d}} takes nothing else."
     others = [word for at, word in enumerate(found.command) if at != found.text_at]
     with_it = _stdin(others)

@@ -342,7 +342,10 @@ def check_fields(command: Sequence[str], queues: Iterable[Queue | RemoteSource])
             try:
                 placeholders.fill(command, task.payload, task.id)
             except placeholders.Unfilled as error:
-                raise InvalidArgument(f"Task {task.id} cannot be run so: {error}. No task was touched.") from None
+                names = f" {error.names}." if error.names else ""
+                raise InvalidArgument(
+                    f"Task {task.id} cannot be run so: {error}.{names} No task was touched."
+                ) from None
 
 
 def _processes(gpus_per_task: int | None) -> int:

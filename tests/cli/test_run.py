@@ -387,8 +387,24 @@ def test_a_typo_in_a_placeholder_completes_nothing(spawn: Spawn, queue: Queue) -
     process = spawn("run", queue.path, "--", "echo", "{tyle}")
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
-    assert "has no field 'tyle' for {tyle}: its fields are tile" in err
+    assert "has no field 'tyle' for {tyle} (write {{tyle}} for the text {tyle}). Its fields are tile." in err
     assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)] * 3
+
+
+def test_a_column_with_a_blank_in_its_name_is_named_in_quotes(
+    fsqueue_cli: Run, spawn: Spawn, queue: Queue, tmp_path: Path
+) -> None:
+    """In plain braces it reached the command as text, and the tasks were completed."""
+    (tmp_path / "t.csv").write_text("tile no,x\n7,1\n8,2\n")
+    fsqueue_cli("insert", queue.path, "--csv", tmp_path / "t.csv")
+    for words in (["{tile no}"], ["{tile", "no}"]):
+        process = spawn("run", queue.path, "--", "echo", *words)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, out, err.count("\n")) == (2, "", 1)
+        assert """write '{"tile no"}' for its value""" in err
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)] * 2
+    out, _ = spawn("run", queue.path, "--", "echo", '{"tile no"}').communicate(timeout=PATIENCE_S)
+    assert sorted(out.split()) == ["7", "8"]
 
 
 def test_a_quoted_command_line_buries_nothing(spawn: Spawn, queue: Queue) -> None:

@@ -465,7 +465,10 @@ def test_a_payload_in_a_script_is_refused_before_anything_is_submitted(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--", "echo", "{nofield}"], "the payload has no field 'nofield' for {nofield}: its fields are tile"),
+        (
+            ["--", "echo", "{nofield}"],
+            "the payload has no field 'nofield' for {nofield} (write {{nofield}} for the text",
+        ),
         (["--", "echo", "{tile.}"], "takes a part of a text"),
         (["--", "echo", "{:d4}"], "has no valid format behind the colon"),
         (["--", "echo", "{%}"], "$FSQUEUE_SLOT"),

@@ -143,12 +143,12 @@ def test_what_a_function_gets(function: Any, payload: Any, expected: Any) -> Non
         (
             fields,
             {"tile": 1, "zom": 2},
-            "fields takes the fields tile, zoom (optional), and the payload has tile, zom.",
+            "fields takes the fields tile, zoom (optional), and the payload has not just these.",
         ),
-        (fields, {"zoom": 2}, "and the payload has zoom."),
-        (both, {"a": 1}, "both takes the fields a, b, and the payload has a."),
+        (fields, {"zoom": 2}, "fields takes the fields tile, zoom (optional), and the payload has not just these."),
+        (both, {"a": 1}, "both takes the fields a, b, and the payload has not just these."),
         (three, 7, "three takes the fields a, b, c, and the payload has no fields."),
-        (named, {"x": 1}, "named takes the fields tile, zoom (optional), and the payload has x."),
+        (named, {"x": 1}, "named takes the fields tile, zoom (optional), and the payload has not just these."),
         (named, {}, "has no fields"),
     ],
 )

@@ -49,11 +49,11 @@ def runner(told: list[str]) -> Make:
         ({"x": 1}, "${y} ${PATH}", "${y} ${PATH}"),
         ({"x": 1}, '{"a":{x}}', '{"a":1}'),
         ({"x": 1}, "{ }} {{", "{ }} {{"),
-        ({"x": 1}, "{x..y} {x-} {-x} { x}", "{x..y} {x-} {-x} { x}"),
+        ({"x": 1}, "{x..y} {x,} {-x} { x}", "{x..y} {x,} {-x} { x}"),
         ({"x": "{y}", "y": 2}, "{x}", "{y}"),
         ({"": 5}, "{}", '{"":5}'),
         ({"print $1": 5}, "{print $2}", "{print $2}"),
-        ({"print $1": 5, "1..3": 6, " x": 8}, "{print $1} {1..3} { x}", "{print $1} {1..3} { x}"),
+        ({"print $1": 5, "1..3": 6, " x": 8}, "{{print $1}} ${1..3} {x,y}", "{{print $1}} ${1..3} {x,y}"),
         ({"x": 1, "HOME": 2}, "${HOME} ${x}", "${HOME} ${x}"),
         ({"x-y": 1, "x.z": 2}, "{x-y} {x.z} {{x-y}} {{x.z}} ${x-z} ${x-y}", "1 2 {x-y} {x.z} ${x-z} ${x-y}"),
         ("{}", "{}", "{}"),
@@ -75,9 +75,9 @@ def test_substitution(queue: Queue, runner: Make, tmp_path: Path, payload: Any, 
 @pytest.mark.parametrize(
     ("payload", "there"),
     [
-        ({"tile": 1, "zoom": 2}, "its fields are tile, zoom"),
-        ({}, "it has no fields"),
-        ({str(n): n for n in range(10, 40)}, "28, 29 and 10 more"),
+        ({"tile": 1, "zoom": 2}, " Its fields are tile, zoom. No task"),
+        ({}, " It has no fields. No task"),
+        ({str(n): n for n in range(10, 40)}, "28, 29 and 10 more. No task"),
         ("text", "it is a text, and no object"),
         (None, "it is null, and no object"),
         (b"bytes", "it is bytes, and no object"),
@@ -96,7 +96,7 @@ def test_a_field_that_the_first_task_lacks_is_refused(queue: Queue, runner: Make
 @pytest.mark.parametrize("field", ["tile-id", "tile.id", "a-b.c"])
 def test_a_field_with_hyphens_or_dots_is_refused_like_any_other(queue: Queue, runner: Make, field: str) -> None:
     queue.insert({"tile_id": 1, "tile": {"id": 1}})
-    with pytest.raises(InvalidArgument, match=rf"has no field '{field}' for \{{{field}\}}: .* \(write {{{{{field}}}}}"):
+    with pytest.raises(InvalidArgument, match=rf"has no field '{field}' for \{{{field}\}} \(write {{{{{field}}}}}"):
         runner(queue, "echo", f"a{{{field}}}b").run()
     assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
 
@@ -116,7 +116,7 @@ def test_a_task_that_lacks_a_field_fails_among_others(queue_factory: QueueFactor
     assert runner(queue, "echo", "{x}").run() == drained(completed=2, failed=1)
     [letter] = queue.dead()
     assert letter.payload == {"y": 2}
-    assert letter.reason.startswith("the payload has no field 'x' for {x}: its fields are y")
+    assert letter.reason.startswith("the payload has no field 'x' for {x} (write {{x}} for the text {x})")
 
 
 def test_a_payload_that_is_no_longer_there_is_not_looked_at(queue: Queue, runner: Make) -> None:
@@ -310,7 +310,8 @@ def test_a_program_named_by_the_payload(runner: Make, queue_factory: QueueFactor
     queue = queue_factory(max_attempts=1)
     queue.insert_many(["true", "no-such-command", "false"])
     assert runner(queue, "{}").run() == drained(completed=1, failed=2)
-    assert any("cannot be executed" in reason and "no-such-command" in reason for reason in reasons(queue))
+    said = sorted(reason.partition("\n")[0] for reason in reasons(queue))
+    assert said == ["exit status 1", "the command cannot be executed: No such file or directory: {}"]
 
 
 def test_a_missing_command_is_refused_and_its_task_put_back(queue: Queue, runner: Make) -> None:

@@ -47,8 +47,13 @@ def filled(argument: str, payload: Any) -> str:
         ("x", "{{.}} {{/}} {{//}} {{/.}} {{#}} {{a.}} {{a:04d}} {{1}} {{2/}} {{a!r}} {{a: 1}}",
          "{.} {/} {//} {/.} {#} {a.} {a:04d} {1} {2/} {a!r} {a: 1}"),
         ({"x": 1}, "${#} ${.} ${1} ${x:-1} ${x:04d} ${x!r}", "${#} ${.} ${1} ${x:-1} ${x:04d} ${x!r}"),
-        ({"x": 1}, "{1..3} {1,2} {x,y} {x..y} {x-} {/x} {.x} {,x} {x[0]} {x=} {=x} { x } {x y} { } {+} {!x} {#x} {%x}",
-         "{1..3} {1,2} {x,y} {x..y} {x-} {/x} {.x} {,x} {x[0]} {x=} {=x} { x } {x y} { } {+} {!x} {#x} {%x}"),
+        ({"x": 1}, "{1..3} {1,2} {x,y} {x..y} {x,} {/x} {.x} {,x} {x[$1]} {=x} { x } {x y} { } {+} {!x} {#x} {%x}",
+         "{1..3} {1,2} {x,y} {x..y} {x,} {/x} {.x} {,x} {x[$1]} {=x} { x } {x y} { } {+} {!x} {#x} {%x}"),
+        ({"x": 1}, "{x++} {x;} {x--}", "{x++} {x;} {x--}"),
+        ({"tile no": 7, "a/b": "d/e.f", "2x": None, "a,b": 1}, '{"tile no"}|{"a/b"}|{"a/b"/.}|{"2x"}|{"a,b"}|{{"2x"}}',
+         '7|d/e.f|e|null|1|{"2x"}'),
+        ({"tile no": 7}, '{"tile no": 1} {"tile no":04d} ${"x"} {"a": {"b": 2}} {{tile no}} ${tile no}',
+         '{"tile no": 1} {"tile no":04d} ${"x"} {"a": {"b": 2}} {{tile no}} ${tile no}'),
         ({"x": 1}, "{ print } {print $1} { :; } {\n x\n} {:x 1} {$x} {x; y} { x: .y } { x} { x:04d} {{.Names}} {{ x }}",
          "{ print } {print $1} { :; } {\n x\n} {:x 1} {$x} {x; y} { x: .y } { x} { x:04d} {{.Names}} {{ x }}"),
         ({"x": 1}, "${..} ${%} ${:d4} ${= x =} ${x }", "${..} ${%} ${:d4} ${= x =} ${x }"),
@@ -70,7 +75,8 @@ def test_names_and_directories_are_those_of_the_commands(path: str) -> None:
 
 @pytest.mark.parametrize(
     "argument",
-    ["{1}", "a{12}b", "{0.}", "{2/}", "{3//}", "{1/.}", "{x!r}", "{x!r:>8}", "{x! y}", "{x:}", "{x:5q}", "{x:n}",
+    ["{x-}", "{x?}", "{x=}", "{x[0]}", "{x['a']}", "{x)}", "{x:{y}}", "{x:{y}d}", "{:{y}}", "{\"x y\" }",
+     "{1}", "a{12}b", "{0.}", "{2/}", "{3//}", "{1/.}", "{x!r}", "{x!r:>8}", "{x! y}", "{x:}", "{x:5q}", "{x:n}",
      "{x:c}", "{a: 1}", "{x:.3d}", "{x:1000}", "{x:.1000f}", "{x: }", "{x:0[a]}", "{x.y:__class__}",
      # the same without a name
      "{:d4}", "{:1000d}", "{:n}", "{:5q}", "{:}", "{:?}", "{: }", "{: 5d}", "{:04d }", "{!r}", "{!s:>8}", "{0:04d}",
@@ -83,7 +89,7 @@ def test_names_and_directories_are_those_of_the_commands(path: str) -> None:
 )  # fmt: skip
 def test_braces_that_mean_nothing_are_refused_with_the_way_to_have_the_text(queue: Queue, argument: str) -> None:
     """They would reach the command as they are, and the tasks would be completed."""
-    text = argument[argument.index("{") : argument.index("}") + 1]
+    text = argument[argument.index("{") : argument.rindex("}") + 1]
     with pytest.raises(InvalidArgument) as refused:
         Worker(queue, command=["echo", argument])
     assert f"For the text {text} write {{{text}}}. No task was touched." in str(refused.value)
@@ -93,17 +99,18 @@ def test_braces_that_mean_nothing_are_refused_with_the_way_to_have_the_text(queu
 @pytest.mark.parametrize(
     ("payload", "argument", "reason"),
     [
-        ({"t": "7"}, "{t:04d}", "{t:04d} takes numbers, and the field 't' is the text '7'"),
-        ({"t": "x" * 99}, "{t:.1f}", f"is the text '{'x' * 40}…'"),
-        ({"t": 1.5}, "{t:04d}", "takes whole numbers, and the field 't' is the number 1.5"),
-        ({"t": 5}, "{t:s}", "takes texts, and the field 't' is the number 5"),
+        ({"t": "7"}, "{t:04d}", "{t:04d} takes numbers, and the field 't' is a text: insert numbers, or write {t}"),
+        ({"t": 1.5}, "{t:04d}", "takes whole numbers, and the field 't' is no whole number: insert"),
+        ({"t": 5}, "{t:s}", "takes texts, and the field 't' is a number: insert"),
         ({"t": True}, "{t:d}", "takes numbers, and the field 't' is true or false"),
         ({"t": None}, "{t:>5}", "takes texts and numbers, and the field 't' is null"),
-        ("7", "{:04d}", "{:04d} takes numbers, and the payload is the text '7'"),
-        (7, "{.}", "{.} takes a part of a text, and the payload is the number 7: write {}"),
+        ("7", "{:04d}", "{:04d} takes numbers, and the payload is a text: insert"),
+        (7, "{.}", "{.} takes a part of a text, and the payload is a number: write {}"),
         ({"f": "a.b"}, "{.}", "and the payload is an object: name a field of it, as in {name.}"),
         ({"f": [1]}, "{f/.}", "and the field 'f' is a list: write {f}"),
-        ({"f": 1}, "{g:04d}", "the payload has no field 'g' for {g:04d}: its fields are f"),
+        ({"f": 1}, "{g:04d}", "the payload has no field 'g' for {g:04d} (write {{g:04d}} for the text {g:04d})"),
+        ({"t 1": 5}, '{"t 1"/}', """the field 't 1' is a number: write {"t 1"}"""),
+        ({"t 1": 5, "f": 1}, "{t 1}", """is no identifier: write '{"t 1"}' for its value. If"""),
         ("a", "{g.}", "the payload has no field 'g' for {g.}: it is a text"),
     ],
 )
@@ -119,10 +126,77 @@ def test_a_payload_that_does_not_suit_fails_its_task(
     suits = {"t": 1, "f": "a", "g": 1} if isinstance(payload, dict) else 1
     if argument in ("{.}", "{f/.}", "{g.}", "{t:s}"):
         suits = {"f": "a", "g": "a", "t": "a"} if argument != "{.}" else "a"
+    if "t 1" in argument:
+        suits = {"t 1": "a"} if '"' in argument else {"f": "a"}
     queue.insert_many([suits, payload], batch_tasks=2)
     assert Worker(queue, command=["echo", argument]).run() == drained(completed=1, failed=1)
     [letter] = queue.dead()
     assert reason in letter.reason
+
+
+@pytest.mark.parametrize(
+    ("field", "command", "cure"),
+    [
+        ("tile no", ["echo", "{tile no}"], """write '{"tile no"}' for its value"""),
+        ("tile no", ["echo", "{tile", "no}"], """write '{"tile no"}' for its value"""),
+        ("tile no", ["echo", "x{tile no.}"], """write '{"tile no"}' for its value"""),
+        ("tile no", ["echo", "{tile no:04d}"], """write '{"tile no"}' for its value"""),
+        ("2x", ["echo", "{2x}"], """write '{"2x"}' for its value"""),
+        ("a/b", ["echo", "{a/b}"], """write '{"a/b"}' for its value"""),
+        ("cafe\u0301-1", ["echo", "{cafe\u0301-1}"], """{"cafe\u0301-1"}' for its value"""),
+        ("it's", ["echo", "{it's}"], """write '{"it'"'"'s"}' for its value"""),
+        ('5" disk', ["echo", '{5" disk}'], "give the field another name"),
+        ("print $1", ["awk", "{print $1}"], "put it into a script file"),
+    ],
+)
+def test_braces_around_a_field_that_is_no_identifier_are_refused_before_a_task_is_run(
+    queue_factory: QueueFactory, field: str, command: list[str], cure: str
+) -> None:
+    """They would reach the command as text, and the tasks would be completed."""
+    queue = queue_factory(max_attempts=1)
+    queue.insert({field: 7})
+    with pytest.raises(InvalidArgument, match="around the name of a field of the payload") as refused:
+        Worker(queue, command=command).run()
+    assert cure in str(refused.value)
+    assert str(refused.value).endswith("No task was touched.")
+    assert [(task.state, task.attempt) for task in queue.tasks()] == [("waiting", 0)]
+    queue.purge()
+    queue.insert_many([{"other": 1}, {field: 7}], batch_tasks=2)
+    assert Worker(queue, command=command).run() == drained(completed=1, failed=1)
+
+
+def test_a_field_in_quotes_is_kept_out_of_scripts(queue: Queue) -> None:
+    with pytest.raises(InvalidArgument, match="would become part of the program") as refused:
+        Worker(queue, command=["sh", "-c", 'echo {"tile no"}'])
+    assert """-- sh -c 'echo "$1"' sh '{"tile no"}'""" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("payload", "command"),
+    [
+        ({"secret-field": "secret"}, ["echo", "{x}"]),
+        ({"x": "secret"}, ["echo", "{x:04d}"]),
+        ({"x": 1.775}, ["echo", "{x:04d}"]),
+        ({"x": 1775}, ["echo", "{x.}"]),
+        ("/secret/program", ["{}"]),
+        ("secret\0", ["echo", "{}"]),
+        ({"x": "secret" * 30_000}, ["echo", "{x}"]),
+    ],
+)
+def test_the_reason_of_a_failure_says_nothing_of_what_is_in_a_payload(
+    queue_factory: QueueFactory, payload: Any, command: list[str]
+) -> None:
+    """It lasts longer than the payload, of which a queue may keep nothing."""
+    queue = queue_factory(max_attempts=1, keep_payloads=0)
+    suits: Any = "true" if isinstance(payload, str) else {"x": "1"} if command[1] == "{x.}" else {"x": 1}
+    queue.insert_many([suits, payload], batch_tasks=2)
+    assert Worker(queue, command=command).run() == drained(completed=1, failed=1)
+    [letter] = queue.dead()
+    queue.purge_dead()
+    said = f"{letter.reason} {queue.task(letter.id)} {list(queue.history(letter.id))}"
+    assert letter.reason
+    for word in ("secret", "775"):
+        assert word not in said
 
 
 @given(st.text("{}#/.:!$%=+-1x04d rn", max_size=12))
