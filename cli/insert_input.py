@@ -67,6 +67,8 @@ class Input:
         """Give the signal that interrupted the reading. None if there was none."""
         self.at_end = False
         """Say whether the end of the file that is being read was reached."""
+        self.is_cut = False
+        """Say whether a signal has ended the reading of the file before its end, or perhaps before it."""
         self.head = b""
         """Give the first bytes of the file that is being read, up to HEAD_BYTES."""
         self.on_bytes: Callable[[int, int], None] = lambda count, lines: None
@@ -86,7 +88,8 @@ class Input:
         """Yield lines without their ends, and PAUSE. A line too long for a task is cut, but stays too long."""
         parts: list[bytes] = []
         size = 0
-        self.at_end, self.head = False, b""
+        self.at_end = self.is_cut = False
+        self.head = b""
         while chunk := self._read(file):
             if chunk is PAUSE:
                 yield PAUSE
@@ -103,11 +106,13 @@ class Input:
                 yield from others[:-1]
                 parts, size = [others[-1]], len(others[-1])
             if self.signal is not None:
-                return
-        if self.signal is None:
-            self.at_end = True
-            if size:
-                yield b"".join(parts)
+                break
+        if self.signal is not None:
+            self.is_cut = bool(size) or not _is_over(file)
+            return
+        self.at_end = True
+        if size:
+            yield b"".join(parts)
 
     def _read(self, file: IO[bytes]) -> Any:
         """Return some bytes; b"" at the end or if interrupted; PAUSE if tasks wait and no byte has come yet."""
@@ -138,7 +143,8 @@ class Input:
 
     @contextmanager
     def interruptible(self, also: tuple[signal.Signals, ...] = ()) -> Iterator[None]:
-        """Let SIGINT and SIGTERM interrupt the reading of a line. During an insert they wait for its end.
+        """Let SIGINT and SIGTERM interrupt the reading of a line. During an insert they wait for its end, and no line
+        that comes next is inserted.
 
         `also`: further signals that do, unless this process ignores them (as under nohup).
         """
@@ -184,6 +190,18 @@ def _is_ready(file: IO[bytes], until: float) -> bool:
     waiting = select.poll()
     waiting.register(file.fileno(), select.POLLIN)
     return bool(waiting.poll(max(0.0, until - time.monotonic()) * 1000))
+
+
+def _is_over(file: IO[bytes]) -> bool:
+    """Tell whether nothing is left to read. Do not wait: False if that is not known, as of a pipe.
+
+    The end of a pipe says nothing: Ctrl-C ends the program before the `|`, too.
+    """
+    try:
+        fd = file.fileno()
+        return stat.S_ISREG(os.fstat(fd).st_mode) and not os.read(fd, 1)
+    except OSError:  # also io.UnsupportedOperation: not a file of the operating system
+        return False
 
 
 def _of_parts(name: str) -> str:

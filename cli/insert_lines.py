@@ -51,6 +51,9 @@ class Format:
     line = 0
     """Number the last line that belongs to a whole row of the file that is being read. 0 before the first."""
 
+    has_waiting = False
+    """Whether rows were read and not yet yielded."""
+
     def __init__(self) -> None:
         self.respelled: dict[str, tuple[str, str]] = {}
         """Columns of numbers in which a payload spells a cell otherwise: the first such cell, and what it becomes."""

@@ -76,8 +76,6 @@ class ParquetFormat(Format):
             for batch in opened.iter_batches(batch_size=some, use_threads=False):
                 self._input.on_bytes(size * batch.num_rows // total, batch.num_rows)
                 for row in batch.cast(casts).to_pylist():
-                    if self._input.signal is not None:
-                        return
                     self.line += 1
                     yield number, self.line, self.line, _payload(row, converts)
         except BadLine as error:

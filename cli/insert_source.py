@@ -137,6 +137,8 @@ class Source:
         self._bad: str | None = None
         self._bad_may_skip = False
         """Say whether --skip-bad would go on after the line that has ended it."""
+        self._has_rest = False
+        """Say whether a signal has ended it before the end of the input."""
         self.ended = False
         self.skipped = 0
         self.is_one_array = False
@@ -274,6 +276,7 @@ class Source:
                 yield number, line, line, Unreadable(error.strerror or str(error))
                 return
             if self._input.signal is not None:
+                self._has_rest = self._input.is_cut or form.has_waiting or number + 1 < len(self._files)
                 return
         if form is not None:
             yield from form.waiting()
@@ -289,6 +292,9 @@ class Source:
                 if row is PAUSE:
                     yield PAUSE
                     continue
+                if self._input.signal is not None:  # each task with a key takes a while: no more are begun
+                    self._has_rest = True
+                    return
                 self._number, self._line, self._last, payload = row
                 if isinstance(payload, BadLine):
                     if isinstance(payload, Unreadable) and self._line:
@@ -424,7 +430,7 @@ class Source:
             complain(before if self.tasks else "nothing was inserted")
             complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._line))}")
             raise click.exceptions.Exit(2)
-        if self._input.signal is not None:
+        if self._input.signal is not None and self._has_rest:
             complain(f"interrupted: {so_far}, up to {self._place(self._last)}")
             complain(self._how_to_go_on(self.tasks, (self._number, self._last + 1)))
             raise click.exceptions.Exit(128 + self._input.signal)

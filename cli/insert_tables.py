@@ -150,6 +150,11 @@ class TableFormat(Format):
             why = "is empty: the first line of a table has the names of its fields"
             yield number, 0, 0, BadLine(why, may_skip=False)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether rows wait for the types to be decided."""
+        return bool(self._sample)
+
     def waiting(self) -> Iterator[Row]:
         """Decide the types by the rows read so far, and yield these."""
         if self._sample is None:
@@ -318,6 +323,7 @@ class _Records:
             except csv.Error as error:
                 value = self._explained(str(error))
             if self._input.signal is not None:  # it may be a part of the record
+                self._input.is_cut = True
                 return
             if isinstance(value, list) and len(value) <= 1 and not "".join(self._held).strip(BLANK_LINE):
                 continue  # by the text: a cell that is empty in quotes is a row, and looks the same in the value

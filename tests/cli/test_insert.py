@@ -22,8 +22,10 @@ from fsqueue_cli import insert_source
 from fsqueue_cli.insert_source import Advance
 from fsqueue_cli.main import cli
 
-from fsqueue import Queue, StorageError, StorageFull
+from fsqueue import Queue, StorageError, StorageFull, TaskRef
 from fsqueue.protocol import insert_errors
+from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import keys, staging
 from tests.cli.conftest import Run, Spawn, waits
@@ -595,6 +597,65 @@ def test_when_interrupted_lines_with_keys_may_be_repeated(spawn: Spawn, queue: Q
     assert (process.returncode, out) == (130, "2\n")
     assert ("or repeat the command: it inserts no line whose key is taken" in err) == may
     assert ("would insert the lines without a key again" in err) != may
+
+
+@pytest.mark.batched
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("options", [(), ("--csv",)])
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_signal_is_heard_between_two_tasks_with_keys(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, options: tuple[str, ...], at: int,
+) -> None:  # fmt: skip
+    """A block of the input holds thousands of lines, and each key takes milliseconds."""
+    file = tmp_path / "input"
+    file.write_text("k\n1\n2\n3\n4\n" if options else '{"k":1}\n{"k":2}\n{"k":3}\n{"k":4}\n')
+    signal_in_insert(monkeypatch, number, at)
+    command = ("insert", queue.path, "--key", "k", *options, file)
+    if at == 4:
+        result = fsqueue_cli(*command)
+        assert (result.stdout, result.stderr) == ("4\n", ""), "nothing is left to insert"
+    else:
+        result = fsqueue_cli(*command, code=128 + number)
+        line = 2 if options else 1
+        assert result.stdout == "1\n"
+        assert f"interrupted: 1 task was inserted, up to {file}, line {line}\n" in result.stderr
+        assert "insert the rest, which" in result.stderr
+    assert queue.status().inserted == at
+
+
+@pytest.mark.batched
+@pytest.mark.parametrize(
+    ("lines", "code"), [('{"k":1}\n\n \n', 0), ('{"k":1}', 0), ('{"k":1}\n{"k":2}', 143), ('{"k":1}\n\n1', 143)]
+)
+def test_after_a_signal_a_rest_is_named_only_if_there_is_one(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, code: int
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(lines)
+    (tmp_path / "more").write_text('{"k":9}\n')
+    signal_in_insert(monkeypatch, signal.SIGTERM, 1)
+    fsqueue_cli("insert", queue.path, "--key", "k", tmp_path / "first", code=code)
+    assert queue.status().inserted == 1
+    queue.purge()
+    signal_in_insert(monkeypatch, signal.SIGTERM, 1)
+    result = fsqueue_cli("insert", queue.path, "--key", "k", tmp_path / "second", tmp_path / "more", code=143)
+    assert f"and after it {tmp_path / 'more'}" in result.stderr
+    assert queue.status().waiting == 1
+
+
+def signal_in_insert(monkeypatch: pytest.MonkeyPatch, number: int, at: int) -> None:
+    """Have this process get a signal while the `at`-th task with a key is inserted."""
+    count, real = 0, KeyedInserter.insert
+
+    def insert(self: KeyedInserter, task: EncodedTask) -> TaskRef:
+        nonlocal count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), number)
+        return real(self, task)
+
+    monkeypatch.setattr(KeyedInserter, "insert", insert)
 
 
 @pytest.mark.batched  # with one task a batch a queue takes no keys
