@@ -51,19 +51,21 @@ class Format:
     line = 0
     """Number the last line that belongs to a whole row of the file that is being read. 0 before the first."""
 
-    has_waiting = False
-    """Whether rows were read and not yet yielded."""
-
     def __init__(self) -> None:
         self.respelled: dict[str, tuple[str, str]] = {}
         """Columns of numbers in which a payload spells a cell otherwise: the first such cell, and what it becomes."""
 
-    def check(self, name: str) -> None:
-        """Refuse a file before anything is inserted (InvalidArgument), as far as that can be told from outside."""
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse files before anything is inserted (InvalidArgument), as far as that can be told from outside."""
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield the rows of a file, and PAUSE. `number` is that of the file in the input."""
         raise NotImplementedError
+
+    @property
+    def has_waiting(self) -> bool:
+        """Tell whether rows were read and not yet yielded."""
+        return False
 
     def waiting(self) -> Iterator[Row]:
         """Yield the rows that were read and not yet yielded, at the end of all input."""

@@ -97,7 +97,7 @@ class Asked(NamedTuple):
         if self.is_table:
             from .insert_tables import TableFormat
 
-            return TableFormat(source, self._delimiter(), self.text, self.skip_bad, self.text_all)
+            return TableFormat(source, self._delimiter(), self.text, self.skip_bad, self.text_all, self.priority)
         return LineFormat(source, insert_lines.decode_json, is_json=True)
 
     def _delimiter(self) -> str:

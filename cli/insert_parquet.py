@@ -60,13 +60,14 @@ class ParquetFormat(Format):
         super().__init__()
         self._input = source
 
-    def check(self, name: str) -> None:
+    def check(self, names: Sequence[str]) -> None:
         """Refuse a file that is not Parquet, or has columns that JSON has no form for. InvalidArgument."""
-        schema_of(name)
+        for name in names:
+            schema_of(name)
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield the rows of a file, in batches of bounded memory."""
-        self.line = 0
+        self.line, self._input.is_cut = 0, False
         try:
             opened, casts, converts = _opened(file)
             size = os.fstat(file.fileno()).st_size
@@ -76,6 +77,9 @@ class ParquetFormat(Format):
             for batch in opened.iter_batches(batch_size=some, use_threads=False):
                 self._input.on_bytes(size * batch.num_rows // total, batch.num_rows)
                 for row in batch.cast(casts).to_pylist():
+                    if self._input.signal is not None:
+                        self._input.is_cut = True
+                        return
                     self.line += 1
                     yield number, self.line, self.line, _payload(row, converts)
         except BadLine as error:

@@ -179,13 +179,16 @@ class Source:
         """
         if self._may_be_parquet:
             self._find_parts()
+        named: dict[Format, list[str]] = {}
         for name, form in zip(self._files, self._formats, strict=True):
             if name == "-":
                 continue
             why = why_unreadable(name)
             if why is not None:
                 raise fsqueue.InvalidArgument(f"{name}: {why}. Nothing was inserted.")
-            form.check(name)
+            named.setdefault(form, []).append(name)
+        for form, names in named.items():
+            form.check(names)
 
     def _find_parts(self) -> None:
         files: list[str] = []

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 import orjson
 
+import fsqueue
 from fsqueue.format import wording
 
 from .insert_input import PAUSE, BadLine, Input
-from .insert_lines import OLDER, SEPARATORS, Foreign, Format, Row, decode_text, kind_of, option_for, too_long
+from .insert_lines import NOTHING, OLDER, SEPARATORS, Foreign, Format, Row, decode_text, kind_of, option_for, too_long
 from .printing import complain, quoted
 
 SAMPLE_ROWS = 10_000
@@ -98,11 +101,21 @@ class TableFormat(Format):
     """Make a task of each row below the header. The files are one table: types are decided once."""
 
     def __init__(
-        self, source: Input, delimiter: str, text: tuple[str, ...], skip_bad: bool, has_text_alone: bool = False
+        self,
+        source: Input,
+        delimiter: str,
+        text: tuple[str, ...],
+        skip_bad: bool,
+        has_text_alone: bool = False,
+        ordering: str | None = None,
     ) -> None:
         super().__init__()
         self._input, self._delimiter, self._text, self._skip_bad = source, delimiter, text, skip_bad
         self._has_text_alone = has_text_alone
+        self._ordering = None if has_text_alone or ordering in text else ordering
+        """The column that has priorities, unless the user has said that it is text."""
+        self._first: tuple[list[str], str] | None = None
+        """The names in the first header, and that of its file."""
         self._types: dict[str, str] = dict.fromkeys(text, TEXT)
         """The type of each column by its name."""
         self._sample: list[tuple[int, int, int, Any]] | None = None if has_text_alone else []
@@ -117,17 +130,14 @@ class TableFormat(Format):
         self.line = 0
         records = _Records(self._input, file, self._delimiter)
         names: list[str] | None = None
-        for record in records:
+        for record in self._without_separator_line(records):
             if record is PAUSE:
                 yield PAUSE
                 continue
             first, last, value = record
             if names is None:
                 if not isinstance(value, BadLine):
-                    by_excel = _separator_line(self._delimiter, value) if first == 1 else None
-                    if by_excel == self._delimiter:
-                        continue
-                    value = self._names(value, not self._headers) if by_excel is None else _other_separator(by_excel)
+                    value = self._names(value, name)
                 if isinstance(value, BadLine):
                     yield from self.waiting()
                     yield number, first, last, self._explained(value, name)
@@ -155,12 +165,53 @@ class TableFormat(Format):
         """Tell whether rows wait for the types to be decided."""
         return bool(self._sample)
 
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse a file whose header has other names than that of the files before it. InvalidArgument.
+
+        Only a regular file is read twice: of any other the header is looked at when it comes.
+        """
+        regular = [name for name in names if os.path.isfile(name)]
+        for name in regular if len(regular) > 1 else ():
+            with suppress(OSError), open(name, "rb", buffering=0) as file:
+                read = _Records(Input(self._input.line_bytes_max), file, self._delimiter)
+                line, _, header = next(self._without_separator_line(read), (0, 0, None))
+                why = self._other_columns(_bare(header), name) if isinstance(header, list) else None
+                if why is not None:
+                    raise fsqueue.InvalidArgument(f"{name}, line {line:,} {why}. {NOTHING}")
+
+    def _without_separator_line(self, records: Iterable[Any]) -> Iterator[Any]:
+        """Yield the records, but for a first line that names the separator. One that names another is bad."""
+        for record in records:
+            if record is not PAUSE and record[0] == 1 and not isinstance(record[2], BadLine):
+                by_excel = _separator_line(self._delimiter, record[2])
+                if by_excel == self._delimiter:
+                    continue
+                if by_excel is not None:
+                    record = (*record[:2], _other_separator(by_excel))
+            yield record
+
+    def _other_columns(self, names: list[str], file: str) -> str | None:
+        """Say how a header differs from that of the first file; None if it does not. The order does not matter."""
+        if self._first is None:
+            self._first = names, file
+        known, first = self._first
+        if set(names) == set(known):
+            return None
+        return (
+            f"has other columns than {first}: here {_listed(names)}, there {_listed(known)}. Several files are one "
+            "table. Insert each by a command of its own"
+        )
+
     def waiting(self) -> Iterator[Row]:
-        """Decide the types by the rows read so far, and yield these."""
+        """Decide the types by the rows read so far, and yield these; or the row alone that has no fit priority."""
         if self._sample is None:
             return
         rows, self._sample = self._sample, None
         self._decide(rows)
+        mixed = self._mixed(rows)
+        if mixed is not None:
+            yield mixed
+            return
         self._tell_respelled(list(self.respelled))
         for number, first, last, value in rows:
             yield number, first, last, value if isinstance(value, BadLine) else self._payload(*value)
@@ -178,9 +229,33 @@ class TableFormat(Format):
         if is_last or len(self._sample) >= SAMPLE_ROWS or self._sample_bytes > SAMPLE_BYTES_MAX:
             yield from self.waiting()
 
-    def _names(self, cells: list[str], is_first: bool) -> list[str] | BadLine:
+    def _mixed(self, rows: list[Row]) -> Row | None:
+        """Return the first row whose priority is not of the kind that those before it are, as a bad one."""
+        first: bool | None = None
+        for number, line, last, value in rows:
+            if isinstance(value, BadLine) or self._ordering is None:
+                continue
+            cell = dict(zip(*value, strict=True)).get(self._ordering, "")
+            if cell.strip(BLANKS):
+                is_number = number_in(cell) is not None
+                if first not in (None, is_number):
+                    return number, line, last, self._out_of_order(cell, is_number)
+                first = is_number
+        return None
+
+    def _out_of_order(self, cell: str, is_number: bool) -> BadLine:
+        """Return the error on a priority that is a text among numbers, or a number among texts."""
+        what, others = ("a number", "texts") if is_number else ("a text", "numbers")
+        column = self._ordering or ""
+        return BadLine(
+            f"has {_shown(cell)} in the column {_shown(column)} (--priority): {what}, and those before it are "
+            f"{others}. Of texts, '10' comes before '9': if you mean that, add --text {quoted(column)}",
+            may_skip=False,
+        )
+
+    def _names(self, cells: list[str], file: str) -> list[str] | BadLine:
         """Return the names in a header, without blanks around them; or why they are none."""
-        names = [cell.strip(BLANKS) for cell in cells]
+        names = _bare(cells)
         option = option_for(names[0], self._delimiter) if len(names) == 1 else None
         why = None
         if len(names) > FIELDS_MAX:
@@ -197,11 +272,10 @@ class TableFormat(Format):
         elif len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             why = f"names two columns {_shown(twice)}: of a task's fields with one name, one would be lost. Rename one"
-        elif is_first:
-            missing = [name for name in self._text if name not in names]
-            if missing:
-                has = ", ".join(map(_shown, names[:ADVISED_MAX])) + (", …" if len(names) > ADVISED_MAX else "")
-                why = f"has no column {_shown(missing[0])} (--text). Its columns are {has}"
+        elif missing := [name for name in self._text if name not in names and not self._headers]:
+            why = f"has no column {_shown(missing[0])} (--text). Its columns are {_listed(names)}"
+        else:
+            why = self._other_columns(names, file)
         return names if why is None else BadLine(why, may_skip=False)
 
     def _explained(self, error: BadLine, name: str) -> BadLine:
@@ -252,6 +326,8 @@ class TableFormat(Format):
             if not cell:
                 payload[name] = None
             elif kind is TEXT:
+                if name == self._ordering and number_in(cell) is not None:
+                    return self._out_of_order(cell, is_number=True)
                 payload[name] = cell
             else:
                 value = number_in(cell)
@@ -365,6 +441,15 @@ class _Records:
         if "expected after" in why:
             return BadLine('has more behind the closing quote of a cell: a quote within a cell must be doubled ("")')
         return BadLine(f"is no row of a table: {why}")
+
+
+def _bare(cells: list[str]) -> list[str]:
+    """Return the names in a header without the blanks around them."""
+    return [cell.strip(BLANKS) for cell in cells]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(_shown, names[:ADVISED_MAX])) + (", …" if len(names) > ADVISED_MAX else "")
 
 
 def _separator_line(delimiter: str, cells: list[str]) -> str | None:

@@ -494,11 +494,12 @@ def test_text_of_a_column_that_is_not_there_is_refused(fsqueue_cli: Run, queue: 
 
 def test_text_is_a_column_of_the_first_file(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(table("n,x", "1,7"))
-    (tmp_path / "b").write_text(table("n", "2"))
+    (tmp_path / "b").write_text(table("x,n", "8,2"))
     assert fsqueue_cli("insert", queue.path, "--csv", "--text", "x", tmp_path / "a", tmp_path / "b").stdout == "2\n"
-    assert payloads(queue) == [{"n": 1, "x": "7"}, {"n": 2}]
-    result = fsqueue_cli("insert", queue.path, "--csv", "--text", "x", tmp_path / "b", tmp_path / "a", code=2)
-    assert "has no column 'x' (--text)" in result.stderr
+    assert payloads(queue) == [{"n": 1, "x": "7"}, {"x": "8", "n": 2}]
+    (tmp_path / "c").write_text(table("n,y", "1,7"))
+    result = fsqueue_cli("insert", queue.path, "--csv", "--text", "x", tmp_path / "c", code=2)
+    assert "has no column 'x' (--text). Its columns are 'n', 'y'" in result.stderr
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -520,15 +521,71 @@ def test_the_rows_before_a_file_that_is_empty_or_gone_are_inserted(
 
 def test_several_files_are_one_table(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(table("n,x", "1,7", "2,"))
-    (tmp_path / "b").write_text(table("x,n,y", "a,3,1"))
+    (tmp_path / "b").write_text(table("x,n", "a,3"))
     fsqueue_cli("insert", queue.path, "--csv", tmp_path / "a", tmp_path / "b")
-    assert payloads(queue) == [{"n": 1, "x": "7"}, {"n": 2, "x": None}, {"x": "a", "n": 3, "y": 1}]
-    (tmp_path / "c").write_text("n\n")
-    (tmp_path / "d").write_text("n,n\n")
+    assert payloads(queue) == [{"n": 1, "x": "7"}, {"n": 2, "x": None}, {"x": "a", "n": 3}]
+    (tmp_path / "c").write_text("n,x\n")
+    (tmp_path / "d").write_text("n,x,n\n")
     result = fsqueue_cli("insert", queue.path, "--csv", tmp_path / "a", tmp_path / "c", tmp_path / "d", code=2)
     assert f"{tmp_path / 'd'}, line 1 names two columns" in result.stderr
     assert "2 tasks were inserted" in result.stderr
     assert f"insert {tmp_path / 'd'}; to repeat" in result.stderr
+
+
+@pytest.mark.parametrize("other", ["x,n,y\na,3,1\n", "m,x\n3,a\n", "n\n3\n", "sep=,\nn,y\n3,4\n"])
+def test_files_with_other_columns_are_refused_before_anything_is_inserted(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, other: str
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_text(table("n,x", "1,7"))
+    b.write_text(other)
+    result = fsqueue_cli("insert", queue.path, "--csv", a, b, code=2)
+    line = 2 if other.startswith("sep") else 1
+    assert f"{b}, line {line} has other columns than {a}: here " in result.stderr
+    assert "there 'n', 'x'. " in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert queue.status().inserted == 0
+    result = fsqueue_cli("insert", queue.path, "--csv", a, "-", input=other, code=2)
+    assert f"standard input, line {line} has other columns than {a}: here " in result.stderr
+    assert "1 task was inserted, from all the lines before this one and none after it" in result.stderr
+    assert [task.payload for task in queue.tasks()] == [{"n": 1, "x": 7}]
+
+
+@pytest.mark.parametrize(
+    ("cells", "line", "cell", "what"),
+    [
+        (["9", "10", "high", "8"], 4, "high", "a text, and those before it are numbers"),
+        (["9", "", " ", "007"], 5, "007", "a text, and those before it are numbers"),
+        (["b", "a", "10"], 4, "10", "a number, and those before it are texts"),
+    ],
+)
+def test_texts_among_numbers_are_no_priorities(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, cells: list[str], line: int, cell: str, what: str
+) -> None:
+    """The whole column would be text, and 10 come before 9."""
+    file = tmp_path / "t.csv"
+    file.write_text(table("n,due", *(f"{at},{each}" for at, each in enumerate(cells))))
+    for skip in ([], ["--skip-bad"], ["--commit", "a"]):
+        result = fsqueue_cli("insert", queue.path, "--csv", "--priority", "due", file, *skip, code=2)
+        assert f"{file}, line {line} has '{cell}' in the column 'due' (--priority): {what}." in result.stderr
+        assert "nothing was inserted" in result.stderr
+        assert queue.status().inserted == 0
+    fsqueue_cli("insert", queue.path, "--csv", "--priority", "due", "--text", "due", file)
+    given = {task.priority for task in queue.tasks()}
+    assert given == {each if each else None for each in cells}
+
+
+@pytest.mark.usefixtures("three_rows_decide")
+@pytest.mark.parametrize(("first", "later"), [("b", "10"), ("10", "b")])
+def test_a_priority_of_another_kind_behind_the_first_rows_ends_the_insert(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, first: str, later: str
+) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(table("n,due", *(f"{at},{first}" for at in range(5)), f"5,{later}", f"6,{first}"))
+    result = fsqueue_cli("insert", queue.path, "--csv", "--priority", "due", file, code=2)
+    assert f"{file}, line 7 has '{later}' in the column 'due'" in result.stderr
+    assert "5 tasks were inserted, from all the lines before this one and none after it" in result.stderr
+    assert queue.status().inserted == 5
 
 
 def test_keys_priorities_and_delays_are_those_of_json_lines(fsqueue_cli: Run, queue: Queue) -> None:
