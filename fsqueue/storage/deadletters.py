@@ -149,14 +149,14 @@ def known(store: Store, shard: Shard) -> set[str]:
 
 def sizes(store: Store) -> dict[Shard, int]:
     """Return the size of each file of letters in bytes."""
-    return {shard: state.size for shard, state in states(store).items()}
+    return {shard: state.size for shard, (_, state) in states(store).items()}
 
 
-def states(store: Store) -> dict[Shard, letter_files.State]:
-    """Return the state of each file of letters: changed, if anything was appended, or a file was replaced."""
+def states(store: Store) -> dict[Shard, tuple[letter_files.Version, letter_files.State]]:
+    """Return what each file of letters is: another value, if anything was appended, or a file was replaced."""
     layout = store.layout
-    found = {shard: letter_files.state(store, layout, shard) for shard in letter_files.shards(store, layout)}
-    return {shard: state for shard, state in found.items() if state is not None}
+    found = {shard: letter_files.look(store, layout, shard) for shard in letter_files.shards(store, layout)}
+    return {shard: seen for shard, seen in found.items() if seen is not None}
 
 
 def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:

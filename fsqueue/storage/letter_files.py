@@ -15,7 +15,6 @@ file does 4. So a renaming that a file server executes late changes nothing: not
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from fsqueue.errors import SecondName, StorageError
-from fsqueue.filesystem import NOT_FILES, asking_again, either_of_two
+from fsqueue.filesystem import NOT_FILES, PassingOverStrays, asking_again, either_of_two
 from fsqueue.format import names, nesting
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
@@ -126,8 +125,15 @@ def shards_with_letters(store: Store, layout: Layout) -> list[Shard]:
     found = shards(store, layout)
     if store.fs.shared:  # there, asking for the size costs what reading does
         return found
-    states = ((shard, state(store, layout, shard)) for shard in found)
-    return [shard for shard, known in states if known is not None and known.size > HEADER_BYTES]
+    return [shard for shard in found if _has_more(store, layout.dead(shard))]
+
+
+def _has_more(store: Store, path: str) -> bool:
+    """Return whether a file on a local disk has more than its header."""
+    try:
+        return store.fs.stat(path).st_size > HEADER_BYTES
+    except FileNotFoundError:
+        return False
 
 
 def each(
@@ -161,33 +167,30 @@ def version(store: Store, fd: int) -> Version:
 
 
 class State(NamedTuple):
-    """What the system says of a file: it changes when anything is appended, or the file is replaced."""
+    """What the system says of a file: it changes when anything is appended, or the file is replaced.
+
+    Unless the number of an inode comes again within the resolution of the filesystem's clock: see `Version`.
+    """
 
     inode: int
     size: int
     changed_ns: int
 
 
-def state(store: Store, layout: Layout, shard: Shard) -> State | None:
-    """Return the state of a shard's file; None if there is none. On a shared mount by a revalidating open."""
-    path = layout.dead(shard)
-    try:
-        if not store.fs.shared:
-            return _state(store.fs.stat(path))
-        fd = store.fs.look(path)
-    except FileNotFoundError:
-        return None
-    with store.fs.closing(fd):
-        return state_of(store, fd)
-
-
 def state_of(store: Store, fd: int) -> State:
     """Return the state of an open file."""
-    return _state(store.fs.fstat(fd))
-
-
-def _state(found: os.stat_result) -> State:
+    found = store.fs.fstat(fd)
     return State(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def look(store: Store, layout: Layout, shard: Shard) -> tuple[Version, State] | None:
+    """Return what proves, if it is equal twice, that nothing was added to a shard's file, nor taken out of it, between.
+
+    A file of one version only grows. None if there is no file, or a stray in its place. By a revalidating open.
+    """
+    with PassingOverStrays(), store.fs.closing(store.fs.look(layout.dead(shard))) as fd:
+        return version(store, fd), state_of(store, fd)
+    return None
 
 
 # -- locking ---------------------------------------------------------------------------------------------
