@@ -95,6 +95,8 @@ class Disk:
         """Whether directory operations are durable at once, as on a file server."""
         self.keeps_both_names = False
         """Whether a power loss may leave a file that was being renamed with both its names (btrfs)."""
+        self.tick_s = 0.0
+        """The resolution of the times that it keeps; 0: they are exact."""
         self.step = 0
         self.numbers = 1
         self.boots = 1
@@ -131,6 +133,10 @@ class Disk:
         """How often a directory was renamed or removed: until then resolved paths hold."""
 
     # -- changes ---------------------------------------------------------------------------------
+
+    def kept(self, at: float) -> float:
+        """Return a time as the disk keeps it."""
+        return at // self.tick_s * self.tick_s if self.tick_s else at
 
     def new_file(self, directory: Directory, name: str) -> File:
         self.numbers += 1

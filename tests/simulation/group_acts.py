@@ -15,6 +15,8 @@ import orjson
 from fsqueue import Group, GroupNotFound, GroupQueue, LeasedTask
 from fsqueue.format import groups, names
 from fsqueue.format.layout import Settings
+from fsqueue.groups.drained import GroupDrainCheck
+from fsqueue.groups.selection import Selected
 from tests.simulation import invariants, relays
 from tests.simulation.books import END
 from tests.simulation.disk import Directory, File
@@ -164,6 +166,34 @@ def drained_any(story: Story, actor: Actor) -> None:
             story.history.wrong += relays.false_drained(story, actor.last)
 
 
+def hop_any(story: Story, actor: Actor) -> None:
+    """Let a task hop: insert the next one into the other queue, which is made for it, then delete this one."""
+    queues, at = relays.both(story, actor), story.rng.randrange(2)
+    for _ in range(story.rng.randint(5, 20)):
+        at = 1 - at
+        relays.insert(story, queues[at])
+        queues[1 - at].plain("delete")
+
+
+def drained_unluckily_any(story: Story, actor: Actor) -> None:
+    """Ask whether the whole group is drained. Each look comes when nothing is in the queue that it looks at."""
+    for _ in range(story.rng.randint(1, 3)):
+        if actor.do("drained", lambda q: _UnluckyCheck([group_of(q).matching(ANY)])()):
+            story.history.wrong += relays.false_drained(story, actor.last)
+
+
+class _UnluckyCheck(GroupDrainCheck):
+    """A check that comes to each queue at a moment at which nothing is in it, if there is one soon."""
+
+    def _ask_member(self, source: Selected, directory: names.QueueDirectory) -> bytes | None:
+        for _ in range(40):
+            found = super()._ask_member(source, directory)
+            if found is not None:
+                break
+            self._clock.sleep(0.01)
+        return found
+
+
 def wait_any(story: Story, actor: Actor) -> None:
     """Wait until the whole group is drained, or some time is over."""
     timeout_s = story.rng.choice((0.5, 10.0, 60.0))
@@ -204,7 +234,19 @@ def end_any(story: Story, actor: Actor) -> None:
 
 ACTS: dict[str, Callable[[Story, Actor], None]] = {
     act.__name__: act
-    for act in (relay_any, consume_any, poll_any, drained_any, wait_any, look_around, delete_any, purge_any, end_any)
+    for act in (
+        relay_any,
+        consume_any,
+        poll_any,
+        drained_any,
+        drained_unluckily_any,
+        wait_any,
+        hop_any,
+        look_around,
+        delete_any,
+        purge_any,
+        end_any,
+    )
 }
 
 

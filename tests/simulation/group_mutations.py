@@ -72,4 +72,18 @@ MUTATIONS = [
         ),
         first=1550,
     ),
+    Mutation(
+        "a look at a group notes no stamp of its directory",
+        "two looks agree, though a task hopped all the time into queues that were made for it and deleted after it",
+        "group-hops",
+        (("GroupDrainCheck._collect", "if not are_queues: ...", ""),),
+        first=39,
+    ),
+    Mutation(
+        "a look at a group begins in the tick in which the last one noted the stamp",
+        "a queue comes and is deleted in that tick, and leaves the stamp as it was",
+        "group-hops",
+        (("GroupDrainCheck._collect", "if (early_s := self._shows_at - self._clock.monotonic()) > 0: ...", ""),),
+        first=39,
+    ),
 ]

@@ -46,6 +46,8 @@ DELETES = {
     "look_around": 1.0,
     "status": 0.5,
 }
+HOPS = {"hop_any": 4.0, "drained_unluckily_any": 5.0, "drained_any": 1.0, "look_around": 0.3}
+"""A task is always there, in a queue that is made for it. Looks come when it is elsewhere."""
 GROUP: dict[str, Any] = {"group": True, "two_queues": True, "tasks_before": 0, "settings": {"max_attempts": None}}
 """A task lives until a worker completes it."""
 GROUP_NFS: dict[str, Any] = {"faults": ("kill", "delay", "cut", "reply"), **GROUP}
@@ -111,6 +113,7 @@ SCENARIOS = {
         Scenario("group-error-nfs", actions=BEGIN, faults=("error", "full", "broken", "unclean"), stale=0.3, **GROUP),
         Scenario("group-power", shared=False, hosts=1, actions=BEGIN, faults=("power", "kill"), lossy=True, **GROUP),
         Scenario("group-power-nfs", actions=BEGIN, faults=("power", "kill"), lossy=True, **GROUP),
+        Scenario("group-hops", shared=False, hosts=1, actions=HOPS, tick_s=1.0, **GROUP),
         Scenario("group-delete", shared=False, hosts=1, actions=ENDS, faults=("kill", "delay", "error"), **GROUP),
         Scenario("group-delete-nfs", actions=ENDS, faults=("kill", "delay", "reply", "cut"), stale=0.5, **GROUP),
         Scenario(

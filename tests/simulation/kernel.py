@@ -311,7 +311,7 @@ class Process:
     def attributes(self, opened: Opened) -> Stat:
         node = opened.node
         size = 4096 if isinstance(node, Directory) else len(self.content(opened, node))
-        return Stat(node, size, node.mtime)
+        return Stat(node, size, self.world.disk.kept(node.mtime))
 
     # -- names -----------------------------------------------------------------------------------------
 
@@ -321,7 +321,7 @@ class Process:
         node = directory if name == "." else self.lookup(directory, name)
         if node is None:
             raise failure(errno.ENOENT, path)
-        return Stat(node, 4096 if isinstance(node, Directory) else len(node.data), node.mtime)
+        return Stat(node, 4096 if isinstance(node, Directory) else len(node.data), self.world.disk.kept(node.mtime))
 
     @call
     def utime(self, path: str, *, dir_fd: At = None, follow_symlinks: bool = True) -> None:

@@ -40,10 +40,11 @@ def both(story: Story, actor: Actor) -> list[Actor]:
 
 def feed(story: Story, actor: Actor) -> None:
     """Insert a task into one of the queues."""
-    _insert(story, story.rng.choice(both(story, actor)))
+    insert(story, story.rng.choice(both(story, actor)))
 
 
-def _insert(story: Story, into: Actor) -> None:
+def insert(story: Story, into: Actor) -> None:
+    """Insert a task into this queue."""
     [payload] = story.fresh(1)
     into.insert(payload, priority=story.priority(payload))
 
@@ -117,7 +118,7 @@ def hand_on(story: Story, actor: Actor, task: LeasedTask, likely: float) -> None
     if story.rng.random() < 0.3:
         actor.work(story.rng.choice((0.1, 3.0, 12.0)))
     if story.rng.random() < likely:
-        _insert(story, queues[1 - place])
+        insert(story, queues[1 - place])
     queues[place].complete([task])
 
 
@@ -131,7 +132,7 @@ def hop(story: Story, actor: Actor) -> None:
             for found in one.do("tasks", lambda q: list(q.tasks("waiting"))) or ()
             if found.payload is not None
         ]
-        _insert(story, queues[1 - there[0][0] if there else 0])
+        insert(story, queues[1 - there[0][0] if there else 0])
         for place, found in there:
             queues[place].history.saw(found.payload, found.id)
             queues[place].cancel([found.id])

@@ -52,6 +52,8 @@ class Scenario:
     lossy: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     compare_clocks: bool = False
+    tick_s: float = 0.0
+    """The resolution of the times that the disk keeps; 0: they are exact."""
     both_names: bool = False
     """Whether a power loss may leave a file that was being renamed with both its names."""
     priorities: tuple[Any, ...] = ()
@@ -77,6 +79,7 @@ class Story:
         self.world = World(f"{scenario.name}/{seed}", lossy=scenario.lossy, trace=trace, book=book)
         self.world.disk.names_sync = scenario.shared
         self.world.disk.keeps_both_names = scenario.both_names
+        self.world.disk.tick_s = scenario.tick_s
         self.rng = self.world.rng
         self.path = QUEUE
         """The queue from which it is told."""
