@@ -22,7 +22,7 @@ Connect = Callable[[Path], RemoteGroup | RemoteQueue]
 ASKED: dict[str, Callable[[RemoteQueue], bool]] = {
     "asking": lambda queue: queue.is_drained(),
     "waiting": lambda queue: waits(lambda: [queue.wait(0)]),
-    "waiting for a time": lambda queue: waits(lambda: [queue.wait(0.01)]),
+    "waiting for a time": lambda queue: waits(lambda: [queue.wait(timeout_s=0.01)]),
     "a loop": lambda queue: queue.poll()._stop(),
     "a worker": lambda queue: sources_of(queue).drain_check()(),
 }

@@ -28,10 +28,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/adversary/test_groups.py", "module"): "commands that end soon, whatever they find",
     ("tests/concurrency/processes.py", "at_a_random_moment"): "a fault comes at a random moment",
     ("tests/worker/tasks.py", "obey"): "a task that takes a while",
-    (
-        "tests/cli/test_pipeline_scripts.py",
-        "test_ctrl_c_in_a_script_of_several_stages_stops_all_workers",
-    ): "commands that take a while",
     ("tests/worker/tasks.py", "stormy"): "tasks that take a while",
     ("tests/worker/test_attempts.py", "test_every_attempt_is_executed_however_slow_syncs_are"): "a slow disk",
     # What is compared is an order in time, or a time with its bounds: none is too late.
