@@ -20,9 +20,9 @@ import fsqueue
 from fsqueue import Group, RemoteGroup, RemoteQueue, Status, StorageError
 from fsqueue.client import wire
 from fsqueue.client.addresses import address_of, reached
-from tests.client.proxy import below
 from tests.client.test_remote_queue import answering
 from tests.gateways import Serve
+from tests.proxies import prefixed
 
 pytestmark = pytest.mark.once
 
@@ -229,8 +229,7 @@ def test_an_address_says_what_is_meant(url: str, host: str, port: int, prefix: s
 
 
 def test_a_gateway_below_a_path_is_used_as_any_other(group: Group, serve: Serve) -> None:
-    with below("/portal/my%20crawl", serve(group.path)) as proxy:
-        at = f"{proxy}/portal/my%20crawl"
+    with prefixed(serve(group.path), "/portal/my%20crawl") as at:
         queue = fsqueue.connect(f"{at}/a%2Fb")
         assert isinstance(queue, RemoteQueue)
         assert (queue.name, queue.url) == ("a/b", f"{at}/a%2Fb")
@@ -249,7 +248,7 @@ def test_a_gateway_below_a_path_is_used_as_any_other(group: Group, serve: Serve)
         assert fsqueue.connect(found["a/b"].url) == queue
         assert group["a/b"].status() == Status(completed=3)
         with pytest.raises(StorageError, match="answered 404"):
-            fsqueue.connect(f"{proxy}/elsewhere/q")
+            fsqueue.connect(f"{at.removesuffix('/portal/my%20crawl')}/elsewhere/q")
 
 
 def test_a_gateway_above_is_asked_first(group: Group, serve: Serve) -> None:

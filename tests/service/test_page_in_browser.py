@@ -19,7 +19,7 @@ import pytest
 import fsqueue
 from fsqueue import Group
 from tests.browser import CONTRASTS, CUT, OVERLAPS, SMALLEST, Browser, why_not
-from tests.service.prefix_proxy import prefixed
+from tests.proxies import prefixed
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
