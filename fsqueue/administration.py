@@ -172,7 +172,8 @@ def _create(
                 f"The filesystem at {path} ignores case: the queues 'A' and 'a' of a group would be one. No group was "
                 "created. Choose a directory that tells them apart."
             )
-        fs.write_all(fd, kind.birth(settings, entropy.hex16(), now) + unsafe)
+        place = layout.place_record(fs.place(path), now) if kind is _QUEUE else b""
+        fs.write_all(fd, kind.birth(settings, entropy.hex16(), now) + place + unsafe)
         fs.fsync(fd)
         fs.link(fresh, target)
         if not fs.is_in_place():

@@ -19,7 +19,7 @@ from fsqueue.format.layout import REASON_CHARS_MAX, Settings
 from fsqueue.format.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
-from fsqueue.storage import deadletters, letter_files, nodes, retrying
+from fsqueue.storage import copies, deadletters, letter_files, nodes, retrying
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
@@ -207,6 +207,20 @@ class Maintenance:
             from fsqueue.fsck import fsck
         found = fsck(self.store, repair, None if progress is None else user_function(progress))
         return translated(self, found, "checking the queue")
+
+    @verb("looking whether the queue is a copy")
+    def is_copy(self) -> bool:
+        """Return whether its directory may be a copy of the one in which it was made, as after a restored backup.
+
+        Then tasks that were done after the copy was made are executed again. A hint: docs/fsck.md says when it errs.
+        """
+        self.store.refresh(now=True)
+        return copies.is_copy(self.store)
+
+    @verb("accepting a copy")
+    def accept_copy(self) -> bool:
+        """Have its directory count as the queue's own from now on, durably. Return False if it does already."""
+        return copies.accept(self.store)
 
 
 def retry_completed(store: Store, wanted: set[str] | None, where: Where | None) -> RetryReport:

@@ -16,7 +16,7 @@ from fsqueue.errors import FULL
 
 @contextmanager
 def small_disk(place: Path, megabytes: int, inodes: int, kind: str = "tmpfs") -> Iterator[Path]:
-    """A small filesystem mounted at `place` (root only): a tmpfs, or an ext4 on a file."""
+    """A small filesystem mounted at `place` (root only): a tmpfs, or an ext4, xfs or btrfs on a file."""
     if not can_mount(kind):
         pytest.skip("only root, where it may mount, can make a small disk")
     place.mkdir()
@@ -26,11 +26,16 @@ def small_disk(place: Path, megabytes: int, inodes: int, kind: str = "tmpfs") ->
     else:
         with image.open("wb") as file:
             file.truncate(megabytes << 20)
-        run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-N", str(inodes), str(image))
+        by_kind = {
+            "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-N", str(inodes)),
+            "xfs": ("mkfs.xfs", "-q"),  # none below 300 MB; inodes as it likes
+            "btrfs": ("mkfs.btrfs", "-q"),  # none below 109 MB
+        }
+        run(*by_kind[kind], str(image))
         mount = ["mount", "-o", "loop", str(image), str(place)]
     run(*mount)
     try:
-        if kind != "tmpfs":
+        if kind == "ext4":
             os.rmdir(place / "lost+found")
         yield place
     finally:
@@ -45,7 +50,7 @@ def run(*command: str) -> None:
 
 def can_mount(kind: str) -> bool:
     """Whether this machine lets us mount one (containers often don't)."""
-    if os.geteuid() != 0 or (kind == "ext4" and not os.path.exists("/dev/loop-control")):
+    if os.geteuid() != 0 or (kind != "tmpfs" and not os.path.exists("/dev/loop-control")):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     return libc.prctl(23, 21, 0, 0, 0) == 1  # PR_CAPBSET_READ, CAP_SYS_ADMIN

@@ -145,6 +145,10 @@ class RemoteQueue:
         found = self._get("")["paused"]
         return None if found is None else made(Pause, found)
 
+    def is_copy(self) -> bool:
+        """Return whether its directory may be a copy of the one in which it was made. A hint."""
+        return bool(self._get("")["copy"])
+
     def exists(self) -> bool:
         """Return whether it has come into being, and was not deleted since."""
         return bool(self._get("")["exists"])

@@ -30,6 +30,9 @@ LOCAL = frozenset(
 )
 """Filesystems of this host alone. An unlisted type counts as shared: fsqueue then syncs more, never less."""
 
+NUMBERED = frozenset(["fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.juicefs", "fuse.JuiceFS"])
+"""FUSE filesystems whose inode numbers are the servers'."""
+
 UNKNOWN = "unknown"
 """Stands for the type of a mount where /proc is missing or unreadable."""
 
@@ -59,6 +62,11 @@ class Mount:
         listed the first change only. Until the next change that client shows names that are gone, and misses others.
         """
         return self.kind == "nfs"
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Return whether a directory has the same inode number at each mount. FUSE filesystems may make numbers up."""
+        return not self.kind.startswith("fuse") or self.kind in NUMBERED
 
     def option(self, name: str) -> str | None:
         """Return the value of the option `name`: "" if it stands there without one, None if it does not stand there."""

@@ -17,6 +17,8 @@ from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.filesystem import forked, locks, resources, syncs, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
+from fsqueue.filesystem.mounts import mount_of
+from fsqueue.filesystem.places import place_of
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted, Stamp, stamp_of
 from fsqueue.filesystem.trees import Proof
 
@@ -45,6 +47,8 @@ class Filesystem(Rooted):
         locks.require()
         super().__init__(root)
         self.shared, self.lists_by_time = shared, lists_by_time
+        self._keeps_numbers: bool | None = None
+        """What the mount of the root says of inode numbers, once `place` has asked for it."""
         self.pauses_s = SHARED_PAUSES_S if shared else LOCAL_PAUSES_S
         self.try_lock: Callable[[int], bool] = locks.try_lock
         self.unlock: Callable[[int], None] = locks.unlock
@@ -388,6 +392,22 @@ class Filesystem(Rooted):
         """Return what the system says of a path, links not followed. May be stale on a network filesystem."""
         with self._holder(path) as (within, name):
             return _stat(name, within)
+
+    def place(self, path: str) -> tuple[int, int | None] | None:
+        """Return what tells the directory `path` from copies of it. OSError.
+
+        None where inode numbers do not last, and if this user may not read the directory.
+        """
+        if self._keeps_numbers is None:
+            self._keeps_numbers = mount_of(self.root).keeps_numbers
+        if not self._keeps_numbers:
+            return None
+        try:
+            fd = self.look(path, DIRECTORY_FLAGS)
+        except PermissionError:
+            return None
+        with self.closing(fd):
+            return place_of(fd)
 
     def is_directory(self, path: str) -> bool:
         """Return whether there is a directory (no link to one)."""

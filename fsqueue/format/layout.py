@@ -142,6 +142,21 @@ class Pause:
         return f"since {since}{by}" + (f": {self.reason}" if self.reason else "")
 
 
+class DirectoryIdentity(NamedTuple):
+    """What tells a queue's directory from copies of it."""
+
+    number: int
+    """That of the directory's inode."""
+    generation: int | None
+    """Which use of this number it is; None: the filesystem did not tell it."""
+
+    def is_other(self, found: DirectoryIdentity) -> bool:
+        """Return whether another directory was found. A generation that is not known tells nothing."""
+        if self.number != found.number:
+            return True
+        return None not in (self.generation, found.generation) and self.generation != found.generation
+
+
 @dataclass(frozen=True, slots=True)
 class QueueState:
     """Hold the content of `queue.jsonl`: settings, the queue's id, the current generation, and whether it is closed.
@@ -165,6 +180,8 @@ class QueueState:
     """The largest `keep_payloads` that the queue has had; None: all."""
     group: names.QueueId | None = field(default=None, compare=False)
     """The id of the group that the queue was made in; None: it was made outside of any group."""
+    place: DirectoryIdentity | None = field(default=None, compare=False)
+    """The directory that is the queue's, and no copy of it; None: not recorded."""
 
     @property
     def directory(self) -> names.Generation:
@@ -205,6 +222,11 @@ def birth_record(settings: Settings, identity: str, at: int) -> bytes:
 def group_record(identity: str, at: int) -> bytes:
     """Return the line that says in which group a queue was made: by the group's id."""
     return _line({"op": "group", "at": at, "id": identity})
+
+
+def place_record(place: tuple[int, int | None] | None, at: int) -> bytes:
+    """Return the line that says which directory is the queue's; b"" if that cannot be told (None)."""
+    return b"" if place is None else _line({"op": "place", "at": at, "place": place})
 
 
 def generation_record(generation: int, at: int) -> bytes:
@@ -290,6 +312,9 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                         queue_state = replace(queue_state, generation=number, key_epochs=KeyEpochs())
                 case {"op": "group", "id": str(text)} if queue_state is not None and queue_state.group is None:
                     queue_state = replace(queue_state, group=names.parse_queue_id(text))
+                case {"op": "place", "place": [number, generation]} if queue_state is not None:
+                    if _is_whole(number, 64) and (generation is None or _is_whole(generation, 32)):
+                        queue_state = replace(queue_state, place=DirectoryIdentity(number, generation))
                 case {"op": "allow-unsafe"} if queue_state is not None:
                     queue_state = replace(queue_state, allows_unsafe=True)
                 case {"op": "ordered"} if queue_state is not None:
@@ -320,6 +345,11 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
             f"{path} holds a queue.jsonl that is empty or damaged. Restore it from a backup, or use another path."
         )
     return queue_state
+
+
+def _is_whole(value: object, bits: int) -> bool:
+    """Return whether a value is a whole number of at most so many bits, without a sign."""
+    return type(value) is int and 0 <= value < 1 << bits
 
 
 def _longer(one: int | None, other: int | None) -> int | None:

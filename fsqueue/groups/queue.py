@@ -463,6 +463,8 @@ _EMPTY: dict[str, Callable[[], Any]] = {
     "purge": lambda: None,
     "gc": GcReport,
     "fsck": lambda: iter(()),
+    "is_copy": bool,
+    "accept_copy": bool,
 }
 """What a verb answers of a queue that has not come into being."""
 

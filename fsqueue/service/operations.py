@@ -71,13 +71,14 @@ LEASE = (
 
 
 def queue_facts(queue: fsqueue.Queue, given: Given) -> Any:
-    """Return what a queue is: settings, whether it is there, whether it is paused."""
+    """Return what a queue is: settings, whether it is there, whether it is paused, whether it may be a copy."""
     exists = queue.exists() if isinstance(queue, fsqueue.GroupQueue) else True
     return {
         "exists": exists,
         "generation": queue.generation,
         "has_priorities": queue.has_priorities,
         "paused": plain(queue.paused),
+        "copy": queue.is_copy(),
         "settings": asdict(queue.settings),
     }
 
@@ -158,7 +159,8 @@ def _listed(queue: fsqueue.Queue, given: Given) -> Iterator[Any]:
 
 
 QUEUE_OPERATIONS: Sequence[Operation] = (
-    Operation("GET", QUEUE, "queue", "Tell what a queue is: its settings, whether it is paused.", act=queue_facts),
+    Operation("GET", QUEUE, "queue", "Tell what a queue is: its settings, whether it is paused or may be a copy.",
+              act=queue_facts),
     Operation("DELETE", QUEUE, "delete", "Delete a queue at once, whatever its size.", query=(CONFIRM,), act=_deleted),
     Operation("POST", f"{QUEUE}/purge", "purge", "Drop all tasks of a queue; its settings stay.", body=(CONFIRM,),
               act=_purged),

@@ -272,6 +272,7 @@ class GroupDirectory:
         fresh = f"{path}/{names.fresh(self.entropy.hex16())}"
         unsafe = layout.unsafe_record(now) if self.state.allows_unsafe else b""
         birth = layout.birth_record(self.state.settings, self.entropy.hex16(), now)
+        birth += layout.place_record(fs.place(path), now)
         fd = fs.create(fresh)
         try:
             fs.write_all(fd, birth + layout.group_record(self.state.id, now) + unsafe)

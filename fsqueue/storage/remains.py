@@ -119,7 +119,7 @@ def write_queue_file(fs: Filesystem, path: str, state: QueueState, clock: Clock,
     A crash before the link leaves a file `.new-…`, which no process reads. OSError.
     """
     now = clock.now_ms()
-    lines = [layout.birth_record(state.settings, state.id, now)]
+    lines = [layout.birth_record(state.settings, state.id, now), layout.place_record(fs.place(path), now)]
     if state.group is not None:
         lines.append(layout.group_record(state.group, now))
     if state.allows_unsafe:

@@ -23,6 +23,7 @@ from fsqueue.client.wire import ERROR_BYTES_MAX
 from fsqueue.protocol.losses import ALREADY
 from fsqueue.service.gate import Tokens
 from fsqueue.storage.nodes import NodeFailures
+from tests import copied
 from tests.gateways import Serve
 from tests.waiting import until
 
@@ -105,6 +106,16 @@ def test_errors_are_those_of_the_queue(remote: RemoteQueue, local: Queue) -> Non
         remote.lease(lease_s=-1)
     with pytest.raises(fsqueue.InvalidArgument):
         remote.insert(1, priority=[1])  # type: ignore[arg-type]
+
+
+def test_a_copy_is_one_there_too(remote: RemoteQueue, local: Queue) -> None:
+    assert not remote.is_copy()
+    local.insert(1)
+    local.close()
+    copied.restored(local.path)
+    assert remote.is_copy()
+    assert local.accept_copy()
+    assert not remote.is_copy()
 
 
 def test_a_lease_of_a_purged_queue_says_so(remote: RemoteQueue, local: Queue) -> None:

@@ -107,7 +107,8 @@ GROUP_VERBS: dict[str, Callable[[Used], Callable[[], object]]] = {
     ),
 }
 PLAIN = (
-    "activity", "dead", "delete", "exists", "failing_nodes", "fsck", "gc", "is_drained", "lease", "pause", "peek",
+    "accept_copy", "activity", "dead", "delete", "exists", "failing_nodes", "fsck", "gc", "is_copy", "is_drained",
+    "lease", "pause", "peek",
     "poll", "purge", "purge_dead", "release_all", "result_columns", "results", "resume", "retry_completed",
     "retry_dead", "status", "stuck", "tasks", "timeline", "usage", "waiting_by_priority", "workers",
 )  # fmt: skip

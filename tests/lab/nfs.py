@@ -24,6 +24,7 @@ from unittest import mock
 from fsqueue import FsqueueError, Group, GroupNotFound, LeaseLost, Queue, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.storage import listening
+from tests import copied
 from tests.concurrency.books import Diary
 from tests.concurrency.clocks import SharedClock
 from tests.concurrency.processes import (
@@ -346,6 +347,41 @@ def asked_of_a_directory_that_is_gone() -> dict[str, list[str]]:
     return {
         name: sorted({told(action, f"{name}-{turn}") for turn in range(REMOVALS)}) for name, action in asked.items()
     }
+
+
+def copies_seen() -> dict[str, Any]:
+    """Which hosts call a queue a copy: the server, and both clients. Each opens it anew."""
+
+    def seen(name: str) -> list[bool]:
+        found = []
+        for path in (SERVER / name, at(1, name), at(2, name)):
+            with Queue(path) as queue:
+                found.append(queue.is_copy())
+        return found
+
+    def generation(name: str) -> object:
+        with Queue(SERVER / name) as queue:
+            place = queue.store.queue_state.place
+        return place is not None and place.generation is not None
+
+    found: dict[str, Any] = {}
+    Queue.create(at(1, "by-client")).close()
+    Queue.create(SERVER / "by-server").close()
+    for name in ("by-client", "by-server"):
+        found[name] = [generation(name), seen(name)]
+        os.rename(at(2, name), at(2, f"{name}-moved"))
+        found[f"{name} moved"] = seen(f"{name}-moved")
+        copied.run("cp", "-a", at(1, f"{name}-moved"), at(1, f"{name}-copy"))
+        found[f"{name} copied"] = seen(f"{name}-copy")
+        with Queue(at(2, f"{name}-copy")) as queue:
+            queue.accept_copy()
+        found[f"{name} accepted"] = seen(f"{name}-copy")
+        copied.restored(SERVER / f"{name}-moved")
+        with Queue(SERVER / f"{name}-moved") as queue:
+            found[f"{name} restored, seen by the server"] = queue.is_copy()
+            place = queue.store.queue_state.place
+            found[f"{name} got its number again"] = place is not None and place.number == queue.path.stat().st_ino
+    return found
 
 
 def one_waits_for_the_other() -> dict[str, Any]:

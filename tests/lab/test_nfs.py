@@ -82,6 +82,18 @@ def test_what_was_in_a_directory_that_another_client_removed_is_missing(nfs: Gue
     }
 
 
+def test_a_copy_is_seen_as_one_by_the_server_and_by_each_client_and_a_queue_that_was_moved_is_none(nfs: Guest) -> None:
+    """The clients do not know generations. A number that the server's disk gives again is not noticed by them."""
+    found = nfs.call(SCENARIOS, "copies_seen")
+    for name, is_known in (("by-client", False), ("by-server", True)):
+        assert found[name] == [is_known, [False] * 3]
+        assert found[f"{name} moved"] == [False] * 3
+        assert found[f"{name} copied"] == [True] * 3
+        assert found[f"{name} accepted"] == [False] * 3
+        got_its_number = found[f"{name} got its number again"]
+        assert found[f"{name} restored, seen by the server"] == (is_known or not got_its_number)
+
+
 def test_a_killed_worker_s_task_is_had_by_the_other_client_when_its_lease_ends(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "lease_of_a_killed_worker")
     assert not found["too_early"]

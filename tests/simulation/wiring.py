@@ -98,6 +98,9 @@ class SimFilesystem(Filesystem):
         except OSError:
             return None
 
+    def place(self, path: str) -> None:
+        """Nobody copies directories here."""
+
     def _directory(self, path: str) -> Directory:
         """The directory at a path, from that of the root on which the first use found."""
         below = self._below

@@ -165,6 +165,9 @@ def keep(queue: Queue) -> None:
     report: fsqueue.GcReport = queue.gc(touch=True, history_days=30)
     findings: list[fsqueue.Finding] = list(queue.fsck(repair=False, progress=lambda done, steps: None))
     print(report.as_dict(), [finding.as_dict() for finding in findings])
+    is_copy: bool = queue.is_copy()
+    is_accepted: bool = queue.accept_copy()
+    print(is_copy, is_accepted)
     queue.purge()
     queue.delete(wait=True)
     with queue:
