@@ -10,6 +10,7 @@ import click
 import fsqueue
 from fsqueue.format import wording
 from fsqueue.fsck import fsck_lost
+from fsqueue.views import copy_warnings
 
 from .common import each_queue, example, json_option, path_of, queue_argument
 from .printing import CAUTION, ERROR, Bar, Coloured, print_json, say, say_in_colours
@@ -22,18 +23,24 @@ FINDINGS_EXIT = 10
     epilog=example(
         """fsqueue fsck /scratch/me/tiles
 fsqueue fsck /scratch/me/tiles --repair
-fsqueue fsck /scratch/me/tiles --json | jq -r 'select(.repaired | not) | .path'"""
+fsqueue fsck /scratch/me/tiles --accept-copy        # after a backup was restored, and that was meant
+fsqueue fsck /scratch/me/tiles --json | jq -r 'select(.repaired == false) | .path'"""
     )
 )
 @queue_argument
 @click.option("--repair", is_flag=True, help="Repair what can be repaired.")
+@click.option("--accept-copy", is_flag=True,
+              help="Have the directory count as the queue's own from now on; of a group, for each queue.")  # fmt: skip
 @json_option
-def fsck(queue: str, repair: bool, as_json: bool) -> None:
+def fsck(queue: str, repair: bool, accept_copy: bool, as_json: bool) -> None:
     """Check all files of the queue Q, or of the group Q and all its queues, while others go on working.
 
     Each finding is explained. An unfinished step of a living process is not a finding. --repair finishes what crashes
     left half done, and moves unusable files into Q/.quarantine; it removes nothing that may be needed.
     With --json each finding is a line.
+
+    A queue that may be a copy, as after a restored backup, has a warning before its findings. It is no finding.
+    --accept-copy ends that warning, and then checks.
 
     Exit codes: 0 no findings, or all were repaired; 10 some findings were not repaired.
     """
@@ -41,7 +48,11 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
     left = 0
     explained: set[str] = set()
     named: set[str] = set()
+    is_copied = False
     for q, finding in _findings(queue, repair):
+        if finding is None:
+            is_copied = (q is not None and _look_for_copy(q, accept_copy, as_json)) or is_copied
+            continue
         if isinstance(q, fsqueue.GroupQueue) and q.name not in named and not as_json:
             named.add(q.name)
             say(f"{q.name}:")
@@ -54,13 +65,13 @@ def fsck(queue: str, repair: bool, as_json: bool) -> None:
             _show(finding, repair, finding.kind not in explained)
         explained.add(finding.kind)
     if not as_json:
-        _sum_up(counts, left, repair)
+        _sum_up(counts, left, repair, is_copied)
     if left:
         raise click.exceptions.Exit(FINDINGS_EXIT)
 
 
-def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, fsqueue.Finding]]:
-    """Yield what is wrong with a queue, or with a group and each of its queues; None: with the group's own files."""
+def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, fsqueue.Finding | None]]:
+    """Yield each queue, then what is wrong with it. What is wrong with other files comes first, without a queue."""
     is_lost = False
     for finding in fsck_lost(path, repair):
         yield None, finding
@@ -71,8 +82,10 @@ def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, f
     if group is not None:
         yield from ((None, finding) for finding in group.fsck(repair=repair))
     for found in each_queue(path):
-        with found as q, Bar("fsck") as progress:
-            yield from ((q, finding) for finding in q.fsck(repair=repair, progress=progress.show))
+        with found as q:
+            yield q, None
+            with Bar("fsck") as progress:
+                yield from ((q, finding) for finding in q.fsck(repair=repair, progress=progress.show))
 
 
 def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
@@ -86,10 +99,28 @@ def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
         say(f"    {finding.meaning}", f"    --repair {finding.repair}.")
 
 
-def _sum_up(counts: Counter[str], left: int, repair: bool) -> None:
+def _look_for_copy(q: fsqueue.Queue, accepts: bool, as_json: bool) -> bool:
+    """Warn if a queue may be a copy, or have it accepted. Return whether a warning was given."""
+    path = path_of(q)
+    if accepts and q.accept_copy():
+        if as_json:
+            print_json({"accepted": path})
+        else:
+            say(f"accepted: the directory of {path} counts as the queue's own from now on")
+    elif q.is_copy():
+        text = copy_warnings.of_queue(path)
+        if as_json:
+            print_json({"warning": "copy", "queue": path, "note": text})
+        else:
+            say(f"warning: {text}")
+        return True
+    return False
+
+
+def _sum_up(counts: Counter[str], left: int, repair: bool, is_copy: bool) -> None:
     total = sum(counts.values())
     if not total:
-        say("nothing was found: all is as it should be")
+        say("nothing else was found" if is_copy else "nothing was found: all is as it should be")
         return
     kinds = ", ".join(f"{count:,} {gravity}" for gravity, count in counts.most_common())
     if repair:

@@ -10,6 +10,7 @@ from typing import TypeGuard
 import fsqueue
 from fsqueue.cluster.identity import describe
 from fsqueue.format.wording import counted, duration
+from fsqueue.views import copy_warnings
 from fsqueue.views.activity import together
 from fsqueue.views.rates import last_left
 from fsqueue.views.rates import total as sum_of
@@ -38,6 +39,8 @@ class Look:
     activity: fsqueue.Activity | None = None
     error: fsqueue.FsqueueError | None = None
     paused: fsqueue.Pause | None = None
+    copy_accepted_at: str | None = None
+    """If it may be a copy: what 'fsqueue fsck --accept-copy' is typed with, the queue or its group."""
     parts: Sequence[Look] = ()
     """What this is the sum of."""
 
@@ -92,6 +95,9 @@ def parts_of(look: Look) -> list[str]:
     parts += [f"paused {look.paused}"] if look.paused is not None else []
     held_up = sum(part.paused is not None for part in look.parts)
     parts += [f"{held_up:,} of {len(look.parts):,} queues paused"] if held_up else []
+    copies_of = sum(part.copy_accepted_at is not None for part in look.parts)
+    parts += [f"{copies_of:,} of {len(look.parts):,} queues may be copies"] if copies_of else []
+    parts += ["may be a copy"] if look.copy_accepted_at is not None else []
     parts += [f"{number(found.finished.per_s)}/s"] if found is not None and is_above_zero(found.finished) else []
     parts += [time_left(look.left)] if look.left is not None and status.remaining else []
     return parts
@@ -110,6 +116,18 @@ def paused(look: Look) -> list[str]:
         for one in look.parts or [look]
         if one.paused is not None
     ]
+
+
+def copied(look: Look) -> list[str]:
+    """Return a line if the queue may be a copy; of several queues one line for all of them."""
+    each = look.parts or [look]
+    found = [(one, at) for one in each if (at := one.copy_accepted_at) is not None]
+    if not found:
+        return []
+    if len(each) > 1:
+        names, accepted_at = [one.name for one, _ in found], list(dict.fromkeys(at for _, at in found))
+        return [f"warning     {copy_warnings.of_several(names, len(each), accepted_at)}"]
+    return [f"warning     {copy_warnings.of_queue(each[0].path)}"]
 
 
 def rates(look: Look, found: fsqueue.Activity, plus_minus: str) -> list[str]:
@@ -176,9 +194,9 @@ def oldest(look: Look, rows: int) -> list[str]:
 
 
 def details(look: Look, rows: int, plus_minus: str = "±") -> list[str]:
-    """Return pauses, rates, failures and the slowest leased tasks, in at most `rows` lines."""
+    """Return warnings, pauses, rates, failures and the slowest leased tasks, in at most `rows` lines."""
     found = look.activity
-    lines = paused(look)[:rows]
+    lines = (copied(look) + paused(look))[:rows]
     if found is None:
         return lines
     lines += rates(look, found, plus_minus)[: rows - len(lines)]

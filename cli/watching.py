@@ -47,7 +47,7 @@ from .printing import (
     say,
     say_in_colours,
 )
-from .status_text import STATES, Look, details, paused, progress_line, total
+from .status_text import STATES, Look, copied, details, paused, progress_line, total
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock
@@ -107,7 +107,13 @@ class Watched:
         found = self.rates.add(status)
         if not self.fast:
             found = better_rates(self.queue.activity(self.window_s), found)
-        return Look(self.name, self.path, status, found, paused=self.queue.paused)
+        is_paused, copied = self.queue.paused, self._copy_accepted_at()
+        return Look(self.name, self.path, status, found, paused=is_paused, copy_accepted_at=copied)
+
+    def _copy_accepted_at(self) -> str | None:
+        if not self.queue.is_copy():
+            return None
+        return str(self.queue.group.path) if isinstance(self.queue, fsqueue.GroupQueue) else self.path
 
 
 class Watching:
@@ -215,6 +221,7 @@ def as_json(look: Look) -> dict[str, object]:
         "left_most_s": left.most_s if left is not None else None,
         "activity": found.as_dict() if found is not None else None,
         "paused": look.paused.as_dict() if look.paused is not None else None,
+        "copy": look.copy_accepted_at is not None,
     }
 
 
@@ -257,9 +264,10 @@ def status(
 ) -> None:
     """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
 
-    Q is a queue, a group, or a directory of queues. Locks whose holders were stopped are named, too. The time left is
-    an interval that is right 19 of 20 times, if work goes on as before. docs/status.md tells what the numbers come
-    from, docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
+    Q is a queue, a group, or a directory of queues. Locks whose holders were stopped are named, too. So are queues that
+    may be copies, as after a restored backup (docs/fsck.md). The time left is an interval that is right 19 of 20 times,
+    if work goes on as before. docs/status.md tells what the numbers come from, docs/growth.md what --usage shows, and
+    docs/order.md what --priorities shows.
 
     --prometheus prints nothing. It writes FILE, whole or not at all, for the text files of a node exporter, whose names
     end in .prom (docs/metrics.md).
@@ -351,7 +359,7 @@ def _once(
         print_table(_table(sound), (20, 12, 12, 12, 12, 12))
     plus_minus = "±" if can_show("±", getattr(sys.stdout, "encoding", None)) else "+-"
     whole = sound[0] if len(looks) == 1 else total(sound)
-    for line in details(whole, 1 << 16, plus_minus) if not fast else paused(whole):
+    for line in details(whole, 1 << 16, plus_minus) if not fast else copied(whole) + paused(whole):
         say(line)
     _print_usage(groups)
     if usage:

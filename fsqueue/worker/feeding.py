@@ -28,6 +28,7 @@ from fsqueue.storage.nodes import NodeFailures
 from fsqueue.storage.store import Store
 from fsqueue.views import lease_holders
 from fsqueue.worker.background import BackgroundThread, Died
+from fsqueue.worker.copied import CopyCheck
 from fsqueue.worker.limits import Limits
 from fsqueue.worker.remote import RemoteWatch
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
@@ -115,6 +116,7 @@ class Feeder(BackgroundThread):
         """Tells what is asked."""
         self._has_fed = False
         """Whether tasks were ever leased."""
+        self._copies = CopyCheck()
         self._queues, self._lease_s, self._ends = queues, lease_s, not limits.forever
         self._patience_s, self._taking, self._report, self._trouble = limits.patience_s, taking, report, trouble
         self._exclude_after = limits.exclude_after
@@ -265,6 +267,7 @@ class Feeder(BackgroundThread):
         found = self._queues.come_back()
         self._away_at = self._now() + AWAY_LOOK_S if self._queues.away else math.inf
         if found:
+            self._copies.forget()
             self._watch_anew()
         for one in found:
             self._say("away", f"{one.path} is there: its tasks are taken, too.")
@@ -273,6 +276,7 @@ class Feeder(BackgroundThread):
         leaser = queue._leaser
         leaser.gave_up = partial(self._gave_up, queue.store.path)
         leaser.run_id = self.run_id
+        self._copies.begun.append(queue)
         return Watch(leaser, queue._lease_ms(self._lease_s), may_go=isinstance(queue, GroupQueue))
 
     def _streaks_of(self, queues: Sequence[Queue]) -> list[NodeFailures]:
@@ -331,6 +335,8 @@ class Feeder(BackgroundThread):
         while True:
             self._look_for_away()
             may_be_more = self._open_members()
+            if self._copies.begun:
+                self._warn_of_copies()
             if self._is_left.is_set():
                 return Fed()
             if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
@@ -378,6 +384,13 @@ class Feeder(BackgroundThread):
             self.due_at = now + due_s
             pause_s = max(0.001, min(backoff.next_s(), due_s, self._away_at - now))
             self._sleep(pause_s, self._watches.is_deaf)
+
+    def _warn_of_copies(self) -> None:
+        """Say which queues may be copies, before anything is leased from them."""
+        try:
+            self._copies.warnings(lambda queue: self._begin_to_ask(lambda: queue), partial(self._say, "copy"))
+        finally:
+            self._look_began = math.inf
 
     def _tell_of_dead(self) -> None:
         """Say, once for each state of things, what to type if processes that are gone from this host hold tasks.

@@ -168,6 +168,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.filesystem.replacing",
         "fsqueue.filesystem.mountadvice",
         "fsqueue.views.outcomes",
+        "fsqueue.views.copy_warnings",
         "fsqueue.views.lease_holders",
         "fsqueue.views.rates",
         "fsqueue.doctor",
