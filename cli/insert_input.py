@@ -67,6 +67,8 @@ class Input:
         """Give the signal that interrupted the reading. None if there was none."""
         self.at_end = False
         """Say whether the end of the file that is being read was reached."""
+        self.is_unended = False
+        """Say whether the line that was yielded last has no end: it is the last one of a file."""
         self.is_cut = False
         """Say whether a signal has ended the reading of the file before its end, or perhaps before it."""
         self.head = b""
@@ -88,7 +90,7 @@ class Input:
         """Yield lines without their ends, and PAUSE. A line too long for a task is cut, but stays too long."""
         parts: list[bytes] = []
         size = 0
-        self.at_end = self.is_cut = False
+        self.at_end = self.is_cut = self.is_unended = False
         self.head = b""
         while chunk := self._read(file):
             if chunk is PAUSE:
@@ -112,6 +114,7 @@ class Input:
             return
         self.at_end = True
         if size:
+            self.is_unended = True
             yield b"".join(parts)
 
     def _read(self, file: IO[bytes]) -> Any:

@@ -27,9 +27,12 @@ PACKED = (
     (b"BZh", "compressed with bzip2", "bzcat"),
     (b"\xfd7zXZ\0", "compressed with xz", "xzcat"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "zstd -dc"),
-    (b"PK\x03\x04", "a ZIP archive (or a spreadsheet, which its program can save as CSV)", "unzip -p"),
+    (b"PK\x03\x04", "a ZIP archive", "unzip -p"),
 )
 """The first bytes of a file, what it is, and the command that unpacks it."""
+_SHEETS = (b"[Content_Types].xml", b"xl/", b"docProps/", b"mimetypeapplication/vnd.oasis.opendocument")
+"""What is near the beginning of a spreadsheet that is a ZIP archive."""
+_OLD_SHEET = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 OLDER = ": what older programs of Windows wrote, 'iconv -f WINDOWS-1252 -t UTF-8' makes UTF-8 of"
 _COMMA_AT_END = re.compile(r",\s*[}\]]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -46,6 +49,10 @@ PARQUET_MAGIC = b"PAR1"
 class Format:
     """Say what one kind of file needs to become tasks. A kind that needs less leaves the rest as it is here."""
 
+    has_open_end = False
+    """Whether the last item lacks the end that each item has."""
+    takes_text = False
+    """Whether --text makes text of a column."""
     unit = "line"
     """Name what a file is counted in: lines, items, rows."""
     line = 0
@@ -102,17 +109,17 @@ class LineFormat(Format):
                 yield PAUSE
                 continue
             self.line = count = count + 1
-            text = self._text(line, count)
-            if not text:
-                continue
             try:
+                text = self._text(line, count)
+                if not text:
+                    continue
                 if len(line) > self._input.line_bytes_max:
                     raise too_long(self._input.line_bytes_max)
                 if is_first and not self._is_json and self._end == b"\n" and b"\0" in self._input.head:
                     raise Foreign("or one soon after has the character NUL", USE_NULL, may_skip=False)
                 yield number, count, count, self._decode(text)
             except BadLine as error:
-                yield number, count, count, self._explained(error, text, name) if is_first else error
+                yield number, count, count, self._explained(error, name) if is_first else error
             is_first = False
 
     def _text(self, line: bytes, count: int) -> bytes:
@@ -122,7 +129,7 @@ class LineFormat(Format):
             text = text.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
         return b"" if text.isspace() else text
 
-    def _explained(self, error: BadLine, text: bytes, name: str) -> BadLine:
+    def _explained(self, error: BadLine, name: str) -> BadLine:
         """Return the error on the first line of a file, with what kind of file it may be."""
         kind = kind_of(self._input.head, name, self._is_json)
         if kind is None:
@@ -141,6 +148,10 @@ class NulFormat(LineFormat):
     _end, _tail = b"\0", "tail -z"
 
     def _text(self, line: bytes, count: int) -> bytes:
+        if self._input.is_unended:
+            if count == 1 and b"\n" in line:
+                raise BadLine("has line ends and no NUL: use --lines for a task of each line", may_skip=False)
+            self.has_open_end = True
         return line
 
 
@@ -229,6 +240,8 @@ def kind_of(head: bytes, name: str, is_json: bool) -> str | None:
     `head`: its first bytes. `name`: as the user typed it, `-` for standard input. `is_json`: whether its lines were
     taken for JSON, else for text.
     """
+    if head.startswith(_OLD_SHEET) or (head.startswith(b"PK") and any(mark in head for mark in _SHEETS)):
+        return "it is a spreadsheet: save it as CSV in its program, and insert that with --csv"
     for magic, what, command in PACKED:
         if head.startswith(magic):
             return f"it is {what}: insert what {_command(command, name)} prints"
@@ -244,6 +257,25 @@ def kind_of(head: bytes, name: str, is_json: bool) -> str | None:
     if b"\0" in head:
         return "it has the character NUL: use -0 for items that end with NUL, as 'find -print0' writes them"
     return _table(head, name)
+
+
+def no_table(head: bytes) -> str | None:
+    """Return what a file is that has no header of a table, though its first line could be read as one; else None."""
+    lines = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n").splitlines() or [""]
+    first = lines[0].rstrip(" \t,")
+    if first in ("[", "{") or (first[:1] in ("[", "{") and _is_json(first)):
+        return "it is JSON: leave out the option for tables"
+    if re.match(r"<(?:[!?]|(?:html|head|body|table|div|pre|p|svg|rss)\b)", first, re.IGNORECASE):
+        return "it is HTML or XML, perhaps the page of an error: look into it"
+    return None
+
+
+def _is_json(line: str) -> bool:
+    try:
+        user_json.decode(line.encode())
+    except user_json.NotExact as error:
+        return error.is_json
+    return True
 
 
 def guess(line: str, position: int) -> str:

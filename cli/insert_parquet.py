@@ -266,7 +266,8 @@ def _moment(value: int, per_s: int) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error as the end of a sentence: without the full stop."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
 
 
 # -- the parts of a table -----------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from __future__ import annotations
 import bisect
 import operator
 import os
+import re
 import signal
+import stat
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -34,6 +36,7 @@ inputs."""
 CHUNKS_MAX = 10_000
 """Maximum number of chunks that are read ahead to remember, for the bar; of a table up to 16 MiB are read ahead."""
 PROGRESS_AFTER_S = 1.0
+_TASK_NUMBER = re.compile(r"(?:Task number [0-9,]+|The task)(?P<colon>:)? ")
 LOOK_EVERY = 256
 """Tasks between two steps of the bar."""
 
@@ -259,7 +262,12 @@ class Source:
         self.tasks -= 1
         if self._first_plain == self.tasks:
             self._first_plain = None
-        self.refuse(f"is no task for this queue: {error}")
+        named = _TASK_NUMBER.match(str(error))  # in a call: the line is named already
+        why = str(error)[named.end() :] if named else str(error)
+        why = f"it {why}" if named and not named["colon"] else why
+        if "a key is a text" in why and self._form.takes_text:
+            why += f" Of a table: --text {quoted(self._key or '')}"
+        self.refuse(f"is no task for this queue: {why}")
 
     def _rows(self) -> Iterator[Any]:
         """Yield the rows of all files, and PAUSE. A file that cannot be read is the last one."""
@@ -356,8 +364,10 @@ class Source:
         complain(f"nothing was inserted as {name}: correct it and repeat the command{or_skip}")
         raise click.exceptions.Exit(2)
 
-    def hint_at_fields(self) -> None:
-        """Hint at a field that no line had. Most often its name is mistyped."""
+    def hint_at_input(self) -> None:
+        """Hint at a field that no line had, most often since its name is mistyped; and at an item without its end."""
+        if any(form.has_open_end for form in self._formats):
+            hint("hint: the last item does not end with NUL: if the program that printed it was ended, it is not whole")
         for option, field, was_found in (
             ("--priority", self._priority, self._had_priority),
             ("--key", self._key, self._had_key),
@@ -395,13 +405,15 @@ class Source:
         """Say what a file has from a line on."""
         name, form = self._files[number], self._formats[number]
         command = form.from_line(number, line)
-        if command == "":
+        can_be_read_again = name != "-" and not _is_pipe(name)
+        if command == "" and (can_be_read_again or not line):
             return quoted(name)
         if command is None:
             of = "" if isinstance(form, GivenFormat) else f" of {quoted(name)}"
             return f"the {form.unit}s{of} from number {line:,} on"
-        if name == "-":
-            return f"the rest (a pipe cannot be read again: make its input once more, through '{command}')"
+        if not can_be_read_again:
+            through = f", through '{command}'" if command else ""
+            return f"the rest (a pipe cannot be read again: make its input once more{through})"
         return f"the rest, which '{command} {quoted(name)}' prints"
 
     def conclude_failure(self, failure: fsqueue.FsqueueError, count: int, handled: int | None) -> None:
@@ -440,6 +452,14 @@ class Source:
         if self.skipped:
             complain(f"{so_far}; {wording.counted(self.skipped, f'bad {unit}')} skipped")
             raise click.exceptions.Exit(1)
+
+
+def _is_pipe(name: str) -> bool:
+    """Tell whether a file, as one of `<(…)` in a shell, can be read once only."""
+    try:
+        return not stat.S_ISREG(os.stat(name).st_mode)
+    except OSError:
+        return False
 
 
 def _key_of(payload: Any, field: str) -> str | None:

@@ -21,7 +21,19 @@ import fsqueue
 from fsqueue.format import wording
 
 from .insert_input import PAUSE, BadLine, Input
-from .insert_lines import NOTHING, OLDER, SEPARATORS, Foreign, Format, Row, decode_text, kind_of, option_for, too_long
+from .insert_lines import (
+    NOTHING,
+    OLDER,
+    SEPARATORS,
+    Foreign,
+    Format,
+    Row,
+    decode_text,
+    kind_of,
+    no_table,
+    option_for,
+    too_long,
+)
 from .printing import complain, quoted
 
 SAMPLE_ROWS = 10_000
@@ -100,6 +112,8 @@ def respelling(cell: str, value: int | float) -> str | None:
 class TableFormat(Format):
     """Make a task of each row below the header. The files are one table: types are decided once."""
 
+    takes_text = True
+
     def __init__(
         self,
         source: Input,
@@ -138,6 +152,9 @@ class TableFormat(Format):
             if names is None:
                 if not isinstance(value, BadLine):
                     value = self._names(value, name)
+                kind = no_table(self._input.head)
+                if kind is not None:
+                    value = BadLine(f"is no header of a table: {kind}", may_skip=False)
                 if isinstance(value, BadLine):
                     yield from self.waiting()
                     yield number, first, last, self._explained(value, name)

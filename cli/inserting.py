@@ -153,7 +153,7 @@ def insert(
     print_done(as_json, {"inserted": count, "skipped": source.skipped, **known}, count)
     if source.tasks > count and key is not None and failure is None and not (as_json or source.broken_off):
         hint(f"{count:,} of {wording.counted(source.tasks, 'task')} were new: the keys of the others were taken")
-    source.hint_at_fields()
+    source.hint_at_input()
     if failure is not None:
         source.conclude_failure(failure, count, _handled_at(failure, handled))
         raise failure
@@ -229,7 +229,7 @@ def _insert_once(
         known["respelled"] = source.respelled
     print_done(as_json, known, count)
     if report is None or (was_used_up and source.broken_off):
-        source.hint_at_fields()
+        source.hint_at_input()
         source.conclude_without(commit.name, was_used_up)
         return
     when = f"{commit.name} was committed on {moment(report.at)}, with {wording.counted(report.tasks, 'task')}"
@@ -238,7 +238,7 @@ def _insert_once(
             f"{when}, so the name is used up. The tasks of this input were not inserted: insert them under another "
             "name."
         )
-    source.hint_at_fields()
+    source.hint_at_input()
     if is_repeated:
         complain(f"{when}: nothing was added")
     if is_used_up:

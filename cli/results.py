@@ -89,10 +89,10 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
             else:
                 print_table(map(_row, rows), (36, 9, 8, 19, 9, 12), HEADING)
         if found.missing:
+            are = "has no row: it is" if found.missing == 1 else "have no row: they are"
             complain(
-                f"{wording.counted(found.missing, 'completed task')} of {q.path} have no row: the history has none of "
-                "them. It was not kept (create --no-history), removed (gc --keep-history), or is damaged "
-                "('fsqueue fsck' tells)."
+                f"{wording.counted(found.missing, 'completed task')} of {q.path} {are} not in the history, which was "
+                "not kept (create --no-history), was removed (gc --keep-history), or is damaged ('fsqueue fsck' tells)."
             )
 
 
@@ -189,8 +189,9 @@ def retry(
     Exit code 1: the payloads of some are not kept. Exit code 3: there is no such task.
     """
     if state is None:
+        typed = "--all, of which state" if each else "--where, of which state" if conditions else "Which tasks"
         raise click.UsageError(
-            "Say which tasks. Those that were given up: 'fsqueue dead retry Q'. Completed ones, to execute them again: "
+            f"{typed}? Those that were given up: 'fsqueue dead retry Q'. Completed ones, to execute them again: "
             f"'fsqueue retry Q --state {COMPLETED}' with TASKs, --where or --all."
         )
     if state != COMPLETED:

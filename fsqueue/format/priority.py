@@ -43,7 +43,8 @@ def fault(value: object) -> str | None:
     if type(value) is int:
         return None if INT_MIN <= value <= INT_MAX else "a whole number as priority has 64 bits: -2^63 to 2^63 - 1"
     if type(value) is not str:
-        return f"a priority is a text or a whole number, not {kind.__name__}"
+        cure = ": multiply it and round, such as 150 for 1.5" if kind is float else ""
+        return f"a priority is a text or a whole number, not {kind.__name__}{cure}"
     try:
         size = len(value.encode())
     except UnicodeEncodeError:

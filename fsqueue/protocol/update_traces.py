@@ -45,6 +45,6 @@ def unknown(error: BaseException) -> StorageError:
 def not_durable(error: BaseException) -> StorageError:
     """Return the error for an update that has happened, and that a power loss may still take."""
     return StorageError(
-        f"The update has happened, and could not be made durable: {error}. A power loss may take it. Do not apply it "
-        "again."
+        f"The update has happened, and could not be made durable: {str(error).rstrip('.')}. A power loss may take it. "
+        "Do not apply it again."
     )

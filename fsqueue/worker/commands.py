@@ -30,7 +30,10 @@ from fsqueue.worker.supervision import NoForkServer
 
 T = TypeVar("T")
 
-_ON_STDIN = "with --stdin (stdin=True) the command can read it from standard input"
+_ON_STDIN = (
+    "leave it out of the arguments, and the command has it on standard input (with --stdin, stdin=True, if another "
+    "placeholder is left)"
+)
 
 ENVIRONMENT_BYTES_MAX = 100_000
 """A larger payload stays out of the environment: Linux takes 128 KiB a variable."""

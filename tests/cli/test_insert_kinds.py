@@ -196,6 +196,73 @@ def test_text_that_is_no_json(fsqueue_cli: Run, queue: Queue, given: str, says: 
     assert says in result.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--lines"], ["--csv"]])
+@pytest.mark.parametrize("kind", ["xlsx", "ods", "xls"])
+def test_a_spreadsheet_is_saved_as_csv_and_never_unzipped(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, kind: str, options: list[str]
+) -> None:
+    file = tmp_path / "sheet"
+    with zipfile.ZipFile(file, "w") as archive:
+        if kind == "ods":
+            archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        archive.writestr("[Content_Types].xml" if kind == "xlsx" else "content.xml", "<x/>")
+    if kind == "xls":
+        file.write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600)
+    result = fsqueue_cli("insert", queue.path, *options, file, code=2)
+    assert "(it is a spreadsheet: save it as CSV in its program, and insert that with --csv)" in result.stderr
+    assert "unzip" not in result.stderr
+    assert queue.status().inserted == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ('{"a":1,"b":2}\n{"a":3,"b":4}\n', "it is JSON: leave out the option for tables"),
+        ('{"a":1}\n{"a":3}\n', "it is JSON"),
+        ('\ufeff{"a":"x, y"}\n', "it is JSON"),
+        ("[1,2]\n[3,4]\n", "it is JSON"),
+        ('[\n{"a":1},\n{"a":3}\n]\n', "it is JSON"),
+        ("<!DOCTYPE html>\n<html>\n", "it is HTML or XML"),
+        ("\n<html lang='en'>\n<body>\n", "it is HTML or XML"),
+        ("<?xml version='1.0'?>\n<a/>\n", "it is HTML or XML"),
+    ],
+)
+def test_what_is_no_table_loses_no_first_line_as_a_header(
+    fsqueue_cli: Run, queue: Queue, given: str, says: str
+) -> None:
+    result = fsqueue_cli("insert", queue.path, "--csv", input=given, code=2)
+    assert f"is no header of a table: {says}" in result.stderr
+    assert queue.status().inserted == 0
+
+
+@pytest.mark.parametrize("header", ["[m],n", "<x>,n", "{a},n", "x < y,n"])
+def test_a_header_may_have_brackets(fsqueue_cli: Run, queue: Queue, header: str) -> None:
+    fsqueue_cli("insert", queue.path, "--csv", input=f"{header}\n1,2\n")
+    assert [task.payload for task in queue.tasks()] == [{header.partition(",")[0]: 1, "n": 2}]
+
+
+def test_items_end_with_nul(fsqueue_cli: Run, queue: Queue) -> None:
+    """A producer that was ended leaves a part of an item; lines are one item, if all of them have no NUL."""
+    result = fsqueue_cli("insert", queue.path, "-0", input="a\nb\n", code=2)
+    assert "has line ends and no NUL: use --lines for a task of each line" in result.stderr
+    assert queue.status().inserted == 0
+    result = fsqueue_cli("insert", queue.path, "-0", input="a\n\0b")
+    assert (result.stdout, result.stderr.count("\n")) == ("2\n", 1)
+    assert "the last item does not end with NUL" in result.stderr
+    assert fsqueue_cli("insert", queue.path, "-0", input="c\0d\0").stderr == ""
+    assert sorted(task.payload for task in queue.tasks()) == ["a\n", "b", "c", "d"]
+
+
+@pytest.mark.batched
+def test_a_fraction_in_a_column_of_keys_or_priorities_has_a_cure(fsqueue_cli: Run, queue: Queue) -> None:
+    result = fsqueue_cli("insert", queue.path, "--csv", "--key", "k", input="k\n1.5\n", code=2)
+    assert "line 2 is no task for this queue: a key is a text, not float: make a text of it. " in result.stderr
+    assert "--text k" in result.stderr
+    assert fsqueue_cli("insert", queue.path, "--csv", "--key", "k", "--text", "k", input="k\n1.5\n").stdout == "1\n"
+    result = fsqueue_cli("insert", queue.path, "--csv", "--priority", "k", input="k\n1.5\n", code=2)
+    assert "not float: multiply it and round, such as 150 for 1.5." in result.stderr
+
+
 def test_a_program_that_a_hint_names_takes_the_line(fsqueue_cli: Run, queue: Queue) -> None:
     """jq refuses these as `insert` does, so no hint may name it."""
     for line in (

@@ -354,6 +354,7 @@ def test_what_is_no_parquet_or_damaged_or_comes_through_a_pipe(fsqueue_cli: Run,
     (tmp_path / "t.parquet").write_text("hello\n")
     result = fsqueue_cli("insert", queue.path, tmp_path / "t.parquet", code=2)
     assert f"{tmp_path / 't.parquet'} cannot be read as Parquet: " in result.stderr
+    assert ".." not in result.stderr
     file = write(tmp_path / "u.parquet", n=[*range(1000)], x=[f"{n:0100d}" for n in range(1000)])
     data = file.read_bytes()
     assert (

@@ -568,18 +568,21 @@ def histories(queue: Queue) -> list[Path]:
 
 
 @pytest.mark.parametrize("options", [[], ["out.csv"], ["out.csv", "--where", "payload.x=1"], ["--json"]])
+@pytest.mark.parametrize("tasks", [1, 2])
 def test_what_is_missing_is_said(
-    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
-) -> None:
+    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str],
+    tasks: int,
+) -> None:  # fmt: skip
     """A completed task that the history does not have, in whatever way the results are shown."""
     monkeypatch.chdir(tmp_path)
     queue = queue_factory()
-    fill(queue, ({"x": 1}, 1), ({"x": 2}, 2))
+    fill(queue, *(({"x": number}, number) for number in range(1, 1 + tasks)))
     assert fsqueue_cli("results", queue.path, *options).stderr == ""
     for path in histories(queue):
         path.unlink()
     done = fsqueue_cli("results", queue.path, *options)
-    assert done.stderr.startswith(f"fsqueue: 2 completed tasks of {queue.path} have no row: ")
+    are = "2 completed tasks of {} have no row: they are" if tasks == 2 else "1 completed task of {} has no row: it is"
+    assert done.stderr.startswith(f"fsqueue: {are.format(queue.path)} not in the history")
     assert fsqueue_cli("results", queue.path, "--failed").stderr == "", "they were not asked for"
 
 

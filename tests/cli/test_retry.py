@@ -88,6 +88,9 @@ def test_a_queue_without_a_history_says_so(fsqueue_cli: Run, queue_factory: Queu
 @pytest.mark.parametrize(
     ("more", "said"),
     [
+        ((), "Which tasks? Those that were given up: 'fsqueue dead retry Q'. Completed"),
+        (("--all",), "--all, of which state? Those that were given up: 'fsqueue dead retry Q'. Completed"),
+        (("--where", "result.loss>1"), "--where, of which state? Those that were given up: 'fsqueue dead retry Q'."),
         ((), "Those that were given up: 'fsqueue dead retry Q'. Completed ones, to execute them again: 'fsqueue"),
         (("--state", "dead"), "fsqueue dead retry Q"),
         (("--state", "leased"), "They are being executed"),

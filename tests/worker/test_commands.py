@@ -234,7 +234,7 @@ def test_a_payload_that_cannot_be_an_argument_fails_its_task(queue: Queue, runne
     thread.join()
     assert reports[0].failed >= 1
     [task] = queue.tasks()
-    assert "with --stdin (stdin=True) the command can read it from standard input" in (task.error or "")
+    assert "leave it out of the arguments, and the command has it on standard input (with --stdin" in (task.error or "")
 
 
 def test_a_large_unread_standard_input_is_no_problem(queue: Queue, runner: Make) -> None:
