@@ -51,6 +51,8 @@ class Format:
 
     has_open_end = False
     """Whether the last item lacks the end that each item has."""
+    unnamed: Sequence[str] = ()
+    """The columns that no placeholder of a command can name."""
     takes_text = False
     """Whether --text makes text of a column."""
     unit = "line"

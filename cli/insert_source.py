@@ -368,6 +368,8 @@ class Source:
         """Hint at a field that no line had, most often since its name is mistyped; and at an item without its end."""
         if any(form.has_open_end for form in self._formats):
             hint("hint: the last item does not end with NUL: if the program that printed it was ended, it is not whole")
+        for name in list(self._form.unnamed)[:LATER_SHOWN_MAX]:
+            hint(f"hint: no placeholder of a command can name the column {name!r}, which has a double quote or a brace")
         for option, field, was_found in (
             ("--priority", self._priority, self._had_priority),
             ("--key", self._key, self._had_key),

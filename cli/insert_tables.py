@@ -44,6 +44,8 @@ FIELDS_MAX = 100_000
 """More names in a header are no header."""
 ADVISED_MAX = 20
 """Maximum number of columns that an advice names one by one."""
+UNNAMED = frozenset('"{}')
+"""No placeholder names a field that has one of these in its name (`fsqueue run`)."""
 SHOWN_CHARS = 40
 BLANKS = " \t"
 BLANK_LINE = f"{BLANKS}\r\n"
@@ -293,6 +295,7 @@ class TableFormat(Format):
             why = f"has no column {_shown(missing[0])} (--text). Its columns are {_listed(names)}"
         else:
             why = self._other_columns(names, file)
+        self.unnamed = [name for name in names if set(name) & UNNAMED]
         return names if why is None else BadLine(why, may_skip=False)
 
     def _explained(self, error: BadLine, name: str) -> BadLine:

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsqueue import Queue, Worker
+from fsqueue.worker import placeholders
 from tests.cli.conftest import Run, Spawn, waits
 from tests.cli.test_insert_commit import is_read
 from tests.conftest import QueueFactory
@@ -530,6 +531,17 @@ def test_several_files_are_one_table(fsqueue_cli: Run, queue: Queue, tmp_path: P
     assert f"{tmp_path / 'd'}, line 1 names two columns" in result.stderr
     assert "2 tasks were inserted" in result.stderr
     assert f"insert {tmp_path / 'd'}; to repeat" in result.stderr
+
+
+def test_a_column_that_no_command_can_name_is_told(fsqueue_cli: Run, queue: Queue) -> None:
+    names = ["tile no", "2x", 'the 5" disk', "a{b", "x}"]
+    header = ",".join('"' + name.replace('"', '""') + '"' for name in names)
+    result = fsqueue_cli("insert", queue.path, "--csv", input=f"{header}\n1,2,3,4,5\n")
+    told = [name for name in names if f"no placeholder of a command can name the column {name!r}," in result.stderr]
+    assert told == names[2:]
+    for name in names:
+        is_named = [one.name for one in placeholders.in_argument(f'{{"{name}"}}')] == [name]
+        assert is_named == (name not in told)
 
 
 @pytest.mark.parametrize("other", ["x,n,y\na,3,1\n", "m,x\n3,a\n", "n\n3\n", "sep=,\nn,y\n3,4\n"])
