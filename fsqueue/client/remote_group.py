@@ -9,13 +9,13 @@ from fsqueue.arguments import whole
 from fsqueue.client.remote_queue import RemoteQueue, lease_by, leasing
 from fsqueue.client.remote_update import RemoteUpdate
 from fsqueue.client.values import leased_task, made
-from fsqueue.client.wire import Wire
+from fsqueue.client.wire import OverWire, Wire
 from fsqueue.format import names
 from fsqueue.format.models import Status
 from fsqueue.leased_task import LeasedTask
 
 
-class RemoteGroup:
+class RemoteGroup(OverWire):
     """A group of queues of a gateway: ``group["fetch"].insert(payload)``. Errors as of `RemoteQueue`."""
 
     def __init__(self, wire: Wire, holder: dict[str, Any]) -> None:
@@ -25,25 +25,6 @@ class RemoteGroup:
         """Return a queue by its name: see `Group`. It comes into being at its first insert. InvalidArgument."""
         names.queue_directory(name)
         return RemoteQueue(self._wire, name, self._holder)
-
-    def __repr__(self) -> str:
-        return f"RemoteGroup({self.url!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return self.url == other.url if isinstance(other, RemoteGroup) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.url)
-
-    def close(self) -> None:
-        """Close this thread's connection, which its queues share. Leases go on; the group may be used again."""
-        self._wire.drop()
-
-    def __enter__(self) -> RemoteGroup:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @property
     def url(self) -> str:

@@ -35,7 +35,7 @@ from fsqueue.client.values import (
     made,
     task_line,
 )
-from fsqueue.client.wire import Answer, Wire, encoded, segment
+from fsqueue.client.wire import Answer, OverWire, Wire, encoded, segment
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
 from fsqueue.format import names, task_file
@@ -75,7 +75,7 @@ class QueueStandIn(NamedTuple):
     entropy: Entropy
 
 
-class RemoteQueue:
+class RemoteQueue(OverWire):
     """A queue of a gateway, with the methods of `Queue`. Safe to use from many threads, and after a fork; it pickles.
 
     Errors are those of `Queue`. StorageError besides: the gateway cannot be reached, and nothing was done; or it has
@@ -89,15 +89,6 @@ class RemoteQueue:
 
     def __reduce__(self) -> Any:
         return RemoteQueue, (self._wire, self.name, self._holder)
-
-    def __repr__(self) -> str:
-        return f"RemoteQueue({self.url!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return self.url == other.url if isinstance(other, RemoteQueue) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.url)
 
     @property
     def url(self) -> str:
@@ -119,16 +110,6 @@ class RemoteQueue:
 
     def _post(self, what: str, sent: Any, again: bool = False, wait_s: float = 0) -> Any:
         return self._wire.ask("POST", self._path + what, sent, again=again, wait_s=wait_s)
-
-    def close(self) -> None:
-        """Close this thread's connection. Leases go on; the queue may be used again."""
-        self._wire.drop()
-
-    def __enter__(self) -> RemoteQueue:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # -- what it is ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from fsqueue import errors, forks
@@ -194,6 +194,36 @@ class Wire:
         said = {name: str(value).lower() if type(value) is bool else value for name, value in (query or {}).items()
                 if value is not None}  # fmt: skip
         return f"{self.address.prefix}/v1{path}" + (f"?{urlencode(said)}" if said else "")
+
+
+class OverWire:
+    """A queue or a group of a gateway: a wire leads to it. It is equal to another one with its address."""
+
+    _wire: Wire
+
+    @property
+    def url(self) -> str:
+        """Return its address, as `connect` takes it."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.url == other.url if isinstance(other, type(self)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def close(self) -> None:
+        """Close this thread's connection, which a group and its queues share. Leases go on; it may be used again."""
+        self._wire.drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def _is_over(connection: http.client.HTTPConnection) -> bool:

@@ -8,7 +8,8 @@ without its lock, since a first line never changes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from fsqueue import forks
@@ -199,18 +200,7 @@ def vote_against(
     None if the file is retired and says nothing of the update: what it said before it was retired is in the logs.
     FileNotFoundError if the file is gone; LockTimeout.
     """
-    fs = group.fs
-    path = decisions.path_of(group.path, name)
-    with jsonl.locked_existing(fs, clock, entropy, path, wait_s, os.O_APPEND) as fd:
-        jsonl.must_have_one_name(fs, fd, path)
-        state = DecisionState()
-        torn = state.replay(fs.all_pieces(fd))
-        if update not in state.first and not state.is_gone:
-            append(fs, fd, path, state, torn, decisions.abort(clock.now_ms(), update))
-        found = state.first.get(update)
-        if found is not None and found.outcome == "commit":
-            fs.fsync(fd)
-        return found
+    return _decide(group, name, update, partial(decisions.abort, update=update), clock, entropy, wait_s)
 
 
 def commit_again(
@@ -226,16 +216,34 @@ def commit_again(
 
     FileNotFoundError if the file is gone; LockTimeout.
     """
+    return _decide(group, name, update, partial(decisions.commit, update=update, logs=logs), clock, entropy, WAIT_S)
+
+
+def _decide(
+    group: GroupDirectory,
+    name: DecisionFileName,
+    update: UpdateId,
+    line: Callable[[int], bytes],
+    clock: Clock,
+    entropy: Entropy,
+    wait_s: float,
+) -> Decision | None:
+    """Append a decision to a file, unless the file has one or is retired. Return what it says: a commit is synced.
+
+    `line`: the decision's, from the time (ms).
+    """
     fs = group.fs
     path = decisions.path_of(group.path, name)
-    with jsonl.locked_existing(fs, clock, entropy, path, WAIT_S, os.O_APPEND) as fd:
+    with jsonl.locked_existing(fs, clock, entropy, path, wait_s, os.O_APPEND) as fd:
         jsonl.must_have_one_name(fs, fd, path)
         state = DecisionState()
         torn = state.replay(fs.all_pieces(fd))
         if update not in state.first and not state.is_gone:
-            append(fs, fd, path, state, torn, decisions.commit(clock.now_ms(), update, logs))
+            append(fs, fd, path, state, torn, line(clock.now_ms()))
+        found = state.first.get(update)
+        if found is not None and found.outcome == "commit":
             fs.fsync(fd)
-        return state.first.get(update)
+        return found
 
 
 def append(fs: Filesystem, fd: int, path: str, state: DecisionState, torn: int, line: bytes) -> None:
