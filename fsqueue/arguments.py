@@ -11,7 +11,15 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 import orjson
 
 from fsqueue import forks
-from fsqueue.errors import ForkedInCall, InvalidArgument, InvalidResult, InvalidTask, LeaseLost
+from fsqueue.errors import (
+    ForkedInCall,
+    FsqueueError,
+    InvalidArgument,
+    InvalidResult,
+    InvalidTask,
+    LeaseLost,
+    QueueNotFound,
+)
 from fsqueue.filesystem import resources
 from fsqueue.format import names, priority, task_file
 from fsqueue.format.models import Task
@@ -40,6 +48,9 @@ class HasStore(Protocol):
 
     store: Store
 
+    def _why_gone(self, error: QueueNotFound) -> FsqueueError:
+        """Return what a verb raises if the queue is not there: GroupNotFound if it is gone with its group."""
+
 
 Q = TypeVar("Q", bound=HasStore)
 
@@ -55,11 +66,16 @@ def ended(queue: HasStore, before: resources.Mark, process: int, error: BaseExce
         return resources.in_child(error)
     if isinstance(error, (UserCodeError, ForkedInCall)):
         return error.error
-    if not isinstance(error, OSError):
-        return error
-    with resources.Scope():
-        failure = queue.store.explain(error, doing)
-    failure.__cause__ = error
+    failure = error
+    if isinstance(error, OSError):
+        with resources.Scope():
+            failure = queue.store.explain(error, doing)
+        failure.__cause__ = error
+    if isinstance(failure, QueueNotFound):
+        found = queue._why_gone(failure)
+        if found is not failure:
+            found.__cause__ = failure
+        return found
     return failure
 
 

@@ -32,8 +32,15 @@ class Commit:
     or in a year, gets a report of what was inserted, and adds nothing. A purge of the queue forgets its commits.
     """
 
-    def __init__(self, store: Store, name: str, attempt: str | None = None) -> None:
-        self.store = store
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        attempt: str | None = None,
+        why_gone: Callable[[QueueNotFound], FsqueueError] = lambda error: error,
+    ) -> None:
+        """`why_gone`: tells what to raise if the queue is not there any more."""
+        self.store, self._why_gone = store, why_gone
         self.name = names.commit_name(name)
         self.attempt = (
             names.new_uuid(store.entropy, store.clock.now_ms()) if attempt is None else names.attempt_name(attempt)

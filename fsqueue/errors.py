@@ -70,6 +70,8 @@ class GroupNotFound(FsqueueError):
     """
 
     exit_code = 5
+    why: str = "is not there (not mounted?)"
+    """What is wrong with the group, to be said after its path."""
 
 
 class QueuePurged(FsqueueError):

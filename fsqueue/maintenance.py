@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fsqueue import administration, forks
 from fsqueue.arguments import EVERY, Every, selector, tasks_meant, translated, verb, whole
 from fsqueue.cluster.identity import user_of_this_process
-from fsqueue.errors import InvalidArgument, LockTimeout
+from fsqueue.errors import FsqueueError, InvalidArgument, LockTimeout, QueueNotFound
 from fsqueue.format import names, priority, task_file
 from fsqueue.format.layout import REASON_CHARS_MAX, Settings
 from fsqueue.format.models import DeadLetter, GcReport, Result, RetryReport
@@ -40,6 +40,10 @@ class Maintenance:
     """Hold the methods of `Queue` for the person who looks after a queue. `Queue` inherits them."""
 
     store: Store
+
+    def _why_gone(self, error: QueueNotFound) -> FsqueueError:
+        """Return what a verb raises if the queue is not there any more."""
+        return error
 
     # -- dead letters ---------------------------------------------------------------------------------------
 

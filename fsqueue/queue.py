@@ -330,7 +330,7 @@ class Queue(Maintenance):
 
         `attempt`: that of a `CommitPart`, to discard what a commit staged that is not at hand any more.
         """
-        return Commit(self.store, name, attempt)
+        return Commit(self.store, name, attempt, self._why_gone)
 
     # -- leasing ----------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage import group_directory
 from fsqueue.storage.discovery import queue_path
-from fsqueue.storage.group_directory import GroupDirectory
+from fsqueue.storage.group_directory import GroupDirectory, GroupFileLost
 from fsqueue.storage.store import Store
 from fsqueue.user_code import user_function
 from fsqueue.views import flows
@@ -466,12 +466,14 @@ class Group(GroupQueues):
         """Open the group, perhaps anew. GroupNotFound if another one is there than was opened before."""
         try:
             found = GroupDirectory(self._path)
+        except GroupFileLost:
+            raise
         except GroupNotFound as error:
             if self._id is None:
                 raise
-            raise GroupNotFound(group_directory.gone(self._path)) from error
+            raise group_directory.gone(self._path) from error
         if self._id not in (None, found.state.id):
-            raise GroupNotFound(group_directory.replaced(self._path))
+            raise group_directory.replaced(self._path)
         self._id = found.state.id
         return found
 

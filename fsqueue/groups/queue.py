@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -210,16 +210,19 @@ class GroupQueue(Queue):
                 self.__dict__.pop(one, None)
 
     def _why_gone(self, error: QueueNotFound) -> FsqueueError:
-        """Forget a queue that is gone, and return what to raise: GroupNotFound if it is gone with its group."""
-        self._let_go()
+        """Return what to raise if the queue is not there: GroupNotFound if it is gone with its group.
+
+        Then the queue is let go of: if the group comes back, it is opened anew.
+        """
         try:
             self.group.directory()
         except GroupNotFound as away:
+            self._let_go()
             if error.new is None and error.is_exact:
                 return away
             found = GroupNotFound(f"{away} {insert_errors.NOTHING if error.is_exact and not error.new else error}")
             found.inserted, found.new, found.is_exact = error.inserted, error.new, error.is_exact
-            found.advice = error.advice
+            found.advice, found.why = error.advice, away.why
             return found
         return error
 
@@ -286,9 +289,7 @@ class GroupQueue(Queue):
             try:
                 return super().insert(payload, **how)
             except QueueNotFound as error:
-                failure = self._why_gone(error)
-                if failure is not error:
-                    raise failure from error
+                self._let_go()
                 if not left or error.new or not error.is_exact:  # it may be in the queue, if that was moved elsewhere
                     raise
         raise AssertionError("unreachable")
@@ -301,8 +302,9 @@ class GroupQueue(Queue):
         self._begin(verifies=True)
         try:
             return super().insert_many(payloads, **how)
-        except QueueNotFound as error:
-            raise self._why_gone(error) from error.__cause__
+        except QueueNotFound:
+            self._let_go()
+            raise
 
     def commit(self, name: str, *, attempt: str | None = None) -> Commit:
         """Return a named commit: see `Queue.commit`. The queue comes into being, if there is none."""
@@ -333,9 +335,8 @@ class GroupQueue(Queue):
             try:
                 if self._opens():
                     return super()._lease_waiting(n, lease_ms, stop)
-            except QueueNotFound as error:
-                if (failure := self._why_gone(error)) is not error:
-                    raise failure from error
+            except QueueNotFound:
+                self._let_go()
             if stop():
                 return []
             clock.sleep(backoff.next_s())
@@ -424,11 +425,8 @@ class GroupQueue(Queue):
         """Delete the queue at once, whatever its size: see `Queue.delete`. Nothing happens if there is none."""
         left: dict[str, str] = {}
         if self._opens():
-            try:
+            with suppress(QueueNotFound):  # another process has deleted it
                 left = super().delete(wait=wait)
-            except QueueNotFound as error:
-                if (failure := self._why_gone(error)) is not error:  # else another process has deleted it
-                    raise failure from error
         self._let_go()
         return left
 
@@ -479,8 +477,7 @@ def _or_empty(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:
             if not self._opens():
                 break
             try:
-                found = method(self, *args, **named)
-                return found if not isinstance(found, Iterator) else _each(self, found)
+                return method(self, *args, **named)
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 self._let_go()
         inspect.signature(method).bind(self, *args, **named)  # wrong arguments are wrong here, too
@@ -489,24 +486,17 @@ def _or_empty(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:
     return answering
 
 
-def _each(queue: GroupQueue, found: Iterator[Any]) -> Iterator[Any]:
-    """Yield what a verb yields. The queue may go meanwhile, with its group or alone."""
-    try:
-        yield from found
-    except QueueNotFound as error:
-        raise queue._why_gone(error) from error.__cause__
-
-
 def _of_one_that_is_there(name: str) -> Callable[..., Any]:
-    """Return a verb of Queue that needs a queue which is there. It is told apart whether that is gone, or the group."""
+    """Return a verb of Queue that needs a queue which is there. One that was deleted is forgotten: another may come."""
     method = getattr(Queue, name)
 
     @wraps(method)
     def acting(self: GroupQueue, *args: Any, **named: Any) -> Any:
         try:
             return method(self, *args, **named)
-        except QueueNotFound as error:
-            raise self._why_gone(error) from error.__cause__
+        except QueueNotFound:
+            self._let_go()
+            raise
 
     return acting
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fsqueue import checks
 from fsqueue.checks import CHECK
-from fsqueue.errors import FsqueueError, QueueNotFound, in_unicode
+from fsqueue.errors import FsqueueError, in_unicode
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
 from fsqueue.format.movements import UpdatePart, to_ranges
@@ -26,6 +26,7 @@ from fsqueue.protocol import deciding, finishing, worktimes
 from fsqueue.protocol.losses import ALREADY, EXPIRED, Losses, completed_by, why_lost
 from fsqueue.storage import history, jsonl, locked_batch, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
+from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.storage.store import Store
 
 ERROR_CHARS_MAX = 8_000
@@ -41,12 +42,16 @@ class NotRecorded(OSError):
 
 
 def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence[LeasedTask]:
-    """Return the tasks leased from the queue's present generation. Those purged or deleted since are noted as lost."""
+    """Return the tasks leased from the queue's present generation. Those purged or deleted since are noted as lost.
+
+    QueueNotFound if the queue is not in its place, and nobody knows why: on a filesystem that is not mounted the leases
+    hold all the same.
+    """
     reason = "purged"
     try:
         store.verify()
         generation = store.queue_state.generation
-    except QueueNotFound:
+    except QueueClosed:
         generation, reason = -1, "the queue was deleted"
     lost = [task for task in tasks if task.generation != generation]
     for task in lost:

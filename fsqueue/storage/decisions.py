@@ -179,7 +179,7 @@ def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> D
                 fs.fsync(fd)  # before any outcome: a power loss could keep that, and lose what it follows from
     except FileNotFoundError:
         if not fs.is_in_place():
-            raise GroupNotFound(group_directory.gone(group.path) + " Nothing was done.") from None
+            raise GroupNotFound(f"{group_directory.gone(group.path)} Nothing was done.") from None
         return None
     except OSError as error:
         error.filename = error.filename or path  # a read names no file: of a directory in its place, for example

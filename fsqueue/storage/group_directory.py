@@ -17,7 +17,7 @@ from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import GroupNotFound, InvalidArgument, NotAQueue, QueueNotFound, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, Stamp, directories_above, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
-from fsqueue.format.groups import GroupState, group_file, read_group_state
+from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
 from fsqueue.storage import remains
@@ -35,21 +35,29 @@ class QueueMoved(StorageError):
     """The directory of a queue was moved away while the queue was coming into being."""
 
 
-def gone(path: str) -> str:
-    """Return what to say of a group that was open, and is not in its place any more."""
-    return (
+class GroupFileLost(GroupNotFound):
+    """A group's own file is gone, and queues of it are there: `fsqueue fsck --repair` writes the file again."""
+
+    why = f"has no {GROUP_FILE} any more: see fsqueue fsck"
+
+
+def gone(path: str) -> GroupNotFound:
+    """Return the error for a group that was open, and is not in its place any more."""
+    return GroupNotFound(
         f"The group {path} is not there any more. If it lies on another filesystem, check that this is mounted; else "
         "it was deleted or moved."
     )
 
 
-def replaced(path: str) -> str:
-    """Return what to say of a group that was open, and in whose place another one is."""
-    return (
+def replaced(path: str) -> GroupNotFound:
+    """Return the error for a group that was open, and in whose place another one is."""
+    error = GroupNotFound(
         f"{path} holds another group than the one that was opened. If that one lies on another filesystem, check that "
         "this is mounted; else it was deleted, and another group made in its place. To use what is there now, open it "
         "again with Group(path)."
     )
+    error.why = "holds another group than the one that was opened (not mounted?)"
+    return error
 
 
 class DirectoryStamp(NamedTuple):
@@ -118,9 +126,11 @@ class GroupDirectory:
                 raise NotAQueue(f"{self.path} is a file, or lies below one: it is no group's directory.") from None
             if is_gone(error) and self.fs.exists(layout.settings_file(self.path)):
                 raise NotAQueue(f"{self.path} is a queue, and no group of queues. Check the path.") from None
+            lost = remains.without_group(self.fs, self.path)
+            if lost is not None:
+                raise GroupFileLost(lost) from None
             raise GroupNotFound(
-                remains.without_group(self.fs, self.path)
-                or f"There is no group of queues at {self.path}. If it lies on another filesystem, check that this is "
+                f"There is no group of queues at {self.path}. If it lies on another filesystem, check that this is "
                 f"mounted. Else check the path, or create it: fsqueue create --group {shlex.quote(self.path)}"
             ) from None
         if is_planted(self.fs, self.path):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
-from fsqueue.errors import GroupNotFound, StorageError
+from fsqueue.errors import StorageError
 from fsqueue.filesystem import PassingOverStrays, resources
 from fsqueue.format import names, numbers
 from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec, TaskVersion
@@ -248,7 +248,7 @@ class Numbers:
                     )
                 except FileNotFoundError:
                     if not group.is_in_place():
-                        raise GroupNotFound(group_directory.gone(group.path)) from None
+                        raise group_directory.gone(group.path) from None
                     self._begin(place)
                     continue
                 jsonl.must_have_one_name(fs, fd, self._path(place))

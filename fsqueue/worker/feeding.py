@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.errors import FsqueueError, QueueNotFound
+from fsqueue.errors import FsqueueError, GroupNotFound, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
@@ -120,14 +120,14 @@ class Feeder(BackgroundThread):
         self._queues, self._lease_s, self._ends = queues, lease_s, not limits.forever
         self._patience_s, self._taking, self._report, self._trouble = limits.patience_s, taking, report, trouble
         self._exclude_after = limits.exclude_after
-        self._streaks = self._streaks_of(queues)
+        self._streaks = self._streaks_of(queues.stores())
         self._requests: SimpleQueue[int] = SimpleQueue()
         self._is_closed = self._is_nudged = False
         self._end = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """Can be read once this is closed, and when `check_soon` was called: ends a pause."""
         self._end_kept: resources.Kept | None = resources.Kept(self._end, os.close)
         self._clock = clock = Clock()
-        self._listener = Listener([queue.store.doorbell for queue in queues], clock, self._end)
+        self._listener = Listener([store.doorbell for store in queues.stores()], clock, self._end)
         self._members: Members | None = None
         """Which queues of groups are open, if there are groups."""
         self._now, self._random = clock.monotonic, Entropy().random
@@ -244,15 +244,22 @@ class Feeder(BackgroundThread):
     def _watch_anew(self) -> None:
         """Poll what is there now, after something has gone or come back."""
         self._watch()
-        self._listen_to(self._queues)
+        self._listen_to(self._queues.stores())
 
-    def _put_away(self) -> bool:
-        """Go on without the queues that are not there any more. Return whether there are such, and others are left."""
+    def _put_away(self, error: FsqueueError) -> bool:
+        """Go on without what is not there any more. Return whether there is such, and others are left.
+
+        A group may be there again by now: then its queues are opened anew.
+        """
         gone = self._queues.put_away()
+        if gone is None or not (gone or isinstance(error, GroupNotFound)):
+            return False
+        self._watch_anew()
         if gone:
-            self._watch_anew()
             self._say_away(gone)
-        return bool(gone)
+        else:
+            self._sleep(RETRY_S[0], deaf=True)
+        return True
 
     def _say_away(self, away: Sequence[Away]) -> None:
         if away:
@@ -270,7 +277,8 @@ class Feeder(BackgroundThread):
             self._copies.forget()
             self._watch_anew()
         for one in found:
-            self._say("away", f"{one.path} is there: its tasks are taken, too.")
+            what = "it has to be drained, too" if one.is_upstream else "its tasks are taken, too"
+            self._say("away", f"{one.path} is there: {what}.")
 
     def _make_watch(self, queue: Queue) -> Watch:
         leaser = queue._leaser
@@ -279,9 +287,9 @@ class Feeder(BackgroundThread):
         self._copies.begun.append(queue)
         return Watch(leaser, queue._lease_ms(self._lease_s), may_go=isinstance(queue, GroupQueue))
 
-    def _streaks_of(self, queues: Sequence[Queue]) -> list[NodeFailures]:
+    def _streaks_of(self, stores: Sequence[Store]) -> list[NodeFailures]:
         after = self._exclude_after
-        return [] if after is None else [NodeFailures(queue.store, after) for queue in queues]
+        return [] if after is None else [NodeFailures(store, after) for store in stores]
 
     def _open_members(self) -> bool:
         """Have those queues of groups open that may have tasks. Return whether there may be more of them."""
@@ -297,13 +305,13 @@ class Feeder(BackgroundThread):
         assert isinstance(self._watches, Several)
         self._watches.change(members.watches)
         self._queues[:] = members.queues
-        self._listen_to(members.queues)
+        self._listen_to([watch.store for watch in members.watches])
         return not members.is_complete
 
-    def _listen_to(self, queues: Sequence[Queue]) -> None:
+    def _listen_to(self, stores: Sequence[Store]) -> None:
         """Be woken by these queues, and count failures in them."""
-        self._streaks = self._streaks_of(queues)
-        listener, doorbells = self._listener, [queue.store.doorbell for queue in queues]
+        self._streaks = self._streaks_of(stores)
+        listener, doorbells = self._listener, [store.doorbell for store in stores]
         self._listener = Listener(doorbells, self._clock, self._end)
         listener.close()
 
@@ -313,8 +321,8 @@ class Feeder(BackgroundThread):
         while True:
             try:
                 return self._wait(n)
-            except QueueNotFound:
-                if self._is_left.is_set() or not self._put_away():
+            except (QueueNotFound, GroupNotFound) as error:
+                if self._is_left.is_set() or not self._put_away(error):
                     raise
             except BROKEN as error:
                 if is_hopeless(error) and not self._has_fed:
@@ -355,7 +363,7 @@ class Feeder(BackgroundThread):
                     self._has_fed, self._untaken = True, got
                     self._report(Fed(got))
                     return None
-            for text in pause_news(queue.store for queue in self._queues):
+            for text in pause_news(self._queues.stores()):
                 self._say("pause", text)
             if self._is_closed:
                 return Fed()
@@ -370,7 +378,7 @@ class Feeder(BackgroundThread):
                     away = self._queues.away
                     if not away:
                         if self._has_fed and not (checks and is_told):
-                            tell_of_end(queue.store for queue in self._queues)
+                            tell_of_end(self._queues.stores())
                         return Fed(drained=True)
                     if now >= max(one.waits_until for one in away):
                         return Fed(away=" and ".join(f"{one.path} {one.why}" for one in away))
@@ -398,17 +406,17 @@ class Feeder(BackgroundThread):
         The fork server of a worker that was killed ends its leases, once its commands have ended. So nothing is said
         of a worker that the look before has not found dead.
         """
-        for queue in self._queues:
-            place = queue.store.path
+        for store in self._queues.stores():
+            place = store.path
             try:
                 with resources.Scope():
-                    dead = lease_holders.dead(queue.store, asks_slurm=False)
+                    dead = lease_holders.dead(store, asks_slurm=False)
             except (OSError, FsqueueError) as error:  # the leases run out by themselves; the next look meets the error
-                logger.debug("dead workers of %s could not be looked for: %s", queue.store.path, error)
+                logger.debug("dead workers of %s could not be looked for: %s", place, error)
                 continue
             before = self._found_dead.get(place, set())
             self._found_dead[place] = {worker.key for worker in dead}
-            text = lease_holders.what_to_type(queue.store, [worker for worker in dead if worker.key in before])
+            text = lease_holders.what_to_type(store, [worker for worker in dead if worker.key in before])
             if text is not None and self._told_of_dead.get(place) != text:
                 self._say("dead-workers", text)
             self._told_of_dead[place] = text

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from fsqueue import errors
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.cluster import schedulers, slurm
-from fsqueue.errors import FsqueueError
+from fsqueue.errors import FsqueueError, GroupNotFound, QueueNotFound
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import outcomes
@@ -196,12 +196,12 @@ class OutcomeReporter(BackgroundThread):
                 _let_pass(self._taking)
             for outcome in mine:
                 counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a dead letter
-                if counted == "failed" and _is_last(outcome.task):
-                    counted = "buried"
                 if outcome.task.token in lost:
                     counted = own_outcome(outcome.task) or "lost"
                     if counted == "lost":
                         said = f"task {outcome.task.id} was lost, its result is dropped: {lost[outcome.task.token]}"
+                elif counted == "failed" and _is_last(outcome.task):
+                    counted = "buried"
                 settled.counted.append((outcome, counted, said))
                 if self._exclude_after is not None and outcome.begun:
                     self._count_in_a_row(outcome, counted, self._exclude_after)
@@ -209,12 +209,15 @@ class OutcomeReporter(BackgroundThread):
 
     def _count_in_a_row(self, outcome: Outcome, counted: str, after: int) -> None:
         """Count failures in a row for all workers on this node."""
-        store = outcome.task.queue.store
-        streak = self._streaks.setdefault(id(store), NodeFailures(store, after))
-        if counted == "completed":
-            streak.succeeded()
-        elif counted in ("failed", "buried"):
-            streak.failed(outcome.reason.partition("\n")[0])
+        if counted not in ("completed", "failed", "buried"):
+            return
+        with suppress(QueueNotFound, GroupNotFound):  # it has gone since, or its group has: nothing is counted there
+            store = outcome.task.queue.store
+            streak = self._streaks.setdefault(id(store), NodeFailures(store, after))
+            if counted == "completed":
+                streak.succeeded()
+            else:
+                streak.failed(outcome.reason.partition("\n")[0])
 
 
 def _is_last(task: LeasedTask) -> bool:

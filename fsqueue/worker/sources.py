@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fsqueue.errors import FsqueueError, InvalidArgument, QueueNotFound
+from fsqueue.errors import FsqueueError, GroupNotFound, InvalidArgument, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.format import layout
 from fsqueue.format.layout import Settings
@@ -30,10 +29,12 @@ class Away:
 
     path: str
     open: Callable[[], object]
-    """Opens it. QueueNotFound as long as it is not there."""
-    why: str = "is not there (not mounted?)"
+    """Opens it. QueueNotFound or GroupNotFound as long as it is not there."""
+    why: str = GroupNotFound.why
     waits_until: float = -math.inf
     """Until when the run does not end without it, on the monotonic clock."""
+    is_upstream: bool = False
+    """Whether no tasks are taken from it: it only has to be drained, too."""
 
     @property
     def text(self) -> str:
@@ -55,7 +56,7 @@ class Sources(list[Queue]):
         away: Iterable[Away] = (),
     ) -> None:
         super().__init__()
-        self.upstream = upstream
+        self.given, self.upstream = given, upstream
         self.away = list(away)
         """What it was given, too, and is not there."""
         self.remote = remote
@@ -63,26 +64,43 @@ class Sources(list[Queue]):
         self._of_remote = [] if remote is None else [remote.settings]
         self._roots: dict[str, Hashable] = {}
         """By the path of each source that was ever there."""
-        self._take(given)
+        self._settings: dict[str, Settings] = {}
+        """Those that the queues of a group begin with, by the group's path: the loop reads them, and may not wait."""
+        if any(isinstance(source, Selected) for source in given):
+            self.put_away()
+        self._take(self.given)
 
     def _take(self, given: list[Source]) -> None:
         """Have these open, and of groups no queue yet."""
+        for source in given:
+            path = _path_of(source)
+            if path not in self._roots:
+                self._roots[path] = _root_of(source)
+            if isinstance(source, Selected) and path not in self._settings:
+                self._settings[path] = source.group.settings
         self.given = given
         self.groups = [source for source in given if isinstance(source, Selected)]
-        self._roots |= {_path_of(source): _root_of(source) for source in given if _path_of(source) not in self._roots}
-        self._of_groups = [selected.group.settings for selected in self.groups]  # a thread that may not wait asks
         self[:] = [source for source in given if isinstance(source, Queue)]
 
-    def put_away(self) -> list[Away]:
-        """Return the queues that were given and are not there any more, and put them away. Nothing if none is left."""
-        gone = [source for source in self.given if isinstance(source, Queue) and _is_gone(source)]
-        if not gone or len(gone) == len(self.given):
-            return []
-        found = [
-            Away(queue.store.path, partial(Queue, queue.store.path, worker=queue.store.worker_name)) for queue in gone
-        ]
+    def put_away(self) -> list[Away] | None:
+        """Put away what was given and is not there any more, and return it. None, and nothing is put away, if nothing
+        that tasks are taken from would be left.
+        """
+        found: list[Away] = []
+        left: tuple[list[Source], list[Source]] = [], []
+        for is_upstream, sources in enumerate((self.given, self.upstream)):
+            for source in sources:
+                why = _why_gone(source)
+                if why is None:
+                    left[is_upstream].append(source)
+                else:
+                    reopen = partial(_reopened, source)
+                    found.append(Away(_path_of(source), reopen, why, is_upstream=bool(is_upstream)))
+        if not left[0]:
+            return None
         self.away += found
-        self._take([source for source in self.given if source not in gone])
+        self.upstream = left[1]
+        self._take(left[0])
         return found
 
     def without(self, path: str, answers: Callable[[], bool], why: str, waits_until: float) -> Sources | None:
@@ -105,20 +123,28 @@ class Sources(list[Queue]):
 
         away = [Away(_path_of(source), opens(source), why, waits_until) for source in silent]
         others = Sources([], self.upstream, away=[*self.away, *away])
-        others._roots = self._roots
+        others._roots, others._settings = self._roots, self._settings
         others._take([source for source in self.given if source not in silent])
         return others
 
     def come_back(self) -> list[Away]:
         """Return those that were away and are there now, and have them open."""
         found: list[Away] = []
-        for one in list(self.away):
-            with suppress(FsqueueError, OSError):
+        for place, one in reversed(list(enumerate(self.away))):
+            try:
                 source = source_of(one.open())
-                self.away.remove(one)
-                self._take([*self.given, source])
+                if one.is_upstream:
+                    self.upstream = [*self.upstream, source]
+                else:
+                    self._take([*self.given, source])
+            except GroupNotFound as error:
+                self.away[place] = replace(one, why=error.why)  # another group may be in its place meanwhile
+            except (FsqueueError, OSError):
+                pass
+            else:
+                del self.away[place]
                 found.append(one)
-        return found
+        return found[::-1]
 
     @property
     def has_several_roots(self) -> bool:
@@ -132,7 +158,12 @@ class Sources(list[Queue]):
 
     def settings(self) -> list[Settings]:
         """Return the settings of each queue that is open, and those that the queues of each group begin with."""
-        return [queue.settings for queue in list(self)] + self._of_groups + self._of_remote
+        of_groups = [self._settings[_path_of(selected)] for selected in self.groups]
+        return [store.settings for store in self.stores()] + of_groups + self._of_remote
+
+    def stores(self) -> list[Store]:
+        """Return the stores of the queues that are open. A queue of a group may just have been deleted: it has none."""
+        return [store for queue in list(self) if (store := vars(queue).get("store")) is not None]
 
     def drain_check(self) -> _Checked | GroupDrainCheck | Callable[[], bool]:
         """Return a check whether all of them, and what stands before them, were drained at one instant."""
@@ -159,16 +190,31 @@ def _root_of(source: Source) -> Hashable:
         return _path_of(source)
 
 
-def _is_gone(queue: Queue) -> bool:
-    """Return whether a queue is not in its place any more, and was not deleted either, as far as is known."""
+def _why_gone(source: Source) -> str | None:
+    """Return why a queue or a group is not in its place any more; None if it is, or if a queue was deleted, as far as
+    is known.
+    """
     try:
-        with resources.Scope():
-            queue.store.refresh(now=True)
+        if isinstance(source, Selected):
+            source.group.directory()
+        else:
+            with resources.Scope():
+                source.store.refresh(now=True)
+    except GroupNotFound as error:
+        return error.why
     except QueueNotFound as error:
-        return not isinstance(error, QueueClosed)
+        return None if isinstance(error, QueueClosed) else GroupNotFound.why
     except (FsqueueError, OSError):
         pass  # its filesystem fails: that is waited for
-    return False
+    return None
+
+
+def _reopened(source: Source) -> Source:
+    """Open a queue or a group again. QueueNotFound, GroupNotFound."""
+    if isinstance(source, Selected):
+        source.group.directory()  # the same group: another one in its place is refused
+        return source
+    return Queue(source.store.path, worker=source.store.worker_name)
 
 
 class _Checked:
@@ -192,8 +238,8 @@ class _Checked:
 
 def sources_of(queues: Any, upstream: Any = (), away: Iterable[Away] = ()) -> Sources:
     """Return what a worker was given, and what it waits for; InvalidArgument for anything else."""
-    given = [queues] if isinstance(queues, RemoteSource) else list(queues) if isinstance(queues, list) else []
-    if any(isinstance(one, RemoteSource) for one in given):
+    given = [queues] if _is_remote(queues) else list(queues) if isinstance(queues, list) else []
+    if any(map(_is_remote, given)):
         if len(given) > 1 or upstream or away:
             raise InvalidArgument(
                 "A worker takes one queue of a gateway, without others and without upstream. Start a worker for each."
@@ -206,6 +252,11 @@ def sources_of(queues: Any, upstream: Any = (), away: Iterable[Away] = ()) -> So
     if before is None:
         raise InvalidArgument(f"upstream must be a Queue, a Group, or several in a list, not {upstream!r}.")
     return Sources([source_of(one) for one in found], [source_of(one) for one in before], away=away)
+
+
+def _is_remote(given: object) -> bool:
+    """Return whether this is a queue of a gateway. A group is not asked for the attributes of one: it may be away."""
+    return not isinstance(given, (Queue, Selected)) and isinstance(given, RemoteSource)
 
 
 def _listed(given: Any) -> list[Queue | Selected] | None:

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Group, Queue, QueueNotFound, Worker
+from fsqueue import Group, GroupNotFound, Queue, QueueNotFound, Worker
+from fsqueue.format.groups import GROUP_FILE
+from fsqueue.groups import members
+from fsqueue.storage import queue_file
 from fsqueue.worker import Away, Event, WorkerReport, feeding
 from tests.disks import run, small_disk
 from tests.waiting import until
@@ -23,6 +26,7 @@ pytestmark = pytest.mark.once
 @pytest.fixture(autouse=True)
 def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
+    monkeypatch.setattr(members, "LIST_S", 0.05)
 
 
 def new_queue(root: Path, *payloads: Any) -> Queue:
@@ -73,6 +77,17 @@ def working(work: Work, queues: list[Any], **options: Any) -> Iterator[list[Work
     yield reports
     work.may_end.set()
     until(lambda: not thread.is_alive(), "the end of the worker")
+
+
+def new_group(root: Path, *payloads: Any) -> Group:
+    """A group with some tasks in one of its queues, on a root of its own."""
+    group = Group.create(root / "tiles", durability="none", shards=2)
+    group["fetch"].insert_many(payloads)
+    return group
+
+
+def completed(group: Group) -> int:
+    return Group(group.path)["fetch"].status().completed
 
 
 def opens(path: Path) -> Away:
@@ -165,3 +180,164 @@ def test_a_disk_that_is_unmounted_and_mounted_again(roots: tuple[Path, Path]) ->
             until(lambda: work.told(b, "is there"), "its return")
         assert [(report.ended, report.completed) for report in reports] == [("drained", 3)]
         assert Queue(b / "tiles").status().completed == 2
+
+
+# -- groups
+
+
+def test_a_group_that_goes_while_it_is_worked_on_is_named_and_is_taken_again_when_it_comes_back(
+    roots: tuple[Path, Path],
+) -> None:
+    a, b = roots
+    mine, other, work = new_group(a, "waits"), new_group(b, 1), Work()
+    with working(work, [mine, other.matching("fe.*")]) as reports:
+        until(lambda: completed(other) == 1, "its first task")
+        unmount(b)
+        until(lambda: work.told(b, "is not there (not mounted?); it is tried again."), "the name of what is away")
+        mine["fetch"].insert(2)
+        until(lambda: completed(mine) == 1, "a task of the other one meanwhile")
+        mount(b)
+        until(lambda: work.told(b, "is there: its tasks are taken, too."), "its return")
+        Group(other.path)["fetch"].insert(3)
+        until(lambda: completed(other) == 2, "its next task")
+    assert [(report.ended, report.completed) for report in reports] == [("drained", 4)]
+
+
+@pytest.mark.parametrize("mine_is_group", [False, True])
+def test_a_group_that_goes_and_stays_away_keeps_the_run_from_being_drained(
+    roots: tuple[Path, Path], mine_is_group: bool
+) -> None:
+    a, b = roots
+    mine = new_group(a, "waits") if mine_is_group else new_queue(a, "waits")
+    work = Work()
+    with working(work, [mine, new_group(b, 1)]) as reports:
+        until(lambda: (mine["fetch"] if isinstance(mine, Group) else mine).status().leased, "its task")
+        unmount(b)
+        until(lambda: work.told(b, "is not there"), "the name of what is away")
+    [report] = reports
+    assert report.ended == "away"
+    [end] = [one.text for one in work.events if one.kind == "ending"]
+    assert end == f"all else is drained, and {b}/tiles is not there (not mounted?)"
+
+
+def test_of_two_groups_one_may_be_away_when_the_worker_begins(roots: tuple[Path, Path]) -> None:
+    a, b = roots
+    mine, other, work = new_group(a, "waits"), new_group(b, 1, 2), Work()
+    unmount(b)
+    with working(work, [mine, other["fetch"]]) as reports:
+        until(lambda: work.told(b, "is not there"), "the name of what is away")
+        mount(b)
+        until(lambda: completed(other) == 2, "its tasks")
+    assert [(report.ended, report.completed) for report in reports] == [("drained", 3)]
+
+
+def test_another_group_in_the_place_of_the_one_that_was_given_is_not_worked_on(roots: tuple[Path, Path]) -> None:
+    a, b = roots
+    mine, other, work = new_group(a, "waits"), new_group(b), Work()
+    replaced = "holds another group than the one that was opened (not mounted?)"
+    with working(work, [mine, other]) as reports:
+        until(lambda: mine["fetch"].status().leased, "the worker to be at its task")
+        unmount(b)
+        until(lambda: work.told(b, "is not there"), "the name of what is away")
+        theirs = new_group(b, "theirs")
+    assert [(report.ended, report.completed) for report in reports] == [("away", 1)]
+    [end] = [one.text for one in work.events if one.kind == "ending"]
+    assert end.startswith(f"all else is drained, and {b}/tiles ")
+    assert completed(theirs) == 0
+    more = Work()
+    with working(more, [mine, other]):
+        until(lambda: more.told(b, f"{replaced}; it is tried again."), "what is in its place")
+    assert completed(theirs) == 0
+
+
+def test_a_group_whose_own_file_was_purged_is_away_by_that_name(roots: tuple[Path, Path]) -> None:
+    a, b = roots
+    mine, other, work = new_group(a, "waits"), new_group(b, 1), Work()
+    with working(work, [mine, other]) as reports:
+        until(lambda: other["fetch"].status().completed == 1, "its task")
+        (other.path / GROUP_FILE).rename(b / "aside")
+        until(lambda: work.told(b, "has no .group.jsonl any more"), "the name of what is missing")
+        (b / "aside").rename(other.path / GROUP_FILE)
+        until(lambda: work.told(b, "is there"), "its return")
+    assert [report.ended for report in reports] == ["drained"]
+
+
+@pytest.mark.parametrize("new", [new_queue, new_group])
+def test_what_goes_and_is_all_that_the_worker_has_ends_the_run(roots: tuple[Path, Path], new: Any) -> None:
+    source = new(roots[0])
+    worker, errors = Worker(source, Work(), threads=1, until="forever"), list[Exception]()
+
+    def act() -> None:
+        try:
+            worker.run()
+        except (QueueNotFound, GroupNotFound) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    queue = source["fetch"] if new is new_group else source
+    queue.insert(1)
+    until(lambda: queue.status().completed == 1, "the worker to be at work")
+    unmount(roots[0])
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    [error] = errors
+    assert type(error) is (GroupNotFound if new is new_group else QueueNotFound)
+    assert "is not there any more. If it lies on another filesystem, check that this is mounted" in str(error)
+
+
+@pytest.mark.parametrize("new", [new_queue, new_group])
+def test_what_has_to_be_drained_before_and_goes_away_is_waited_for_as_well(roots: tuple[Path, Path], new: Any) -> None:
+    a, b = roots
+    mine, before, work = new_queue(a, "waits"), new(b), Work()
+    with working(work, [mine], upstream=before) as reports:
+        until(lambda: mine.status().leased, "the worker to be at its task")
+        unmount(b)
+    assert [(report.ended, report.completed) for report in reports] == [("away", 1)]
+    assert work.told(b, "is not there (not mounted?); it is tried again.")
+
+
+@pytest.mark.parametrize("exclude_after", [None, 5])
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_a_task_whose_group_is_away_the_worker_says_first_that_it_may_not_be_mounted(
+    roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fails: bool, exclude_after: int | None
+) -> None:
+    monkeypatch.setattr(queue_file, "FRESH_S", -1.0)
+    a, b = roots
+    mine, other, work = new_group(a, "waits"), new_group(b, "waits"), Work()
+
+    def act(payload: Any) -> None:
+        work(payload)
+        if fails:
+            raise ValueError(payload)
+
+    worker = Worker([mine, other], act, threads=3, prefetch=1, tell=work.events.append, exclude_after=exclude_after,
+                    retries=0)  # fmt: skip
+    reports: list[WorkerReport] = []
+    thread = threading.Thread(target=lambda: reports.append(worker.run()), daemon=True)
+    thread.start()
+    until(lambda: all(group["fetch"].status().leased for group in (mine, other)), "both tasks")
+    unmount(b)
+    until(lambda: work.told(b, "is not there"), "the name of what is away")
+    work.may_end.set()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    [report] = reports
+    assert (report.ended, report.lost, report.completed, report.buried) == ("away", 1, not fails, fails)
+    [lost] = [one.text for one in work.events if one.kind == "lost"]
+    assert f"The group {b}/tiles is not there any more. If it lies on another filesystem, check that this is" in lost
+
+
+def test_a_group_on_a_disk_that_is_unmounted_lazily_and_mounted_again(roots: tuple[Path, Path]) -> None:
+    a, b = roots
+    with small_disk(b, 16, 500, "ext4"):
+        mine, other, work = new_group(a, "waits"), new_group(b, 1), Work()
+        with working(work, [mine, other]) as reports:
+            until(lambda: completed(other) == 1, "its first task")
+            other.close()
+            run("umount", "--lazy", str(b))
+            until(lambda: work.told(b, "is not there"), "the name of what is away")
+            run("mount", "-o", "loop", f"{b}.img", str(b))
+            Group(other.path)["fetch"].insert(2)
+            until(lambda: work.told(b, "is there"), "its return")
+        assert [(report.ended, report.completed) for report in reports] == [("drained", 3)]
+        assert completed(other) == 2
+        other.close()
