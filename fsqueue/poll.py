@@ -149,6 +149,7 @@ def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], 
             return last_statuses(found, lambda: [inspection.status(store) for store in stores], is_drained)
         shortest, longest = WAIT_S
         pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + entropy.random() / 2)
+        stores[0].logs.let_go()
         clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
 
 

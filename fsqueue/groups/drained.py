@@ -16,6 +16,7 @@ from fsqueue.groups.selection import Selected
 from fsqueue.poll import LATE, LOOK_SHARE, WAIT_S, last_statuses
 from fsqueue.protocol.waiting import tell_pauses
 from fsqueue.queue import Queue
+from fsqueue.storage import open_logs
 from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views.inspection import DrainCheck, two_agree
 from fsqueue.views.rates import total
@@ -169,6 +170,7 @@ def _wait(sources: Sequence[Source], timeout: float, told: Callable[[list[Status
             return last_statuses(found, lambda: [status_of(source) for source in sources], is_drained)
         shortest, longest = WAIT_S
         pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + random() / 2)
+        open_logs.let_go()
         clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
 
 

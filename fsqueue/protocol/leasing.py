@@ -170,6 +170,7 @@ class Leaser:
         if store.clock.monotonic() - queue_file.read_at > FRESH_S or self.generation != queue_file.state.generation:
             self.begin()
         if (queue_file.state.paused is not None or self.is_held_up) and self.pause():
+            store.logs.let_go()
             return []
         held: list[LeasedTask] = []
         self._bound = LAST
@@ -204,6 +205,8 @@ class Leaser:
         if not held and self.begin(now=True):
             # The queue was purged during the look: the new generation may have tasks.
             return self.lease(n, lease_ms, strict, up_to)
+        if not held:
+            store.logs.let_go()
         return latest(held)
 
     def _has_none(self, bound: Rank) -> bool:

@@ -35,6 +35,7 @@ from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.storage import history, jsonl, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
+from fsqueue.storage.logs import is_retired
 from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.storage.store import Store, hash_of
 
@@ -685,6 +686,7 @@ class _Synced:
         """The batch whose log could not be synced. The next sync may succeed, though what was written is lost."""
         self._written: tuple[Batch | None, int] = (None, 0)
         """Up to where this process has written the log of its latest batch."""
+        store.logs.followers.add(self)
         forks.register(self, _Synced.close)
 
     def open(self, batch: Batch) -> None:
@@ -718,6 +720,12 @@ class _Synced:
                 self._failed = batch
                 raise
             self.done = batch, written if latest == batch else end
+
+    def let_go(self) -> None:
+        """Close the descriptor if the batch has finished: what is in its log was synced before."""
+        log = self._log
+        if log is not None and is_retired(self._store.fs, log.fd):
+            self._log = None
 
     def close(self) -> None:
         """Close the descriptor, or let a thread do that which uses it just now."""

@@ -76,6 +76,8 @@ class IdlePoller:
         if idle and told == self._acted_on and now - self._swept <= SWEEP_S * (0.75 + store.entropy.random() / 2):
             due = leaser.selection.due(store.clock.now_ms())
             got = self._look_into(due, n) if due else []
+            if not got:
+                store.logs.let_go()
         else:  # if not idle, for what came between the look above and the reading of the bell
             store.verify()  # what came may be the first task with a priority
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)

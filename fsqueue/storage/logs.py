@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from fsqueue import checks, forks
 from fsqueue.checks import CHECK
 from fsqueue.errors import StorageError
-from fsqueue.filesystem import Filesystem, resources
+from fsqueue.filesystem import LOST, Filesystem, resources
 from fsqueue.format import checkpoints, movements, sparse, state_checks
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName, UpdateId, task_files_of
@@ -25,6 +25,8 @@ from fsqueue.storage.insert_ids import InsertIds
 TAIL_BYTES = 1 << 16
 FAR_BYTES = 1 << 14
 """Number of bytes to replay before a checkpoint from which on a process begins at the checkpoint: that is faster."""
+GONE_BYTES = 128
+"""A `gone` is no longer than this."""
 SEAL_BYTES = 512
 """A `seal` is no longer than this."""
 RECENT_WINDOWS = (1 << 16, 1 << 19)
@@ -89,6 +91,22 @@ def read_seal(fs: Filesystem, path: str) -> int | None:
     if record is None or record.get("here") != begin + start or type(record.get("waiting")) is not int:
         return None
     return int(record["waiting"])
+
+
+def is_retired(fs: Filesystem, fd: int) -> bool:
+    """Return whether an open log has no name any more, or ends in `gone`: a hint. True if the system does not tell.
+
+    An NFS client renames a file that it unlinks while a process of its host has it open, so that file keeps a name.
+    """
+    try:
+        found = fs.fstat(fd)
+        if not found.st_nlink or not fs.shared:
+            return not found.st_nlink
+        data = fs.pread(fd, GONE_BYTES, max(0, found.st_size - GONE_BYTES))
+    except OSError as error:
+        return error.errno in LOST
+    record = movements.parse(data[:-1].rpartition(b"\n")[2])
+    return record is not None and record["op"] == "gone"
 
 
 def _without_checkpoints(text: bytes) -> bytes:
@@ -217,6 +235,14 @@ class Log:
     def closed(self) -> bool:
         """Return whether it was discarded."""
         return self.fd < 0
+
+    def has_finished(self) -> bool:
+        """Return whether the batch seems to have finished, or its generation to have gone; see `is_retired`.
+
+        A hint, without the file lock. Without `mutex` it may even be about another file: the number may be used again.
+        """
+        fd = self.fd
+        return fd >= 0 and is_retired(self.fs, fd)
 
     def discard(self, inherited: bool = False) -> None:
         """Unlock the file, close the descriptor, and forget the state.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
 
 from fsqueue import forks
+from fsqueue.clock import Clock
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format.names import Batch
 from fsqueue.storage import jsonl
@@ -24,8 +28,21 @@ Commands and their pipes need the rest.
 """
 OPEN_LOGS_MIN = 2
 """Number of logs of one queue that may stay open in any case."""
+UNUSED_S = 10.0
+"""A log that was not used for so long is closed when the process finds nothing to do: after twice this time at most."""
+CHECKED = 2
+"""Number of other logs that are looked at when one is opened. With one, those of finished batches would become no fewer
+in a process that leaves each log behind.
+"""
 _everywhere: weakref.WeakValueDictionary[int, OpenLogs] = weakref.WeakValueDictionary()
 """Those of all queues that are open in this process."""
+
+
+class Follower(Protocol):
+    """Has a descriptor of a log besides the one that `OpenLogs` has."""
+
+    def let_go(self) -> None:
+        """Close it if its batch has finished."""
 
 
 class OpenLogs:
@@ -33,15 +50,23 @@ class OpenLogs:
 
     When there are too many, it closes the oldest one that was not used since the last one was closed (second chance).
     So a log that is in use stays open, and finding it costs the hot path no more than a look into a dictionary.
+
+    The process that finishes a batch closes its log. Other processes close theirs when they next find nothing to do
+    (`let_go`), or open further logs.
     """
 
-    def __init__(self, fs: Filesystem, queue_file: QueueFile, names: DurableNames, sync: bool) -> None:
+    def __init__(self, fs: Filesystem, queue_file: QueueFile, names: DurableNames, sync: bool, clock: Clock) -> None:
         self._fs = fs
+        self._clock = clock
         self._queue_file = queue_file
         self._names = names
         self._sync = sync
         self._logs: OrderedDict[Batch, Log] = OrderedDict()
         self._mutex = resources.Mutex()
+        self._passed_at = -math.inf
+        """When `let_go` last began to look for logs that are not used (monotonic clock)."""
+        self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        """What else has descriptors of the queue's logs."""
         _everywhere[id(self)] = self
         forks.register(self, OpenLogs.after_fork)
         self.get = self._logs.get
@@ -80,7 +105,60 @@ class OpenLogs:
                 while len(self._logs) > most:
                     old += self._evict()
         _close(old)
+        if len(self._logs) > 1:
+            self._check_oldest(log)
         return log
+
+    def _check_oldest(self, opened: Log) -> None:
+        """Close a few of the logs that were opened or looked at first, if their batches have finished.
+
+        A process with enough to do may never call `let_go`. It keeps few logs of finished batches all the same.
+        """
+        with self._mutex:
+            oldest = [*islice(self._logs.values(), CHECKED)]
+            for log in oldest:
+                self._logs.move_to_end(log.batch)
+        for log in oldest:
+            if log is not opened:
+                self._close_unless(log, is_needed=True)
+
+    def let_go(self) -> None:
+        """Close logs that the process does not seem to need, in all its queues. Call it when there is nothing to do.
+
+        These are the logs of batches that have finished, and those that were not used for a while. A log that another
+        thread uses at this moment stays.
+        """
+        for logs in (self, *beside(self)):
+            logs.let_go_of_own()
+
+    def let_go_of_own(self) -> None:
+        """Do what `let_go` does in this queue."""
+        for follower in [*self.followers]:
+            follower.let_go()
+        if not self._logs:
+            return
+        now = self._clock.monotonic()
+        marks = now - self._passed_at >= UNUSED_S
+        for log in self:
+            self._close_unless(log, is_needed=log.is_used or not marks)
+            if marks:
+                log.is_used = False
+        if marks:
+            self._passed_at = now
+
+    def _close_unless(self, log: Log, is_needed: bool) -> None:
+        """Close a log of a batch that has finished, and one that is not needed. If another thread uses it, leave it.
+
+        A log with records of an undecided update stays: it knows since when this process waits for the decision.
+        """
+        if is_needed and not log.has_finished():  # another thread may close it just now: asked again below
+            return
+        if log.enter(0):
+            try:
+                if log.has_finished() or not (is_needed or log.replay_state.prepared):
+                    self.drop(log)
+            finally:
+                log.leave()
 
     def _most(self) -> int:
         """Return how many logs of this queue may stay open, with the one that is being opened: a hint.
@@ -92,7 +170,7 @@ class OpenLogs:
         if limit == resource.RLIM_INFINITY:
             return OPEN_LOGS_MAX
         share = limit // SHARE
-        others = [count for count in beside(self) if count]
+        others = [count for logs in beside(self) if (count := len(logs._logs))]
         rest, even = share - sum(others), share // (len(others) + 1)
         return min(OPEN_LOGS_MAX, max(OPEN_LOGS_MIN, rest, min(even, share + rest)))
 
@@ -124,10 +202,16 @@ class OpenLogs:
         self._logs.clear()
 
 
-def beside(mine: OpenLogs) -> list[int]:
-    """Return how many logs each of the process's other queues has open."""
+def let_go() -> None:
+    """Do what `OpenLogs.let_go` does, where no queue is at hand."""
+    for logs in beside(None):
+        logs.let_go_of_own()
+
+
+def beside(mine: OpenLogs | None) -> list[OpenLogs]:
+    """Return the open logs of the process's other queues."""
     found = [reference() for reference in _everywhere.valuerefs()]
-    return [len(logs._logs) for logs in found if logs is not None and logs is not mine]
+    return [logs for logs in found if logs is not None and logs is not mine]
 
 
 def _close(logs: list[Log]) -> None:

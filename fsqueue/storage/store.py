@@ -74,7 +74,7 @@ class Store:
         self.sync_inserts = durability != "none" or self.fs.shared
         self.sync_movements = durability == "strict" or self.fs.shared
         self.names = DurableNames(self.fs, path)
-        self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements)
+        self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements, self.clock)
         self.doorbell = Doorbell(self.fs, self.layout.doorbell, self.entropy)
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
@@ -144,15 +144,19 @@ class Store:
     def refresh(self, now: bool = False) -> bool:
         """Read `queue.jsonl` unless it was read within the last second. `verify` asks whether it has changed.
 
-        Return True if a new generation has begun; then all logs are closed. QueueNotFound if the queue is gone.
+        Return True if a new generation has begun. QueueNotFound if the queue is gone. In both cases close all logs.
         """
         if not now and self.queue_file.is_fresh():
             return False
-        with self.mutex:
-            before = self.queue_state.generation
-            self.queue_file.read()
-            moved = self.queue_state.generation != before
-            self._take_settings()
+        try:
+            with self.mutex:
+                before = self.queue_state.generation
+                self.queue_file.read()
+                moved = self.queue_state.generation != before
+                self._take_settings()
+        except QueueNotFound:
+            self.logs.close()
+            raise
         if self.fs.shared:
             self.compare_clock()
         generation = self.queue_state.generation

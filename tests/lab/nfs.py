@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -285,6 +285,51 @@ def group_seen_late() -> dict[str, Any]:
     got = [task.payload for task in other.lease()]
     mine["parse"].insert("next")
     return {"before": before, "drained": drained, "got": got, "then": [task.payload for task in other["parse"].lease()]}
+
+
+def finished_beside_one_that_waits(client: int) -> dict[str, int]:
+    """A process at client 1 does one of two tasks of each of 20 batches, and waits for more. A process at `client` does
+    the others, and finishes the batches. If it is at client 1, that renames what is unlinked while it is open.
+    """
+    name, batches = f"beside-one-that-waits-{client}", 20
+    ready, taken, over = (SERVER / f"{name}-{what}" for what in ("ready", "taken", "over"))
+    queue = Queue.create(at(client, name), batch_tasks_max=2)
+    queue.insert_many(range(2 * batches), batch_tasks=2)
+
+    def do_one_of_each_and_wait() -> int:
+        with Queue(at(1, name)) as mine:
+            held = mine.lease(2 * batches, lease_s=600)
+            first = list({task.batch: task for task in held}.values())
+            mine.release([task for task in held if task not in first])
+            mine.complete(first)
+            ready.touch()
+            until(taken.exists, "the other one to lease", 60)
+            while not over.exists():
+                mine.lease(wait_s=1)
+            return len(first)
+
+    def open_logs(pid: int) -> list[str]:
+        links = []
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):  # it was closed just now
+                links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        return [link for link in links if "/movements/" in link]
+
+    def renamed() -> list[Path]:
+        return [*(SERVER / name).rglob(".nfs*")]
+
+    with children((do_one_of_each_and_wait,)) as (waiting,):
+        try:
+            until(ready.exists, "the first one to have done its part", 60)
+            others = queue.lease(2 * batches)
+            taken.touch()
+            found = {"open": len(open_logs(waiting.pid))}
+            queue.complete(others)
+            found |= {"renamed": len(renamed()), "others": len(others)}
+            until(lambda: not renamed() and not open_logs(waiting.pid), "all logs to be closed", 60)
+        finally:
+            over.touch()
+        return found | {"first": waiting.result()}
 
 
 def seen_beside_one_who_stands_still() -> dict[str, Any]:

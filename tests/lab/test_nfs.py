@@ -57,6 +57,15 @@ def test_fsqueue_run_on_two_clients_one_of_them_killed(nfs: Guest) -> None:
     assert found["hosts"] == 2
 
 
+@pytest.mark.parametrize("client", [1, 2])
+def test_a_process_that_waits_keeps_no_log_of_a_finished_batch(nfs: Guest, client: int) -> None:
+    """It would stay in the queue as `.nfs…`, for as long as the process waits."""
+    found = nfs.call(SCENARIOS, "finished_beside_one_that_waits", client=client)
+    tally.note(KIND, {"batches finished beside a process that waits": found["others"]})
+    assert found["first"] == found["others"] == 20
+    assert found["open"] > 4, "what is asked for must be possible"
+
+
 def test_a_worker_that_stands_still_does_not_blind_its_host(nfs: Guest) -> None:
     """Of a file that a process has open for writing, an NFS client serves zeros where others have appended."""
     found = nfs.call(SCENARIOS, "seen_beside_one_who_stands_still")

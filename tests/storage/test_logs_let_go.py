@@ -1,0 +1,425 @@
+"""A log is closed when its batch has finished, whichever process has finished it.
+
+Two processes share the batches. `Process` runs statements in a process of its own, one after the other; which logs that
+has open is read in /proc.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fsqueue import Group, LeaseLost, Queue, connect
+from fsqueue.clock import ManualClock
+from fsqueue.storage.locked_batch import LockedBatch
+from fsqueue.storage.open_logs import CHECKED, UNUSED_S
+from tests.gateways import gateways
+from tests.waiting import until
+
+QueueFactory = Callable[..., Queue]
+
+pytestmark = pytest.mark.once
+
+BATCHES = 150
+CLOSED_S = 60.0
+"""Longest time to wait for a process that waits to close what it has open: it looks every 6 s at the latest."""
+FEW = 2 + CHECKED
+"""How many logs a process may keep of the batches that it goes through one after the other."""
+
+PROGRAM = """
+import json, sys
+from fsqueue import Group, Queue
+for line in sys.stdin:
+    exec(json.loads(line))
+    print("done", flush=True)
+"""
+
+
+def logs_of(pid: int | str = "self") -> list[str]:
+    """Return the names of the logs that a process has open: those that are unlinked end in "(deleted)"."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:  # of the listing itself
+            continue
+        if "/movements/" in target:
+            found.append(target)
+    return found
+
+
+def unlinked(pid: int | str = "self") -> list[str]:
+    return [target for target in logs_of(pid) if target.endswith(" (deleted)")]
+
+
+class Process:
+    """A process that runs statements, each once the one before is done."""
+
+    def __init__(self, path: Path) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.pid = self._child.pid
+        self(f"opened = ({'Group' if (path / '.group.jsonl').exists() else 'Queue'})({str(path)!r})")
+
+    def begin(self, statements: str) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write(f"{json.dumps(statements)}\n")
+        self._child.stdin.flush()
+
+    def end(self) -> None:
+        assert self._child.stdout is not None
+        assert self._child.stdout.readline() == "done\n"
+
+    def __call__(self, statements: str) -> None:
+        self.begin(statements)
+        self.end()
+
+    @property
+    def logs(self) -> list[str]:
+        return logs_of(self.pid)
+
+    @property
+    def unlinked(self) -> list[str]:
+        return unlinked(self.pid)
+
+    def close(self) -> None:
+        with self._child:
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+
+
+@contextmanager
+def processes(path: Path, count: int = 2) -> Iterator[list[Process]]:
+    started: list[Process] = []
+    try:
+        for _ in range(count):
+            started.append(Process(path))
+        yield started
+    finally:
+        for one in started:
+            one.close()
+
+
+ALL = "while held := opened.lease(50): opened.complete(held)"
+"""Works off what is there."""
+
+
+# -- a process that goes on ---------------------------------------------------------------------------------------
+
+
+def test_a_process_that_leaves_the_end_of_each_batch_to_another_keeps_few_logs(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(shards=1, batch_tasks_max=4, durability="none")
+    queue.insert_many(range(4 * BATCHES), batch_tasks=4)
+    most = 0
+    with processes(queue.path) as (first, last):
+        for _ in range(BATCHES):
+            last("held = opened.lease(2)")
+            first("held = opened.lease(2); opened.complete(held)")
+            last("opened.complete(held)")
+            most = max(most, len(first.logs))
+        assert queue.status().completed == 4 * BATCHES
+    assert most <= FEW
+
+
+@pytest.mark.parametrize(
+    "insert",
+    ["opened.insert('a')", "opened.insert('a', key='k')", "opened.insert_many([1])", "opened.insert_many(range(7))"],
+)
+@pytest.mark.parametrize("durability", ["none", "default"])
+def test_an_inserter_keeps_few_logs_of_the_batches_that_it_filled(
+    queue_factory: QueueFactory, insert: str, durability: str
+) -> None:
+    queue = queue_factory(batch_tasks_max=3, durability=durability)
+    most = 0
+    with processes(queue.path) as (inserter, worker):
+        for _ in range(BATCHES):
+            inserter(insert)
+            worker(ALL)
+            most = max(most, len(inserter.logs))
+    assert most <= FEW + 1  # an inserter syncs its batch through a descriptor of its own
+
+
+def test_updates_keep_few_logs_in_each_queue(tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "g", batch_tasks_max=4, durability="none", shards=1)
+    group["a"].insert_many(range(4 * BATCHES), batch_tasks=4)
+    most = 0
+    with processes(group.path) as (mover, last):
+        last("a, b = opened['a'], opened['b']")
+        for _ in range(BATCHES):
+            last("held = a.lease(2)")
+            mover(
+                "for task in opened['a'].lease(2):\n"
+                "    with opened.update() as update:\n"
+                "        update.complete(task); update.insert('b', 1)\n"
+            )
+            last("a.complete(held)")
+            last("while held := b.lease(50): b.complete(held)")
+            most = max(most, len(mover.logs))
+    assert most <= 2 * FEW + 2
+
+
+# -- a process that finds nothing to do ---------------------------------------------------------------------------
+
+
+def of_many(queue: Queue, process: Process, batches: int = 20) -> None:
+    """Have a process complete one of two tasks of each batch, and hold nothing then."""
+    queue.insert_many(range(2 * batches), batch_tasks=2)
+    process(f"opened.complete([opened.lease(2)[0] for _ in range({batches})])")
+
+
+@pytest.fixture
+def pairs(queue_factory: QueueFactory) -> Queue:
+    """A queue with batches of two tasks. Leases end soon: what a process has leased and does not do, others do."""
+    return queue_factory(batch_tasks_max=2, durability="none", lease_s=0.5)
+
+
+def finish_all(queue: Queue, batches: int = 20) -> None:
+    def is_done() -> bool:
+        queue.complete(queue.lease(50))
+        return queue.status().completed == 2 * batches
+
+    until(is_done, "the leases to run out")
+
+
+def test_the_next_look_that_finds_nothing_closes_logs_of_batches_that_another_has_finished(pairs: Queue) -> None:
+    with processes(pairs.path, 1) as (mine,):
+        of_many(pairs, mine)
+        finish_all(pairs)
+        assert len(mine.unlinked) > FEW, "what is asked for must be possible"
+        mine("assert opened.lease() == []")
+        assert mine.unlinked == []
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "opened.lease(wait_s=60)",
+        "next(iter(opened.poll(until='forever')))",
+        "import asyncio\nasync def first():\n    async for task in opened.poll_async(until='forever'): return\n"
+        "asyncio.run(first())",
+    ],
+)
+def test_what_waits_closes_logs_of_batches_that_another_finishes_meanwhile(pairs: Queue, waiting: str) -> None:
+    with processes(pairs.path, 1) as (mine,):
+        of_many(pairs, mine)
+        held = []
+        until(lambda: held.extend(pairs.lease(50, lease_s=600)) or len(held) == 20, "the leases to run out")
+        mine("assert opened.lease() == []")
+        assert len(mine.logs) > FEW, "their batches have not finished"
+        mine.begin(waiting)
+        pairs.complete(held)
+        until(lambda: not mine.unlinked, "the process that waits to close what it has open", CLOSED_S)
+        assert mine.logs == []
+        pairs.insert("ends the wait")
+        mine.end()
+
+
+def test_a_producer_that_waits_closes_the_log_of_the_batch_that_it_inserted_into(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(batch_tasks_max=8)
+    with processes(queue.path) as (producer, worker):
+        producer("for i in range(3): opened.insert(i)")
+        assert len(producer.logs) == 2
+        producer.begin("opened.wait(timeout_s=600)")
+        until(lambda: worker(ALL) or queue.status().drained, "the batch to be worked off")
+        producer.end()
+        until(lambda: worker("opened.lease()") or not list(queue.path.glob("[0-9]*/movements/*/*")), "its end")
+        producer("opened.lease()")
+        assert producer.logs == []
+
+
+def test_a_look_at_one_queue_closes_what_has_finished_in_the_others_of_the_process(tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "g", batch_tasks_max=8)
+    with processes(group.path) as (mover, worker):
+        mover("a, b = opened['a'], opened['b']; a.insert(1); b.insert(1); b.insert(2)")
+        mover("while held := a.lease(): a.complete(held)")
+        worker("b = opened['b']")
+        until(
+            lambda: worker("while held := b.lease(50): b.complete(held)") or len(mover.unlinked) >= 2,
+            "the batch of the other queue to finish",
+        )
+        mover("a.lease()")
+        assert mover.unlinked == []
+
+
+def test_a_group_that_waits_closes_logs_in_all_its_queues(tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "g", batch_tasks_max=2, durability="none")
+    names = [f"q{number}" for number in range(4)]
+    for name in names:
+        group[name].insert_many(range(10), batch_tasks=2)
+    with processes(group.path, 1) as (mine,):
+        mine("opened.lease(40, lease_s=0.2)[0].complete()")
+        held = []
+        until(lambda: held.extend(group.lease(39, lease_s=600)) or len(held) == 39, "the leases to run out")
+        mine.begin("opened.lease(wait_s=600)")
+        for task in held:
+            task.complete()
+        until(lambda: mine.logs == [], "the process that waits to close what it has open", CLOSED_S)
+        group["q0"].insert("ends the wait")
+        mine.end()
+
+
+@pytest.mark.parametrize("ended_by", ["purge", "delete", "cancel", "gc"])
+def test_batches_that_end_otherwise_are_let_go_of(pairs: Queue, ended_by: str) -> None:
+    with processes(pairs.path, 1) as (mine,):
+        of_many(pairs, mine)
+        assert len(mine.logs) > FEW
+        if ended_by == "cancel":
+            until(lambda: not any(task.state == "leased" for task in pairs.tasks()), "the leases to run out")
+            pairs.cancel([task.id for task in pairs.tasks()])
+        elif ended_by == "purge":
+            pairs.purge()
+        elif ended_by == "delete":
+            pairs.delete()
+        else:
+            held = []
+            until(lambda: held.extend(pairs.lease(50)) or len(held) == 20, "the leases to run out")
+            for task in held:
+                task.bury("no")
+            pairs.gc()
+        mine("try: opened.lease()\nexcept Exception as error: assert 'deleted' in str(error)")
+        assert mine.logs == []
+
+
+# -- what stays ---------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_is_used_stays_and_one_that_was_not_for_a_while_is_closed(q: Queue, clock: ManualClock) -> None:
+    q.insert_many(range(2), batch_tasks=1)
+    one, other = q.lease(2)
+    for _ in range(5):
+        clock.advance(UNUSED_S * 0.9)
+        one.renew(1000)
+        other.renew(1000)
+        assert q.lease() == []
+        assert {log.batch for log in q.store.logs} == {one.batch, other.batch}
+    for _ in range(3):
+        clock.advance(UNUSED_S)
+        one.renew(1000)
+        q.lease()
+    assert [log.batch for log in q.store.logs] == [one.batch]
+    other.complete()
+    one.complete()
+    assert q.status().completed == 2
+
+
+def test_a_log_that_waits_for_a_decision_stays(q: Queue, clock: ManualClock) -> None:
+    """It knows for how long the process has waited, which no record says that has a time in the future."""
+    q.insert("a")
+    q.lease()
+    [log] = q.store.logs
+    log.replay_state.prepared["of an update"] = object()  # type: ignore[index, assignment]
+    for _ in range(3):
+        clock.advance(UNUSED_S)
+        q.store.logs.let_go()
+    assert not log.closed
+    log.replay_state.prepared.clear()
+    q.store.logs.let_go()
+    clock.advance(UNUSED_S)
+    q.store.logs.let_go()
+    assert log.closed
+
+
+def test_a_log_in_which_another_thread_is_stays(queue_factory: QueueFactory) -> None:
+    queue = queue_factory()
+    queue.insert("a")
+    [task] = queue.lease()
+    is_in, may_go = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with LockedBatch(queue.store, task.batch) as locked:
+            os.unlink(locked.log.path)  # as if it had finished
+            is_in.set()
+            assert may_go.wait(60)
+            assert not locked.log.closed
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        assert is_in.wait(60)
+        queue.store.logs.let_go()
+        [log] = queue.store.logs
+        assert not log.closed
+    finally:
+        may_go.set()
+        thread.join()
+    queue.store.logs.let_go()
+    assert log.closed
+
+
+def test_a_lease_whose_log_was_let_go_of_is_lost_as_ever(queue_factory: QueueFactory) -> None:
+    queue = queue_factory(lease_s=0.2, batch_tasks_max=1)
+    queue.insert("a")
+    [late] = queue.lease()
+    with Queue(queue.path) as other:
+        until(lambda: [task.complete() for task in other.lease()], "the lease to run out")
+    assert queue.lease() == []
+    assert unlinked() == []
+    with pytest.raises(LeaseLost, match="finished") as lost:
+        late.complete()
+    assert lost.value.tokens == [late.token]
+
+
+# -- programs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_waits_keeps_no_log_of_a_batch_that_another_has_finished(pairs: Queue) -> None:
+    pairs.insert_many(range(40), batch_tasks=2)
+    held = pairs.lease(40, lease_s=600)
+    taken = list({task.batch: task for task in held}.values())
+    pairs.release([task for task in held if task not in taken])
+    worker = subprocess.Popen([sys.executable, "-m", "fsqueue_cli", "run", str(pairs.path), "--forever", "--", "true"])
+    try:
+        until(lambda: pairs.status().completed == 20, "the worker to do its part")
+        assert len(logs_of(worker.pid)) > FEW
+        pairs.complete(taken)
+        until(lambda: not unlinked(worker.pid), "the worker to close them", CLOSED_S)
+        assert worker.poll() is None
+    finally:
+        worker.terminate()
+        worker.wait()
+
+
+def test_a_worker_with_a_long_task_keeps_no_log_of_a_finished_batch(pairs: Queue) -> None:
+    """It looks for no other task meanwhile, but renews its lease."""
+    pairs.insert_many(range(40), batch_tasks=2)
+    held = pairs.lease(40, lease_s=600)
+    taken = list({task.batch: task for task in held}.values())
+    pairs.release([task for task in held if task not in taken])
+    begun, over = pairs.path.parent / "begun", pairs.path.parent / "over"
+    begun.mkdir()
+    command = f"touch {begun}/$$; [ $(ls {begun} | wc -l) -lt 20 ] || until [ -e {over} ]; do sleep 0.05; done"
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "fsqueue_cli", "run", str(pairs.path), "--lease", "2", "--", "sh", "-c", command]
+    )
+    try:
+        until(lambda: len(list(begun.iterdir())) == 20, "the worker to do all but the long task")
+        assert len(logs_of(worker.pid)) > FEW
+        pairs.complete(taken)
+        until(lambda: not unlinked(worker.pid), "the worker to close them", CLOSED_S)
+        assert worker.poll() is None
+    finally:
+        over.touch()
+        assert worker.wait() == 0
+
+
+def test_a_gateway_keeps_few_logs_of_batches_that_others_finish(queue_factory: QueueFactory, tmp_path: Path) -> None:
+    queue = queue_factory(shards=1, batch_tasks_max=4, durability="none")
+    queue.insert_many(range(4 * BATCHES), batch_tasks=4)
+    most = 0
+    with gateways(tmp_path) as serve, connect(serve(queue.path)) as served, processes(queue.path, 1) as (last,):
+        queue.close()
+        for _ in range(BATCHES // 3):
+            last("held = opened.lease(2)")
+            served.complete(served.lease(2))
+            last("opened.complete(held)")
+            most = max(most, len(logs_of()))
+    assert most <= FEW
