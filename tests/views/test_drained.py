@@ -129,14 +129,20 @@ def test_a_task_whose_file_is_renamed_at_each_listing_is_not_missed(tmp_path: Pa
             assert renamer.listings >= begun + 4, "two looks missed the file, by two listings each"
 
 
-@pytest.mark.parametrize("asked", [asked for asked in ASKED if "waiting" not in asked])
-def test_a_batch_that_has_lost_its_file_is_drained(tmp_path: Path, asked: str) -> None:
-    """Nobody renames it, and its log stays as it is: the task is lost, and keeps nobody waiting."""
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_batch_that_has_lost_its_file_ends_workers_and_a_repair_ends_waits(tmp_path: Path, asked: str) -> None:
+    """Nobody renames it, and its log stays as it is: the task is lost. Its status shows it, until it is a letter."""
     renamer = Renamer(tmp_path / "group")
     renamer.rename()
+    renamer.rename()
+    assert not renamer.held
     (name,) = [one for one in os.listdir(renamer.directory) if renamer.batch in one]
     os.unlink(os.path.join(renamer.directory, name))
-    assert ASKED[asked](Group(renamer.group.path))
+    group = Group(renamer.group.path)
+    assert ASKED[asked](group) == ("waiting" not in asked)
+    assert [one.kind for one in group["b"].fsck(repair=True)] == ["task-file-gone"]
+    assert ASKED[asked](group)
+    assert group["b"].status().dead == 1
 
 
 class Purger(Hopper):
