@@ -8,7 +8,7 @@
     ├── QueuePurged              what was waited for was purged or overwritten                          1
     ├── QueueExists              create found a queue and `exist_ok` was not given                     1
     ├── NotAQueue                the path is a file, or a directory that is no queue                   5
-    ├── QueueFileLost            a queue's own file is gone, and its tasks are there: fsck --repair             5
+    ├── QueueFileLost            a queue's own file is gone or hidden, its tasks may be there: fsck             5
     ├── FormatTooNew             written by a newer fsqueue: upgrade this one                          1
     ├── FormatTooOld             written before the first release: drain it with what made it          1
     ├── InvalidArgument          an argument is wrong; nothing was done (also a ValueError)            2
@@ -93,9 +93,11 @@ class NotAQueue(FsqueueError):
 
 
 class QueueFileLost(FsqueueError):
-    """A directory holds what is left of a queue: its `queue.jsonl` is gone, its tasks may be there.
+    """A file of the queue's own is gone, or something else stands in its place. Its tasks may be there.
 
-    Repair it (`fsqueue fsck --repair`) before anything else is done with it.
+    Either a directory holds what is left of a queue, and its `queue.jsonl` is gone: repair it (`fsqueue fsck --repair`)
+    before anything else is done with it. Or a link, or anything else, stands in the place of a file or directory that
+    has tasks: `fsqueue fsck` says what to do.
     """
 
     exit_code = 5
@@ -355,6 +357,17 @@ class SecondName(OSError):
         super().__init__(errno.ELOOP, "It has a second name, which may lie outside of the queue", path)
 
 
+class HiddenTasks(OSError):
+    """Something else stands in the place of a file or directory of the queue that has tasks, or tells of them.
+
+    A deduplicator, an archive or a careless hand has put it there. It is not followed, and nothing is written to it.
+    """
+
+    def __init__(self, code: int, path: str, stands: str, wanted: str) -> None:
+        super().__init__(code, f"It is {stands}, where a {wanted} of the queue belongs", path)
+        self.stands, self.wanted = stands, wanted
+
+
 def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
     """Return the fsqueue error that says what `error`, met while `doing` something, means to the user.
 
@@ -389,9 +402,16 @@ def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
             f"A file of the queue was not written to while {doing}, since it has a second name and may be another "
             f"user's private file: {error.filename}. {LINKED_REMEDY}. 'fsqueue fsck' lists all such files.{after}"
         )
+    if isinstance(error, HiddenTasks):
+        return QueueFileLost(
+            f"{error.filename} is {error.stands}, where a {error.wanted} of the queue belongs (met while {doing}). "
+            "Tasks that it hides are not executed, and may not be counted, so the queue is not called drained. All "
+            f"else in it is as it was; nothing behind a link was touched. 'fsqueue fsck' says what to do.{after}"
+        )
     if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR):
         return StorageError(
-            f"Something is in the way while {doing}: {what}. 'fsqueue fsck --repair' moves it into quarantine.{after}"
+            f"Something is in the way while {doing}: {what}. 'fsqueue fsck --repair' moves it into quarantine, or says "
+            f"what to do about a link.{after}"
         )
     if error.errno in NO_LOCKS:
         return UnsafeFilesystem(

@@ -9,7 +9,9 @@ import datetime
 import math
 import os
 import random
+import re
 import socket
+import stat
 import time
 import uuid
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from fsqueue import (
     NotAQueue,
     Queue,
     QueueExists,
+    QueueFileLost,
     QueueNotFound,
     Task,
     TaskNotFound,
@@ -546,6 +549,9 @@ def test_something_else_under_one_of_our_names(
     path.parent.mkdir(parents=True, exist_ok=True)
     make(path)
     outcome: list[Any] = []
+    is_hiding = ""
+    if not stat.S_ISREG(path.lstat().st_mode):  # a log of nothing might be that of a batch whose file is gone
+        is_hiding = {"log": "tasks", "log of nothing": "counts"}.get(where, "")
 
     def live() -> None:
         other = Queue(queue.path)
@@ -558,14 +564,14 @@ def test_something_else_under_one_of_our_names(
                     done.append(task.id)
             except FsqueueError:
                 pass  # it may say that it could not look into one batch
-        for look in (
-            other.status,
-            lambda: list(other.tasks()),
-            lambda: other.peek(5),
-            other.gc,
-            lambda: list(other.dead()),
-        ):
-            look()
+        for look in (other.status, lambda: list(other.tasks()), lambda: other.peek(5)):
+            if is_hiding == "tasks" or (is_hiding and look == other.status):
+                with pytest.raises(QueueFileLost, match=re.escape(str(path))):
+                    look()
+            else:
+                look()
+        other.gc()
+        list(other.dead())
         outcome.append((others, done))
 
     in_time(live)

@@ -10,6 +10,7 @@ from fsqueue.client.remote_queue import RemoteQueue, lease_by, leasing
 from fsqueue.client.remote_update import RemoteUpdate
 from fsqueue.client.values import leased_task, made
 from fsqueue.client.wire import OverWire, Wire
+from fsqueue.errors import QueueFileLost
 from fsqueue.format import names
 from fsqueue.format.models import Status
 from fsqueue.leased_task import LeasedTask
@@ -44,8 +45,17 @@ class RemoteGroup(OverWire):
                 return
 
     def status(self, pattern: str | None = None, *, exact: bool = True) -> dict[str, Status]:
-        """Return the counts of each queue that ever had a task, by its name."""
+        """Return the counts of each queue that ever had a task, by its name.
+
+        QueueFileLost if those of some queues are not known, since a file of theirs is gone or hidden.
+        """
         found = self._wire.ask("GET", "/status", query={"match": pattern, "exact": bool(exact)}, again=True)
+        if lost := found.get("lost"):
+            raise QueueFileLost(
+                f"The tasks in {', '.join(lost)} cannot be counted: a file of the queue's own is gone, or something "
+                "else stands in its place. Nothing was changed. Ask each of them for its status: that says what to do. "
+                "`match` leaves them out."
+            )
         return {name: made(Status, one) for name, one in found["queues"].items()}
 
     def lease(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
+from fsqueue.errors import HiddenTasks
 from fsqueue.filesystem import forked, locks, resources, syncs, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
 from fsqueue.filesystem.expected_errors import asking_again, kind_of
@@ -283,12 +284,23 @@ class Filesystem(Rooted):
         os.makedirs(self.root, DIRECTORY_MODE, exist_ok=True)
         self.close_root()
 
-    def names(self, directory: str) -> list[str]:
-        """Return the names in a directory, unordered; [] if it does not exist. A listing is a hint."""
+    def names(self, directory: str, strict: bool = False) -> list[str]:
+        """Return the names in a directory, unordered; [] if it does not exist. A listing is a hint.
+
+        If something else stands in its place, or in that of a directory above it: []; with `strict`, HiddenTasks.
+        """
         try:
             return asking_again(lambda: self._list(directory))
-        except (FileNotFoundError, NotADirectoryError):
-            return self._names_afresh(directory) if self.shared else []
+        except (FileNotFoundError, NotADirectoryError) as error:
+            code = error.errno or 0
+        if self.shared:
+            try:
+                return self._names_afresh(directory)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                code = error.errno or 0
+        if strict and code != errno.ENOENT:
+            raise self.hidden(directory, code, "directory")
+        return []
 
     def _list(self, directory: str) -> list[str]:
         by_time = self.lists_by_time
@@ -300,10 +312,23 @@ class Filesystem(Rooted):
         An NFS client may call a directory missing for up to a minute after another host has made it. A queue in which
         the first task was inserted would be called empty.
         """
-        try:
-            return _listed(self._walk_to(directory))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return _listed(self._walk_to(directory))
+
+    def hidden(self, path: str, code: int, wanted: str = "file") -> HiddenTasks:
+        """Return the error for what stands in the place of `path`, or of a directory above it.
+
+        `code`: what the system has said. Only now look what it is: nothing is asked beforehand where all is well.
+        """
+        above = [path[:at] for at in range(len(self._below), len(path)) if path[at] == "/"]
+        for place, kind in [*((one, "directory") for one in above), (path, wanted)]:
+            try:
+                mode = self.stat(place).st_mode
+            except OSError:
+                break  # others have mended or removed it meanwhile
+            stands = _STANDS.get(stat.S_IFMT(mode), "a pipe, a socket or a device")
+            if stands != f"a {kind}":
+                return HiddenTasks(code, place, stands, kind)
+        return HiddenTasks(code, path, "something else", wanted)
 
     def entries(self, directory: str) -> list[tuple[str, str]]:
         """Return name and kind of what is in a directory, unordered; [] if it does not exist. A hint, as every listing.
@@ -524,6 +549,7 @@ class Filesystem(Rooted):
 
 
 _ZEROS = bytes(READ_BYTES)
+_STANDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFREG: "a file"}
 _layer = forked.Layer()
 
 

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 
+from fsqueue.errors import HiddenTasks
 from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.models import GcReport
@@ -194,21 +195,30 @@ class ShardCheck:
     def _batches(self) -> Iterator[Suspect]:
         layout = self.store.layout
         files: dict[Batch, list[TaskFileName]] = {}
+        # What a link hides is not gone: a batch that has a hidden file is left alone. `places` tells of it.
+        hidden: set[Batch] = set()
+        try:
+            for directory in (layout.tasks, layout.logs):
+                self.store.fs.names(f"{directory}/{self.shard}", True)
+        except HiddenTasks:
+            return
         for text, kind in self.store.fs.entries(f"{layout.tasks}/{self.shard}"):
-            name = names.parse_task_file(text) if kind == "file" else None
+            name = names.parse_task_file(text)
             if name is not None and layout.shard(name.batch) == self.shard:
-                files.setdefault(name.batch, []).append(name)
-        logs = {
-            uuid
-            for text, kind in self.store.fs.entries(f"{layout.logs}/{self.shard}")
-            if kind == "file" and (uuid := names.parse_log_file(text)) and layout.shard(uuid) == self.shard
-        }
+                if kind == "file":
+                    files.setdefault(name.batch, []).append(name)
+                else:
+                    hidden.add(name.batch)
+        logs: set[Batch] = set()
+        for text, kind in self.store.fs.entries(f"{layout.logs}/{self.shard}"):
+            if (uuid := names.parse_log_file(text)) and layout.shard(uuid) == self.shard:
+                (logs if kind == "file" else hidden).add(uuid)
         try:
             finished = history.finished(self.store, self.shard, files.keys() | logs)
         except OSError as error:
             yield no_access(self.store, layout.history_days, error)
             finished = set()
-        for batch in sorted(files.keys() | logs):
+        for batch in sorted((files.keys() | logs) - hidden):
             yield from self._batch(batch, files.get(batch, []), batch in logs, batch in finished)
 
     def _batch(self, batch: Batch, there: list[TaskFileName], has_log: bool, is_finished: bool) -> Iterator[Suspect]:

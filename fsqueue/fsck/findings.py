@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from fsqueue.filesystem import Filesystem
+from fsqueue.filesystem import NOT_FILES, Filesystem
 
 LEFTOVER, DAMAGE, STRAY = "leftover", "damage", "stray"
 """How grave a finding is. A leftover of a crash: the next process that meets it mends it. Damage: it hinders work, or
@@ -251,9 +251,10 @@ KINDS = {
     ),
     "hidden-file": Kind(
         DAMAGE,
-        "A symbolic link stands in the place of a task file or a movement log. Deduplicators ('rdfind -makesymlinks') "
-        "and archives leave such links. fsqueue follows none, so the tasks there are not executed. Behind a link in "
-        "the place of a log, they are not counted, and 'wait' may end without them.",
+        "A symbolic link stands in the place of a file or directory of the queue. Deduplicators ('rdfind "
+        "-makesymlinks'), archives and moves to another disk leave such links. fsqueue follows none, so tasks behind "
+        "it are neither executed nor surely counted. While it stands where tasks may be, 'status', 'wait' and workers "
+        "name it and end with exit code 5.",
         "nothing: only a person can tell whether the link leads to what was there. If it does, put that back while no "
         'process uses the queue: target=$(readlink -f LINK) && rm LINK && cp -a "$target" LINK. If it does not, '
         "remove the link: then the file is gone",
@@ -354,10 +355,15 @@ def found(place: CheckedPlace, kind: str, path: str, tasks: int = 0, note: str =
 
 
 def guarded(store: CheckedPlace, place: str, suspects: Iterable[Suspect]) -> Iterator[Suspect]:
-    """Yield the suspects of one part of the queue. If it cannot be read further, yield that, and end."""
+    """Yield the suspects of one part of the queue. If it cannot be read further, yield that, and end.
+
+    So end where something else stands in the place of a file that the part needs: `places` tells of it.
+    """
     try:
         yield from suspects
     except OSError as error:
+        if error.errno in NOT_FILES:
+            return
         yield no_access(store, place, error)
 
 

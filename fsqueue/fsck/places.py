@@ -308,7 +308,7 @@ class _Places:
         if kind == "directory" and nested.inside(self.store.fs, path):
             yield from self._inside(path)
             return
-        if kind == "link" and wanted == "file" and path.startswith((f"{self.layout.tasks}/", f"{self.layout.logs}/")):
+        if kind == "link" and wanted and f"{path}/".startswith(f"{self.layout.base}/"):
             count = getattr(names.parse_task_file(path.rpartition("/")[2]), "tasks", 0)
             yield Suspect(found(self.store, "hidden-file", path, count), lambda: self._is(path, kind), lambda: None)
             return

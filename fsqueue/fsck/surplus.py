@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from fsqueue.errors import HiddenTasks
 from fsqueue.format import names
 from fsqueue.format.names import CounterName, Day, Shard, day_of
 from fsqueue.fsck.findings import Suspect, found
@@ -107,17 +108,24 @@ class _CountRecords:
         """When the earliest record of each counter was made."""
 
     def read(self, store: Store) -> bool:
-        """Read them all; False if some may be missing, because a line is damaged that may have held them.
+        """Read them all; False if some may be missing: a line is damaged, or a log hidden, that may have held them.
 
         Logs come before the history: a batch whose log has ended meanwhile is in the history by then.
         """
         at_work: dict[Shard, set[str]] = {}
-        for batch, replay_state in listing.at_work(store, every_shard=True):
-            if replay_state.damaged:
-                return False
-            at_work.setdefault(store.layout.shard(batch), set()).add(batch)
-            for number, offset, count in replay_state.counts:
-                self._add(number, offset, count)
+        try:
+            for shard in names.all_shards(store.layout.shards):
+                for batch in listing.logs(store, shard):
+                    replay_state = listing.read_replay_state(store, batch)
+                    if replay_state is None:
+                        continue
+                    if replay_state.damaged:
+                        return False
+                    at_work.setdefault(store.layout.shard(batch), set()).add(batch)
+                    for number, offset, count in replay_state.counts:
+                        self._add(number, offset, count)
+        except HiddenTasks:
+            return False
         days = history.days(store)
         return all(
             self._read_shard(store, shard, days, at_work.get(shard, set()))

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from fsqueue.errors import LockTimeout, StorageError
+from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import names
 from fsqueue.fsck import checks, places, surplus
 from fsqueue.fsck.findings import CheckedPlace, Finding, Suspect, guarded, no_access
@@ -100,6 +101,8 @@ def judge(place: CheckedPlace, suspect: Suspect, repair: bool) -> Finding | None
         logger.warning("%s was passed over: %s", finding.path, error)
         return None
     except OSError as error:
+        if error.errno in NOT_FILES:
+            return None  # something else has the place of a file that this depends on: `places` tells of it
         return no_access(place, f"{place.path}/{finding.path}", error).finding
     for _ in range(TRIES if repair else 0):
         try:

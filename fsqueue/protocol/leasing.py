@@ -18,7 +18,7 @@ from orjson import dumps, loads
 
 from fsqueue import forks
 from fsqueue.clock import Backoff
-from fsqueue.errors import FsqueueError
+from fsqueue.errors import FsqueueError, SecondName
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import movements, names, nesting, priority, task_file
 from fsqueue.format.names import Batch, TaskFileName
@@ -488,10 +488,20 @@ class Leaser:
         self._passed_over.setdefault(error.errno or 0, error)
 
     def _raise_unreadable(self) -> None:
-        """Raise the system's error for batches that cannot be read, if there were any: "empty" would be wrong."""
+        """Raise the system's error for batches that cannot be read, if there were any: "empty" would be wrong.
+
+        HiddenTasks if something else has the place of a batch's file or log, or of a shard.
+        """
         found = [self._passed_over.pop(code) for code in UNREADABLE if code in self._passed_over]
         if found:
             raise found[0]
+        strays = [self._passed_over.pop(code) for code in NOT_FILES if code in self._passed_over]
+        if strays and (isinstance(strays[0], SecondName) or not isinstance(strays[0].filename, str)):
+            raise strays[0]
+        if strays:
+            raise self.store.fs.hidden(strays[0].filename, strays[0].errno or 0)
+        if self.selection.hidden is not None:
+            raise self.selection.hidden
 
     def _warn(self) -> None:
         """Log the skipped batches: a line for each kind of error, again after WARN_AGAIN_S at the earliest."""

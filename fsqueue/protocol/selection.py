@@ -11,6 +11,7 @@ import math
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import NamedTuple
 
+from fsqueue.errors import HiddenTasks
 from fsqueue.format import names
 from fsqueue.format.names import Batch, TaskFileName, shard_listed
 from fsqueue.format.priority import LAST, Rank
@@ -59,6 +60,8 @@ class Selection:
         self.store = store
         self.next_due: dict[str, int] = {}
         """Per shard the earliest time in the future that its names mention, as of its last listing."""
+        self.hidden: HiddenTasks | None = None
+        """What this sweep has met in the place of a shard's directory: what it hides cannot be leased."""
         self._unlisted: list[str] = []
         self._further: dict[str, str] = {}
         """Per shard of which more than HEADS_MAX heads were seen: behind which birth those begin that are left."""
@@ -96,6 +99,7 @@ class Selection:
     def sweep(self, shards: list[str] | None = None) -> None:
         """Begin anew: all shards, or the ones given, must be listed. Of other shards the heads stay."""
         self._let_go()
+        self.hidden = None
         if shards is None:
             self._heads.clear()
             self._heap.clear()
@@ -104,7 +108,7 @@ class Selection:
             self._known.clear()
             self._resting.clear()
             self._passed_over.clear()
-            shards = self.store.fs.names(self.store.layout.tasks)
+            shards = self.store.fs.names(self.store.layout.tasks, True)
             self.next_due.clear()
             self._began = self.store.clock.monotonic() if self.is_ordered else -math.inf
         else:  # what has come due in them is looked at, whatever is known of its batch
@@ -143,7 +147,7 @@ class Selection:
         elif self._unlisted:
             self._list_some(now, len(self._unlisted) if every else SHARDS_LISTED)
         elif self._is_old(begin):
-            shards = self.store.fs.names(self.store.layout.tasks)
+            shards = self.store.fs.names(self.store.layout.tasks, True)
             for shard in self._seen.keys() - set(shards):
                 self._replace(shard, {})
             for shard in shards:
@@ -361,13 +365,18 @@ class Selection:
         joins it. Such a batch has a log. So a strict look lists the logs, too, and the files again if one is missing.
         """
         path = f"{self.store.layout.tasks}/{shard}"
-        texts = [text for text in self.store.fs.names(path) if text[13:14] == "-"]
-        for _ in range(LISTINGS_MAX - 1 if strict else 0):
-            there = {text[14:46]: text for text in texts}
-            if there.keys() >= set(listing.logs(self.store, shard_listed(shard))):
-                break
-            there |= {text[14:46]: text for text in self.store.fs.names(path) if text[13:14] == "-"}
-            texts = list(there.values())
+        texts: list[str] = []
+        try:
+            texts = [text for text in self.store.fs.names(path, True) if text[13:14] == "-"]
+            for _ in range(LISTINGS_MAX - 1 if strict else 0):
+                there = {text[14:46]: text for text in texts}
+                if there.keys() >= set(listing.logs(self.store, shard_listed(shard))):
+                    break
+                there |= {text[14:46]: text for text in self.store.fs.names(path) if text[13:14] == "-"}
+                texts = list(there.values())
+        except HiddenTasks as error:  # the other shards may have tasks
+            if shard in names.all_shards(self.store.layout.shards):  # else it is a stray
+                self.hidden = error
         return texts
 
     def _due(self, shard: str, now: int, strict: bool = False) -> tuple[list[str], int]:

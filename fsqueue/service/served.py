@@ -77,14 +77,16 @@ class Served:
         behind = sorted(name for name in found if after is None or name > after)
         if not tasks_min:
             return behind[:limit]
-        return list(islice((name for name in behind if self._remaining(name) >= tasks_min), limit))
+        return list(islice((name for name in behind if self._has(name, tasks_min)), limit))
 
-    def _remaining(self, name: str) -> int:
+    def _has(self, name: str, tasks_min: int) -> bool:
         try:
             with self.queue(name) as queue:
-                return queue.status(exact=False).remaining
+                return queue.status(exact=False).remaining >= tasks_min
         except fsqueue.NotAQueue:  # something else has the place of a queue
-            return 0
+            return False
+        except fsqueue.QueueFileLost:
+            return True  # tasks may be in it: what is asked of it next says so
 
     def close(self) -> None:
         """Close all queues."""

@@ -146,9 +146,9 @@ def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
     return record
 
 
-def proposals(store: Store, layout: Layout) -> Iterator[Uuid]:
-    """Yield the ids of what is proposed, or decided and not known to be applied."""
-    for text in store.fs.names(layout.pending):
+def proposals(store: Store, layout: Layout, strict: bool = False) -> Iterator[Uuid]:
+    """Yield the ids of what is proposed, or decided and not known to be applied. `strict`: see `Filesystem.names`."""
+    for text in store.fs.names(layout.pending, strict):
         identity = names.parse_proposal_file(text)
         if identity is not None:
             yield identity
@@ -171,9 +171,9 @@ def is_decided(store: Store, layout: Layout, record: Record) -> bool:
     return found is not None and found.id == record.id
 
 
-def pending(store: Store, layout: Layout) -> list[Record]:
-    """Return the records that are decided and perhaps not applied."""
-    found = (proposed(store, layout, identity) for identity in proposals(store, layout))
+def pending(store: Store, layout: Layout, strict: bool = False) -> list[Record]:
+    """Return the records that are decided and perhaps not applied. `strict`: see `Filesystem.names`."""
+    found = (proposed(store, layout, identity) for identity in proposals(store, layout, strict))
     return [record for record in found if record is not None and is_decided(store, layout, record)]
 
 
@@ -182,12 +182,12 @@ def decided(store: Store) -> set[str]:
     return {text for text in store.fs.names(store.layout.commits) if names.parse_record_file(text) is not None}
 
 
-def waiting(store: Store) -> dict[Batch, TaskFileName]:
-    """Return the batches that are decided and still staged: as good as published."""
+def waiting(store: Store, strict: bool = False) -> dict[Batch, TaskFileName]:
+    """Return the batches that are decided and still staged: as good as published. `strict`: see `Filesystem.names`."""
     layout = store.layout
     return {
         name.batch: name
-        for record in pending(store, layout)
+        for record in pending(store, layout, strict)
         for attempt, parts in record.attempts().items()
         for name in staged(store, layout, attempt, record.name, parts)
     }
@@ -357,10 +357,12 @@ def _is_whole(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, p
 # -- applying ----------------------------------------------------------------------------------------
 
 
-def apply_pending(store: Store) -> int:
-    """Apply what is decided and perhaps not applied. Returns how many such records were met."""
+def apply_pending(store: Store, strict: bool = False) -> int:
+    """Apply what is decided and perhaps not applied. Returns how many such records were met. `strict`: see
+    `Filesystem.names`.
+    """
     layout = store.layout
-    met = pending(store, layout)
+    met = pending(store, layout, strict)
     for record in met:
         apply(store, layout, record)
     return len(met)

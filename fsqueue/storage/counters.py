@@ -10,11 +10,13 @@ a file of its own: it counts nothing, but "drained" looks at its size (docs/desi
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import stat
 from collections.abc import Mapping
 
 from fsqueue.errors import LockTimeout
-from fsqueue.filesystem import PassingOverStrays
+from fsqueue.filesystem import NOT_FILES, PassingOverStrays
 from fsqueue.format import names
 from fsqueue.format.layout import COUNTERS, Layout
 from fsqueue.format.names import CounterName
@@ -166,14 +168,25 @@ def _marks(store: Store, number: CounterName, size: int) -> int:
 
 
 def sizes(store: Store) -> dict[CounterName, int]:
-    """Return the size of each counter in bytes, by a revalidating open: the most completions there can be."""
+    """Return the size of each counter in bytes, by a revalidating open: the most completions there can be.
+
+    HiddenTasks if something else stands in the place of a counter, or of their directory.
+    """
     found: dict[CounterName, int] = {}
-    for number in map(names.parse_counter, store.fs.names(store.layout.completions)):
+    for number in map(names.parse_counter, store.fs.names(store.layout.completions, True)):
         if number in NUMBERS:
+            path = store.layout.counter(number)
             try:
-                fd = store.fs.look(store.layout.counter(number))
+                fd = store.fs.look(path)
             except FileNotFoundError:
                 continue
-            found[number] = store.fs.fstat(fd).st_size
-            store.fs.close(fd)
+            except OSError as error:
+                if error.errno not in NOT_FILES:
+                    raise
+                raise store.fs.hidden(path, error.errno or 0) from error
+            with store.fs.closing(fd):
+                status = store.fs.fstat(fd)
+                if stat.S_ISDIR(status.st_mode):
+                    raise store.fs.hidden(path, errno.EISDIR)
+            found[number] = status.st_size
     return found

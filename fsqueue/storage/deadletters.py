@@ -152,10 +152,14 @@ def sizes(store: Store) -> dict[Shard, int]:
     return {shard: state.size for shard, (_, state) in states(store).items()}
 
 
-def states(store: Store) -> dict[Shard, tuple[letter_files.Version, letter_files.State]]:
-    """Return what each file of letters is: another value, if anything was appended, or a file was replaced."""
+def states(store: Store, strict: bool = False) -> dict[Shard, tuple[letter_files.Version, letter_files.State]]:
+    """Return what each file of letters is: another value, if anything was appended, or a file was replaced.
+
+    `strict`: HiddenTasks if something else stands in the place of one of them, or of their directory.
+    """
     layout = store.layout
-    found = {shard: letter_files.look(store, layout, shard) for shard in letter_files.shards(store, layout)}
+    listed = letter_files.shards(store, layout, strict)
+    found = {shard: letter_files.look(store, layout, shard, strict) for shard in listed}
     return {shard: seen for shard, seen in found.items() if seen is not None}
 
 

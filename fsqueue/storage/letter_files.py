@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from fsqueue.errors import SecondName, StorageError
-from fsqueue.filesystem import NOT_FILES, PassingOverStrays, asking_again, either_of_two
+from fsqueue.filesystem import NOT_FILES, asking_again, either_of_two
 from fsqueue.format import names, nesting
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
@@ -114,9 +114,10 @@ def settled(store: Store, fd: int) -> set[str]:
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-def shards(store: Store, layout: Layout) -> list[Shard]:
-    """Return the shards that have a file."""
-    found = (names.parse_shard_file(name, layout.shards) for name in store.fs.names(layout.dead_letters))
+def shards(store: Store, layout: Layout, strict: bool = False) -> list[Shard]:
+    """Return the shards that have a file. `strict`: HiddenTasks if something else stands in their directory's place."""
+    listed = store.fs.names(layout.dead_letters, strict)
+    found = (names.parse_shard_file(name, layout.shards) for name in listed)
     return sorted(shard for shard in found if shard is not None)
 
 
@@ -183,13 +184,21 @@ def state_of(store: Store, fd: int) -> State:
     return State(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def look(store: Store, layout: Layout, shard: Shard) -> tuple[Version, State] | None:
+def look(store: Store, layout: Layout, shard: Shard, strict: bool = False) -> tuple[Version, State] | None:
     """Return what proves, if it is equal twice, that nothing was added to a shard's file, nor taken out of it, between.
 
-    A file of one version only grows. None if there is no file, or a stray in its place. By a revalidating open.
+    A file of one version only grows. None if there is no file, or a stray in its place: with `strict` that is
+    HiddenTasks. By a revalidating open.
     """
-    with PassingOverStrays(), store.fs.closing(store.fs.look(layout.dead(shard))) as fd:
-        return version(store, fd), state_of(store, fd)
+    path = layout.dead(shard)
+    try:
+        with store.fs.closing(store.fs.look(path)) as fd:
+            return version(store, fd), state_of(store, fd)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *NOT_FILES):
+            raise
+        if strict and error.errno != errno.ENOENT:
+            raise store.fs.hidden(path, error.errno or 0) from error
     return None
 
 

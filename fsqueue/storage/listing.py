@@ -2,6 +2,9 @@
 
 A listing may be old, or miss a name that is being renamed: only two of them prove absence. What a state says of updates
 includes what is decided about them: see `decided`.
+
+HiddenTasks if a link, or anything else, stands in the place of a log, of a shard or of a directory above it: what it
+hides must not be called drained. Those that say so pass over it instead.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from fsqueue.filesystem import Filesystem, PassingOverStrays, asking_again
+from fsqueue.filesystem import NOT_FILES, Filesystem, PassingOverStrays, asking_again
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import ReplayState
@@ -32,10 +35,12 @@ def published(store: Store) -> Iterator[tuple[Batch, TaskFileName]]:
 def with_logs(store: Store, every_shard: bool = False) -> Iterator[Batch]:
     """Yield the batches that have a log, shard by shard: those of which a task was ever leased, until they finish.
 
-    An NFS client may overlook a new shard in a listing for a minute. `every_shard`: look into each, listed or not.
+    An NFS client may overlook a new shard in a listing for a minute. `every_shard`: look into each, listed or not. A
+    shard whose directory is hidden is passed over.
     """
     for shard in names.all_shards(store.layout.shards) if every_shard else shards(store):
-        yield from logs(store, shard)
+        with PassingOverStrays():
+            yield from logs(store, shard)
 
 
 def shards_with_logs(store: Store) -> frozenset[Shard]:
@@ -47,7 +52,7 @@ def shards_with_logs(store: Store) -> frozenset[Shard]:
     every = names.all_shards(store.layout.shards)
     if store.fs.shared:
         return frozenset(every)
-    found = set(store.fs.names(store.layout.logs))
+    found = set(store.fs.names(store.layout.logs, True))
     return frozenset(shard for shard in every if shard in found)
 
 
@@ -145,35 +150,47 @@ def log_bytes(store: Store, batch: Batch) -> int:
 
 
 def _of_log(store: Store, batch: Batch, read: Callable[[Filesystem, str], T]) -> T | None:
-    """Return what `read` says of a batch's log; None if there is none, but at most a stray of its name."""
-    with PassingOverStrays():
-        return asking_again(lambda: read(store.fs, store.layout.log(batch)))
-    return None
+    """Return what `read` says of a batch's log; None if there is none. HiddenTasks if something else has its name."""
+    path = store.layout.log(batch)
+    try:
+        return asking_again(lambda: read(store.fs, path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in NOT_FILES:
+            raise
+        raise store.fs.hidden(path, error.errno or 0) from error
 
 
 def at_work(
     store: Store, every_shard: bool = False, read: Callable[[Store, Batch], ReplayState | None] = read_replay_state
 ) -> Iterator[tuple[Batch, ReplayState]]:
-    """Yield the batches of which a task was ever leased, each with the replay of its log; see `with_logs`."""
+    """Yield the batches of which a task was ever leased, each with the replay of its log; see `with_logs`.
+
+    A log whose place something else has is passed over.
+    """
     for batch in with_logs(store, every_shard):
-        replay_state = read(store, batch)
+        replay_state = None
+        with PassingOverStrays():
+            replay_state = read(store, batch)
         if replay_state is not None:
             yield batch, replay_state
 
 
 def task_files(store: Store, shard: Shard) -> dict[Batch, TaskFileName]:
     """Return the task files of a shard by batch (of two names of one batch, seen during a renaming, one)."""
-    found = map(names.parse_task_file, store.fs.names(f"{store.layout.tasks}/{shard}"))
+    found = map(names.parse_task_file, store.fs.names(f"{store.layout.tasks}/{shard}", True))
     return {name.batch: name for name in found if name is not None}
 
 
 def logs(store: Store, shard: Shard) -> list[Batch]:
     """Return the batches of a shard that have a log."""
-    found = map(names.parse_log_file, store.fs.names(f"{store.layout.logs}/{shard}"))
+    found = map(names.parse_log_file, store.fs.names(f"{store.layout.logs}/{shard}", True))
     return [uuid for uuid in found if uuid is not None]
 
 
 def shards(store: Store) -> list[Shard]:
     """Return the shards that have task files or logs, or had."""
-    found = {*store.fs.names(store.layout.tasks), *store.fs.names(store.layout.logs)}
+    fs, layout = store.fs, store.layout
+    found = {*fs.names(layout.tasks, True), *fs.names(layout.logs, True)}
     return [shard for shard in names.all_shards(store.layout.shards) if shard in found]

@@ -193,14 +193,14 @@ def publish_pending(store: Store) -> int:
     return published
 
 
-def pending(store: Store) -> set[str]:
-    """Return the staged files that `publish_pending` would publish."""
-    return set().union(*_pending(store).values())
+def pending(store: Store, strict: bool = False) -> set[str]:
+    """Return the staged files that `publish_pending` would publish. `strict`: see `staging.files`."""
+    return set().union(*_pending(store, strict).values())
 
 
-def _pending(store: Store) -> dict[Shard, frozenset[str]]:
+def _pending(store: Store, strict: bool = False) -> dict[Shard, frozenset[str]]:
     """Return the staged files that `publish_pending` would publish, by the shard whose letters were retried."""
-    there = {str(name) for name in staging.files(store, store.layout)}
+    there = {str(name) for name in staging.files(store, store.layout, strict)}
     if not there:
         return {}
     return {shard: some for shard, named in _staged(store).items() if (some := named & there)}

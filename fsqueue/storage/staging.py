@@ -271,9 +271,9 @@ def _shows(store: Store, staged: Staged) -> bool:
     return any(name is not None and name.batch == batch for name in listed) or store.fs.exists(layout.log(batch))
 
 
-def files(store: Store, layout: Layout) -> list[TaskFileName]:
-    """Return the staged task files, as a listing shows them."""
-    found = map(names.parse_task_file, store.fs.names(layout.staging))
+def files(store: Store, layout: Layout, strict: bool = False) -> list[TaskFileName]:
+    """Return the staged task files, as a listing shows them. `strict`: see `Filesystem.names`."""
+    found = map(names.parse_task_file, store.fs.names(layout.staging, strict))
     return [name for name in found if name is not None]
 
 

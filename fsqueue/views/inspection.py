@@ -91,7 +91,7 @@ def _status(store: Store, exact: bool) -> Status:
                 holding.enter_context(store.locked(store.layout.counter(number), HOLD_S))
         seen = _look(store, exact)
         for _ in range(COMMITS_MAX):
-            if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.states(store):
+            if seen.decided == commits.decided(store) and seen.counted[1] == deadletters.states(store, strict=True):
                 break
             seen = _look(store, exact)
         return seen.sum_up(store)
@@ -108,7 +108,7 @@ Counted = tuple[dict[CounterName, int], Mapping[Shard, object]]
 
 
 def _counted(store: Store) -> Counted:
-    return counters.sizes(store), deadletters.states(store)
+    return counters.sizes(store), deadletters.states(store, strict=True)
 
 
 class _Tally(NamedTuple):
@@ -231,9 +231,9 @@ def _look(store: Store, exact: bool) -> _Seen:
     counted = _counted(store)
     letters = deadletters.Ids(store)
     seen = _Seen(counted, commits.decided(store), letters)
-    retried = [name for name in staging.files(store, store.layout) if str(name) in letters.staged]
+    retried = [name for name in staging.files(store, store.layout, strict=True) if str(name) in letters.staged]
     seen.files.update({name.batch: name for name in retried})  # as good as published
-    seen.files.update(commits.waiting(store))  # as good as published, too
+    seen.files.update(commits.waiting(store, strict=True))  # as good as published, too
     begun = listing.shards_with_logs(store) if exact else frozenset[Shard]()
     for shard in listing.shards(store):
         _look_into(store, seen, shard, shard in begun)
@@ -372,7 +372,7 @@ class _Remains:
         store = self.store
         while True:
             retrying.publish_pending(store)
-            if retrying.pending(store) or commits.apply_pending(store):
+            if retrying.pending(store, strict=True) or commits.apply_pending(store, strict=True):
                 return None  # what was committed may be done or not: the next look tells
             ended: set[tuple[Batch, int, int]] = set()
             for shard in listing.shards(store):
@@ -383,7 +383,7 @@ class _Remains:
                 store.queue_state.generation,
                 frozenset(ended),
                 counters.sizes(store),
-                deadletters.states(store),
+                deadletters.states(store, strict=True),
                 counters.cancelled(store),
             )
             if not store.refresh(now=True):  # a deleted queue is not a drained one; what was drained had been purged

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
-from fsqueue.errors import FsqueueError, GroupNotFound, QueueNotFound
+from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
@@ -324,7 +324,7 @@ class Feeder(BackgroundThread):
             except (QueueNotFound, GroupNotFound) as error:
                 if self._is_left.is_set() or not self._put_away(error):
                     raise
-            except BROKEN as error:
+            except (*BROKEN, QueueFileLost) as error:
                 if is_hopeless(error) and not self._has_fed:
                     raise  # most likely this user may not work here at all: said once, and at once
                 now = self._now()

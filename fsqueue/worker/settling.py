@@ -71,7 +71,8 @@ Verb = Literal["complete", "fail", "bury", "release"]
 
 def is_hopeless(error: FsqueueError) -> bool:
     """Tell whether an error does not look as if it would pass."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _HOPELESS
+    cause = error.__cause__
+    return isinstance(error, errors.QueueFileLost) or (isinstance(cause, OSError) and cause.errno in _HOPELESS)
 
 
 def patience_with(error: FsqueueError, patience_s: float) -> float:

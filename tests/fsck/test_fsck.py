@@ -571,7 +571,6 @@ def links_for_everything(queue: Queue, clock: ManualClock) -> set[str]:
     outside = queue.path.parent / "outside"
     outside.mkdir()
     (outside / "precious").write_text("precious")
-    (base(queue) / "commits").symlink_to(outside)
     (queue.path / ".trash").symlink_to(outside)
     (queue.path / "7").symlink_to(outside)
     (base(queue) / "staging" / "link").symlink_to(outside)

@@ -490,8 +490,8 @@ def test_a_listing_that_misses_a_name_is_not_believed(queue: Queue, clock: Manua
     fs = Filesystem(str(queue.path), shared=False)
     names, missed = fs.names, []
 
-    def missing(directory: str) -> list[str]:
-        found = names(directory)
+    def missing(directory: str, strict: bool = False) -> list[str]:
+        found = names(directory, strict)
         if found and "/queue/" in directory and not missed:
             missed.append(directory)
             return []
@@ -781,7 +781,7 @@ def test_idle_workers_list_nothing(queue: Queue, clock: ManualClock) -> None:
     fs = Filesystem(str(queue.path), shared=False)
     listed: list[str] = []
     real = fs.names
-    fs.names = lambda directory: (listed.append(directory), real(directory))[1]  # type: ignore[method-assign]
+    fs.names = lambda directory, *strict: (listed.append(directory), real(directory, *strict))[1]  # type: ignore[method-assign]
     q = Queue(queue.path, filesystem=fs, clock=clock)
     q.insert("x")
     q.lease(lease_s=10_000)

@@ -198,10 +198,10 @@ def test_listing_takes_a_twentieth_of_the_time_at_most(
     put_ranked(q, [(number, 50) for number in range(100)])
     names, listed = q.store.fs.names, []
 
-    def slow(path: str) -> list[str]:
+    def slow(path: str, strict: bool = False) -> list[str]:
         clock.advance(0.5)
         listed.append(clock.monotonic())
-        return names(path)
+        return names(path, strict)
 
     monkeypatch.setattr(q.store.fs, "names", slow)
     for _ in range(100):
@@ -344,8 +344,8 @@ def test_a_strict_lease_does_not_miss_a_file_that_is_being_renamed(
     fs = q.store.fs
     names_of, missed = fs.names, count(1)
 
-    def names(path: str) -> list[str]:
-        found = names_of(path)
+    def names(path: str, strict: bool = False) -> list[str]:
+        found = names_of(path, strict)
         if any(moving in name for name in found) and "/queue/" in path and next(missed) == 1:
             return [name for name in found if moving not in name]
         return found

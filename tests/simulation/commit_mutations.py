@@ -64,7 +64,7 @@ MUTATIONS = [
                 return CommitReport(..., repeated)
                 """,
             ),
-            ("apply_pending", "met = pending(store, layout)", "met = []"),
+            ("apply_pending", "met = pending(store, layout, strict)", "met = []"),
             ("end_proposal", "if record is not None and is_decided(store, layout, record): ...", "if False: ..."),
         ),
     ),

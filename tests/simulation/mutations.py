@@ -90,7 +90,7 @@ MUTATIONS = [
         "a missing directory is believed missing",
         "a client does not see for a minute that the first task was inserted, and calls the queue empty",
         "first",
-        (("Filesystem.names", "return self._names_afresh(directory) if self.shared else []", "return []"),),
+        (("Filesystem.names", "return self._names_afresh(directory)", "return []"),),
     ),
     Mutation(
         "not synced before it is published",
@@ -334,7 +334,7 @@ MUTATIONS = [
                 except OSError: ...
                 """,
             ),
-            ("Filesystem.names", "return self._names_afresh(directory) if self.shared else []", "return []"),
+            ("Filesystem.names", "return self._names_afresh(directory)", "return []"),
         ),
     ),
     Mutation(

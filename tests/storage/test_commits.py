@@ -461,12 +461,12 @@ def test_a_status_that_a_commit_overtakes_is_read_again(q: Queue, monkeypatch: p
     listings = 0
     names_of = q.store.fs.names
 
-    def slow(directory: str) -> list[str]:
+    def slow(directory: str, strict: bool = False) -> list[str]:
         nonlocal listings
         listings += 1
         if listings == when:
             commit.publish([part])
-        return names_of(directory)
+        return names_of(directory, strict)
 
     monkeypatch.setattr(q.store.fs, "names", slow)
     assert q.status().inserted in (4, 44)
@@ -701,7 +701,11 @@ def test_an_old_listing_of_what_was_staged_does_not_mean_that_all_is_applied(
         commit.publish([part])
     other = Queue(q.path)
     usual, old = other.store.fs.names, [["lock"]]
-    monkeypatch.setattr(other.store.fs, "names", lambda path: old.pop() if path == attempt and old else usual(path))
+
+    def names(path: str, strict: bool = False) -> list[str]:
+        return old.pop() if path == attempt and old else usual(path, strict)
+
+    monkeypatch.setattr(other.store.fs, "names", names)
     assert [task.payload for task in other.lease()] == [1]
     assert not old
 

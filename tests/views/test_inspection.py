@@ -528,8 +528,8 @@ def test_status_of_a_queue_that_was_finished_meanwhile(queue_factory: QueueFacto
     q = Queue(path, filesystem=fs, clock=clock)
     names, listed = fs.names, [0]
 
-    def slow_names(directory: str) -> list[str]:
-        found = names(directory)
+    def slow_names(directory: str, strict: bool = False) -> list[str]:
+        found = names(directory, strict)
         listed[0] += 1
         if listed[0] % 2 == 0 and tasks:
             tasks.pop().complete()
