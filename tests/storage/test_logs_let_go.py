@@ -24,6 +24,9 @@ from fsqueue.storage.open_logs import CHECKED, UNUSED_S
 from tests.gateways import gateways
 from tests.waiting import until
 
+LOOK_AGAIN = "sleep 0.05"
+"""What a command does that waits for a file."""
+
 QueueFactory = Callable[..., Queue]
 
 pytestmark = pytest.mark.once
@@ -396,7 +399,7 @@ def test_a_worker_with_a_long_task_keeps_no_log_of_a_finished_batch(pairs: Queue
     pairs.release([task for task in held if task not in taken])
     begun, over = pairs.path.parent / "begun", pairs.path.parent / "over"
     begun.mkdir()
-    command = f"touch {begun}/$$; [ $(ls {begun} | wc -l) -lt 20 ] || until [ -e {over} ]; do sleep 0.05; done"
+    command = f"touch {begun}/$$; [ $(ls {begun} | wc -l) -lt 20 ] || until [ -e {over} ]; do {LOOK_AGAIN}; done"
     worker = subprocess.Popen(
         [sys.executable, "-m", "fsqueue_cli", "run", str(pairs.path), "--lease", "2", "--", "sh", "-c", command]
     )
