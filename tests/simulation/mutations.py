@@ -326,15 +326,16 @@ MUTATIONS = [
             (
                 "Filesystem.names",
                 """
-                try: ...
-                except (FileNotFoundError, NotADirectoryError): ...
+                try: return asking_again(lambda: self._list(directory))
+                except (FileNotFoundError, NotADirectoryError) as error: ...
                 """,
                 """
-                try: ...
-                except OSError: ...
+                try: return asking_again(lambda: self._list(directory))
+                except OSError as error: ...
                 """,
             ),
             ("Filesystem.names", "return self._names_afresh(directory)", "return []"),
+            ("Filesystem.names", "if strict and code != errno.ENOENT: ...", "if strict and code == errno.ENOTDIR: ..."),
         ),
     ),
     Mutation(

@@ -24,9 +24,6 @@ from fsqueue.storage.open_logs import CHECKED, UNUSED_S
 from tests.gateways import gateways
 from tests.waiting import until
 
-LOOK_AGAIN = "sleep 0.05"
-"""What a command does that waits for a file."""
-
 QueueFactory = Callable[..., Queue]
 
 pytestmark = pytest.mark.once
@@ -399,7 +396,8 @@ def test_a_worker_with_a_long_task_keeps_no_log_of_a_finished_batch(pairs: Queue
     pairs.release([task for task in held if task not in taken])
     begun, over = pairs.path.parent / "begun", pairs.path.parent / "over"
     begun.mkdir()
-    command = f"touch {begun}/$$; [ $(ls {begun} | wc -l) -lt 20 ] || until [ -e {over} ]; do {LOOK_AGAIN}; done"
+    os.mkfifo(over)
+    command = f"touch {begun}/$$; [ $(ls {begun} | wc -l) -lt 20 ] || read -r _ < {over}"
     worker = subprocess.Popen(
         [sys.executable, "-m", "fsqueue_cli", "run", str(pairs.path), "--lease", "2", "--", "sh", "-c", command]
     )
@@ -410,8 +408,10 @@ def test_a_worker_with_a_long_task_keeps_no_log_of_a_finished_batch(pairs: Queue
         until(lambda: not unlinked(worker.pid), "the worker to close them", CLOSED_S)
         assert worker.poll() is None
     finally:
-        over.touch()
-        assert worker.wait() == 0
+        with open(os.open(over, os.O_RDWR), "w") as pipe:  # open for reading, too: it waits for no reader
+            pipe.write("\n")
+            pipe.flush()
+            assert worker.wait() == 0
 
 
 def test_a_gateway_keeps_few_logs_of_batches_that_others_finish(queue_factory: QueueFactory, tmp_path: Path) -> None:
