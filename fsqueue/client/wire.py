@@ -10,6 +10,7 @@ import select
 import ssl
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Self, TypeVar
@@ -196,15 +197,15 @@ class Wire:
         return f"{self.address.prefix}/v1{path}" + (f"?{urlencode(said)}" if said else "")
 
 
-class OverWire:
+class OverWire(ABC):
     """A queue or a group of a gateway: a wire leads to it. It is equal to another one with its address."""
 
     _wire: Wire
 
     @property
+    @abstractmethod
     def url(self) -> str:
         """Return its address, as `connect` takes it."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"

@@ -348,7 +348,7 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
 
 
 def _is_whole(value: object, bits: int) -> bool:
-    """Return whether a value is a whole number of at most so many bits, without a sign."""
+    """Return whether a value is an unsigned integer of at most `bits` bits."""
     return type(value) is int and 0 <= value < 1 << bits
 
 

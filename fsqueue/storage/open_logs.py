@@ -29,7 +29,7 @@ Commands and their pipes need the rest.
 OPEN_LOGS_MIN = 2
 """Number of logs of one queue that may stay open in any case."""
 UNUSED_S = 10.0
-"""A log that was not used for so long is closed when the process finds nothing to do: after twice this time at most."""
+"""Seconds without use after which a process that finds nothing to do closes a log, within twice this time."""
 CHECKED = 2
 """Number of other logs that are looked at when one is opened. With one, those of finished batches would become no fewer
 in a process that leaves each log behind.

@@ -1,4 +1,4 @@
-"""What a queue does not keep of finished tasks is hidden at once, whoever asks: the same for every kind of queue."""
+"""Every kind of queue hides at once, from whoever asks, what it does not keep of finished tasks."""
 
 from __future__ import annotations
 

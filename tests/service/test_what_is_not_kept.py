@@ -1,4 +1,4 @@
-"""What a queue does not keep of finished tasks is hidden at once from all that a gateway tells of them."""
+"""A gateway shows nothing of a finished task that its queue does not keep, from the moment at which the task ends."""
 
 from __future__ import annotations
 
