@@ -4,6 +4,7 @@
 
     FsqueueError                 anything fsqueue says "no" to                                    exit 1
     ├── QueueNotFound            nothing is there; nothing was created                                 5
+    │   └── QueueClosed          … it was deleted: no other process goes on with it either                 5
     ├── GroupNotFound            no group is there, or another one: perhaps it is not mounted          5
     ├── QueuePurged              what was waited for was purged or overwritten                          1
     ├── QueueExists              create found a queue and `exist_ok` was not given                     1
@@ -60,6 +61,10 @@ class QueueNotFound(FsqueueError):
     """There is no queue at this path (or it has been deleted). Nothing was created."""
 
     exit_code = 5
+
+
+class QueueClosed(QueueNotFound):
+    """The queue is deleted: it is marked so, or its file is gone from the open directory, in which a move leaves it."""
 
 
 class GroupNotFound(FsqueueError):

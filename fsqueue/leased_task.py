@@ -144,7 +144,7 @@ class LeasedTask:
         which is not told here: updates go by the lease."""
         self.until_ms = until_ms
         self.generation = generation
-        """The queue's generation that it was leased from."""
+        """The queue's generation that it was leased from; 0 if only its token is known."""
         self.poll: Ahead | None = None
         """The loop that has leased it, if one has."""
         self.began: float | None = None

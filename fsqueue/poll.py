@@ -194,6 +194,9 @@ class Lessor(Verbs, Protocol):
     def _look(self, idle_poller: IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
         """Look once for up to `n` tasks. Return them, and whether none was found and `stop` says True."""
 
+    def _end_check(self, ahead: Prefetched) -> Callable[[], bool]:
+        """Return what tells a loop whether nothing is left to do."""
+
     def _opens(self) -> bool:
         """Return whether the queue is there: one of a group may not have come into being."""
 
@@ -259,7 +262,7 @@ class Prefetched:
         logger.warning(
             "task %s of %s: attempt %d failed, and the loop goes on: %s",
             task.id,
-            task.queue.store.path,
+            task.queue.path,
             task.attempt,
             said(error),
             exc_info=error,
@@ -267,7 +270,7 @@ class Prefetched:
         return True
 
 
-class _EndCheck:
+class EndCheck:
     """Whether the queue is drained. If the loop has had tasks, the first "yes" tells the idle workers of it."""
 
     def __init__(self, store: Store, ahead: Prefetched) -> None:
@@ -305,6 +308,12 @@ def put_back_dropped(queue: Verbs | None = None) -> None:
 atexit.register(put_back_dropped)
 
 
+def _note_begin(task: LeasedTask) -> None:
+    """Note when the work on a task begins. If its queue was deleted meanwhile, the end of its block tells that."""
+    with suppress(QueueNotFound):
+        task.began = task.queue.store.clock.monotonic()
+
+
 class Poll:
     """An iterator over leased tasks, until the queue is drained or for ever.
 
@@ -318,7 +327,7 @@ class Poll:
         self._prefetch = prefetch
         self._until = until
         self._closed = False
-        self._stop: Callable[[], bool] = (lambda: False) if until == "forever" else _EndCheck(queue.store, ahead)
+        self._stop: Callable[[], bool] = (lambda: False) if until == "forever" else queue._end_check(ahead)
 
     def __iter__(self) -> Poll:
         return self
@@ -336,7 +345,7 @@ class Poll:
                     raise StopIteration
             task = ahead.tasks.popleft() if ahead.tasks else None  # None: a signal handler has forked behind the look
             if task is not None and self._prefetch > 1:  # else its lease tells when it was handed out
-                task.began = task.queue.store.clock.monotonic()
+                _note_begin(task)
             if task is not None and process == forks.depth:
                 return task
             failure: BaseException = ForkedChild("a loop's step")

@@ -34,6 +34,7 @@ from fsqueue.errors import (
     FsqueueError,
     InvalidArgument,
     LeaseLost,
+    QueueClosed,
     QueueNotFound,
     from_os_error,
     said,
@@ -45,8 +46,8 @@ from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
-from fsqueue.poll import Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
-from fsqueue.protocol import encoding, insert_errors, insertion, transitions, waiting
+from fsqueue.poll import EndCheck, Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
+from fsqueue.protocol import encoding, insert_errors, insertion, losses, transitions, waiting
 from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.shares import Shares
@@ -54,7 +55,7 @@ from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.storage import group_directory, nodes
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.nodes import FailingNode
-from fsqueue.storage.store import QueueClosed, Store
+from fsqueue.storage.store import Store
 from fsqueue.user_code import user_function
 from fsqueue.views import attaching, inspection, results, task_history
 from fsqueue.views.activity import LEAST_S, Activity, activity
@@ -461,6 +462,10 @@ class Queue(Maintenance):
         ahead = Prefetched(self, self._lease_ms(lease_s), exchange and prefetch == 1, errors, stop_after_failures)
         return Poll(self, ahead, prefetch, until)
 
+    def _end_check(self, ahead: Prefetched) -> Callable[[], bool]:
+        """Return what tells a loop whether the queue is drained, and tells its idle workers, too."""
+        return EndCheck(self.store, ahead)
+
     def _opens(self) -> bool:
         """Return whether the queue is there, as far as this object knows."""
         return True
@@ -514,7 +519,8 @@ class Queue(Maintenance):
             if process != forks.depth:
                 raise ForkedChild("a call")
         except BaseException as error:
-            raise ended(self, before, process, error, "completing")  # noqa: B904 - its cause is set
+            failure = self._lost_with_it(error, [task]) if isinstance(error, QueueNotFound) else error
+            raise ended(self, before, process, failure, "completing")  # noqa: B904 - its cause is set
 
     @verb("completing")
     def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
@@ -535,11 +541,14 @@ class Queue(Maintenance):
     @verb("renewing")
     def renew(self, tasks: LeasedTask | Iterable[LeasedTask], lease_s: float | None = None) -> None:
         """Extend leases to `lease_s` seconds from now. LeaseLost (LeaseExpired) names those that held no longer."""
-        lease_ms = self._lease_ms(lease_s)
-        if lease_ms is None:
-            self.store.refresh()  # a process that does nothing but renew learns of a new `lease_s`, too
-            lease_ms = self.store.lease_ms
-        transitions.renew(self.store, leased(tasks), lease_ms)
+        lease_ms, mine = self._lease_ms(lease_s), leased(tasks)
+        try:
+            if lease_ms is None:
+                self.store.refresh()  # a process that does nothing but renew learns of a new `lease_s`, too
+                lease_ms = self.store.lease_ms
+            transitions.renew(self.store, mine, lease_ms)
+        except QueueNotFound as error:
+            raise self._lost_with_it(error, mine) from error.__cause__
 
     @verb("releasing")
     def release(self, tasks: LeasedTask | Iterable[LeasedTask], delay_s: float = 0) -> None:
@@ -557,12 +566,18 @@ class Queue(Maintenance):
     def _bury(self, task: LeasedTask, reason: object) -> None:
         self._end([task], lambda mine: transitions.bury(self.store, task, text_of(reason)))
 
-    @staticmethod
-    def _end(tasks: LeasedTask | Iterable[LeasedTask], act: Callable[[Sequence[LeasedTask]], None]) -> None:
+    def _end(self, tasks: LeasedTask | Iterable[LeasedTask], act: Callable[[Sequence[LeasedTask]], None]) -> None:
         mine = leased(tasks)
-        act(mine)
+        try:
+            act(mine)
+        except QueueNotFound as error:
+            raise self._lost_with_it(error, mine) from error.__cause__
         for task in mine:
             task.done = True
+
+    def _lost_with_it(self, error: QueueNotFound, tasks: Iterable[LeasedTask]) -> FsqueueError:
+        """Return what is raised for leases of a queue that is gone: LeaseLost if it was deleted."""
+        return losses.of_deleted(tasks) if isinstance(error, QueueClosed) else error
 
     @verb("cancelling")
     def cancel(self, ids: str | Iterable[str]) -> int:

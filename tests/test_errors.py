@@ -15,6 +15,7 @@ EXIT_CODES = {
     "FsqueueError": 1,
     "GroupNotFound": 5,
     "QueueNotFound": 5,
+    "QueueClosed": 5,
     "QueuePurged": 1,
     "QueueExists": 1,
     "QueueFileLost": 5,

@@ -16,7 +16,16 @@ from pathlib import Path
 import pytest
 
 import fsqueue
-from fsqueue import InvalidArgument, NotAQueue, Queue, QueueNotFound, StorageError, UnsafeFilesystem
+from fsqueue import (
+    InvalidArgument,
+    LeasedTask,
+    LeaseLost,
+    NotAQueue,
+    Queue,
+    QueueNotFound,
+    StorageError,
+    UnsafeFilesystem,
+)
 from fsqueue.clock import ManualClock
 from fsqueue.errors import FormatTooNew, FormatTooOld
 from fsqueue.filesystem import Filesystem
@@ -405,3 +414,15 @@ def test_a_token_is_taken_without_a_look_and_the_verb_tells_whether_it_holds(que
         late.complete()
     with pytest.raises(InvalidArgument, match="not a token"):
         queue.attach("../x@1", verify=False)
+
+
+@pytest.mark.parametrize(("keeps", "reason"), [(True, "purged"), (False, "it has finished, or was purged")])
+def test_a_token_alone_tells_of_a_purge_what_the_history_tells(tmp_path: Path, keeps: bool, reason: str) -> None:
+    queue = Queue.create(tmp_path / "q", keep_history=keeps)
+    queue.insert(1)
+    token = queue.lease()[0].token
+    queue.purge()
+    for verb in (LeasedTask.complete, LeasedTask.renew, LeasedTask.release):
+        with pytest.raises(LeaseLost) as lost:
+            verb(queue.attach(token, verify=False))
+        assert lost.value.reason == reason

@@ -18,6 +18,7 @@ from fsqueue.errors import (
     FsqueueError,
     GroupNotFound,
     InvalidArgument,
+    QueueClosed,
     QueueNotFound,
     StorageError,
     TaskNotFound,
@@ -29,12 +30,11 @@ from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import GcReport, RetryReport, Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import Errors, Poll, Until
-from fsqueue.protocol import insert_errors
+from fsqueue.poll import Errors, Poll, Prefetched, Until
+from fsqueue.protocol import insert_errors, losses
 from fsqueue.protocol.waiting import BELL_S
 from fsqueue.queue import Queue, open_store
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
-from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.user_code import user_function
 from fsqueue.views.activity import together
 from fsqueue.views.timeline import Timeline
@@ -226,6 +226,16 @@ class GroupQueue(Queue):
             return found
         return error
 
+    def _lost_with_it(self, error: QueueNotFound, tasks: Iterable[LeasedTask]) -> FsqueueError:
+        """Return what is raised for leases of a queue that is gone: GroupNotFound if it is gone with its group.
+
+        One that is not in its group, which is in its place, was deleted.
+        """
+        if (failure := self._why_gone(error)) is not error:
+            return failure
+        self._let_go()
+        return losses.of_deleted(tasks)
+
     def _open_and_verify(self) -> None:
         """Open it, anew if it was deleted meanwhile. QueueNotFound: there is none, and none is made."""
         try:
@@ -328,6 +338,25 @@ class GroupQueue(Queue):
         if waits != until:
             poll.close()  # nothing is left to do
         return poll
+
+    def _end_check(self, ahead: Prefetched) -> Callable[[], bool]:
+        """Return what tells a loop whether the queue is drained, or was deleted: nothing is left to do then, either."""
+        check: Callable[[], bool] | None = None
+
+        def is_over() -> bool:
+            nonlocal check
+            try:
+                if check is None:
+                    check = super(GroupQueue, self)._end_check(ahead)
+                return check()
+            except QueueNotFound as error:
+                check = None  # perhaps another one has come into being: it is looked at next
+                if (failure := self._why_gone(error)) is not error:
+                    raise failure from error
+                self._let_go()
+                return not self._opens()
+
+        return is_over
 
     def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
         clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)

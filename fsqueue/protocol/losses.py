@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from fsqueue.cluster.identity import describe
 from fsqueue.errors import LeaseExpired, LeaseLost
 from fsqueue.format import names
+from fsqueue.format.layout import QueueState
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD, LEASED, ReplayState
+from fsqueue.leased_task import LeasedTask
 
 ALREADY = LeaseLost.COMPLETED_BEFORE
 
@@ -26,6 +28,30 @@ def why_lost(replay_state: ReplayState, index: int) -> str:
 
 EXPIRED = "it ran out before it was renewed"
 """The reason if a lease ran out and no other worker has taken the task over. The task can still be completed."""
+
+
+DELETED = "the queue was deleted"
+PURGED = "purged"
+FINISHED = "the batch has finished"
+FINISHED_OR_PURGED = "it has finished, or was purged"
+
+
+def why_unknown(state: QueueState, generation: int) -> str:
+    """Return why a lease of a `generation` (0: not known) holds no task of which neither a log nor the history tells.
+
+    The caller has found that such a generation that is known has not ended. A generation's history goes with it.
+    """
+    if generation or state.generation == 1:
+        return FINISHED
+    return PURGED if state.settings.keep_history else FINISHED_OR_PURGED
+
+
+def of_deleted(tasks: Iterable[LeasedTask]) -> LeaseLost:
+    """Return the error for leases of a queue that is not there any more."""
+    losses = Losses()
+    for task in tasks:
+        losses.add(task.batch, [task.index], task.lease, DELETED)
+    return losses.error()
 
 
 def completed_by(replay_state: ReplayState, index: int, lease: str) -> bool:
@@ -66,6 +92,11 @@ class Losses:
 
     def check(self) -> None:
         """Raise LeaseLost if any task was added; LeaseExpired if all of them were added as EXPIRED."""
+        if self.tokens or self.expired:
+            raise self.error()
+
+    def error(self) -> LeaseLost:
+        """Return what `check` raises."""
         said = []
         if self.tokens:
             why = ", ".join(sorted(self.reasons - {EXPIRED}))
@@ -78,9 +109,8 @@ class Losses:
                 f"The lease of {_some(self.expired)} ran out before it was renewed. No worker has taken it over yet: a "
                 "completion counts until one does."
             )
-        if said:
-            kind = LeaseLost if self.tokens else LeaseExpired
-            raise kind(" ".join(said), self.tokens + self.expired, ", ".join(sorted(self.reasons)))
+        kind = LeaseLost if self.tokens else LeaseExpired
+        return kind(" ".join(said), self.tokens + self.expired, ", ".join(sorted(self.reasons)))
 
 
 def _some(tokens: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fsqueue import forks
-from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, StorageError
+from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueClosed, StorageError
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, sparse, task_file
 from fsqueue.format.layout import Layout
@@ -36,7 +36,6 @@ from fsqueue.protocol.overtaken import TRIES, is_overtaken
 from fsqueue.storage import history, jsonl, queue_changes, record_times, staging
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
 from fsqueue.storage.logs import is_retired
-from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.storage.store import Store, hash_of
 
 TASK_BYTES_MAX = 64 << 10

@@ -15,7 +15,7 @@ from typing import Any
 
 from fsqueue import checks
 from fsqueue.checks import CHECK
-from fsqueue.errors import FsqueueError, in_unicode
+from fsqueue.errors import FsqueueError, QueueClosed, in_unicode
 from fsqueue.filesystem import LOST
 from fsqueue.format import movements, names
 from fsqueue.format.movements import UpdatePart, to_ranges
@@ -23,10 +23,19 @@ from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import COMPLETED, LEASED, ReplayState
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, finishing, worktimes
-from fsqueue.protocol.losses import ALREADY, EXPIRED, Losses, completed_by, why_lost
+from fsqueue.protocol.losses import (
+    ALREADY,
+    DELETED,
+    EXPIRED,
+    FINISHED,
+    PURGED,
+    Losses,
+    completed_by,
+    why_lost,
+    why_unknown,
+)
 from fsqueue.storage import history, jsonl, locked_batch, published, record_times
 from fsqueue.storage.locked_batch import BatchBusy, LockedBatch
-from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.storage.store import Store
 
 ERROR_CHARS_MAX = 8_000
@@ -42,18 +51,20 @@ class NotRecorded(OSError):
 
 
 def fresh(store: Store, tasks: Sequence[LeasedTask], losses: Losses) -> Sequence[LeasedTask]:
-    """Return the tasks leased from the queue's present generation. Those purged or deleted since are noted as lost.
+    """Return the tasks leased from the queue's present generation, or from one that is not known (0).
 
-    QueueNotFound if the queue is not in its place, and nobody knows why: on a filesystem that is not mounted the leases
-    hold all the same.
+    Those purged or deleted since are noted as lost. QueueNotFound if the queue is not in its place, and nobody knows
+    why: on a filesystem that is not mounted the leases hold all the same.
     """
-    reason = "purged"
+    reason = PURGED
     try:
         store.verify()
         generation = store.queue_state.generation
     except QueueClosed:
-        generation, reason = -1, "the queue was deleted"
+        generation, reason = -1, DELETED
     lost = [task for task in tasks if task.generation != generation]
+    if lost and generation > 0:
+        lost = [task for task in lost if task.generation]
     for task in lost:
         losses.add(task.batch, [task.index], task.lease, reason)
     return [task for task in tasks if task not in lost] if lost else tasks
@@ -65,6 +76,7 @@ Transition = Callable[[LockedBatch, str, list[int], int, int], bytes]
 Returns records that the state has, to be appended behind as many bytes of others; b"" if it has appended its own."""
 Done = Callable[[ReplayState, int, str], bool]
 _LEASE = attrgetter("batch", "lease")
+_GENERATION = attrgetter("generation")
 
 
 def never(replay_state: ReplayState, index: int, lease: str) -> bool:
@@ -101,17 +113,18 @@ def each(
 
     def attempt(batch: Batch, wait_s: float) -> None:
         try:
-            lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain, frozen_too)
+            lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain, frozen_too, oldest)
         except OSError as error:
             if error.errno not in LOST:
                 raise
             ended = done if isinstance(error, NotRecorded) else after_loss or done
             doubt = None if ended is never else error
-            lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt, frozen_too)
+            lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt, frozen_too, oldest)
         losses.join(lost)
         dealt_with.add(batch)
 
     dealt_with: set[Batch] = set()
+    oldest = min(map(_GENERATION, tasks), default=0)
     try:
         busy = locked_batch.each(store, sorted(grouped), attempt)
         if busy:
@@ -133,11 +146,13 @@ def _in_batch(
     wait_s: float,
     uncertain: OSError | None,
     frozen_too: bool,
+    generation: int,
 ) -> Losses:
     """Do `act` in one batch, and return what was lost. LockTimeout if the batch's lock stays busy, or an update of
     these tasks undecided.
 
     If the batch has finished, and the record may be what finished it, the history tells; `uncertain` if there is none.
+    `generation`: the one that the tasks were leased in; 0 if that is not known.
     """
     losses = Losses()
     waiting = deciding.DecisionWait(store, batch, wait_s)
@@ -150,15 +165,16 @@ def _in_batch(
                     return losses
             waiting.out(wanted)
     except FileNotFoundError:
-        records = _history_of(store, batch, done, uncertain)
+        records = _history_of(store, batch, done, uncertain, generation)
         if records is None and uncertain is not None:
             raise uncertain from None
         replay_state = history.replay(records or [])
+        reason = FINISHED if records is not None else why_unknown(store.queue_state, generation)
         for lease, indices in leases.items():
             for index in indices:
                 if uncertain is None or not done(replay_state, index, lease):
                     is_own = completed_by(replay_state, index, lease)
-                    losses.add(batch, [index], lease, ALREADY if is_own else "the batch has finished")
+                    losses.add(batch, [index], lease, ALREADY if is_own else reason)
     return losses
 
 
@@ -194,11 +210,15 @@ def _in_locked(locked: LockedBatch, leases: dict[str, list[int]], act: Transitio
         finishing.try_finish(locked)
 
 
-def _history_of(store: Store, batch: Batch, done: Done, uncertain: OSError | None) -> history.Records | None:
-    """Return the records of a finished batch, where they may tell that the caller has completed the task."""
+def _history_of(
+    store: Store, batch: Batch, done: Done, uncertain: OSError | None, generation: int
+) -> history.Records | None:
+    """Return the records of a finished batch, where they may tell that the caller has completed the task; or whether
+    the batch was of the present generation.
+    """
     if uncertain is not None:
         return history.find(store, batch)
-    if done is completed_by:
+    if done is completed_by or (not generation and store.queue_state.generation > 1):
         with suppress(OSError):  # the lease is lost in any case: this only chooses the words
             return history.find(store, batch)
     return None

@@ -60,8 +60,8 @@ class TaskChange(NamedTuple):
     """The error, or the reason."""
 
     def is_of(self, generation: int) -> bool:
-        """Return whether the task may be in this generation. Of one that was seen its batch tells."""
-        return isinstance(self.task, SeenTask) or self.task.generation == generation
+        """Return whether the task may be in this generation. If its own is not known, its batch tells."""
+        return isinstance(self.task, SeenTask) or self.task.generation in (generation, 0)
 
 
 class QueuePlan:

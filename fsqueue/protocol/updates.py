@@ -19,6 +19,7 @@ from fsqueue.errors import (
     FsqueueError,
     InvalidArgument,
     LockTimeout,
+    QueueClosed,
     QueueNotFound,
     StorageError,
     UpdateConflict,
@@ -36,6 +37,7 @@ from fsqueue.protocol import deciding, transitions, update_traces
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.insert_errors import AppendFailed
 from fsqueue.protocol.keyed_inserts import KeyedInserter
+from fsqueue.protocol.losses import DELETED, FINISHED_OR_PURGED, PURGED, why_unknown
 from fsqueue.protocol.single_inserts import SingleInserter
 from fsqueue.protocol.update_in_one_log import UpdateInOneLog
 from fsqueue.protocol.update_plan import (
@@ -54,7 +56,6 @@ from fsqueue.storage import decisions, history, jsonl, record_times
 from fsqueue.storage.decisions import OwnDecisionFiles, Vote
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LEAST_WAIT_S, LockedBatch
-from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.storage.store import Store
 
 SLOWER = 4
@@ -73,7 +74,6 @@ FAILURES_MAX = 3
 """Maximum number of tries that may end with a lost lock: a broken disk gives the same error."""
 _DIRECTORY = attrgetter("directory")
 NOTHING = "Nothing of the update has happened; it may be applied again."
-FINISHED_OR_PURGED = "it has finished, or was purged"
 """The reason of a conflict if nothing tells any more what has become of a task that was seen."""
 
 
@@ -233,13 +233,13 @@ class _Try:
             if not plan.endings or not self._group.is_in_place():
                 raise _Anew("A queue was deleted just now, or its group is away.") from None
             for endings in plan.endings.values():
-                self._conflicts.miss(plan, endings, "the queue was deleted")
+                self._conflicts.miss(plan, endings, DELETED)
             return
         self._require_same_group(plan, store)
         generation = store.queue_file.state.generation
         for endings in plan.endings.values():
             if purged := [each for each in endings if not each.is_of(generation)]:
-                self._conflicts.miss(plan, purged, "purged")
+                self._conflicts.miss(plan, purged, PURGED)
         self._queues.append(_Opened(plan, store, inserter, keyed))
         self._syncs = self._syncs or store.sync_inserts
 
@@ -436,15 +436,19 @@ class _Try:
         store.refresh(now=True)
         generation = store.queue_state.generation
         if not all(each.is_of(generation) for each in endings):
-            self._conflicts.miss(plan, endings, "purged")
+            self._conflicts.miss(plan, endings, PURGED)
             return
         state = history.replay(history.find(store, batch) or [])
         for ending in endings:
             if state.count > ending.task.index:
                 self._conflicts.judge(plan, state, ending, 0)
             else:
-                is_seen = isinstance(ending.task, SeenTask)
-                self._conflicts.miss(plan, [ending], FINISHED_OR_PURGED if is_seen else "the batch has finished")
+                task = ending.task
+                if isinstance(task, SeenTask):
+                    why = FINISHED_OR_PURGED
+                else:
+                    why = why_unknown(store.queue_state, task.generation)
+                self._conflicts.miss(plan, [ending], why)
 
     def _insert(self, opened: _Opened, tasks: Sequence[EncodedTask]) -> None:
         try:

@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import GroupNotFound, InvalidArgument, NotAQueue, QueueNotFound, StorageError
+from fsqueue.errors import GroupNotFound, InvalidArgument, NotAQueue, QueueClosed, QueueNotFound, StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem, Stamp, directories_above, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
 from fsqueue.storage import remains
-from fsqueue.storage.queue_file import QueueClosed, refuse_stray_group_file, state_in
+from fsqueue.storage.queue_file import refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
 
 BEGIN_TRIES = 10

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 
 from fsqueue.clock import Clock
-from fsqueue.errors import NotAQueue, QueueNotFound
+from fsqueue.errors import NotAQueue, QueueClosed, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
 from fsqueue.format.groups import GROUP_FILE, group_file
@@ -39,13 +39,6 @@ def refuse_stray_group_file(fs: Filesystem, path: str) -> None:
             "somebody has put it in the place of the group's own file. Nothing was changed. Move it elsewhere, and "
             "restore the file."
         ) from None
-
-
-class QueueClosed(QueueNotFound):
-    """The queue is deleted: it is marked so, or the file is gone from the open directory, in which a move leaves it.
-
-    If a marked one is still in place, any process may move it away.
-    """
 
 
 class QueueFile:

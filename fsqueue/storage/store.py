@@ -23,9 +23,7 @@ from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, tra
 from fsqueue.storage import jsonl, listening
 from fsqueue.storage.listening import Doorbell, Listener
 from fsqueue.storage.open_logs import DurableNames, OpenLogs
-from fsqueue.storage.queue_file import QueueClosed, QueueFile, state_in
-
-__all__ = ["QueueClosed", "Store"]
+from fsqueue.storage.queue_file import QueueFile, state_in
 
 T = TypeVar("T")
 

@@ -35,7 +35,7 @@ class WithoutPayload(LeasedTask):
 
 def attach_unread(queue: Verbs, token: str) -> LeasedTask:
     """Return a task of which no more is known than its token says; InvalidArgument if that is none."""
-    task = WithoutPayload(queue, *names.parse_token(token), None, 0, 0, 0, queue.generation)
+    task = WithoutPayload(queue, *names.parse_token(token), None, 0, 0, 0, 0)
     task.why = TaskNotFound(not_read(token))
     return task
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fsqueue.errors import FsqueueError, GroupNotFound, InvalidArgument, QueueNotFound
+from fsqueue.errors import FsqueueError, GroupNotFound, InvalidArgument, QueueClosed, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.format import layout
 from fsqueue.format.layout import Settings
@@ -17,7 +17,6 @@ from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
 from fsqueue.leased_task import Verbs
 from fsqueue.queue import Queue
-from fsqueue.storage.queue_file import QueueClosed
 from fsqueue.storage.store import Store
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.worker.remote import RemoteSource

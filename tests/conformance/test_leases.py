@@ -14,6 +14,7 @@ from fsqueue import (
     InvalidArgument,
     InvalidResult,
     LeaseLost,
+    QueueClosed,
     Retry,
     Status,
     Task,
@@ -200,6 +201,80 @@ def test_a_lost_lease_is_told_by_every_verb(queue: Any) -> None:
         assert (lost.value.tokens, held.done) == ([held.token], False)
     other.complete()
     assert queue.status() == Status(completed=1)
+
+
+ENDS = {"purge": "purged", "delete": "the queue was deleted"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_lease_on_what_was_purged_or_deleted_is_lost_for_that_reason(queue: Any, end: str) -> None:
+    queue.insert_many(range(6))
+    held = queue.lease(5)
+    [blocked] = queue.lease()
+    getattr(queue, end)()
+    acts = [lambda task: task.complete(), lambda task: task.renew(), lambda task: task.release(),
+            lambda task: task.fail("x"), lambda task: task.bury("x")]  # fmt: skip
+    for task, act in zip(held, acts, strict=True):
+        with pytest.raises(LeaseLost) as lost:
+            act(task)
+        assert (lost.value.tokens, lost.value.reason, task.done) == ([task.token], ENDS[end], False)
+    with pytest.raises(LeaseLost) as lost:
+        queue.complete(held, {held[0].id: 1})
+    assert sorted(lost.value.tokens) == sorted(task.token for task in held)
+    assert lost.value.reason == ENDS[end]
+    with pytest.raises(LeaseLost, match=ENDS[end]), blocked:
+        pass
+
+
+def test_a_lost_lease_of_a_queue_that_was_purged_once_is_not_called_purged(queue: Any) -> None:
+    """Not if its task was inserted after that, and has ended."""
+    queue.insert(1)
+    [before] = queue.lease()
+    queue.purge()
+    queue.insert_many(range(1_000))
+    [first] = queue.lease()
+    queue.release_all()
+    queue.complete(queue.lease(1_000))
+    for task, reason in ((first, "the batch has finished"), (before, "purged")):
+        with pytest.raises(LeaseLost) as lost:
+            task.release()
+        assert lost.value.reason == reason
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_a_loop_goes_on_after_a_purge_in_it(queue: Any, prefetch: int) -> None:
+    queue.insert_many(range(3))
+    seen: list[Any] = []
+    for task in queue.poll(prefetch=prefetch):
+        with task:
+            seen.append(task.payload)
+            if len(seen) == 1:
+                queue.purge()
+                queue.insert("new")
+    assert seen[-1] == "new"
+    assert queue.status() == Status(completed=1)
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_a_loop_ends_if_its_queue_is_deleted_in_it(request: pytest.FixtureRequest, queue: Any, prefetch: int) -> None:
+    """In a group a queue may come into being again, and none is drained. A single queue is gone: that is an error."""
+    queue.insert_many(range(3))
+    seen: list[Any] = []
+
+    def loop() -> None:
+        for task in queue.poll(prefetch=prefetch):
+            with task:
+                if not seen:
+                    queue.delete()
+                seen.append(task.payload)
+
+    if request.node.callspec.params["queue"] in ("group", "gateway"):
+        loop()
+        assert queue.status() == Status()
+    else:
+        with pytest.raises(QueueClosed, match="was deleted"):
+            loop()
+    assert seen
 
 
 def test_a_renewal_of_several_counts_for_those_that_hold(queue: Any) -> None:

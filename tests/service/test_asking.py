@@ -158,6 +158,29 @@ def test_a_body_that_is_compressed_or_in_parts_is_refused_by_its_name(
     assert not group["q"].exists()
 
 
+@pytest.mark.parametrize(("end", "reason"), [("purge", "purged"), ("delete", "the queue was deleted")])
+def test_a_lease_on_what_was_purged_or_deleted_is_answered_by_410(
+    client: TestClient, group: Group, end: str, reason: str
+) -> None:
+    client.post("/v1/queues/fetch/tasks", json={"payload": 1})
+    token = client.post("/v1/queues/fetch/lease", json={}).json()["tasks"][0]["token"]
+    if end == "purge":
+        assert client.post("/v1/queues/fetch/purge", json={"confirm": "fetch"}).status_code == 200
+    else:
+        assert client.delete("/v1/queues/fetch?confirm=fetch").status_code == 200
+    for verb, body in (
+        ("complete", {"tasks": [{"token": token}]}), ("renew", {"tokens": [token]}), ("release", {"tokens": [token]}),
+        ("fail", {"token": token, "error": "x"}), ("bury", {"token": token, "reason": "x"}),
+    ):  # fmt: skip
+        answer = client.post(f"/v1/queues/fetch/{verb}", json=body)
+        found = said(answer)
+        assert (answer.status_code, found["type"], found["tokens"], found["reason"]) == (
+            410, "LeaseLost", [token], reason,
+        )  # fmt: skip
+    answer = client.post("/v1/update", json={"complete": [{"queue": "fetch", "token": token}]})
+    assert (answer.status_code, [one[3] for one in said(answer)["missing"]]) == (409, [reason])
+
+
 def test_a_lease_may_depend_on_tasks(client: TestClient, group: Group) -> None:
     group["q"].insert_many([1, 2])
     group["other"].insert("there")
