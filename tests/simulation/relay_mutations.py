@@ -51,7 +51,7 @@ MUTATIONS = [
         "a loop ends when it finds nothing",
         "a task that another worker has leased comes back, and no loop is there any more",
         "relay-wait",
-        (("_EndCheck.__call__", "if not self._is_drained(): ...", "if False: ..."),),
+        (("EndCheck.__call__", "if not self._is_drained(): ...", "if False: ..."),),
     ),
     Mutation(
         "several queues are leased from by what they seem to have",

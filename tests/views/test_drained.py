@@ -14,7 +14,7 @@ import pytest
 import fsqueue
 from fsqueue import Group, LeasedTask, Queue, StorageError
 from fsqueue.format import names
-from fsqueue.poll import Prefetched, _EndCheck
+from fsqueue.poll import EndCheck, Prefetched
 from fsqueue.storage import letter_files
 from fsqueue.storage.store import Store
 from fsqueue.views.inspection import DrainCheck
@@ -44,7 +44,7 @@ def loop(queue: Queue) -> Prefetched:
 ASKED: dict[str, Callable[[Group], bool]] = {
     "a queue": lambda group: group["b"].is_drained(),
     "waiting for a queue": lambda group: waits(lambda: [group["b"].wait(0)]),
-    "a loop over a queue": lambda group: _EndCheck(group["b"].store, loop(group["b"]))(),
+    "a loop over a queue": lambda group: EndCheck(group["b"].store, loop(group["b"]))(),
     "several queues": lambda group: DrainCheck(group["a"].store, group["b"].store)(),
     "waiting for several": lambda group: waits(lambda: fsqueue.wait([group.path / "a", group.path / "b"], 0)),
     "a worker of several": lambda group: sources_of(
