@@ -113,18 +113,17 @@ def each(
 
     def attempt(batch: Batch, wait_s: float) -> None:
         try:
-            lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain, frozen_too, oldest)
+            lost = _in_batch(store, batch, grouped[batch], act, done, wait_s, uncertain, frozen_too, tasks)
         except OSError as error:
             if error.errno not in LOST:
                 raise
             ended = done if isinstance(error, NotRecorded) else after_loss or done
             doubt = None if ended is never else error
-            lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt, frozen_too, oldest)
+            lost = _in_batch(store, batch, grouped[batch], act, ended, wait_s, doubt, frozen_too, tasks)
         losses.join(lost)
         dealt_with.add(batch)
 
     dealt_with: set[Batch] = set()
-    oldest = min(map(_GENERATION, tasks), default=0)
     try:
         busy = locked_batch.each(store, sorted(grouped), attempt)
         if busy:
@@ -146,13 +145,13 @@ def _in_batch(
     wait_s: float,
     uncertain: OSError | None,
     frozen_too: bool,
-    generation: int,
+    tasks: Sequence[LeasedTask],
 ) -> Losses:
     """Do `act` in one batch, and return what was lost. LockTimeout if the batch's lock stays busy, or an update of
     these tasks undecided.
 
     If the batch has finished, and the record may be what finished it, the history tells; `uncertain` if there is none.
-    `generation`: the one that the tasks were leased in; 0 if that is not known.
+    `tasks`: they tell the generation that the leases are of; 0 if that of one is not known.
     """
     losses = Losses()
     waiting = deciding.DecisionWait(store, batch, wait_s)
@@ -165,6 +164,7 @@ def _in_batch(
                     return losses
             waiting.out(wanted)
     except FileNotFoundError:
+        generation = min(map(_GENERATION, tasks), default=0)
         records = _history_of(store, batch, done, uncertain, generation)
         if records is None and uncertain is not None:
             raise uncertain from None
