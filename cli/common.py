@@ -126,12 +126,18 @@ def _leads_to(path: str, group: fsqueue.Group) -> bool:
         return False
 
 
-def queues_there(group: fsqueue.Group) -> str:
+def queues_there(group: fsqueue.Group | fsqueue.RemoteGroup) -> str:
     """Return the names of some queues of a group, for a user who may have mistyped one."""
-    names = [queue.name for queue in islice(group.queues(tasks_min=0), NAMED_MAX + 1)]
+    queues: Iterator[fsqueue.GroupQueue | fsqueue.RemoteQueue] = group.queues(tasks_min=0)
+    names = [queue.name for queue in islice(queues, NAMED_MAX + 1)]
     if not names:
         return "The group has no queue yet."
-    more = f", and more: 'fsqueue ls --min 0 {quoted(str(group.path))}' lists them" if len(names) > NAMED_MAX else ""
+    more = ""
+    if len(names) > NAMED_MAX:
+        lists = "fsqueue.connect(URL).queues(tasks_min=0) lists them, in Python"
+        if isinstance(group, fsqueue.Group):
+            lists = f"'fsqueue ls --min 0 {quoted(str(group.path))}' lists them"
+        more = f", and more: {lists}"
     return f"The group has {', '.join(names[:NAMED_MAX])}{more}."
 
 
@@ -148,9 +154,10 @@ def not_there(queue: object, typed: str) -> str | None:
 
     It is no error: a queue comes into being when the first task is inserted. `typed`: what the user has named it by.
     """
-    if not isinstance(queue, fsqueue.GroupQueue) or queue.exists():
+    if not isinstance(queue, fsqueue.GroupQueue | fsqueue.RemoteQueue) or queue.exists():
         return None
-    there = queues_there(cast(fsqueue.Group, queue.group))
+    of = queue.group if isinstance(queue, fsqueue.GroupQueue) else fsqueue.connect(f"{queue.gateway}/")
+    there = queues_there(cast(fsqueue.Group | fsqueue.RemoteGroup, of))
     return f"hint: {typed} names no queue that is there. {there} It counts as drained until a task is inserted into it."
 
 

@@ -396,8 +396,13 @@ def _source_at(
 
 def _remote_at(url: str, worker: str | None, match: str | None, patience_s: float) -> fsqueue.RemoteQueue:
     """Return the queue of a gateway at an address."""
+    if match is not None:
+        raise click.UsageError(
+            f"--match is for a group on a filesystem, and {url} is an address. A worker takes one queue of a gateway: "
+            "leave --match out, and name the queue at the end of the address. No task was touched."
+        )
     found = fsqueue.connect(url, worker=worker, patience_s=patience_s)
-    if isinstance(found, fsqueue.RemoteGroup) or match is not None:
+    if isinstance(found, fsqueue.RemoteGroup):
         raise click.UsageError(
             f"{url} is a gateway that serves a group. A worker takes one queue of it: {url.rstrip('/')}/QUEUE. No task "
             "was touched."

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from fsqueue_cli.main import cli
 
 import fsqueue
@@ -90,3 +90,42 @@ def test_a_function_that_asks_for_a_next_task_fails_with_a_reason(group: Group, 
     assert Worker(remote, "tests.service.test_worker:follow_up").run().buried == 1
     [letter] = queue.dead()
     assert "fsqueue.Then" in letter.reason
+
+
+def run(*arguments: str) -> Result:
+    """Run 'fsqueue run' with these arguments."""
+    return CliRunner().invoke(cli, ["run", *arguments, "--", "true"], prog_name="fsqueue")
+
+
+def test_an_address_with_a_name_that_is_not_there_is_named_as_a_path_is(group: Group, serve: Serve) -> None:
+    url = serve(group.path)
+    told = "names no queue that is there. {} It counts as drained until a task is inserted into it."
+    for where in (url, str(group.path)):
+        empty = run(f"{where}/fecth")
+        assert f"hint: {where}/fecth {told.format('The group has no queue yet.')}" in empty.stderr
+        assert empty.exit_code == 0
+    group["fetch"].insert(1)
+    for where in (url, str(group.path)):
+        assert f"hint: {where}/fecth {told.format('The group has fetch.')}" in run(f"{where}/fecth").stderr
+    assert "hint" not in run(f"{url}/fetch").stderr
+    for number in range(11):
+        group[f"q{number:02}"].insert(number)
+    said = run(f"{url}/fecth").stderr
+    assert "The group has fetch, q00," in said
+    assert "q08, and more: fsqueue.connect(URL).queues(tasks_min=0) lists them, in Python. It counts" in said
+
+
+def test_a_gateway_of_one_queue_names_that(group: Group, serve: Serve) -> None:
+    group["fetch"].insert(1)
+    refused = run(f"{serve(group.path / 'fetch')}/fecth")
+    assert refused.exit_code == 5
+    assert "There is no queue 'fecth' here. This gateway serves 'fetch'." in refused.stderr
+
+
+def test_a_pattern_beside_an_address_is_refused_for_what_it_is(group: Group, serve: Serve) -> None:
+    """An address of a queue serves no group, and nothing is asked of the gateway."""
+    for url in (f"{serve(group.path)}/none", "http://127.0.0.1:1/none"):
+        refused = run(url, "--match", "x")
+        assert refused.exit_code == 2
+        assert f"--match is for a group on a filesystem, and {url} is an address." in refused.stderr
+        assert "serves a group" not in refused.stderr
