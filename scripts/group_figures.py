@@ -3,6 +3,9 @@
 The queues are made by what an insert makes of them, without tasks; some have one. Each figure is the least of its
 rounds, and stands beside `os.scandir` of the same directory (the floor), by turns in one run. An idle look is one of a
 lessee that has looked into all of them before; the calls are system calls that go through the filesystem layer.
+
+Pairs are a lease of one task and its completion, over groups and in a plain queue by turns. Each figure is the CPU time
+of this process, and what asking the queues costs at intervals is in it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from fsqueue.groups import members
 from fsqueue.storage.group_directory import GroupDirectory
 
 QUEUES, ROUNDS, PATTERN = 100_000, 3, r".*7\.example#fetch"
+PAYLOAD = {"payload": "x" * 180}
 
 
 def make(path: str, queues: int, every: int) -> fsqueue.Group:
@@ -88,12 +92,49 @@ def counted(group: fsqueue.Group, looks: int) -> dict[str, Any]:
     return {"tasks": taken, "full_look_s": full_s, "idle_opens_per_s": per_s, "bells_per_s_max": members.BELLS_PER_S}
 
 
+def pairs(place: str, rounds: int, count: int) -> dict[str, Any]:
+    """What a pair costs in a plain queue, and how many times that over 64 and 100 queues: one has tasks, or all have.
+
+    CPU seconds and ratios, of the cheapest of the rounds of `count` pairs.
+    """
+    plain = fsqueue.Queue.create(f"{place}/plain", durability="none")
+    sources: dict[str, fsqueue.Queue | fsqueue.GroupQueues] = {"pair": plain}
+    plain.insert_many([PAYLOAD] * (rounds * count + rounds))
+    for queues in (members.OPEN_MAX, 100):
+        for having in ("one has tasks", "all have tasks"):
+            name = f"pair_{queues}_{having.partition(' ')[0]}"
+            group = fsqueue.Group.create(f"{place}/{name}", durability="none")
+            each = rounds * count // queues + 2 * rounds
+            for number in range(queues):
+                queue = group[f"q{number:03}"]
+                if having == "all have tasks":
+                    queue.insert_many([PAYLOAD] * each)
+                elif number == queues // 2:
+                    queue.insert_many([PAYLOAD] * (rounds * count + rounds))
+                else:
+                    queue.insert(PAYLOAD)
+                    queue.lease()[0].complete()
+                queue.close()
+            sources[name] = group.matching(".*")
+    found = dict.fromkeys(sources, float("inf"))
+    for _ in range(rounds):
+        for name, source in sources.items():
+            source.lease()[0].complete()  # after a pause all queues are asked: not what is measured here
+            begin = time.process_time()
+            for _ in range(count):
+                source.lease()[0].complete()
+            found[name] = min(found[name], (time.process_time() - begin) / count)
+    pair_s = found.pop("pair")
+    return {"pair_cpu_us": pair_s * 1e6} | {f"{name}_ratio": cpu_s / pair_s for name, cpu_s in found.items()}
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench-groups", description=__doc__.partition("\n")[0])
     parser.add_argument("--queues", type=int, default=QUEUES, help=f"queues in the group [{QUEUES:,}]")
     parser.add_argument("--with-task", type=int, default=1000, metavar="N", help="every N-th has a task [1000]")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--looks", type=int, default=5, help="idle looks, one a second [5]; 0: lease nothing")
+    parser.add_argument("--pairs", type=int, default=2000, help="pairs a round [2000]; 0: measure none")
     parser.add_argument("--place", help="the directory to work in [that of temporary files]")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
@@ -140,6 +181,8 @@ def main(arguments: list[str]) -> None:
         if given.looks:
             found |= counted(group, given.looks)
             found["memory_with_looks_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+        if given.pairs:
+            found |= pairs(place, given.rounds, given.pairs)
     finally:
         shutil.rmtree(place)
     if given.json:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fsqueue.clock import Clock
 from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueFileLost, QueueNotFound
@@ -74,7 +75,7 @@ class _OfOne:
         self._in_turn: list[QueueDirectory] = []
         self._read_at = clock.monotonic()
 
-    def list_anew(self, opened: set[QueueDirectory]) -> None:
+    def list_anew(self, is_open: Callable[[QueueDirectory], bool]) -> None:
         """List the group if a queue may have come or gone, and want those that are new."""
         now = self._clock.monotonic()
         if now < self._look_at:
@@ -90,7 +91,7 @@ class _OfOne:
         self._look_at = max(self._look_at, now + took_s / LIST_SHARE)
         self._list_at = now + (CHANGED_S if is_changed else SWEEP_S)
         self._stamp = stamp
-        new = [directory for directory in found if directory not in self.listed and directory not in opened]
+        new = [directory for directory in found if directory not in self.listed and not is_open(directory)]
         # Each lessee begins somewhere else: all of them would open the same queues, and leave the others.
         first = int(group.entropy.random() * len(new)) if len(new) > 1 else 0
         self.wanted.update(dict.fromkeys(new[first:] + new[:first]))
@@ -170,12 +171,14 @@ class Members:
         is_changed = self._drop_gone()
         for place, group in enumerate(self._groups):
             self.asking = group.selected
-            group.list_anew({directory for number, directory in self._open if number == place})
+            group.list_anew(partial(self._is_open, place))
             if group.closed:
                 group.look_around()
-        idle = [key for key, (_, watch) in self._open.items() if has_nothing(watch)]
+        idle: list[tuple[int, QueueDirectory]] | None = None
         while any(group.wanted for group in self._groups):
             if len(self._open) >= OPEN_MAX:
+                if idle is None:
+                    idle = [key for key, (_, watch) in self._open.items() if has_nothing(watch)]
                 if not idle:
                     break  # each of them may have more
                 self._close(idle.pop(0))
@@ -187,6 +190,9 @@ class Members:
             self.watches[self._fixed :] = [watch for _, watch in self._open.values()]
             self.queues[self._fixed :] = [queue for queue, _ in self._open.values()]
         return is_changed
+
+    def _is_open(self, place: int, directory: QueueDirectory) -> bool:
+        return (place, directory) in self._open
 
     def _open_one(self, place: int, group: _OfOne, directory: QueueDirectory) -> None:
         known, now = group.closed.pop(directory, None), self._clock.monotonic()

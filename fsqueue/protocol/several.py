@@ -19,6 +19,11 @@ logger = logging.getLogger("fsqueue")
 
 T = TypeVar("T")
 
+ASKING_SHARE = 1 / 20
+"""At most this part of the time goes into asking the queues what they have: their answers are believed meanwhile, ..."""
+BELIEVED_S = 1.0
+"""... for this time at most."""
+
 
 class Watch:
     """Poll one of several queues. Errors are fsqueue's own. Use it in the thread that made it.
@@ -82,8 +87,14 @@ class Several:
         self._skips_gone = skips_gone
         self.asking: Watch | None = None
         """The one that is asked at this moment, for other threads: it may not answer."""
-        self._errors: dict[int, FsqueueError] = {}
-        """Of the watches that failed during this look, by their identity."""
+        self._promised: dict[Watch, Rank] = {}
+        """Those that seem to have tasks, and the rank of the best. The one that gave something last comes last."""
+        self._unknown: dict[Watch, None] = {}
+        """Those that are to be asked what they have."""
+        self._believed_until = -math.inf
+        """Until when the others need not be asked (monotonic clock)."""
+        self._errors: dict[Watch, FsqueueError] = {}
+        """Of the watches that failed during this look."""
 
     @property
     def is_deaf(self) -> bool:
@@ -111,6 +122,7 @@ class Several:
 
     def change(self, watches: Sequence[Watch]) -> None:
         """Ask these from now on: those that it had in the order in which they take turns, then the others."""
+        self._forget()
         had = [watch for watch in self._watches if watch in watches]
         self._watches = had + [watch for watch in watches if watch not in had]
 
@@ -121,42 +133,78 @@ class Several:
         bound, and knows better from then on. It is compared with the others again, and none of them gives a task that
         is less urgent meanwhile.
         """
-        tried: dict[int, Rank] = {}
+        tried: dict[Watch, Rank] = {}
         """Of watches that gave nothing the last time: within which bound. They have a say if they promise more."""
         overpromised = 0
         while len(held) < n:
-            ranks: list[tuple[Watch, Rank]] = []
-            for watch in list(self._watches):
-                bound = tried.get(id(watch))
-                rank = self._ask(watch, partial(watch.promise, is_anew=bound is None), None)
-                if rank is not None and (bound is None or rank > bound):
-                    ranks.append((watch, rank))
-            if not ranks:
+            promised = self._promises(tried)
+            if not promised:
                 return
-            best = min(rank for _, rank in ranks)
-            equals = [watch for watch, rank in ranks if rank == best]
+            best = min(promised.values())
+            equals = [watch for watch, rank in promised.items() if rank == best]
             if overpromised >= OVERPROMISED_MAX:
                 bound = LAST
             elif len(equals) > 1:
                 bound = best
             else:
-                bound = min((rank for _, rank in ranks if rank > best), default=LAST)
+                bound = min((rank for rank in promised.values() if rank > best), default=LAST)
             for place, watch in enumerate(equals):
                 share = -(-(n - len(held)) // (len(equals) - place))
-                if share > 0:
-                    nothing: list[LeasedTask] = []
-                    got = self._ask(watch, partial(watch.take, share, bound), nothing)
-                    if got:
-                        held += got
-                        overpromised = 0
-                        tried.pop(id(watch), None)
-                        self._put_last(watch)
-                    else:
-                        overpromised += 1
-                        tried[id(watch)] = bound
+                if share <= 0:
+                    break
+                nothing: list[LeasedTask] = []
+                got = self._ask(watch, partial(watch.take, share, bound), nothing)
+                promised.pop(watch, None)
+                if got:
+                    held += got
+                    overpromised = 0
+                    tried.pop(watch, None)
+                    self._put_last(watch)
+                    if watch.store.queue_state.is_ordered:
+                        self._unknown[watch] = None
+                    else:  # all that it has is equally urgent
+                        promised[watch] = best
+                elif not watch.is_gone:
+                    overpromised += 1
+                    tried[watch] = bound
+
+    def _promises(self, tried: dict[Watch, Rank]) -> dict[Watch, Rank]:
+        """Return `_promised`. Ask all queues if that is due, or if none of those that had something has it any more.
+
+        `tried`: such a one counts only if it promises more than within that bound.
+        """
+        if not self._watches:
+            return {}
+        clock = self._watches[0].store.clock
+        begin = clock.monotonic()
+        if begin < self._believed_until:
+            self._ask_unknown()
+        if begin >= self._believed_until or not self._promised:
+            self._forget()
+            self._unknown = {watch: None for watch in self._watches if watch not in tried}
+            self._ask_unknown()
+            end = clock.monotonic()
+            self._believed_until = end + min((end - begin) / ASKING_SHARE, BELIEVED_S)
+        for watch, bound in tried.items():
+            rank = self._ask(watch, partial(watch.promise, is_anew=False), None)
+            if rank is not None and rank > bound:
+                self._promised[watch] = rank
+        return self._promised
+
+    def _ask_unknown(self) -> None:
+        for watch in list(self._unknown):
+            rank = self._ask(watch, watch.promise, None)
+            self._unknown.pop(watch, None)
+            if rank is not None:
+                self._promised[watch] = rank
+
+    def _forget(self) -> None:
+        """Have all queues asked anew."""
+        self._believed_until = -math.inf
+        self._promised, self._unknown = {}, {}
 
     def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
-        if id(watch) in self._errors:
+        if watch in self._errors:
             return otherwise
         self.asking = watch
         try:
@@ -169,7 +217,7 @@ class Several:
             if watch.is_gone and self._skips_gone and self._watches != [watch]:
                 self._watches.remove(watch)
             else:
-                self._errors[id(watch)] = error
+                self._errors[watch] = error
             if not watch.is_failing:
                 logger.warning("a queue is left out: %s", error)
             watch.is_failing = True

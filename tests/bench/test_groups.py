@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "group_figures.py"
 
 @pytest.mark.once
 def test_the_benchmark_of_groups_works_and_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--queues", "200", "--with-task", "50", "--looks", "2", "--json"]
+    command = [sys.executable, str(SCRIPT), "--queues", "200", "--with-task", "50", "--looks", "2", "--pairs", "50", "--json"]
     ran = subprocess.run([*command, "--place", str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
@@ -22,4 +22,8 @@ def test_the_benchmark_of_groups_works_and_leaves_nothing(tmp_path: Path) -> Non
     assert (found["all_found"], found["pattern_found"], found["with_tasks_found"]) == (200, 20, 4)
     assert found["pattern_s"] > 0
     assert found["all_ratio"] > 0
+    assert [name for name in found if name.startswith("pair_")] == [
+        "pair_cpu_us", "pair_64_one_ratio", "pair_64_all_ratio", "pair_100_one_ratio", "pair_100_all_ratio",
+    ]  # fmt: skip
+    assert all(found[name] > 0 for name in found if name.startswith("pair_"))
     assert list(tmp_path.iterdir()) == []
