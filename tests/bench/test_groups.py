@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "group_figures.py"
 
 @pytest.mark.once
 def test_the_benchmark_of_groups_works_and_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--queues", "200", "--with-task", "50", "--looks", "2", "--pairs", "50", "--json"]
+    small = ["--queues", "200", "--with-task", "50", "--looks", "2", "--pairs", "50"]
+    command = [sys.executable, str(SCRIPT), *small, "--json"]
     ran = subprocess.run([*command, "--place", str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
