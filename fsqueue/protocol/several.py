@@ -20,7 +20,7 @@ logger = logging.getLogger("fsqueue")
 T = TypeVar("T")
 
 ASKING_SHARE = 1 / 20
-"""At most this part of the time goes into asking the queues what they have: their answers are believed meanwhile, ..."""
+"""At most this part of the time goes into asking all queues what they have. Their answers are believed, ..."""
 BELIEVED_S = 1.0
 """... for this time at most."""
 
