@@ -43,6 +43,9 @@ def ls(
     Finished tasks are listed while the history keeps them, with their payloads if it keeps those; completed ones with
     their results. 'fsqueue results' makes tables of them. A task that changes its state while the
     command reads the queue may appear in either state.
+
+    A queue of a group whose tasks cannot be counted is named on standard error. The others are listed, and the command
+    ends with exit code 5.
     """
     group = group_at(queue, {"--match": match, "--min": tasks_min})
     if group is not None:
@@ -92,13 +95,19 @@ def _no_queue(path: str, match: str | None, tasks_min: int) -> str:
 
 
 def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit: int | None, as_json: bool) -> None:
-    """List queues of a group, each with a hint of how many tasks it has left; with 0 none is looked into."""
+    """List queues of a group, each with a hint of how many tasks it has left; with 0 none is looked into.
+
+    A queue that cannot be counted is named, and the others are listed. Then the command ends as it does for that queue
+    alone.
+    """
+    exit_code = 0
     queues = islice(group.queues(match, tasks_min), limit)
     for queue in queues if as_json or limit == 0 else or_hint(queues, _no_queue(str(group.path), match, tasks_min)):
         try:
             left = queue.status(exact=False).remaining if tasks_min else None
         except fsqueue.QueueFileLost as error:
             complain(str(error))
+            exit_code = error.exit_code
             continue
         if as_json:
             about = {} if left is None else {"remaining": left}
@@ -108,6 +117,8 @@ def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit:
         else:
             say(f"{left:>12,}  {queue.name}")
         queue.close()
+    if exit_code:
+        raise click.exceptions.Exit(exit_code)
 
 
 def _failed(q: fsqueue.Queue) -> Iterator[fsqueue.TaskInfo]:

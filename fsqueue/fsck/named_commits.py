@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names
 from fsqueue.format.names import Uuid
 from fsqueue.fsck.findings import Suspect, found
@@ -21,7 +22,8 @@ def check(store: Store, repair: Repair) -> Iterator[Suspect]:
     """Check proposals, then attempts, then records."""
     fs, layout = store.fs, store.layout
     for identity in commits.proposals(store, layout):
-        yield from _proposal(store, identity)
+        with PassingOverStrays():  # `places` tells of them; what they may hide is not given up
+            yield from _proposal(store, identity)
     for name in fs.names(layout.commits):
         ballot = names.parse_ballot_file(name)
         if ballot is not None and collect.is_abandoned(store, layout.ballot(ballot)):

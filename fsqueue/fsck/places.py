@@ -252,7 +252,7 @@ class _Places:
         waiting = retrying.pending(self.store)
         for name, kind in fs.entries(self.layout.staging):
             path = f"{self.layout.staging}/{name}"
-            if kind != "file":
+            if kind != "file" or named_commits.is_attempt(name):
                 yield from self._kind(path, kind, "directory" if named_commits.is_attempt(name) else None)
             elif name in waiting:
                 count = getattr(names.parse_task_file(name), "count", 0)

@@ -147,12 +147,13 @@ def bury_lost(locked: LockedBatch) -> bool:
     False, and nothing is done, if the file is in staging: a power loss may put it back there after tasks were
     leased from it. The next reader that applies what is decided, or `gc`, publishes it. Files move from staging into
     the shard only, so the shard is looked at again after staging: another process may have published it in between.
-    False also while an update is not decided: it may change these tasks.
+    False also while an update is not decided: it may change these tasks. HiddenTasks if something else has the place of
+    what may lead to the file.
     """
     store, log = locked.store, locked.log
     if locked.replay_state.prepared:
         return False
-    if staging.has(store, log.layout, log.batch) or log.batch in commits.waiting(store):
+    if staging.has(store, log.layout, log.batch) or log.batch in commits.waiting(store, strict=True):
         return False
     if locked.read_lines() is not None:
         return False

@@ -18,7 +18,7 @@ from orjson import dumps, loads
 
 from fsqueue import forks
 from fsqueue.clock import Backoff
-from fsqueue.errors import FsqueueError, SecondName
+from fsqueue.errors import FsqueueError, HiddenTasks, SecondName
 from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import movements, names, nesting, priority, task_file
 from fsqueue.format.names import Batch, TaskFileName
@@ -496,7 +496,7 @@ class Leaser:
         if found:
             raise found[0]
         strays = [self._passed_over.pop(code) for code in NOT_FILES if code in self._passed_over]
-        if strays and (isinstance(strays[0], SecondName) or not isinstance(strays[0].filename, str)):
+        if strays and (isinstance(strays[0], (SecondName, HiddenTasks)) or not isinstance(strays[0].filename, str)):
             raise strays[0]
         if strays:
             raise self.store.fs.hidden(strays[0].filename, strays[0].errno or 0)

@@ -24,8 +24,8 @@ from typing import Any
 
 import orjson
 
-from fsqueue.errors import CommitLost, FsqueueError, InvalidArgument, LockTimeout, StorageError
-from fsqueue.filesystem import PassingOverStrays, either_of_two, is_gone
+from fsqueue.errors import CommitLost, FsqueueError, HiddenTasks, InvalidArgument, LockTimeout, StorageError
+from fsqueue.filesystem import NOT_FILES, either_of_two, is_gone
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import CommitPart
@@ -131,13 +131,13 @@ def _part(line: Any) -> Part | None:
 def find(store: Store, layout: Layout, commit: CommitName) -> Record | None:
     """Return the record that was decided for a name, by a revalidating open; None if there is none.
 
-    StorageError: it is damaged.
+    StorageError: it is damaged. HiddenTasks: something else stands in its place.
     """
     path = layout.record(commit)
-    try:
-        record = parse(sparse.joined(store.fs.read_pieces(path)))
-    except FileNotFoundError:
+    content = _content(store, path)
+    if content is None:
         return None
+    record = parse(content)
     if record is None or record.name != commit:
         raise StorageError(
             f"The record of the commit {commit} ({path}) is damaged, so what it inserted cannot be told. "
@@ -155,15 +155,35 @@ def proposals(store: Store, layout: Layout, strict: bool = False) -> Iterator[Uu
 
 
 def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
-    """Return what a proposal says; None if it is gone, not written yet, or none."""
-    with PassingOverStrays():
-        record = parse(sparse.joined(store.fs.read_pieces(layout.proposal(identity))))
-        return record if record is not None and record.id == identity else None
+    """Return what a proposal says; None if it is gone, or neither it nor its ballot is a record.
+
+    The ballot says the same, and is there until the commit is applied or given up. So a proposal that is damaged after
+    its commit was decided hides nothing. HiddenTasks: something else stands in the place of one of the two.
+    """
+    for path in (layout.proposal(identity), layout.ballot(identity)):
+        content = _content(store, path)
+        if content is None:
+            return None
+        record = parse(content)
+        if record is not None and record.id == identity:
+            return record
     return None
 
 
+def _content(store: Store, path: str) -> bytes | None:
+    """Return what a file holds, by a revalidating open; None if there is none. HiddenTasks."""
+    try:
+        return sparse.joined(store.fs.read_pieces(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in NOT_FILES:
+            raise
+        raise store.fs.hidden(path, error.errno or 0) from error
+
+
 def is_decided(store: Store, layout: Layout, record: Record) -> bool:
-    """Return whether this very record is the one that counts."""
+    """Return whether this very record is the one that counts. HiddenTasks: see `find`."""
     try:
         found = find(store, layout, record.name)
     except StorageError:
@@ -172,9 +192,23 @@ def is_decided(store: Store, layout: Layout, record: Record) -> bool:
 
 
 def pending(store: Store, layout: Layout, strict: bool = False) -> list[Record]:
-    """Return the records that are decided and perhaps not applied. `strict`: see `Filesystem.names`."""
-    found = (proposed(store, layout, identity) for identity in proposals(store, layout, strict))
-    return [record for record in found if record is not None and is_decided(store, layout, record)]
+    """Return the records that are decided and perhaps not applied.
+
+    `strict`: HiddenTasks if something else stands where one of them may be, StorageError for a damaged record. Else
+    these are passed over.
+    """
+    found = []
+    for identity in proposals(store, layout, strict):
+        try:
+            record = proposed(store, layout, identity)
+            counts = None if record is None else find(store, layout, record.name)
+        except (HiddenTasks, StorageError):
+            if strict:
+                raise
+            continue
+        if record is not None and counts is not None and counts.id == identity:
+            found.append(record)
+    return found
 
 
 def decided(store: Store) -> set[str]:
@@ -183,7 +217,7 @@ def decided(store: Store) -> set[str]:
 
 
 def waiting(store: Store, strict: bool = False) -> dict[Batch, TaskFileName]:
-    """Return the batches that are decided and still staged: as good as published. `strict`: see `Filesystem.names`."""
+    """Return the batches that are decided and still staged: as good as published. `strict`: see `pending`."""
     layout = store.layout
     return {
         name.batch: name
@@ -196,10 +230,13 @@ def waiting(store: Store, strict: bool = False) -> dict[Batch, TaskFileName]:
 def staged(
     store: Store, layout: Layout, attempt: Uuid, commit: CommitName, parts: Iterable[Part]
 ) -> list[TaskFileName]:
-    """Return the files of these parts that a listing of their attempt shows."""
+    """Return the files of these parts that a listing of their attempt shows.
+
+    HiddenTasks if something else has the place of its directory: else what it holds would count as published.
+    """
     known = {part.first[:24]: part for part in parts}
     found = []
-    for text in store.fs.names(layout.attempt(attempt, commit)):
+    for text in store.fs.names(layout.attempt(attempt, commit), True):
         name = names.parse_task_file(text)
         part = known.get(name.batch[:24]) if name is not None else None
         if name is not None and part is not None and part.has(name.batch):
@@ -358,13 +395,18 @@ def _is_whole(store: Store, layout: Layout, attempt: Uuid, commit: CommitName, p
 
 
 def apply_pending(store: Store, strict: bool = False) -> int:
-    """Apply what is decided and perhaps not applied. Returns how many such records were met. `strict`: see
-    `Filesystem.names`.
+    """Apply what is decided and perhaps not applied. Returns how many such records were met. `strict`: see `pending`.
+
+    A commit whose staged files are hidden is passed over, too, without `strict`.
     """
     layout = store.layout
     met = pending(store, layout, strict)
     for record in met:
-        apply(store, layout, record)
+        try:
+            apply(store, layout, record)
+        except HiddenTasks:
+            if strict:
+                raise
     return len(met)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import FsqueueError
+from fsqueue.filesystem import NOT_FILES
 from fsqueue.format import movements, names, priority, task_file
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import DeadLetter
@@ -164,20 +165,27 @@ def states(store: Store, strict: bool = False) -> dict[Shard, tuple[letter_files
 
 
 def letters(store: Store, only: Shard | None = None) -> Iterator[DeadLetter]:
-    """Yield all dead letters, shard by shard, or those of one; memory is bounded by a shard's ids."""
+    """Yield all dead letters, shard by shard, or those of one; memory is bounded by a shard's ids.
+
+    HiddenTasks if something else stands in the place of a file of letters, or of their directory.
+    """
     layout = store.layout
-    for shard in letter_files.shards(store, layout) if only is None else [only]:
+    for shard in letter_files.shards(store, layout, strict=True) if only is None else [only]:
         yield from _letters_in(store, layout, shard)
 
 
 def _letters_in(store: Store, layout: Layout, shard: Shard) -> Iterator[DeadLetter]:
     """Yield the letters of a shard. If another host replaces the file meanwhile, it is read again: none comes twice."""
     given: set[str] = set()
+    path = layout.dead(shard)
     for is_last in (False, True):
         try:
-            fd = store.fs.look_anew(layout.dead(shard))
+            fd = store.fs.look_anew(path)
         except FileNotFoundError:
             return
+        except OSError as error:
+            _name_what_hides(store, path, error)
+            raise
         try:
             for letter in _letters(store, fd):
                 if letter.id not in given:
@@ -185,12 +193,19 @@ def _letters_in(store: Store, layout: Layout, shard: Shard) -> Iterator[DeadLett
                     yield letter
                 del letter
         except OSError as error:
+            _name_what_hides(store, path, error)
             if error.errno != errno.ESTALE or is_last:
                 raise
         else:
             return
         finally:
             store.fs.close(fd)
+
+
+def _name_what_hides(store: Store, path: str, error: OSError) -> None:
+    """Raise HiddenTasks if the error of a file of letters says that something else stands in its place."""
+    if error.errno in NOT_FILES:
+        raise store.fs.hidden(path, error.errno or 0) from error
 
 
 def latest(store: Store, bytes_max: int) -> tuple[list[DeadLetter], bool]:
@@ -352,7 +367,7 @@ def _settle(
     layout = settlement.layout
     shards = None if wanted is None else {layout.shard(names.parse_task_id(task_id)[0]) for task_id in wanted}
     with settlement.told():
-        for shard in letter_files.shards(store, layout):
+        for shard in letter_files.shards(store, layout, strict=True):
             chosen = wanted
             if shards is not None and shard not in shards:
                 continue

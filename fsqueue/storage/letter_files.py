@@ -209,7 +209,7 @@ def look(store: Store, layout: Layout, shard: Shard, strict: bool = False) -> tu
 def locked(
     store: Store, layout: Layout, shard: Shard, wait_s: float = jsonl.LOCK_TIMEOUT_S, durable: bool = False
 ) -> Iterator[int]:
-    """Open a shard's file for appending, and lock it; LockTimeout. It is made if it is missing.
+    """Open a shard's file for appending, and lock it; LockTimeout, HiddenTasks. It is made if it is missing.
 
     If the process that replaces the file was killed after it had closed the old one, this one goes on in its place.
     """
@@ -226,6 +226,10 @@ def locked(
         except SecondName:
             if is_held or not _drop_second_name(store, layout, shard):
                 raise
+        except OSError as error:
+            if is_held or error.errno not in NOT_FILES:
+                raise
+            raise store.fs.hidden(path, error.errno or 0) from error
     raise StorageError(f"{path} was replaced {TRIES} times while it was to be locked. Repeat.")
 
 

@@ -278,8 +278,8 @@ def files(store: Store, layout: Layout, strict: bool = False) -> list[TaskFileNa
 
 
 def has(store: Store, layout: Layout, batch: str) -> bool:
-    """Return whether a listing shows a staged task file of this batch."""
-    return any(name.batch == batch for name in files(store, layout))
+    """Return whether a listing shows a staged task file of this batch. HiddenTasks: see `files`."""
+    return any(name.batch == batch for name in files(store, layout, strict=True))
 
 
 def publish_named(store: Store, layout: Layout, staged: str) -> bool:

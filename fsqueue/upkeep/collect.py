@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
-from fsqueue.filesystem import Filesystem, results, trees
+from fsqueue.filesystem import Filesystem, PassingOverStrays, results, trees
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.format import names
 from fsqueue.format.layout import is_doctor_directory
@@ -370,17 +370,24 @@ def write_letters(store: Store) -> None:
 
 
 def _staging(store: Store, report: GcReport) -> None:
+    """Reap what dead writers staged, proposed or wrote as ballots.
+
+    Where something else stands in a file's place, leave all that it may concern: fsck tells of it.
+    """
     layout = store.layout
     for identity in commits.proposals(store, layout):
-        if is_abandoned(store, layout.proposal(identity)):
-            commits.end_proposal(store, layout, identity)
+        with PassingOverStrays():
+            if is_abandoned(store, layout.proposal(identity)):
+                commits.end_proposal(store, layout, identity)
     for text in store.fs.names(layout.commits):
-        reap_ballot(store, text)
+        with PassingOverStrays():
+            reap_ballot(store, text)
     for text in store.fs.names(layout.staging):
-        if names.parse_attempt(text) or names.is_gone(text):
-            report.attempts_reaped += reap_attempt(store, text)
-        else:
-            report.staged_reaped += reap_staged(store, text)
+        with PassingOverStrays():
+            if names.parse_attempt(text) or names.is_gone(text):
+                report.attempts_reaped += reap_attempt(store, text)
+            else:
+                report.staged_reaped += reap_staged(store, text)
 
 
 def reap_ballot(store: Store, text: str) -> bool:

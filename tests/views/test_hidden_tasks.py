@@ -6,9 +6,11 @@ are passed over as ever.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ import pytest
 
 import fsqueue
 from fsqueue import Group, Queue, QueueFileLost, RemoteGroup, StorageError, Worker
+from fsqueue.clock import ManualClock
+from fsqueue.format import names
 from fsqueue.fsck.findings import KINDS
+from fsqueue.storage import commits
 from fsqueue.worker import settling
 from tests.cli.conftest import Run
 from tests.cli.conftest import fsqueue_cli as fsqueue_cli  # a fixture
@@ -130,7 +135,7 @@ def test_each_command_ends_with_the_same_exit_code(
     path = queue.path if given == "queue" else queue.path.parent
     done = fsqueue_cli(verb, path, *options, code=None)
     assert f"{at} is a symbolic link, where a " in done.output
-    assert done.exit_code == (0 if (verb, given) == ("ls", "group") else 5), done.output
+    assert done.exit_code == 5, done.output
     assert fsqueue_cli("fsck", path, "--repair", code=10).stdout.count("hidden-file") == 1
 
 
@@ -187,6 +192,62 @@ def test_what_tells_of_tasks_is_not_counted_as_nothing(queue: Queue, place: str,
     for verb in (queue.status, queue.is_drained, queue.wait):
         with pytest.raises(QueueFileLost, match=re.escape(str(at)) + " is a "):
             verb()
+
+
+LETTERS: dict[str, Callable[[Queue, str], object]] = {
+    "dead": lambda queue, task: list(queue.dead()),
+    "dead ones that meet a condition": lambda queue, task: list(queue.dead(bool)),
+    "dead tasks": lambda queue, task: list(queue.tasks("dead")),
+    "retry": lambda queue, task: queue.retry_dead(),
+    "retry one": lambda queue, task: queue.retry_dead([task]),
+    "purge": lambda queue, task: queue.purge_dead(),
+    "purge by a condition": lambda queue, task: queue.purge_dead(where=bool),
+}
+
+
+@pytest.mark.parametrize("place", ["letters", "a file of letters"])
+@pytest.mark.parametrize("kind", KINDS_OF_STRAYS)
+@pytest.mark.parametrize("verb", LETTERS)
+def test_letters_that_are_hidden_are_not_none(queue: Queue, place: str, kind: Any, verb: str) -> None:
+    ref = queue.insert("dead")
+    [task] = queue.lease()
+    task.bury("no")
+    [at] = base_of(queue).glob(COUNTED[place])
+    queue = put(queue, kind, at)
+    with pytest.raises(QueueFileLost, match=re.escape(str(at)) + " is a .*, where a .* belongs.*fsqueue fsck"):
+        LETTERS[verb](queue, ref.id)
+    at.rmdir() if at.is_dir() and not at.is_symlink() else at.unlink()
+    (queue.path.parent.parent / "aside").rename(at)
+    assert [letter.payload for letter in queue.dead()] == ["dead"]
+
+
+@pytest.mark.parametrize("place", ["letters", "a file of letters"])
+@pytest.mark.parametrize("command", ["list", "list --json", "list --all", "retry", "purge --yes"])
+def test_a_command_about_letters_names_the_place(fsqueue_cli: Run, queue: Queue, place: str, command: str) -> None:
+    queue.insert("dead")
+    queue.lease()[0].bury("no")
+    [at] = base_of(queue).glob(COUNTED[place])
+    put(queue, link, at).close()
+    verb, *options = command.split()
+    done = fsqueue_cli("dead", verb, queue.path, *options, code=5)
+    assert f"{at} is a symbolic link, where a " in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_listing_of_queues_names_the_hidden_one_and_lists_the_others(
+    fsqueue_cli: Run, queue: Queue, options: tuple[str, ...]
+) -> None:
+    group = Group(queue.path.parent)
+    group["a"].insert(1)
+    group["z"].insert(1)
+    at = log_files(queue)[0]
+    put(queue, link, at)
+    done = fsqueue_cli("ls", group.path, *options, code=5)
+    assert done.stderr.count(f"{at} is a symbolic link") == 1
+    listed = [json.loads(line)["name"] for line in done.stdout.splitlines()] if options else done.stdout.split()[1::2]
+    assert listed == ["a", "z"]
+    assert fsqueue_cli("ls", group.path, "--min", 0).stdout.split() == ["a", "q", "z"]
 
 
 def test_names_that_are_none_of_the_queues_are_passed_over(queue: Queue, tmp_path: Path) -> None:
@@ -300,3 +361,134 @@ def test_a_queue_is_not_drained_while_a_task_is_executed_behind_a_link(queue: Qu
     log.unlink()
     (queue.path.parent.parent / "aside").rename(log)
     assert not Queue(queue.path).is_drained()
+
+
+# -- a commit that is decided, and of which only its files in `commits` and `staging` tell ------------------------
+
+
+def decided_by_a_dead_committer(queue: Queue) -> None:
+    """Make the queue one whose tasks were committed, and not published: its committer died right after it decided."""
+    for task in queue.lease(5):
+        task.complete()
+    queue.release_all()
+    for task in queue.lease(5):
+        task.complete()
+    assert queue.is_drained()
+    store, commit = queue.store, queue.commit("job")
+    part = commit.stage([1, 2])
+    record = commits.Record(
+        names.new_uuid(store.entropy, 0), commit.name, store.clock.now_ms(), (commits.Part.of(part),)
+    )
+    assert commits.decide(store, store.layout, record) == record
+
+
+DECIDED: dict[str, str] = {
+    "proposal": "commits/pending/*.json",
+    "proposals": "commits/pending",
+    "record": "commits/job.json",
+    "attempt": "staging/*-job",
+}
+SURE: dict[str, Callable[[Queue], object]] = {
+    verb: VERBS[verb]
+    for verb in ("is_drained", "wait", "wait for a time", "wait for several", "status", "estimate", "group is_drained")
+}
+
+
+@pytest.mark.parametrize("place", DECIDED)
+@pytest.mark.parametrize("kind", KINDS_OF_STRAYS)
+@pytest.mark.parametrize("verb", SURE)
+def test_what_may_hide_a_decided_commit_is_named(queue: Queue, place: str, kind: Any, verb: str) -> None:
+    decided_by_a_dead_committer(queue)
+    [at] = base_of(queue).glob(DECIDED[place])
+    queue = put(queue, kind, at)
+    with pytest.raises(QueueFileLost, match=re.escape(str(at)) + " is a .*, where a .* belongs.*fsqueue fsck"):
+        SURE[verb](queue)
+
+
+@pytest.mark.parametrize("place", DECIDED)
+@pytest.mark.parametrize("kind", KINDS_OF_STRAYS)
+def test_nobody_gives_up_a_decided_commit_that_something_hides(queue: Queue, place: str, kind: Any) -> None:
+    """Lessees take the other tasks, and gc goes on. After a day it gives up proposals that are not decided."""
+    decided_by_a_dead_committer(queue)
+    [at] = base_of(queue).glob(DECIDED[place])
+    queue.insert(3)
+    put(queue, kind, at).close()
+    clock = ManualClock(time.time() + 3 * 86_400)
+    late = Queue(queue.path, clock=clock)
+    assert [task.payload for task in late.lease(5)] == [3]
+    assert late.lease() == []
+    late.gc()
+    found = {(one.kind, one.path, one.repaired) for one in late.fsck(repair=kind in LINKS)}
+    named = "hidden-file" if kind in LINKS else "in-the-way"
+    assert (named, str(at.relative_to(queue.path)), False) in found
+    assert {each[0] for each in found} == ({named, "pending-commit"} if place == "attempt" else {named})
+    assert {each[2] for each in found} == {False}
+    at.rmdir() if at.is_dir() and not at.is_symlink() else at.unlink()
+    (queue.path.parent.parent / "aside").rename(at)
+    assert sorted(task.payload for task in late.lease(5)) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_STRAYS)
+def test_after_a_week_the_record_alone_has_the_commit_published(queue: Queue, kind: Any) -> None:
+    decided_by_a_dead_committer(queue)
+    [at] = base_of(queue).glob(DECIDED["proposal"])
+    put(queue, kind, at).close()
+    late = Queue(queue.path, clock=ManualClock(time.time() + 8 * 86_400))
+    late.gc()
+    assert sorted(task.payload for task in late.lease(5)) == [1, 2]
+
+
+@pytest.mark.parametrize("place", DECIDED)
+@pytest.mark.parametrize("kind", LINKS)
+def test_fsck_leaves_a_link_that_hides_a_decided_commit(fsqueue_cli: Run, queue: Queue, place: str, kind: Any) -> None:
+    decided_by_a_dead_committer(queue)
+    [at] = base_of(queue).glob(DECIDED[place])
+    put(queue, kind, at).close()
+    for options in ((), ("--repair",), ("--repair",)):
+        done = fsqueue_cli("fsck", queue.path, *options, code=10)
+        assert done.stdout.count("hidden-file") == 1
+        assert str(at.relative_to(queue.path)) in done.stdout
+    assert at.is_symlink()
+    for verb in ("status", "wait --timeout 0", "run -- true"):
+        command, *options = verb.split()
+        assert f"{at} is a symbolic link" in fsqueue_cli(command, queue.path, *options, code=5).output
+    at.unlink()
+    (queue.path.parent.parent / "aside").rename(at)
+    assert Queue(queue.path).status().waiting == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 300, b"\xff\n"])
+def test_a_damaged_proposal_of_a_decided_commit_hides_nothing(queue: Queue, content: bytes) -> None:
+    """Its ballot says the same."""
+    decided_by_a_dead_committer(queue)
+    next(base_of(queue).glob(DECIDED["proposal"])).write_bytes(content)
+    queue = Queue(queue.path)
+    assert not queue.is_drained()
+    assert sorted(task.payload for task in queue.lease(5)) == [1, 2]
+
+
+def test_a_damaged_record_is_not_drained(queue: Queue) -> None:
+    decided_by_a_dead_committer(queue)
+    record = next(base_of(queue).glob(DECIDED["record"]))
+    record.unlink()
+    record.write_bytes(b"{}\n")
+    for verb in (queue.is_drained, queue.status, queue.wait):
+        with pytest.raises(StorageError, match=r"job\.json\) is damaged"):
+            verb()
+
+
+@pytest.mark.parametrize("content", [b"", b"{"])
+def test_a_proposal_that_is_being_written_is_no_error(queue: Queue, content: bytes) -> None:
+    store, identity = queue.store, "0" * 32
+    queue.insert_many([1], commit="other")
+    record = commits.Record(identity, queue.commit("job").name, store.clock.now_ms(), ())
+    commits.cast_ballot(store, store.layout, identity, record.encode())
+    (base_of(queue) / "commits" / "pending" / f"{identity}.json").write_bytes(content)
+    for task in queue.lease(5):
+        task.complete()
+    queue.release_all()
+    for task in queue.lease(5):
+        task.complete()
+    assert queue.is_drained()
+    assert queue.status().completed == 2
+    assert queue.wait(timeout_s=0).completed == 2
