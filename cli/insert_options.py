@@ -63,6 +63,8 @@ class Asked(NamedTuple):
             _refuse(f"{option} a table of text: add --csv, --tsv or --delimiter.")
         if self.given:
             self._check_given()
+        if self.files.count("-") > 1:
+            _refuse("Standard input can be read once only, and '-' is given twice.")
         if self.from_command and self.commit is None:
             _refuse(
                 "--from needs --commit NAME. Only under a name nothing is seen of the tasks before it is known how the "

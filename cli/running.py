@@ -209,14 +209,14 @@ def run(
       {//} {field//}    its directory
       {/.} {field/.}    its last name without the extension
       {field:04d}       a format of Python's: {x:.3f}; {:04d} for the payload
-      {"any field"}     a field whose name is no identifier, as "tile no" or "2x"
+      {"any field"}     a field whose name needs quotes, as "tile no" or "2x"
       {#}               the task's id
 
     A task that lacks the field, or whose payload does not suit the format, fails. If the first waiting task does not
     suit COMMAND, the worker ends before it leases anything. It ends in the same way at what looks like a placeholder
     and means nothing: '{1}', '{%}', '{field }', '{field?}', '{field!r}', and text after a colon that is no format
     ('{:d4}'). Other braces stay as they are: '{print $1}', '{ print }', '{1..3}', '${name}'. A task fails if one of its
-    fields is called exactly so, as 'tile no' is in '{tile no}'.
+    fields is called exactly so, as 'tile no' is in '{tile no}', or 'tile' in '{ tile }'.
 
     No shell is involved. In 'sh -c SCRIPT' a placeholder would become part of the script, so a payload could be a
     command. fsqueue refuses that for shells, Python, Perl, awk, ssh and others, unless --allow-in-script is given.

@@ -9,6 +9,7 @@ import functools
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,17 @@ import orjson
 
 from fsqueue.errors import InvalidArgument
 
-_NAME = r"[^\W\d]\w*(?:[-.]\w+)*"
+_BEYOND_ASCII = r"\x7f\s\ud800-\udfff"
+_FIRST, _NEXT = rf"[^\x00-@\[-^`{{-{_BEYOND_ASCII}]", rf"[^\x00-/:-@\[-^`{{-{_BEYOND_ASCII}]"
+"""A letter or `_`, and such or a digit. All characters beyond ASCII but blanks and undecodable bytes are letters:
+`\\w` lacks the marks that many scripts write vowels and accents with.
+"""
+_NAME = rf"{_FIRST}{_NEXT}*(?:[-.]{_NEXT}+)*"
 NAME = re.compile(_NAME)
-"""What names a field: an identifier (`tile`), or one that goes on behind hyphens or single dots (`tile-id`, `x.y`)."""
+"""What names a field: a word (`tile`), or one that goes on behind hyphens or single dots (`tile-id`, `x.y`)."""
 _QUOTED = r'"[^"{}]+"'
 """What names any other field: `{"tile no"}`. A colon behind it is JSON's, so it takes no format."""
+_JSON_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _PART = r"\.|//?|/\."
 _NUMBERS = "bdoxXeEfFgG%"
 """The kinds of formats that take numbers alone."""
@@ -36,7 +43,7 @@ _SIGN = r"[-?*+=@~^#%&|<>()\[\]]"
 _REFUSED = {
     rf"-?\d+(?:{_PART})?|\d+[:!][^{{}}\s]*":
         "stands for nothing: there are no numbered columns: {} is the payload, {name} a field of it.",
-    rf"(?:{_NAME})![^{{}}]*|![rsa](?::[^{{}}\s]*)?":
+    rf"(?:{_NAME})![^{{}}]*|(?:{_QUOTED})?![rsa](?::[^{{}}\s]*)?":
         "stands for nothing: conversions (!) are not known: {name} is the field, {name:04d} a format of it.",
     r"0*%[.:]?": "is not known here: the number of the slot is in $FSQUEUE_SLOT, and counts from 0.",
     r"=[^{}]*=":
@@ -45,8 +52,11 @@ _REFUSED = {
         "is not known here. The parts of a path are {.}, {/}, {//} and {/.}, and {#} is the task's id.",
     rf"(?:#|(?:{_NAME}|{_QUOTED})(?:{_PART})?|{_PART})[ \t]+":
         "has a blank before the closing brace, and so stands for nothing: leave the blank out.",
-    rf"(?:{_NAME})(?:{_SIGN}|\[(?:-?\d+|'[^'{{}}]*'|\"[^\"{{}}]*\")\])":
+    rf"(?:{_NAME}|{_QUOTED})(?:{_SIGN}|\[(?:-?\d+|'[^'{{}}]*'|\"[^\"{{}}]*\")\])":
         "begins like a field's placeholder, and stands for nothing: {name} is the field, all of it.",
+    rf"{_QUOTED}:(?!{_JSON_NUMBER}[ \t]*(?:\}}|$)){_SPEC}[ \t]*":
+        "has a format behind a name in quotes, and so stands for nothing: write {\"name\"}, and format the value in "
+        "the command, or rename the field.",
     rf"(?:{_NAME})?:[^{{}}\s]*\{{[^{{}}]*\}}[^{{}}\s]*":
         "has braces in its format, and so stands for nothing: a format is a fixed text, such as {tile:04d}.",
 }  # fmt: skip
@@ -227,20 +237,50 @@ def _is_valid(spec: str) -> bool:
 
 
 def _refuse_name(inside: str, payload: Mapping[str, Any]) -> None:
-    """Refuse braces around a field's name that is none of a placeholder, as `{tile no}` and `{2x}` are. Unfilled."""
-    match = _AS_FIELD.fullmatch(inside)
-    name = next((one for one in (inside, match and match["name"]) if one in payload), None)
-    if name is None:
+    """Refuse braces around a field's name that is none of a placeholder: `{tile no}`, `{2x}`, `{ n }`. Unfilled."""
+    found = _field_in(inside, payload)
+    if found is None:
         return
+    name, instead = found
     text = f"{{{inside}}}"
-    if re.fullmatch(_QUOTED, f'"{name}"'):
-        cure = f"""write {shlex.quote(f'{{"{name}"}}')} for its value"""
+    if instead or NAME.fullmatch(name):
+        cure = f"there are blanks beside the name: write {_typed(instead or name)} for its value"
+    elif re.fullmatch(_QUOTED, f'"{name}"'):
+        cure = f"""that name needs quotes: write {_typed(f'"{name}"')} for its value"""
     else:
-        cure = "give the field another name"
+        cure = "no placeholder has such a name: give the field another name"
     raise Unfilled(
-        f"{text} is around the name of a field of the payload, and is no placeholder, since that name is no "
-        f"identifier: {cure}. If the command means the text {text}, put it into a script file"
+        f"{text} is around the name of a field of the payload, and is no placeholder, since {cure}. If the command "
+        f"means the text {text}, put it into a script file"
     )
+
+
+def _field_in(inside: str, payload: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the field whose name is all that stands in braces, but for blanks and a part or a format behind it.
+
+    With it comes what would be a placeholder without the blanks, or "". `{ x: .y }` and `{x : .y}` are jq's.
+    """
+    bare = inside.strip()
+    match = None if inside in payload else _FIELD.fullmatch(bare)
+    if match is not None:
+        name = match["name"] or (match["quoted"] or "")[1:-1]
+        is_other = match["spec"] is not None and not _is_valid(match["spec"])
+        return (name, bare) if name in payload and name and not is_other else None
+    for one in (inside, bare):
+        if one and one in payload:
+            return one, ""
+    for one in (inside, bare):
+        behind = _AS_FIELD.fullmatch(one)
+        name = behind["name"].strip() if behind else ""
+        if name and name in payload and not (NAME.fullmatch(name) and ":" in inside):
+            return name, ""
+    return None
+
+
+def _typed(inside: str) -> str:
+    """Return how a user of a shell types a placeholder."""
+    text = f"{{{inside}}}"
+    return shlex.quote(text) if '"' in text else text
 
 
 def _value_of(one: Placeholder, payload: Any, task_id: str) -> bytes:
@@ -295,6 +335,12 @@ def _missing(one: Placeholder, payload: Any) -> Unfilled:
         fields = sorted(map(str, payload))
         more = f" and {len(fields) - FIELDS_SHOWN_MAX:,} more" if len(fields) > FIELDS_SHOWN_MAX else ""
         names = f"Its fields are {', '.join(fields[:FIELDS_SHOWN_MAX])}{more}" if fields else "It has no fields"
+        alike = next((field for field in fields if _is_alike(field, one.name)), None)
+        if alike is not None:
+            names += (
+                f". The field {alike!r} ({alike!a}) looks like {one.name!r} ({one.name!a}), and is another "
+                "name, of other characters: copy the name from the payload"
+            )
     else:
         there = f": it is {_kind(payload)}, and no object with fields"
     return Unfilled(
@@ -302,6 +348,11 @@ def _missing(one: Placeholder, payload: Any) -> Unfilled:
         f"(write {escaped(one.text)} for the text {one.text})",
         names,
     )
+
+
+def _is_alike(one: str, other: str) -> bool:
+    """Tell whether two names look alike: an accent may be a character of its own, or a part of its letter."""
+    return unicodedata.normalize("NFKC", one) == unicodedata.normalize("NFKC", other)
 
 
 def _kind(value: Any) -> str:

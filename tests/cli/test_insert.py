@@ -792,3 +792,20 @@ def test_the_bar_never_goes_back() -> None:
     assert done == sorted(done)
     assert done[0] == 5
     assert done[-1] == 58
+
+
+@pytest.mark.parametrize("options", [[], ["--lines"], ["--csv"], ["--commit", "a"], ["--csv", "--commit", "a"]])
+def test_standard_input_is_read_once_and_refused_twice_before_anything(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, options: list[str]
+) -> None:
+    """The first reading closes it: the second one was an internal error, after the insert."""
+    file = tmp_path / "a"
+    file.write_text("1\n2\n")
+    result = fsqueue_cli("insert", queue.path, *options, "-", file, "-", input="1\n2\n", code=2)
+    assert result.stderr.endswith(
+        "Standard input can be read once only, and '-' is given twice. Nothing was inserted.\n"
+    )
+    assert result.stdout == ""
+    assert queue.status().inserted == 0
+    assert queue.commit("a").committed() is None
+    assert fsqueue_cli("insert", queue.path, "--lines", file, "-", file, input="3\n").stdout == "5\n"

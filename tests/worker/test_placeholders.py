@@ -47,15 +47,22 @@ def filled(argument: str, payload: Any) -> str:
         ("x", "{{.}} {{/}} {{//}} {{/.}} {{#}} {{a.}} {{a:04d}} {{1}} {{2/}} {{a!r}} {{a: 1}}",
          "{.} {/} {//} {/.} {#} {a.} {a:04d} {1} {2/} {a!r} {a: 1}"),
         ({"x": 1}, "${#} ${.} ${1} ${x:-1} ${x:04d} ${x!r}", "${#} ${.} ${1} ${x:-1} ${x:04d} ${x!r}"),
-        ({"x": 1}, "{1..3} {1,2} {x,y} {x..y} {x,} {/x} {.x} {,x} {x[$1]} {=x} { x } {x y} { } {+} {!x} {#x} {%x}",
-         "{1..3} {1,2} {x,y} {x..y} {x,} {/x} {.x} {,x} {x[$1]} {=x} { x } {x y} { } {+} {!x} {#x} {%x}"),
+        ({"x": 1}, "{1..3} {1,2} {x,y} {x..y} {x,} {/x} {.x} {,x} {x[$1]} {=x} {x y} { } {+} {!x} {#x} {%x}",
+         "{1..3} {1,2} {x,y} {x..y} {x,} {/x} {.x} {,x} {x[$1]} {=x} {x y} { } {+} {!x} {#x} {%x}"),
         ({"x": 1}, "{x++} {x;} {x--}", "{x++} {x;} {x--}"),
         ({"tile no": 7, "a/b": "d/e.f", "2x": None, "a,b": 1}, '{"tile no"}|{"a/b"}|{"a/b"/.}|{"2x"}|{"a,b"}|{{"2x"}}',
          '7|d/e.f|e|null|1|{"2x"}'),
-        ({"tile no": 7}, '{"tile no": 1} {"tile no":04d} ${"x"} {"a": {"b": 2}} {{tile no}} ${tile no}',
-         '{"tile no": 1} {"tile no":04d} ${"x"} {"a": {"b": 2}} {{tile no}} ${tile no}'),
-        ({"x": 1}, "{ print } {print $1} { :; } {\n x\n} {:x 1} {$x} {x; y} { x: .y } { x} { x:04d} {{.Names}} {{ x }}",
-         "{ print } {print $1} { :; } {\n x\n} {:x 1} {$x} {x; y} { x: .y } { x} { x:04d} {{.Names}} {{ x }}"),
+        ({"tile no": 7, "n": 1},
+         '{"tile no": 1} ${"x"} {"a": {"b": 2}} {{tile no}} ${tile no} {"n":5} {"n":-0.5 } {"n": x} {"n":.n} {"n":""}',
+         '{"tile no": 1} ${"x"} {"a": {"b": 2}} {{tile no}} ${tile no} {"n":5} {"n":-0.5 } {"n": x} {"n":.n} {"n":""}'),
+        ({"n": 3}, '{"n":{n}} {{"n":05d}} {{"n"!r}} ${"n":05d}', '{"n":3} {"n":05d} {"n"!r} ${"n":05d}'),
+        ({"x": 1, "": 2},
+         "{ print } {print $1} { :; } {:x 1} {$x} {x; y} { x: .y } {x : .y} {{.Names}} {{ x }} { } { . }",
+         "{ print } {print $1} { :; } {:x 1} {$x} {x; y} { x: .y } {x : .y} {{.Names}} {{ x }} { } { . }"),
+        ({"y": 1}, "{ x } {\n x\n} { x} { x:04d} {x\u00a0} {x\n} {x y}",
+         "{ x } {\n x\n} { x} { x:04d} {x\u00a0} {x\n} {x y}"),
+        ({"नाम": 1, "e\u0301te\u0301": 2, "\U0001f600": 3, "cafe\u0301-1": 4, "\u0663": 5},
+         "{नाम} {e\u0301te\u0301:02d} {\U0001f600} {cafe\u0301-1} {\u0663}", "1 02 3 4 5"),
         ({"x": 1}, "${..} ${%} ${:d4} ${= x =} ${x }", "${..} ${%} ${:d4} ${= x =} ${x }"),
     ],
 )  # fmt: skip
@@ -84,6 +91,9 @@ def test_names_and_directories_are_those_of_the_commands(path: str) -> None:
      # GNU parallel's, and its neighbours'
      "{%}", "{0%}", "{%.}", "{= s/a/b/ =}", "{=1 uc =}", "{==}", "{-1}", "{-1/.}", "{##}", "{0#}", "{..}", "{...}",
      "{/..}", "{/...}", "{+/}", "{+.}", "{+..}", "{x..}", "{x/..}", "{x+/}", "{1..}",
+     # behind a name in quotes
+     '{"x y":05d}', '{"x y":>5}', '{"x":05}', '{"x":}', '{"x":.3f }', '{"x y"!r}', '{"x"!s:>8}', '{"x y"[0]}',
+     "{\"x y\"['a']}", '{"x y"?}',
      # with a blank before the end
      "{x }", "{x\t}", "{x. }", "{/. }", "{# }", "{x:04d }"],
 )  # fmt: skip
@@ -110,7 +120,7 @@ def test_braces_that_mean_nothing_are_refused_with_the_way_to_have_the_text(queu
         ({"f": [1]}, "{f/.}", "and the field 'f' is a list: write {f}"),
         ({"f": 1}, "{g:04d}", "the payload has no field 'g' for {g:04d} (write {{g:04d}} for the text {g:04d})"),
         ({"t 1": 5}, '{"t 1"/}', """the field 't 1' is a number: write {"t 1"}"""),
-        ({"t 1": 5, "f": 1}, "{t 1}", """is no identifier: write '{"t 1"}' for its value. If"""),
+        ({"t 1": 5, "f": 1}, "{t 1}", """that name needs quotes: write '{"t 1"}' for its value. If"""),
         ("a", "{g.}", "the payload has no field 'g' for {g.}: it is a text"),
     ],
 )
@@ -143,13 +153,24 @@ def test_a_payload_that_does_not_suit_fails_its_task(
         ("tile no", ["echo", "{tile no:04d}"], """write '{"tile no"}' for its value"""),
         ("2x", ["echo", "{2x}"], """write '{"2x"}' for its value"""),
         ("a/b", ["echo", "{a/b}"], """write '{"a/b"}' for its value"""),
-        ("cafe\u0301-1", ["echo", "{cafe\u0301-1}"], """{"cafe\u0301-1"}' for its value"""),
+        ("n", ["echo", "{ n}"], "blanks beside the name: write {n} for its value"),
+        ("n", ["echo", "{", "n", "}"], "blanks beside the name: write {n} for its value"),
+        ("n", ["echo", "{n\u00a0}"], "blanks beside the name: write {n} for its value"),
+        ("n", ["echo", "{n\n}"], "blanks beside the name: write {n} for its value"),
+        ("n", ["echo", "{\n n\n}"], "blanks beside the name: write {n} for its value"),
+        ("n", ["echo", "{ n:05d\u2003}"], "blanks beside the name: write {n:05d} for its value"),
+        ("n", ["echo", "{n\u00a0/.}"], "blanks beside the name: write {n} for its value"),
+        ("tile no", ["echo", "{tile no }"], """write '{"tile no"}' for its value"""),
+        ("tile no", ["echo", "{ tile no}"], """write '{"tile no"}' for its value"""),
+        ("tile no", ["echo", "{tile no :04d}"], """write '{"tile no"}' for its value"""),
+        ("tile no", ["echo", '{ "tile no" }'], """blanks beside the name: write '{"tile no"}' for its value"""),
+        (" n", ["echo", "{ n}"], """write '{" n"}' for its value"""),
         ("it's", ["echo", "{it's}"], """write '{"it'"'"'s"}' for its value"""),
         ('5" disk', ["echo", '{5" disk}'], "give the field another name"),
         ("print $1", ["awk", "{print $1}"], "put it into a script file"),
     ],
 )
-def test_braces_around_a_field_that_is_no_identifier_are_refused_before_a_task_is_run(
+def test_braces_around_a_field_that_are_no_placeholder_are_refused_before_a_task_is_run(
     queue_factory: QueueFactory, field: str, command: list[str], cure: str
 ) -> None:
     """They would reach the command as text, and the tasks would be completed."""
@@ -163,6 +184,21 @@ def test_braces_around_a_field_that_is_no_identifier_are_refused_before_a_task_i
     queue.purge()
     queue.insert_many([{"other": 1}, {field: 7}], batch_tasks=2)
     assert Worker(queue, command=command).run() == drained(completed=1, failed=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "typed"), [("e\u0301te\u0301", "\u00e9t\u00e9"), ("\u00e9", "e\u0301"), ("n", "\uff4e")]
+)
+def test_a_name_that_looks_like_a_field_and_is_another_is_told(queue: Queue, field: str, typed: str) -> None:
+    """It would read "no field é … its fields are é"."""
+    queue.insert({field: 7})
+    with pytest.raises(InvalidArgument, match="the payload has no field") as refused:
+        Worker(queue, command=["echo", f"{{{typed}}}"]).run()
+    assert f"The field {field!r} ({field!a}) looks like {typed!r} ({typed!a}), and is another" in str(refused.value)
+    with pytest.raises(InvalidArgument, match="the payload has no field") as refused:
+        Worker(queue, command=["echo", "{other}"]).run()
+    assert "looks like" not in str(refused.value)
+    assert queue.status().waiting == 1
 
 
 def test_a_field_in_quotes_is_kept_out_of_scripts(queue: Queue) -> None:
@@ -199,12 +235,12 @@ def test_the_reason_of_a_failure_says_nothing_of_what_is_in_a_payload(
         assert word not in said
 
 
-@given(st.text("{}#/.:!$%=+-1x04d rn", max_size=12))
+@given(st.text('{}#/.:!$%=+-1x04d rn"\u0301\u00a0', max_size=12))
 def test_any_braces_are_refused_or_filled(argument: str) -> None:
     """Whatever is not refused can be filled, or fails for what is in the payload."""
     try:
         placeholders.check([argument])
-        filled(argument, {"x": "a", "d": 4, "rn": None})
+        filled(argument, {"x": "a", "d": 4, "rn": None, "": 1, "r n": 2})
     except InvalidArgument:
         return
     except placeholders.Unfilled:
