@@ -82,16 +82,20 @@ def each_queue(path: str) -> Iterator[fsqueue.Queue]:
 def group_at(path: str, given: dict[str, object]) -> fsqueue.Group | None:
     """Return the group at a path; None if there is none: then the options `given`, which are a group's, are refused.
 
-    NotAQueue if options are given and something else is in the place of a group's own file.
+    NotAQueue if options are given and something else is in the place of a group's own file; QueueNotFound if nothing is
+    there.
     """
     group = fsqueue.Group.at(path)
     named = [name for name, value in given.items() if value is not None]
     if group is None and named:
-        with suppress(fsqueue.QueueNotFound):
+        try:
             fsqueue.queues(path)
+        except fsqueue.QueueNotFound:
+            if fsqueue.Group.holding(path) is None:
+                raise
         raise click.UsageError(
-            f"{named[0]} is for the queues of a group, and {path} is no group. Nothing was done. If it lies on another "
-            "filesystem, check that this is mounted. To make one: fsqueue create --group PATH"
+            f"{named[0]} is for the queues of a group, and {path} is no group. Nothing was done. To make one: fsqueue "
+            "create --group PATH"
         )
     return group
 

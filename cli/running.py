@@ -365,7 +365,7 @@ def _sources_at(
     for path in paths:
         try:
             found[path] = _source_at(path, worker, match, patience_s)
-        except fsqueue.QueueNotFound:
+        except (fsqueue.QueueNotFound, fsqueue.GroupNotFound):
             if path == paths[-1] and not found:
                 raise
             away.append(Away(path, partial(_came_back, path, worker, match, patience_s)))

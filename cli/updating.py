@@ -265,11 +265,9 @@ def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]
     try:
         queue = fsqueue.Group.queue_at(path, worker)
     except fsqueue.QueueNotFound:
-        raise fsqueue.GroupNotFound(
-            f"There is no group at {path}. Nothing was done. If it lies on another filesystem, check that this is "
-            f"mounted. Else check the path, or create it: fsqueue create --group {quoted(path)}"
-        ) from None
+        return fsqueue.Group(path, worker=worker), None  # GroupNotFound
     if not isinstance(queue, fsqueue.GroupQueue):
+        fsqueue.Group.at(queue.path.parent)  # GroupNotFound if it is one without its own file
         raise click.UsageError(
             f"{path} is a queue of no group, and an update changes queues of a group. Nothing was done. To make one: "
             "fsqueue create --group PATH"

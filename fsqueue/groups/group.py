@@ -24,7 +24,7 @@ from fsqueue.errors import (
 )
 from fsqueue.filesystem import resources
 from fsqueue.format import names
-from fsqueue.format.layout import DEFAULTS, Settings
+from fsqueue.format.layout import DEFAULTS, Settings, parent_of
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory, QueueId
 from fsqueue.format.priority import Rank
@@ -493,7 +493,12 @@ class Group(GroupQueues):
         except OSError as error:
             raise from_os_error(error, f"opening the queue {where}") from error
         if found is None:
-            return Queue(where, worker)
+            try:
+                return Queue(where, worker)
+            except (QueueNotFound, NotAQueue):
+                for holder in (where, parent_of(where)):
+                    group_directory.refuse_lost(holder)
+                raise
         return cls(found[0], worker=worker)[found[1]]
 
     @classmethod
@@ -509,11 +514,15 @@ class Group(GroupQueues):
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], worker: str | None = None) -> Group | None:
-        """Return the group at a path; None if there is none."""
+        """Return the group at a path; None if there is none. GroupNotFound if its own file is gone, and its queues are
+        there.
+        """
         where = queue_path(path)
         try:
             with resources.Scope():
                 is_there = group_directory.is_group(where)
+                if not is_there:
+                    group_directory.refuse_lost(where)
             return cls(where, worker=worker) if is_there else None
         except OSError as error:
             raise from_os_error(error, f"looking for a group at {where}") from error

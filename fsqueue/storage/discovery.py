@@ -10,9 +10,9 @@ import shlex
 from fsqueue.errors import InvalidArgument, QueueNotFound, from_os_error
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.filesystem.mounts import without_dots
-from fsqueue.format.layout import settings_file
-from fsqueue.storage import remains
-from fsqueue.storage.group_directory import is_group, refuse_strays_above
+from fsqueue.format.layout import parent_of, settings_file
+from fsqueue.storage import absence, remains
+from fsqueue.storage.group_directory import is_group, refuse_lost, refuse_strays_above
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """How a URL begins. `pathlib` leaves one slash of the two."""
@@ -83,9 +83,10 @@ def queues_in(path: str) -> list[str] | None:
     if not found:
         remains.refuse(fs, path)
         refuse_strays_above(path)
+        refuse_lost(parent_of(path))
         raise QueueNotFound(
-            f"There is no queue at {path}, and none in it. Check the path (every host must have it mounted), or "
-            f"create it: fsqueue create {shlex.quote(path)}"
+            f"There is no queue at {path}, and none in it. "
+            + absence.how_to_go_on(path, f"fsqueue create {shlex.quote(path)}")
         )
     return found
 

@@ -20,7 +20,7 @@ from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
-from fsqueue.storage import remains
+from fsqueue.storage import absence, remains
 from fsqueue.storage.queue_file import refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
 
@@ -130,8 +130,8 @@ class GroupDirectory:
             if lost is not None:
                 raise GroupFileLost(lost) from None
             raise GroupNotFound(
-                f"There is no group of queues at {self.path}. If it lies on another filesystem, check that this is "
-                f"mounted. Else check the path, or create it: fsqueue create --group {shlex.quote(self.path)}"
+                f"There is no group of queues at {self.path}. "
+                + absence.how_to_go_on(self.path, f"fsqueue create --group {shlex.quote(self.path)}")
             ) from None
         if is_planted(self.fs, self.path):
             raise NotAQueue(
@@ -309,6 +309,17 @@ class GroupDirectory:
                 f"{path} is an empty directory of another user, who could read and replace what is put there. It was "
                 "left as it is, and nothing was inserted. Choose another name, or have its owner remove it."
             )
+
+
+def refuse_lost(path: str) -> None:
+    """Raise GroupFileLost if a directory holds queues of a group whose own file is gone."""
+    fs = Filesystem(path)
+    try:
+        lost = remains.without_group(fs, path)
+    finally:
+        fs.close_root()
+    if lost is not None:
+        raise GroupFileLost(lost)
 
 
 def is_group(path: str, refuses_strays: bool = False) -> bool:

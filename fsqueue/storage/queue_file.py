@@ -12,7 +12,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
 from fsqueue.format.groups import GROUP_FILE, group_file
 from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_leftover, read_queue_state, settings_file
-from fsqueue.storage import remains
+from fsqueue.storage import absence, remains
 
 FRESH_S = 1.0
 """How old what was read of `queue.jsonl` may be before an append."""
@@ -84,8 +84,8 @@ class QueueFile:
                     f"fsqueue status {shlex.quote(self.path)}"
                 ) from None
             raise QueueNotFound(
-                f"There is no queue at {self.path}. If it lies on another filesystem, check that this is mounted. Else "
-                f"check the path, or create it: fsqueue create {shlex.quote(self.path)}"
+                f"There is no queue at {self.path}. "
+                + absence.how_to_go_on(self.path, f"fsqueue create {shlex.quote(self.path)}")
             ) from None
         except NotADirectoryError:
             raise NotAQueue(

@@ -9,16 +9,22 @@ import pytest
 from click.testing import CliRunner
 from fsqueue_cli.main import cli
 
+from fsqueue.format.groups import GROUP_FILE
 from tests.groups.absent import Used, nothing_was_done, removed, unmounted
 
 COMMANDS = (
     "insert {group}/open --task 1", "insert {group}/never --task 1", "run {group} -- true", "run {group}/never -- true",
-    "wait {group}", "wait {group}/never", "status {group}", "status {group}/never", "ls {group}", "ls {group}/never",
+    "wait {group} --timeout 2", "wait {group}/never --timeout 2",
+    "status {group}", "status {group}/never", "ls {group}", "ls {group}/never",
     "lease {group}/open", "update {group} --insert open=1", "update {group}/open --insert never=1", "gc {group}",
     "fsck {group}", "delete {group} --queue open --yes", "delete {group}/open --yes", "purge {group}/open --yes",
     "pause {group}/open", "set {group}", "set {group}/open", "workers {group}/open", "results {group}/open",
-    "dead list {group}/open", "serve {group} --listen 127.0.0.1:0",
+    "dead list {group}/open", "serve {group} --listen 127.0.0.1:0", "ls {group} --min 0", "workers {group}",
+    "results {group}", "dead list {group}", "dead retry {group}/open", "resume {group}/open", "delete {group} --yes",
+    "show {group}/open 00000000000000000000000000000000.0",
 )  # fmt: skip
+BY_ITS_PATH = "{group}/open"
+"""A queue that is there is used by its path, also if the file of its group is gone."""
 
 
 @pytest.mark.parametrize("away", [unmounted, removed])
@@ -29,7 +35,30 @@ def test_each_command_says_that_it_may_not_be_mounted(tmp_path: Path, away: Call
     for command in COMMANDS:
         done = CliRunner().invoke(cli, command.format(group=used.group.path).split())
         said = done.stderr
-        assert done.exit_code in (2, 5), (command, done.exit_code, said)
-        assert "mounted" in said, (command, said)
+        assert done.exit_code == 5, (command, done.exit_code, said)
+        assert "If it lies on another filesystem, check that this is mounted" in said, (command, said)
+        assert ("is empty, as a mount point is without its filesystem" in said) == (away is unmounted), (command, said)
+        assert ("fsqueue create /" in said or "create --group /" in said) == (away is removed), (command, said)
         assert done.stdout == "", command
     nothing_was_done(used, away)
+
+
+def test_each_command_names_the_file_of_the_group_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    used = Used(tmp_path / "disk")
+    (tmp_path / "disk" / "other").touch()  # no bare mount point
+    (used.group.path / GROUP_FILE).unlink()
+    before = sorted(used.group.path.rglob("*"))
+    for command in COMMANDS:
+        if command.startswith("fsck") or (BY_ITS_PATH in command and not command.startswith("update")):
+            continue
+        done = CliRunner().invoke(cli, command.format(group=used.group.path).split())
+        said = done.stderr
+        assert done.exit_code == 5, (command, done.exit_code, said)
+        assert f"no {GROUP_FILE}: it is gone" in said, (command, said)
+        assert f"fsqueue fsck --repair {used.group.path}" in said, (command, said)
+        assert "fsqueue create" not in said, (command, said)
+        assert done.stdout == "", command
+    assert sorted(used.group.path.rglob("*")) == before
+    assert CliRunner().invoke(cli, ["fsck", "--repair", str(used.group.path)]).exit_code == 0
+    assert used.inserted() == {"open": 10, "other": 1}

@@ -235,6 +235,8 @@ def test_dead_letters_of_a_group_are_told_with_a_command_that_finds_them(fsqueue
 def test_a_command_to_type_names_a_path_with_blanks_as_a_shell_needs_it(fsqueue_cli: Run, tmp_path: Path) -> None:
     """Typed as it was told, `rm -r a b` would remove two other directories."""
     path = tmp_path / "a b"
+    assert str(path) not in fsqueue_cli("status", path, code=5).stderr.partition("Else check the path")[2]
+    (tmp_path / "other").touch()  # else it may be a mount point without its filesystem
     to_create = _to_type(fsqueue_cli("status", path, code=5).stderr, "or create it: ")
     assert to_create == _to_type(fsqueue_cli("insert", path, "--task", "1", code=5).stderr, "or create it: ")
     fsqueue_cli(*to_create)

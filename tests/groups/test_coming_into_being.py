@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -525,12 +526,15 @@ def test_a_group_that_is_damaged_or_too_new_is_not_guessed(group: Group) -> None
 
 
 def test_a_group_that_is_not_there_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
     with pytest.raises(GroupNotFound, match=r"check that this is mounted\. .* fsqueue create --group"):
         Group(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    (tmp_path / "bare").mkdir()
-    with pytest.raises(GroupNotFound):
-        Group(tmp_path / "bare")
+    bare = re.escape(f"check that this is mounted: {tmp_path / 'bare'} is empty")
+    for path in (tmp_path / "bare", tmp_path / "bare" / "below"):
+        with pytest.raises(GroupNotFound, match=bare) as refused:
+            Group(path)
+        assert "create --group" not in str(refused.value)
     assert os.listdir(tmp_path / "bare") == []
     assert Group.at(tmp_path / "bare") is None
     (tmp_path / "file").write_text("kept")
