@@ -63,9 +63,10 @@ def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -
     return str(source.group.path) if isinstance(source, fsqueue.GroupQueues) else source.url
 
 
-def each_queue(path: str) -> Iterator[fsqueue.Queue]:
+def each_queue(path: str, lost: list[fsqueue.QueueFileLost]) -> Iterator[fsqueue.Queue]:
     """Yield the queue that a path means, or each queue of the group that is there. Strays are named, and left out.
-    So are queues whose own file is gone.
+
+    Queues whose own file is gone are left out, too: their errors are added to `lost`, for `refuse_lost`.
     """
     group = fsqueue.Group.at(path)
     if group is None:
@@ -75,8 +76,18 @@ def each_queue(path: str) -> Iterator[fsqueue.Queue]:
         try:
             if queue.exists():
                 yield queue
-        except (fsqueue.NotAQueue, fsqueue.QueueFileLost) as error:
+        except fsqueue.NotAQueue as error:
             complain(str(error))
+        except fsqueue.QueueFileLost as error:
+            lost.append(error)
+
+
+def refuse_lost(lost: list[fsqueue.QueueFileLost]) -> None:
+    """Name the queues of a group that a command had to leave out, and raise the last error, once the rest is done."""
+    for error in lost[:-1]:
+        complain(str(error))
+    if lost:
+        raise lost[-1]
 
 
 def group_at(path: str, given: dict[str, object]) -> fsqueue.Group | None:

@@ -13,7 +13,7 @@ from fsqueue.fsck import fsck_lost
 from fsqueue.views import copy_warnings
 
 from .common import each_queue, example, json_option, path_of, queue_argument
-from .printing import CAUTION, ERROR, Bar, Coloured, print_json, say, say_in_colours
+from .printing import CAUTION, ERROR, Bar, Coloured, complain, print_json, say, say_in_colours
 
 FINDINGS_EXIT = 10
 """Exit with this code if findings are left that were not repaired."""
@@ -81,11 +81,14 @@ def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, f
     group = fsqueue.Group.at(path)
     if group is not None:
         yield from ((None, finding) for finding in group.fsck(repair=repair))
-    for found in each_queue(path):
+    lost: list[fsqueue.QueueFileLost] = []
+    for found in each_queue(path, lost):
         with found as q:
             yield q, None
             with Bar("fsck") as progress:
                 yield from ((q, finding) for finding in q.fsck(repair=repair, progress=progress.show))
+    for error in lost:  # a finding of the group tells of the same; the error names the command
+        complain(str(error))
 
 
 def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:

@@ -101,8 +101,9 @@ def insert(
     At a bad line (not JSON, NaN, an integer beyond 64 bits, a name twice in an object, a row with too few cells, larger
     than the queue allows) the command ends with exit code 2. The lines before it are inserted; the bad line and those
     after it are not. The message says where to go on: do not repeat the command, which would insert the first lines
-    again. The same holds if the command is interrupted (exit code 130) or the disk is full (exit code 7). With
-    --commit nothing is inserted in all these cases, and the command may be repeated.
+    again. The same holds if the command is interrupted (exit code 130) or the disk is full (exit code 7). If an error
+    of the queue or its filesystem comes before the first task is inserted, the command prints no number (with --json it
+    prints 0). With --commit nothing is inserted in all these cases, and the command may be repeated.
 
     With --commit, the command inserts nothing if NAME was committed before: it reads no input and prints 0. A NAME
     may also have been committed with no tasks. If there are tasks now, the command ends with exit code 2: insert them
@@ -150,7 +151,8 @@ def insert(
         {} if key is None else {"tasks": _handled_at(failure, handled) if failure is not None else source.tasks}
     )
     known |= {"respelled": source.respelled} if asked.is_table else {}
-    print_done(as_json, {"inserted": count, "skipped": source.skipped, **known}, count)
+    lines = (count,) if count or failure is None else ()  # a 0 would look like a success of nothing
+    print_done(as_json, {"inserted": count, "skipped": source.skipped, **known}, *lines)
     if source.tasks > count and key is not None and failure is None and not (as_json or source.broken_off):
         hint(f"{count:,} of {wording.counted(source.tasks, 'task')} were new: the keys of the others were taken")
     source.hint_at_input()

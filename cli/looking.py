@@ -12,8 +12,8 @@ import fsqueue
 from fsqueue.format import wording
 from fsqueue.views import outcomes
 
-from .common import brief, example, group_at, json_option, match_option, moment, queue_argument, queue_at
-from .printing import complain, or_hint, print_json, print_table, say
+from .common import brief, example, group_at, json_option, match_option, moment, queue_argument, queue_at, refuse_lost
+from .printing import or_hint, print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
 FAILED = "failed"
@@ -100,14 +100,13 @@ def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit:
     A queue that cannot be counted is named, and the others are listed. Then the command ends as it does for that queue
     alone.
     """
-    exit_code = 0
+    lost: list[fsqueue.QueueFileLost] = []
     queues = islice(group.queues(match, tasks_min), limit)
     for queue in queues if as_json or limit == 0 else or_hint(queues, _no_queue(str(group.path), match, tasks_min)):
         try:
             left = queue.status(exact=False).remaining if tasks_min else None
         except fsqueue.QueueFileLost as error:
-            complain(str(error))
-            exit_code = error.exit_code
+            lost.append(error)
             continue
         if as_json:
             about = {} if left is None else {"remaining": left}
@@ -117,8 +116,7 @@ def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit:
         else:
             say(f"{left:>12,}  {queue.name}")
         queue.close()
-    if exit_code:
-        raise click.exceptions.Exit(exit_code)
+    refuse_lost(lost)
 
 
 def _failed(q: fsqueue.Queue) -> Iterator[fsqueue.TaskInfo]:

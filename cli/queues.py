@@ -29,6 +29,7 @@ from .common import (
     path_of,
     queue_argument,
     queue_at,
+    refuse_lost,
     yes_option,
 )
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit, renamed
@@ -384,7 +385,8 @@ def gc(
 ) -> None:
     """Clean up the queue Q: finish what crashed workers left half done, remove leftovers and trash.
 
-    Q may be a group: then the command goes over its queues, and prints the sum.
+    Q may be a group: then the command goes over its queues, and prints the sum. If the own file of one is gone, the
+    command cleans up the others, and ends with exit code 5.
 
     Running it is safe at any time, and never necessary for correctness.
     """
@@ -400,6 +402,7 @@ def gc(
     kept |= {} if payload_bytes is None else {"payload_bytes": payload_bytes}
     if queue is None and (touch or kept or history_days is not None):
         raise click.UsageError("--touch, --keep-history, --keep-payloads and --payload-bytes need a queue.")
+    lost: list[fsqueue.QueueFileLost] = []
     if queue is None:
         assert trash is not None
         reaping = until_finished(lambda: reap(trash), time.sleep)
@@ -408,13 +411,14 @@ def gc(
     else:
         stayed = {}
         found = fsqueue.GcReport().as_dict()
-        for each in each_queue(queue):
+        for each in each_queue(queue, lost):
             with each as q:
                 report = q.gc(touch=touch, history_days=history_days, **kept).as_dict()
             found = {name: count + report[name] for name, count in found.items()}
     lines = [f"{path} was left alone: {why}." for path, why in stayed.items()]
-    lines += _cleaned(found) if any(found.values()) else ["nothing was to be cleaned up"]
+    lines += _cleaned(found) if any(found.values()) else ["nothing was to be cleaned up"] if not lost else []
     print_done(as_json, found | ({"left": stayed} if queue is None else {}), *lines)
+    refuse_lost(lost)
 
 
 GC_LINES = {

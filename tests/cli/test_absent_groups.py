@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from fsqueue_cli.insert_source import Source
 from fsqueue_cli.main import cli
 
+from fsqueue import Group
 from fsqueue.format.groups import GROUP_FILE
+from fsqueue.storage import queue_file
 from tests.groups.absent import Used, nothing_was_done, removed, unmounted
 
 COMMANDS = (
@@ -62,3 +65,36 @@ def test_each_command_names_the_file_of_the_group_that_is_gone(tmp_path: Path) -
     assert sorted(used.group.path.rglob("*")) == before
     assert CliRunner().invoke(cli, ["fsck", "--repair", str(used.group.path)]).exit_code == 0
     assert used.inserted() == {"open": 10, "other": 1}
+
+
+@pytest.mark.parametrize("rest", [("--task", "1"), ("--lines",), ("--csv",)], ids=" ".join)
+def test_an_insert_prints_no_count_if_the_group_goes_before_the_first_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: tuple[str, ...]
+) -> None:
+    (tmp_path / "disk").mkdir()
+    used = Used(tmp_path / "disk")
+    monkeypatch.setattr(queue_file, "FRESH_S", -1.0)
+    before = Source.check_files
+    monkeypatch.setattr(Source, "check_files", lambda source: (before(source), unmounted(used)))
+    done = CliRunner().invoke(
+        cli, ["insert", f"{used.group.path}/open", *rest], input=None if len(rest) > 1 else "a\n1\n"
+    )
+    assert done.exit_code == 5, done.output
+    assert "Nothing was inserted" in done.stderr
+    assert done.stdout == ""
+
+
+def test_commands_over_a_group_go_on_without_a_queue_that_lost_its_file_and_end_with_5(tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "group", shards=2, durability="none")
+    for name in ("a", "b", "c"):
+        group[name].insert_many(range(3), commit="seed")
+    for name in ("a", "c"):
+        (group.path / name / "queue.jsonl").unlink()
+    for command, shown in (("gc", ""), ("gc --touch", "touched"), ("gc --json", '"touched":0'), ("ls", "3  b")):
+        verb, *options = command.split()
+        done = CliRunner().invoke(cli, [verb, str(group.path), *options])
+        assert done.exit_code == 5, (command, done.output)
+        for name in ("a", "c"):
+            assert f"fsqueue fsck --repair {group.path / name}\n" in done.stderr, (command, done.stderr)
+        assert shown in done.stdout, command
+        assert "nothing was to be cleaned up" not in done.stdout, command
