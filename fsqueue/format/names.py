@@ -58,6 +58,11 @@ NAMES_KEPT = 1024
 """Number of names of queues whose directories are remembered: an update names the same few again and again."""
 NAME_BYTES_MAX = 255
 """The longest name that a filesystem takes. A longer one in a record names no file."""
+QUEUE_NAME_RULE = (
+    "text of 1 byte or more, without zero bytes. Letters, digits and _ - . ~ @ = + , count one byte each, every other "
+    f"byte of UTF-8 counts three; at most {NAME_BYTES_MAX} in all."
+)
+"""What a group takes as the name of a queue, as the end of a sentence."""
 BATCH = r"[0-9a-f]{32}"
 _BATCH = re.compile(BATCH)
 _TASK_FILE = re.compile(
@@ -370,9 +375,7 @@ def _queue_directory_of(text: object) -> QueueDirectory:
         encoded = f"%2E{encoded[1:]}"
     if not 1 <= len(encoded) <= NAME_BYTES_MAX or b"\0" in data or in_unicode(str(text)) != text:
         raise InvalidArgument(
-            f"{text!r:.100} cannot be the name of a queue in a group: text of 1 byte or more, without zero bytes. "
-            "Letters, digits and _ - . ~ @ = + , count one byte each, every other byte of UTF-8 counts three; at "
-            f"most {NAME_BYTES_MAX} in all. Nothing was done."
+            f"{text!r:.100} cannot be the name of a queue in a group: {QUEUE_NAME_RULE} Nothing was done."
         )
     return QueueDirectory(encoded)
 

@@ -63,7 +63,7 @@ def decode_result(data: bytes) -> Any:
         value = user_json.decode_with_constants(data)
     except user_json.NotExact as error:
         if error.is_json:
-            raise InvalidTask(f"The result {error}.") from None
+            raise InvalidTask(f"The result {error.unquoted}.") from None
         value = data.decode(errors="replace").rstrip("\n")
     encode_result(value)
     return value

@@ -26,12 +26,14 @@ SHOWN_CHARS = 40
 class NotExact(ValueError):
     """Say what is wrong with a text, as the end of a sentence: "is not JSON: …", "has an integer beyond 64 bits, …".
 
-    `is_json` is false if it is no JSON at all. Then `position` says where it ceases to be.
+    `is_json` is false if it is no JSON at all. Then `position` says where it ceases to be. `unquoted` says the same
+    without a word of the text, for a reason that is kept longer than the text.
     """
 
-    def __init__(self, why: str, is_json: bool = True, position: int = 0) -> None:
+    def __init__(self, why: str, is_json: bool = True, position: int = 0, *, unquoted: str | None = None) -> None:
         super().__init__(why)
         self.is_json, self.position = is_json, position
+        self.unquoted = why if unquoted is None else unquoted
 
 
 def decode(text: bytes | str) -> Any:
@@ -73,7 +75,8 @@ def _loaded(text: bytes | str) -> tuple[bytes, Any]:
 
 def _refuse_names_twice(data: bytes, value: Any) -> None:
     if type(value) in (dict, list) and b"{" in data and _has_names_twice(data, value):
-        raise NotExact(f"has a name twice in an object{_name_twice(data)}: the values but for the last would be lost")
+        twice, lost = "has a name twice in an object", "the values but for the last would be lost"
+        raise NotExact(f"{twice}{_name_twice(data)}: {lost}", unquoted=f"{twice}: {lost}")
 
 
 def decode_with_constants(text: bytes | str) -> Any:
@@ -100,7 +103,8 @@ def _refuse_rounding(data: bytes) -> None:
     for digits in _LONG_INTEGER.findall(_STRING.sub(b"", data)):
         if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 64:
             shown = digits[:SHOWN_CHARS].decode()
-            raise NotExact(f"has an integer beyond 64 bits, {shown}: write it as a string")
+            beyond, cure = "has an integer beyond 64 bits", "write it as a string"
+            raise NotExact(f"{beyond}, {shown}: {cure}", unquoted=f"{beyond}: {cure}")
 
 
 def _has_names_twice(data: bytes, value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 They are checked and encoded where they come to be: in the handler's process, or as a command ends. From there to the
 update that inserts them they are bytes, so that their number and size bound the memory.
+
+What is said of them becomes the reason of a failure. It quotes nothing of them, since it is kept longer (decision 38).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from fsqueue.format import names, user_json
 from fsqueue.format.models import Task
 from fsqueue.format.priority import Priority
 from fsqueue.format.task_file import decode_task
-from fsqueue.protocol.encoding import When, encode
+from fsqueue.protocol.encoding import When, available_from, encode
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX
 from fsqueue.then import Then
 
@@ -89,11 +91,12 @@ def _of_pair(number: int, pair: Any) -> Insert:
 def queue_name(name: object, where: str) -> str:
     """Return the name of a queue of a group. NotInserted."""
     if not isinstance(name, str):
-        raise NotInserted("fail", f"{where}: the name of a queue is a text, not {name!r:.100}.")
+        raise NotInserted("fail", f"{where}: the name of a queue is a text, not {type(name).__name__}.")
     try:
         names.queue_directory(name)
-    except InvalidArgument as error:
-        raise NotInserted("fail", f"{where}: {error}") from None
+    except InvalidArgument:
+        why = f"its first item cannot be the name of a queue in a group: {names.QUEUE_NAME_RULE} Nothing was inserted."
+        raise NotInserted("fail", f"{where}: {why}") from None
     return name
 
 
@@ -121,12 +124,17 @@ def _of_lines(data: bytes, queue: str) -> Iterator[Insert]:
             payload = user_json.decode(line)
         except user_json.NotExact as error:
             raise NotInserted(
-                "fail", f"{where} {error}. Nothing was inserted. Print a task in JSON on each line."
+                "fail", f"{where} {error.unquoted}. Nothing was inserted. Print a task in JSON on each line."
             ) from None
         yield _encoded(queue, Task(payload), where)
 
 
 def _encoded(queue: str, task: Task, where: str) -> Insert:
+    try:
+        available_from(task, None)
+    except InvalidTask:
+        why = "has a delay_s or available_at that is no number of seconds from 0 on, or has both"
+        raise NotInserted("fail", f"{where} cannot be inserted. It {why}. Nothing was inserted.") from None
     try:
         encoded = encode(task, sys.maxsize)
     except InvalidTask as error:

@@ -89,6 +89,64 @@ def test_what_cannot_be_inserted_says_why(bad: str) -> None:
     assert why in text
 
 
+SECRET = "pa55word"
+"""A part of a payload, of an output or of a result. It must not be in a reason, which is kept longer."""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        SECRET,
+        [SECRET],
+        [(SECRET, SECRET, SECRET)],
+        [([SECRET], 1)],
+        [({SECRET: 1}, 1)],
+        [(f"{SECRET}\0", 1)],
+        [(SECRET * 40, 1)],
+        [("next", {1: SECRET})],
+        [("next", {SECRET: {1, 2}})],
+        [("next", {SECRET: float("nan")})],
+        [("next", f"{SECRET}\udcff")],
+        [("next", Task(1, key=[SECRET]))],  # type: ignore[arg-type]
+        [("next", Task(1, key=SECRET * 9_000))],
+        [("next", Task(1, priority=[SECRET]))],  # type: ignore[list-item]
+        [("next", Task(1, priority=SECRET * 900))],
+        [("next", Task(1, delay_s=SECRET))],  # type: ignore[arg-type]
+        [("next", Task(1, delay_s=-77_055_770))],
+        [("next", Task(1, available_at=SECRET))],  # type: ignore[arg-type]
+        [("next", Task(1, delay_s=77_055_770, available_at=77_055_770))],
+        [("next", SECRET * 9_000)],
+    ],
+    ids=lambda given: f"{given!r:.50}",
+)
+def test_a_reason_quotes_nothing_of_what_was_to_be_inserted(given: Any) -> None:
+    told, text = handlers.call(lambda: Then(None, given), [])
+    assert told in ("fail", "bury")
+    assert "Nothing was inserted" in text or "Give each as" in text or "is a text, not" in text
+    assert SECRET not in text
+    assert "77055770" not in text.replace(",", "")
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        f"{{\"{SECRET}\":1,\"{SECRET}\":2}}", f"{{\"a\":\"{SECRET}", SECRET, f"[\"{SECRET}\",987654321987654321987]",
+        f"[\"{SECRET}\",1e999]", "[" * 3_000 + f"\"{SECRET}\"" + "]" * 3_000,
+    ],
+    ids=lambda printed: f"{printed:.30}",
+)  # fmt: skip
+def test_a_reason_quotes_nothing_of_an_output_or_a_result(group: Group, printed: str, tmp_path: Path) -> None:
+    (tmp_path / "printed").write_text(printed)
+    for to in ("", ">$FSQUEUE_RESULT"):
+        run(group, f"cat {tmp_path}/printed {to}", stop_after_failures=1)
+        found = [*group["first"].tasks(), *group["first"].tasks("dead")]
+        assert to or found
+        for info in found:
+            assert to or "of its output" in (info.error or "")
+            assert SECRET not in (info.error or "")
+            assert "98765" not in (info.error or "")
+
+
 @pytest.mark.parametrize("result", [[Then(1)], Then(Then(1)), (1, Then(1, [("next", 1)]))])
 def test_a_then_inside_of_a_result_is_refused_and_not_kept_as_data(result: Any) -> None:
     told, text = handlers.call(lambda: result, [])
