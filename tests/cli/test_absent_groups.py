@@ -17,7 +17,7 @@ from tests.groups.absent import Used, nothing_was_done, removed, unmounted
 
 COMMANDS = (
     "insert {group}/open --task 1", "insert {group}/never --task 1", "run {group} -- true", "run {group}/never -- true",
-    "wait {group} --timeout 2", "wait {group}/never --timeout 2",
+    "wait {group} --timeout 60", "wait {group}/never --timeout 60",
     "status {group}", "status {group}/never", "ls {group}", "ls {group}/never",
     "lease {group}/open", "update {group} --insert open=1", "update {group}/open --insert never=1", "gc {group}",
     "fsck {group}", "delete {group} --queue open --yes", "delete {group}/open --yes", "purge {group}/open --yes",
