@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ from fsqueue.views.flows import Flow
 from fsqueue.views.rates import total
 
 KEPT_MAX = 64
-"""Maximum number of queues that a group keeps open for its updates."""
+"""Maximum number of queues that a group keeps as they were used last."""
 
 
 if TYPE_CHECKING:
@@ -330,8 +331,11 @@ class Group(GroupQueues):
         return hash(self._path)
 
     def __getitem__(self, name: str) -> GroupQueue:
-        """Return a queue by its name: any text of at most 255 bytes, encoded. InvalidArgument for any other."""
-        return GroupQueue(self, name)
+        """Return a queue by its name: any text of at most 255 bytes, encoded. InvalidArgument for any other.
+
+        It is the same object as the last time, and open if that was: the 64 that were used last are kept.
+        """
+        return self.opened_queue(names.queue_directory(name))
 
     def matching(self, pattern: str) -> GroupQueues:
         """Return the queues whose whole names match a regular expression, also those that come later."""
@@ -373,18 +377,22 @@ class Group(GroupQueues):
                 queue.close()
 
     def opened_queue(self, directory: QueueDirectory) -> GroupQueue:
-        """Return the queue of a directory, the same object as the last time: a few are kept for updates."""
+        """Return the queue of a directory, the same object as the last time if that is kept."""
         kept = self._kept.get(directory)
         if kept is not None and len(self._kept) < KEPT_MAX:
             return kept  # as in most cases: no queue has to make room for another one
         with resources.Scope(), self._opening:
             queue = self._kept.pop(directory, None)
-            if queue is None:  # nobody gets it who could have it for longer than the group
-                queue = GroupQueue(weakref.proxy(self), names.parse_queue_directory(directory) or directory)
+            if queue is None:
+                queue = GroupQueue(self, names.parse_queue_directory(directory) or directory, is_kept=True)
             self._kept[directory] = queue
             while len(self._kept) > KEPT_MAX:
                 self._kept.pop(next(iter(self._kept)))
         return queue
+
+    def opener(self) -> Callable[[], Group]:
+        """Return what opens the same group once more, and does not keep this object."""
+        return partial(_again, self._path, self.worker, self._id)
 
     def delete(self, name: str, *, wait: bool = False) -> bool:
         """Delete a queue at once, whatever its size. Return False if there was none.
@@ -499,7 +507,7 @@ class Group(GroupQueues):
                 for holder in (where, parent_of(where)):
                     group_directory.refuse_lost(holder)
                 raise
-        return cls(found[0], worker=worker)[found[1]]
+        return GroupQueue(cls(found[0], worker=worker), found[1])
 
     @classmethod
     def holding(cls, path: str | os.PathLike[str]) -> str | None:
@@ -549,5 +557,8 @@ def _refuse_others(group: Group, given: dict[str, Any]) -> None:
         )
 
 
-def _again(path: str, worker: str | None) -> Group:
-    return Group(path, worker=worker)
+def _again(path: str, worker: str | None, identity: QueueId | None = None) -> Group:
+    group = Group(path, worker=worker)
+    if identity not in (None, group.id):
+        raise group_directory.replaced(path)
+    return group

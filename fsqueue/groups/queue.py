@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -52,6 +53,9 @@ class HasQueues(Protocol):
     def path(self) -> Path:
         """Return the group's directory."""
 
+    def opener(self) -> Callable[[], HasQueues]:
+        """Return what opens the same group once more, and does not keep this object."""
+
     @property
     def settings(self) -> Settings:
         """Return the settings that its queues begin with."""
@@ -88,8 +92,12 @@ class GroupQueue(Queue):
     All else is as in `Queue`. Safe to use from many threads, and after a fork; pickled, it is opened anew.
     """
 
-    def __init__(self, group: HasQueues, name: str) -> None:
-        self.group = group
+    def __init__(self, group: HasQueues, name: str, *, is_kept: bool = False) -> None:
+        """`is_kept`: the group keeps this object. Then this object does not keep the group: both end with the group's
+        last user.
+        """
+        self._seen, self._held = weakref.ref(group), None if is_kept else group
+        self._open_group = group.opener()
         self.name = name
         self._directory = names.queue_directory(name)
         self._path = group.path / self._directory
@@ -105,6 +113,14 @@ class GroupQueue(Queue):
         return self.__dict__[attribute]
 
     # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> HasQueues:
+        """Return its group; if nobody has that any more, the same one, opened once more. GroupNotFound."""
+        group = self._held or self._seen()
+        if group is None:
+            group = self._held = self._open_group()
+        return group
 
     @property
     def directory(self) -> names.QueueDirectory:
