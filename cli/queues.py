@@ -123,7 +123,7 @@ def create(
         q = fsqueue.Queue.create(queue, allow_unsafe=allow_unsafe, **given)
     except fsqueue.QueueExists:
         if not exist_ok:
-            raise
+            raise _already(queue, "queue") from None
         is_new = False
         q = fsqueue.Queue.create(queue, allow_unsafe=allow_unsafe, exist_ok=True, **given)
     with q:
@@ -287,9 +287,20 @@ def _say_whether_paused(q: fsqueue.Queue, as_json: bool, what: str, is_new: bool
         complain(line)
 
 
+def _already(path: str, kind: str) -> click.ClickException:
+    """Return what `create` says of a path that is taken, in the words of the command line."""
+    return click.ClickException(
+        f"There is a {kind} at {path} already. Nothing was changed. Use it as it is (--exist-ok), or choose another "
+        "path."
+    )
+
+
 def _create_group(path: str, given: dict[str, Any], exist_ok: bool, allow_unsafe: bool, as_json: bool) -> None:
     is_new = fsqueue.Group.at(path) is None
-    group = fsqueue.Group.create(path, exist_ok=exist_ok, allow_unsafe=allow_unsafe, **given)
+    try:
+        group = fsqueue.Group.create(path, exist_ok=exist_ok, allow_unsafe=allow_unsafe, **given)
+    except fsqueue.QueueExists:
+        raise _already(path, "group of queues") from None
     if is_new and (lost := mountadvice.volatile(str(group.path))):
         hint(f"warning: {group.path} is {lost}")
     made = [f"made the group {group.path}: in its queues {_promises(group.settings)}"] if is_new else []

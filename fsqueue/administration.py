@@ -128,8 +128,7 @@ def _create(
             _sync_name(fs, path)
             return
         raise QueueExists(
-            f"There is a {kind.word} at {path} already. Use it as it is (exist_ok=True, --exist-ok), or choose "
-            "another path."
+            f"There is a {kind.word} at {path} already. Use it as it is (exist_ok=True), or choose another path."
         )
     if groups.GROUP_FILE in present:
         raise NotAQueue(

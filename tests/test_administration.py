@@ -70,7 +70,7 @@ def test_a_new_queue_is_a_directory_with_a_settings_file(tmp_path: Path) -> None
 def test_a_queue_is_not_made_twice(queue: Queue) -> None:
     queue.insert("x")
     before = (queue.path / "queue.jsonl").read_bytes()
-    with pytest.raises(QueueExists, match="exist_ok"):
+    with pytest.raises(QueueExists, match=r"\(exist_ok=True\), or choose"):
         Queue.create(queue.path, shards=3)
     again = Queue.create(queue.path, shards=3, exist_ok=True)
     assert again.settings == queue.settings

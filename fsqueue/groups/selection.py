@@ -104,10 +104,10 @@ class Selected:
 
 
 def compiled(pattern: object) -> re.Pattern[str]:
-    """Return a pattern for whole names; InvalidArgument if it is none."""
+    """Return a pattern for whole names, in which `.` also matches a line break; InvalidArgument if it is none."""
     try:
         if isinstance(pattern, str):
-            return re.compile(pattern)
+            return re.compile(pattern, re.DOTALL)
         why = "it is no text"
     except (re.error, RecursionError, OverflowError) as error:
         why = str(error)

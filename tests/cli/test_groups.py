@@ -24,7 +24,10 @@ def group(tmp_path: Path, fsqueue_cli: Run) -> Group:
 
 def test_a_group_is_created_once_with_the_settings_of_its_queues(fsqueue_cli: Run, group: Group) -> None:
     assert (group.settings.lease_s, group.settings.shards) == (300, 2)
-    assert "already" in fsqueue_cli("create", "--group", group.path, code=1).stderr
+    said = fsqueue_cli("create", "--group", group.path, code=1).stderr
+    assert f"There is a group of queues at {group.path} already." in said
+    assert "Use it as it is (--exist-ok)" in said
+    assert "exist_ok" not in said, "the words of Python"
     again = fsqueue_cli("create", "--group", group.path, "--exist-ok", "--json").stdout
     assert json.loads(again)["created"] is False
     fsqueue_cli("create", "--group", group.path, "--exist-ok", "--lease", "7m", code=2)
@@ -138,6 +141,14 @@ def test_status_of_a_group_hides_what_had_no_task(fsqueue_cli: Run, group: Group
     none = fsqueue_cli("status", group.path, "--match", "fetch").stdout
     assert none == "no queue here with a name that matches fetch has had a task\n", "there are others"
     fsqueue_cli("status", group.path / "b#parse", "--match", "x", code=2)
+
+
+def test_a_pattern_takes_a_queue_with_a_line_break_in_its_name(fsqueue_cli: Run, group: Group) -> None:
+    group["two\nlines"].insert({"page": 1})
+    fsqueue_cli("wait", group.path, "--match", ".*", "--timeout", 0, code=124)
+    fsqueue_cli("run", group.path, "--match", "two.*", "--", "true")
+    assert group["two\nlines"].status().completed == 1
+    assert "1 of 1" in fsqueue_cli("wait", group.path, "--match", ".*").output
 
 
 def test_run_takes_queues_by_a_pattern(fsqueue_cli: Run, group: Group) -> None:

@@ -46,7 +46,9 @@ def test_create_says_what_it_made(fsqueue_cli: Run, tmp_path: Path) -> None:
 
 def test_create_twice(fsqueue_cli: Run, tmp_path: Path) -> None:
     fsqueue_cli("create", tmp_path / "q")
-    assert "already" in fsqueue_cli("create", tmp_path / "q", code=1).stderr
+    said = fsqueue_cli("create", tmp_path / "q", code=1).stderr
+    assert f"There is a queue at {tmp_path / 'q'} already. Nothing was changed. Use it as it is (--exist-ok)" in said
+    assert "exist_ok" not in said, "the words of Python"
     fsqueue_cli("create", tmp_path / "q", "--exist-ok")
 
 

@@ -100,7 +100,7 @@ def test_settings_are_those_of_the_group_and_others_are_refused(tmp_path: Path) 
     with pytest.raises(InvalidArgument, match="lease_s must be"):
         Group.create(tmp_path / "b", lease_s=0)
     assert not (tmp_path / "b").exists()
-    with pytest.raises(fsqueue.QueueExists, match="There is a group of queues"):
+    with pytest.raises(fsqueue.QueueExists, match=r"There is a group of queues.*\(exist_ok=True\), or choose"):
         Group.create(group.path)
     assert (group.path / groups.GROUP_FILE).read_bytes() == before
 

@@ -103,6 +103,18 @@ def test_a_pattern_is_one_for_whole_names(group: Group) -> None:
     assert group.matching(".*#.*").status(".*parse").queues == {"google.com#parse": Status(waiting=1)}
 
 
+def test_a_dot_of_a_pattern_matches_a_line_break_in_a_name(group: Group) -> None:
+    group["two\nlines"].insert(1)
+    for pattern in (".*", "two.lines", "two.*"):
+        assert "two\nlines" in [queue.name for queue in group.queues(pattern)]
+        assert "two\nlines" in [queue.name for queue in group.matching(pattern).queues()]
+        assert not group.matching(pattern).is_drained()
+    assert group.matching("two.*").status().status.waiting == 1
+    [task] = group.matching("two.*").lease()
+    task.complete()
+    assert group.matching("two.*").is_drained()
+
+
 @pytest.mark.parametrize("pattern", ["(", "*", 5, b"x", "(?P<a>.)(?P<a>.)", "x{99999999999}"])
 def test_what_is_no_pattern_is_refused(group: Group, pattern: object) -> None:
     with pytest.raises(InvalidArgument, match="no regular expression"):

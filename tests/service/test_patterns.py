@@ -43,6 +43,14 @@ def test_what_could_take_for_ever_or_is_no_pattern_is_refused(pattern: str) -> N
         patterns.check("match", pattern)
 
 
+def test_a_dot_matches_a_line_break_in_a_name(group: Group, open_gateway: Open) -> None:
+    group["two\nlines"].insert(1)
+    client: TestClient = open_gateway(group.path, token=READ)
+    answer = client.get("/v1/queues", params={"match": "two.*"})
+    assert answer.status_code == 200
+    assert "two\\nlines" in answer.text
+
+
 @pytest.mark.parametrize("path", ["/v1/queues", "/v1/status", "/metrics"])
 def test_a_reader_cannot_stop_a_gateway_by_a_pattern(group: Group, open_gateway: Open, path: str) -> None:
     group["a" * 100].insert(1)
