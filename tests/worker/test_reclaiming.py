@@ -427,11 +427,13 @@ def test_a_stopped_supervisor_is_told_to_go_on_before_it_is_killed(one: Queue, p
 
 
 LATE = """
+# `alive` is opened first: once the file is there the test kills the worker, and its number means nothing any more.
 import select
 worker, end = map(int, sys.argv[1:])
 select.select([end], [], [])
+alive = os.pidfd_open(worker)
 open({heard!r}, "w")
-select.select([os.pidfd_open(worker)], [], [])
+select.select([alive], [], [])
 assert os.getppid() != worker
 """
 
