@@ -25,8 +25,8 @@ from tests.simulation.handles import Host
 from tests.simulation.history import DONE, Actor, History
 from tests.simulation.kernel import Process
 from tests.simulation.nfs import Client, NfsProcess
-from tests.simulation.wiring import Persona, take_stage
-from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World, begin_anew
+from tests.simulation.wiring import Persona, begin_anew, take_stage
+from tests.simulation.world import NEVER, START_S, Circles, Scheduler, SimClock, SimEntropy, World
 
 LEASE_S = 10.0
 AT_ONCE = (("storage.letter_files:BLOCK_BYTES", 0),)

@@ -11,8 +11,9 @@ import gc
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from threading import get_ident
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 import fsqueue.fsck  # noqa: F401 - a verb would import it on a simulated machine, and take parts of that for the real one
-from fsqueue import administration, forks
+from fsqueue import administration, forks, several
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, beneath, operations, resources, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS
@@ -42,14 +43,19 @@ PAUSES_S = (0.002, 0.5)
 """Between two tries for a busy lock: longer than in earnest, since each try costs a step."""
 
 
+alive: weakref.WeakSet[SimFilesystem] = weakref.WeakSet()
+"""What there is of worlds, also of those whose stories are over."""
+
+
 class SimFilesystem(Filesystem):
     """The filesystem layer, over the `os` of the process that acts."""
 
     def __init__(self, root: str, process: Process, shared: bool) -> None:
         super().__init__(root, shared=shared)
+        alive.add(self)
         self.pauses_s = PAUSES_S
         self.try_lock, self.unlock, self.close = process.try_lock, process.unlock, self._close
-        self.is_locked, self.drop = process.is_locked, self._close
+        self.is_locked, self.drop = process.is_locked, _dropping(process)
         self.at_once = _one_after_the_other
         self._process = process
         self._top: Directory | None = None
@@ -172,6 +178,22 @@ class SimFilesystem(Filesystem):
             raise
 
 
+def _dropping(process: Process) -> Callable[[int], None]:
+    """Return what closes a process's file whose owner is let go of.
+
+    The record of owners (`resources.Kept`) has it, and lives as long as Python. So it does not hold the process, with
+    which all of its world would live on: a later test would meet the files of that.
+    """
+    weakly = weakref.ref(process)
+
+    def drop(fd: int) -> None:
+        if (alive := weakly()) is not None:
+            with suppress(OSError):
+                alive.close(fd)
+
+    return drop
+
+
 def _one_after_the_other(calls: Sequence[Callable[[], object]]) -> None:
     """What the layer does in threads: here a thread is a process. A crash between two leaves the same as in earnest."""
     for call in calls:
@@ -247,6 +269,15 @@ def take_stage(persona: Persona | None) -> None:
     forks.depth = _DEPTH + (0 if persona is None else persona.depth)
 
 
+def begin_anew() -> None:
+    """Have this thread know nothing of an earlier world: what it has open there, and which queue had its turn."""
+    owned = resources.this_thread.owned
+    owned.fds.clear()
+    owned.sections.clear()
+    owned.fresh.clear()
+    vars(several._turns).clear()
+
+
 _tellers: set[int] = set()
 """The threads that tell stories. All others live in the real world, also while a story is told."""
 
@@ -266,6 +297,8 @@ def _telling_here() -> Iterator[None]:
     finally:
         if is_outermost:
             _tellers.remove(get_ident())
+            begin_anew()
+            take_stage(None)
 
 
 class _OsOfThread:
@@ -366,17 +399,20 @@ def undisturbed() -> Iterator[None]:
 
     What the garbage collector would close, it would close at another moment each time.
     """
-    collecting = gc.isenabled()
-    gc.disable()
-    gc.collect()  # else garbage would stay, with the files that it has open
-    gc.freeze()  # for good: what is there before, as caches of cases, need not be looked through each time
+    is_outermost = gc.isenabled()
+    if is_outermost:
+        gc.disable()
+        gc.collect()  # else garbage would stay, with the files that it has open
+        # For good: what is there before, as caches of cases, need not be looked through each time. Not within another
+        # one: the world that is told of there would stay when it is over, and later tests would meet its files.
+        gc.freeze()
     logging.disable(logging.WARNING)
     try:
         with simulated_machine():
             yield
     finally:
         logging.disable(logging.NOTSET)
-        if collecting:
+        if is_outermost:
             gc.enable()
 
 

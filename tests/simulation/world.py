@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
-from fsqueue import several
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import resources
 from tests.simulation.books import BEGIN, Book
 from tests.simulation.disk import Directory, Disk, File, Node
 from tests.simulation.handles import FIRST_FD, Crash
 from tests.simulation.kernel import Process
-from tests.simulation.wiring import on_stage, take_stage, tell_here
+from tests.simulation.wiring import begin_anew, on_stage, take_stage, tell_here
 
 START_S = 1_800_000_000.0
 NEVER = 1 << 60
@@ -213,15 +211,6 @@ class SimEntropy(Entropy):
 # -- turns ---------------------------------------------------------------------------------------------
 
 
-def begin_anew() -> None:
-    """Have this thread know nothing of an earlier world: what it has open there, and which queue had its turn."""
-    owned = resources.this_thread.owned
-    owned.fds.clear()
-    owned.sections.clear()
-    owned.fresh.clear()
-    vars(several._turns).clear()
-
-
 class _Thread:
     """A thread that is kept for one worker after the other."""
 
@@ -239,7 +228,9 @@ class _Thread:
             assert job is not None
             begin_anew()
             job()
-            job = None  # else the world that it was in would live until the next one: and close its files in that
+            # Else the world that it was in would live until the next one, and close its files in that.
+            job = None
+            begin_anew()
 
 
 _idle: list[_Thread] = []
