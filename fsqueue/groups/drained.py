@@ -114,6 +114,7 @@ class GroupDrainCheck:
         return seen
 
     def _ask(self, queue: Queue) -> bytes | None:
+        self.asking = queue
         check = DrainCheck(queue.store)
         seen = _look(queue, check)
         if seen is None:

@@ -39,6 +39,8 @@ class Watch:
         self.due_s = self._idle_poller.due_s
         self.is_failing = False
         """Whether the last question to it ended in an error."""
+        self.warned_of: tuple[type, int | None] | None = None
+        """What kind of error was warned of last, since it gave a task."""
 
     @property
     def is_deaf(self) -> bool:
@@ -85,8 +87,6 @@ class Several:
         self._watches = list(watches)
         """The one that gave something last comes last."""
         self._skips_gone = skips_gone
-        self.asking: Watch | None = None
-        """The one that is asked at this moment, for other threads: it may not answer."""
         self._promised: dict[Watch, Rank] = {}
         """Those that seem to have tasks, and the rank of the best. The one that gave something last comes last."""
         self._unknown: dict[Watch, None] = {}
@@ -113,8 +113,7 @@ class Several:
                 break
         if self._errors and not held:
             raise next(iter(self._errors.values()))
-        # The last lease of each task, as `leasing.latest`. A copy of a queue has the same batches, and other tasks.
-        return list({(id(task.queue), task.batch, task.index): task for task in held}.values())
+        return latest(held)
 
     def due_s(self) -> float:
         """Return in how many seconds a task will be available that was seen and is not available yet."""
@@ -206,7 +205,6 @@ class Several:
     def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
         if watch in self._errors:
             return otherwise
-        self.asking = watch
         try:
             found = act()
         except FsqueueError as error:
@@ -218,13 +216,55 @@ class Several:
                 self._watches.remove(watch)
             else:
                 self._errors[watch] = error
-            if not watch.is_failing:
-                logger.warning("a queue is left out: %s", error)
-            watch.is_failing = True
+            # Not each time: of a filesystem that has become read-only, or is full, looks succeed between two failures.
+            kind = type(error), getattr(error.__cause__, "errno", None)
+            if watch.warned_of != kind:
+                logger.warning("%s is left out: %s", watch.store.path, error)
+            watch.is_failing, watch.warned_of = True, kind
             return otherwise
         watch.is_failing = False
         return found
 
     def _put_last(self, watch: Watch) -> None:
+        watch.warned_of = None
         self._watches.remove(watch)
         self._watches.append(watch)
+
+
+class SeveralRoots(Several):
+    """Lease from queues on several filesystems, of which one may not answer.
+
+    `is_left()` tells whether another thread asks the others by now: then nothing is asked any more.
+    """
+
+    def __init__(self, watches: Sequence[Watch], is_left: Callable[[], bool]) -> None:
+        super().__init__(watches)
+        self._is_left = is_left
+        self.asking: Watch | None = None
+        """The one that is asked at this moment, for other threads."""
+        self._held: dict[int, LeasedTask] = {}
+        """What this look has leased, by identity. A task is taken out in one step, by `look` or by another thread."""
+
+    def look(self, n: int) -> list[LeasedTask]:
+        """Return what another thread has not taken by then."""
+        self._held.clear()
+        return [task for task in super().look(n) if self._held.pop(id(task), None) is not None]
+
+    def held(self) -> list[LeasedTask]:
+        """Return what a look holds that waits for a filesystem. For another thread, which has it from now on."""
+        held = [task for key in list(self._held) if (task := self._held.pop(key, None)) is not None]
+        return latest(held)
+
+    def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
+        if self._is_left():
+            return otherwise
+        self.asking = watch
+        found = super()._ask(watch, act, otherwise)
+        if isinstance(found, list):
+            self._held.update((id(task), task) for task in found)
+        return found
+
+
+def latest(held: Sequence[LeasedTask]) -> list[LeasedTask]:
+    """Return the last lease of each task, as `leasing.latest`. A copy of a queue has the same batches, other tasks."""
+    return list({(id(task.queue), task.batch, task.index): task for task in held}.values())

@@ -65,13 +65,13 @@ class NodeFailures:
     def __init__(self, store: Store, after: int) -> None:
         if type(after) is not int or after < 1:
             raise InvalidArgument(f"exclude_after must be a whole number from 1, not {after!r}.")
-        self._store, self._after = store, after
+        self.store, self._after = store, after
         self.node = node_of(store.worker)
         self._seen: tuple[tuple[int, ...], str | None] | None = None
 
     def failed(self, reason: str = "") -> None:
         """Count a task that has failed on this node."""
-        store = self._store
+        store = self.store
         line = {
             "op": "failed",
             "at": store.clock.now_ms(),
@@ -93,7 +93,7 @@ class NodeFailures:
     def succeeded(self) -> None:
         """Forget the failures: a task was completed on this node."""
         if self._state() is not None:
-            admit(self._store, self.node)
+            admit(self.store, self.node)
 
     def excluded(self) -> str | None:
         """Return why this node takes no more tasks, in a sentence; None if it takes some."""
@@ -107,19 +107,19 @@ class NodeFailures:
     def _state(self) -> tuple[int, ...] | None:
         """Return what changes with the node's file; None if there is none."""
         try:
-            found = self._store.fs.stat(self._store.layout.node(self.node))
+            found = self.store.fs.stat(self.store.layout.node(self.node))
         except OSError:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read(self) -> str | None:
-        found = read(self._store, self._store.layout.node(self.node))
+        found = read(self.store, self.store.layout.node(self.node))
         if found is None or found.failures < self._after:
             return None
         what = f"the last {found.failures} failed there" + (f" ({found.reason})" if found.reason else "")
         return (
-            f"The node {self.node} takes no more tasks of {self._store.path}: {what}. "
-            f"When it is well again: fsqueue workers {shlex.quote(self._store.path)} --admit {shlex.quote(self.node)}"
+            f"The node {self.node} takes no more tasks of {self.store.path}: {what}. "
+            f"When it is well again: fsqueue workers {shlex.quote(self.store.path)} --admit {shlex.quote(self.node)}"
         )
 
 

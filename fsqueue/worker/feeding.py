@@ -6,9 +6,9 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 
@@ -20,7 +20,7 @@ from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
 from fsqueue.leased_task import LeasedTask
-from fsqueue.protocol.several import Several, Watch
+from fsqueue.protocol.several import Several, SeveralRoots, Watch
 from fsqueue.protocol.waiting import BELL_S, pause_news, tell_of_end
 from fsqueue.queue import Queue
 from fsqueue.storage.listening import Listener
@@ -43,8 +43,6 @@ DEATH_CHECK_S = (1.0, 600.0)
 """Shortest and longest pause before a worker that finds nothing to lease looks whether holders of tasks have died on
 this host. Each pause is as long as the worker has waited by then. That reads the logs of all batches at work.
 It tells of those that two looks in a row have found dead."""
-SILENT_S = 10.0
-"""How long a queue may take to answer before the worker goes on without its filesystem, if it has others."""
 AWAY_LOOK_S = 5.0
 """How often a worker looks whether a queue or a group is there that was not: that opens it."""
 CHECKS = 2
@@ -66,6 +64,8 @@ class Fed:
     error: FsqueueError | None = None
 
 
+Asked = Queue | Selected | Watch | Store | Away
+"""What a feeder asks, and what may not answer."""
 Say = Callable[[str, str], object]
 """Tells an event: its kind, and a sentence."""
 GaveUp = Callable[[str, str, int, str], object]
@@ -109,11 +109,17 @@ class Feeder(BackgroundThread):
         self._found_dead: dict[str, set[bytes]] = {}
         """The workers that the last look has found dead, by the path of the queue: see `LeaseHolder.key`."""
         self._is_left = threading.Event()
-        """Set once another feeder has taken its place, since a queue did not answer it."""
+        """Set once another feeder has taken its place, since a filesystem did not answer it in time."""
+        self._is_abandoned = False
+        """Whether the run is over for a feeder that was left."""
+        self.has_ended = False
+        """Whether it asks nothing any more, for good."""
         self._look_began = math.inf
         """When it began to ask, on the monotonic clock; infinite while it asks nothing."""
-        self._asking: Callable[[], Queue | Selected | Watch | Store | None] | None = None
+        self._asking: Callable[[], Asked | None] = lambda: None
         """Tells what is asked."""
+        self._seen: tuple[Asked | None, float] = None, -math.inf
+        """What was asked when the loop looked, and since when it has seen that."""
         self._has_fed = False
         """Whether tasks were ever leased."""
         self._copies = CopyCheck()
@@ -131,8 +137,8 @@ class Feeder(BackgroundThread):
         self._members: Members | None = None
         """Which queues of groups are open, if there are groups."""
         self._now, self._random = clock.monotonic, Entropy().random
-        self._away_at = math.inf if not queues.away else -math.inf
-        """When to look for what is away; infinite if nothing is."""
+        self._away_at = -math.inf
+        """When to look for what is away, if anything is."""
         forks.register(self, Feeder.after_fork)
 
     def ask(self, n: int) -> None:
@@ -150,40 +156,70 @@ class Feeder(BackgroundThread):
         return self._untaken
 
     def check_soon(self) -> None:
-        """Ask at once whether all is done: the last outcome of this worker's tasks has just been told.
-
-        The loop calls it, and closes this feeder: so the descriptor is still open.
-        """
-        if self._ends and not self._is_closed:
+        """Ask at once whether all is done: the last outcome of this worker's tasks has just been told."""
+        if self._ends:
             self._is_nudged = True
-            os.eventfd_write(self._end, 1)
+            self.wake()
 
-    def silent_at(self) -> float:
-        """Return when the queue that is asked at this moment counts as one that does not answer. For the loop."""
-        return self._look_began + SILENT_S
+    def silent_since(self) -> float:
+        """Return since when what is asked at this moment has not answered, as far as the loop has seen; infinite if
+        nothing is asked. For the loop.
+        """
+        asked = self._asking()
+        if asked is not self._seen[0]:
+            self._seen = asked, self._now()
+        return max(self._look_began, self._seen[1])
 
     def silent(self) -> str | None:
-        """Return the path of the queue or group that is being asked; None if that is not known."""
-        asking = self._asking() if self._asking is not None else None
-        if isinstance(asking, Selected):
-            return str(asking.group.path)
-        store = asking.store if isinstance(asking, (Queue, Watch)) else asking
+        """Return the path of the queue or group that is being asked; None if that is not known. It asks nothing."""
+        asked = self._asking()
+        if isinstance(asked, Selected):
+            return str(asked.group.path)
+        if isinstance(asked, (GroupQueue, Away)):
+            return str(asked.path)
+        store = asked.store if isinstance(asked, (Queue, Watch)) else asked
         return None if store is None else store.path
 
-    def _begin_to_ask(self, asking: Callable[[], Queue | Selected | Watch | Store | None]) -> None:
+    def _begin_to_ask(self, asking: Callable[[], Asked | None]) -> None:
         """Note that what `asking` tells is asked from now on, which may take long."""
         self._asking, self._look_began = asking, self._now()
 
-    def leave(self) -> None:
-        """Leave it, since a queue does not answer. Once that does, it puts back what it has leased, and ends."""
+    def _each_store(self) -> Iterator[Store]:
+        """Yield each queue that is open. It counts as asked until the next one."""
+        try:
+            for store in self._queues.stores():
+                self._begin_to_ask(lambda store=store: store)  # type: ignore[misc]
+                yield store
+        finally:
+            self._look_began = math.inf
+
+    def leave(self) -> list[LeasedTask]:
+        """Leave it, since a filesystem does not answer in time. Once that does, this feeder answers, and ends.
+
+        Return what it has leased on the others, and could not report.
+        """
         self._is_left.set()
         self.close()
+        return self._watches.held() if isinstance(self._watches, SeveralRoots) else []
+
+    def abandon(self) -> list[LeasedTask]:
+        """Have it put back what it leases from now on: the run ends. Return what the loop will not take in any more.
+
+        Only for a feeder that was left: its thread may never end.
+        """
+        self._is_abandoned = True
+        return self._untaken
 
     def _put_back(self, tasks: list[LeasedTask]) -> None:
-        """Put back what came too late, in this thread: nothing waits for it."""
+        """Put back what came after the end of the run, in this thread: nothing waits for it."""
         for task in tasks:
             with suppress(FsqueueError, OSError):
                 task.release()
+
+    def wake(self) -> None:
+        """End a pause. The loop calls it, and closes this feeder: so the descriptor is still open."""
+        if not self._is_closed:
+            os.eventfd_write(self._end, 1)
 
     def _sleep(self, seconds: float, deaf: bool) -> None:
         """Sleep until the time is over, a doorbell is rung, `close` or `check_soon`."""
@@ -215,10 +251,13 @@ class Feeder(BackgroundThread):
             self._give_back()  # `close` does not write any more: what ends the loop above is its last step
         finally:
             self._listener.close()
+            self.has_ended = True
+        if self._is_left.is_set():
+            self._report(Fed())  # the last: what it was left for answers again
 
     def _answer_all(self) -> None:
         self._watch()
-        self._say_away(self._queues.away)
+        self._name_away()
         while n := self._requests.get():
             try:
                 answer = self._feed(n)
@@ -235,11 +274,14 @@ class Feeder(BackgroundThread):
             self._watches = RemoteWatch(self._queues.remote, self._lease_s)
         elif self._queues.groups:
             self._members = Members(self._queues.given, self._make_watch, self._clock)
-            self._watches = Several(self._members.watches)
+            self._watches = self._several(self._members.watches)
         else:
             watches = list(map(self._make_watch, self._queues))
-            self._watches = watches[0] if len(watches) == 1 else Several(watches)
+            self._watches = watches[0] if len(watches) == 1 else self._several(watches)
         self._drain_check = self._queues.drain_check()
+
+    def _several(self, watches: list[Watch]) -> Several:
+        return SeveralRoots(watches, self._is_left.is_set) if self._queues.has_several_roots else Several(watches)
 
     def _watch_anew(self) -> None:
         """Poll what is there now, after something has gone or come back."""
@@ -251,34 +293,47 @@ class Feeder(BackgroundThread):
 
         A group may be there again by now: then its queues are opened anew.
         """
-        gone = self._queues.put_away()
+        self._begin_to_ask(lambda: self._queues.asking)
+        try:
+            gone = self._queues.put_away()
+        finally:
+            self._look_began = math.inf
         if gone is None or not (gone or isinstance(error, GroupNotFound)):
             return False
         self._watch_anew()
         if gone:
-            self._say_away(gone)
+            self._name_away()
         else:
             self._sleep(RETRY_S[0], deaf=True)
         return True
 
-    def _say_away(self, away: Sequence[Away]) -> None:
-        if away:
-            self._away_at = self._now() + AWAY_LOOK_S
-        for one in away:
-            self._say("away", f"{one.text}.")
+    def _name_away(self) -> None:
+        """Name what is away, each once, and decide when to look for it."""
+        now, away = self._now(), self._queues.away
+        for place, one in enumerate(away):
+            if not one.is_named and now >= one.named_at:
+                away[place] = replace(one, is_named=True)
+                self._say("away", f"{one.text}.")
+        self._away_at = min((now + AWAY_LOOK_S, *(one.named_at for one in away if not one.is_named)))
 
     def _look_for_away(self) -> None:
         """Take in what was away and is there again."""
-        if self._now() < self._away_at:
+        away = self._queues.away
+        if not away or (self._now() < self._away_at and not any(one.answers and one.answers() for one in away)):
             return
-        found = self._queues.come_back()
-        self._away_at = self._now() + AWAY_LOOK_S if self._queues.away else math.inf
+        self._begin_to_ask(lambda: self._queues.asking)
+        try:
+            found = self._queues.come_back()
+        finally:
+            self._look_began = math.inf
+        self._name_away()
         if found:
             self._copies.forget()
             self._watch_anew()
         for one in found:
-            what = "it has to be drained, too" if one.is_upstream else "its tasks are taken, too"
-            self._say("away", f"{one.path} is there: {what}.")
+            if one.is_named:
+                what = "it has to be drained, too" if one.is_upstream else "its tasks are taken, too"
+                self._say("away", f"{one.path} is there: {what}.")
 
     def _make_watch(self, queue: Queue) -> Watch:
         leaser = queue._leaser
@@ -347,7 +402,7 @@ class Feeder(BackgroundThread):
                 self._warn_of_copies()
             if self._is_left.is_set():
                 return Fed()
-            if excluded := next(filter(None, (streak.excluded() for streak in self._streaks)), None):
+            if self._streaks and (excluded := self._excluded()):
                 return Fed(excluded=excluded)
             is_nudged, self._is_nudged = self._is_nudged, False
             with self._taking:
@@ -356,13 +411,15 @@ class Feeder(BackgroundThread):
                     got = self._watches.look(n)
                 finally:
                     self._look_began = math.inf
-                if self._is_left.is_set():
-                    self._put_back(got)
-                    return Fed()
                 if got:
                     self._has_fed, self._untaken = True, got
+                    if self._is_abandoned:  # asked after `_untaken` is set: see `abandon`
+                        self._put_back(got)
+                        return Fed()
                     self._report(Fed(got))
                     return None
+            if self._is_left.is_set():
+                return Fed()
             for text in pause_news(self._queues.stores()):
                 self._say("pause", text)
             if self._is_closed:
@@ -378,7 +435,7 @@ class Feeder(BackgroundThread):
                     away = self._queues.away
                     if not away:
                         if self._has_fed and not (checks and is_told):
-                            tell_of_end(self._queues.stores())
+                            tell_of_end(self._each_store())
                         return Fed(drained=True)
                     if now >= max(one.waits_until for one in away):
                         return Fed(away=" and ".join(f"{one.path} {one.why}" for one in away))
@@ -390,8 +447,19 @@ class Feeder(BackgroundThread):
             if self._members is not None:
                 due_s = min(due_s, self._members.due_s())
             self.due_at = now + due_s
-            pause_s = max(0.001, min(backoff.next_s(), due_s, self._away_at - now))
+            pause_s = max(0.001, min(backoff.next_s(), due_s, self._away_at - now if self._queues.away else math.inf))
             self._sleep(pause_s, self._watches.is_deaf)
+
+    def _excluded(self) -> str | None:
+        """Return why this node takes no more tasks, if it does not."""
+        try:
+            for streak in self._streaks:
+                self._begin_to_ask(lambda streak=streak: streak.store)  # type: ignore[misc]
+                if excluded := streak.excluded():
+                    return excluded
+        finally:
+            self._look_began = math.inf
+        return None
 
     def _warn_of_copies(self) -> None:
         """Say which queues may be copies, before anything is leased from them."""
@@ -406,7 +474,7 @@ class Feeder(BackgroundThread):
         The fork server of a worker that was killed ends its leases, once its commands have ended. So nothing is said
         of a worker that the look before has not found dead.
         """
-        for store in self._queues.stores():
+        for store in self._each_store():
             place = store.path
             try:
                 with resources.Scope():

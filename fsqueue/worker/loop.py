@@ -12,7 +12,6 @@ import signal
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Literal, TypeVar
 
 from fsqueue import forks
@@ -24,7 +23,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import inserts
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
-from fsqueue.worker.feeding import SILENT_S, Fed, Feeder
+from fsqueue.worker.feeding import Fed, Feeder
 from fsqueue.worker.jobs import Executor, Job, capacity
 from fsqueue.worker.limits import KILL_S, LEAVE_S, STALL_S, UNTOLD_BYTES_MAX, UNTOLD_MAX, Limits, stop_time
 from fsqueue.worker.output import OutputWriter
@@ -44,9 +43,14 @@ from fsqueue.worker.settling import (
     failure,
     give_back,
 )
-from fsqueue.worker.sources import Sources
+from fsqueue.worker.sources import Away, Sources
 
 T = TypeVar("T")
+
+LATE_S = 0.5
+"""How long a filesystem may take to answer at first before the worker asks the others without it, if it has others."""
+SILENT_S = 10.0
+"""How long it may take at most: see `Loop._leave_silent`. From then on it does not answer, and is named."""
 
 _NO_GROUP = (
     "is no queue of a group, so nothing can be inserted in one step with a completion. Nothing was inserted. Use "
@@ -90,7 +94,7 @@ class Loop:
         self._teller = Teller(self.output_writer.do, tell)
         self._say, self._note = self._teller.say, self._teller.note
         self._now, self._random = Clock().monotonic, Entropy().random
-        self._taking, died = Taking(), self.thread_died
+        self._taking, died = Taking(queues.root_of), self.thread_died
         untold, unfed = map(self._trouble, ("outcomes cannot be told", "tasks cannot be leased"))
 
         def new_root() -> _Root:
@@ -118,6 +122,10 @@ class Loop:
 
         self._new_feeder: Callable[[Sources], Feeder] = new_feeder
         self._feeder = new_feeder(queues)
+        self._left: dict[Feeder, tuple[Hashable, float]] = {}
+        """The feeders that were left and have not ended: which filesystem does not answer them, and since when."""
+        self._late_s: dict[Hashable, float] = {}
+        """How long filesystems may take to answer that once took longer than `LATE_S`, and answered."""
         self.run_id = ""
         """What the leases of this run have, and no others. Set when it begins: a fork before that makes two runs."""
         self._queues, self._has_own_lease = queues, lease_s is not None
@@ -337,7 +345,7 @@ class Loop:
             self._leave_at, self._executor.due_at,
         )  # fmt: skip
         if self._feeder.is_busy and self._queues.has_several_roots:
-            due = min(due, self._now() + SILENT_S)
+            due = min(due, self._now() + LATE_S)
         for job in self._executor.at_work():
             due = min(due, job.kill_at if job.doomed else job.began + self._limits.timeout_s)
         return None if due == math.inf else max(0.0, due - self._now())
@@ -374,8 +382,8 @@ class Loop:
             self._stop_at = math.inf
             self._end(self._stop_why, "the time is over")
             self._wind_up()
-        if now >= self._feeder.silent_at():
-            self._leave_silent()
+        if self._feeder.is_busy and self._queues.has_several_roots:
+            self._leave_silent(now)
         if now >= self._idle_at():
             self._end("idle", f"there was nothing to do for {self._limits.idle_timeout_s:g} s")
         if self._executor.held() or self._ahead or self._untold:
@@ -383,32 +391,55 @@ class Loop:
 
     # -- tasks come
 
-    def _leave_silent(self) -> None:
-        """Have another feeder take its place, if a filesystem does not answer it and there are others."""
-        old, silent = self._feeder, self._feeder.silent()
-        until = self._now() + self._limits.patience_s
-        others = None
-        if silent is not None:
-            others = self._queues.without(silent, lambda: not old.is_alive(), "does not answer", until)
-        if others is None:
+    def _leave_silent(self, now: float) -> None:
+        """Have another feeder take its place, if a filesystem does not answer it in time and there are others.
+
+        A filesystem that is slow is given twice as long each time that it has answered late. So it is waited for after
+        a few times, and keeps its share.
+        """
+        old, since = self._feeder, self._feeder.silent_since()
+        if now < since + LATE_S or (path := old.silent()) is None:
             return
-        self._taking.lock = Lock()
+        root = self._queues.root_at(path)
+        if now < since + self._late_s.get(root, LATE_S):
+            return
+        named_at = since + SILENT_S
+        late = Away(
+            path, lambda: None, "does not answer", named_at + self._limits.patience_s, named_at,
+            answers=lambda: old.has_ended,
+        )  # fmt: skip
+        if (others := self._queues.without(root, late)) is None:
+            return
+        self._taking.leave(root)
         try:
             feeder = self._new_feeder(others)
             feeder.run_id = self.run_id
             feeder.start()
-        except OSError:
-            return  # no further thread or descriptor: it is tried again
+        except OSError:  # no further thread or descriptor: it is tried again
+            self._taking.stay(root)
+            return
         self._queues, self._feeder = others, feeder
-        old.leave()
-        if old.is_busy and not self._ending:
+        self._left[old] = root, since
+        if held := old.leave():
+            self._take_in(held, old)
+            self._asked -= len(held)
+        if self._asked > 0 and not self._ending:
             feeder.ask(self._asked)
 
+    def _has_ended(self, feeder: Feeder) -> None:
+        """Have what a feeder was left for be asked again."""
+        if feeder in self._left:
+            root, since = self._left.pop(feeder)
+            if self._now() < since + SILENT_S:
+                self._late_s[root] = min(2 * self._late_s.get(root, LATE_S), SILENT_S)
+        self._feeder.wake()
+
     def _fed(self, fed: Fed, feeder: Feeder | None = None) -> None:
-        is_left = feeder is not None and feeder is not self._feeder
-        if not is_left:
-            self._feeder.taken()
-        elif not fed.tasks:
+        feeder = feeder or self._feeder
+        is_late = feeder is not self._feeder
+        feeder.taken()
+        if is_late and not fed.tasks:
+            self._has_ended(feeder)
             return
         if fed.error is not None and not self._ending:
             self._give_up(fed.error)
@@ -419,20 +450,41 @@ class Loop:
         if fed.away:
             self._end("away", f"all else is drained, and {fed.away}")
         if fed.tasks:
-            if len(fed.tasks) == self._asked:
+            if len(fed.tasks) == self._asked and not is_late:
                 self._pace.grow()
-            now = self._now()
-            held, told = (*self._ahead, *self._executor.held()), (*self._untold.values(), *self._outbox)
-            new, outcomes = adopt(fed.tasks, held, told)
-            self._outbox += outcomes
-            if is_left:  # it has told of them just before it was left
-                self._outbox += [Outcome(task, "release", begun=False) for task in new]
-                return
-            self._taken += len(new)
+            self._take_in(fed.tasks, feeder)
+
+    def _take_in(self, tasks: list[LeasedTask], feeder: Feeder) -> None:
+        """Take what a feeder has leased: as the next, if it is late. Else that would be put back first."""
+        now, is_late = self._now(), feeder is not self._feeder
+        held, told = (*self._ahead, *self._executor.held()), (*self._untold.values(), *self._outbox)
+        new, outcomes = adopt(tasks, held, told)
+        self._outbox += outcomes
+        if self._queues.has_several_roots:
+            new = self._without_surplus(new, feeder)
+        self._taken += len(new)
+        if is_late:
+            self._ahead.extendleft(map(Job, reversed(new)))
+        else:
             self._ahead.extend(map(Job, new))
-            self._ahead_since = now
-            self._look_at = min(self._look_at, now + STALL_S)
-            self._renew_at = min(self._renew_at, now + self._renewal_s())
+        self._ahead_since = now
+        self._look_at = min(self._look_at, now + STALL_S)
+        _, since = self._left.get(feeder, (None, now))
+        self._renew_at = min(self._renew_at, since + self._renewal_s())
+
+    def _without_surplus(self, tasks: list[LeasedTask], feeder: Feeder) -> list[LeasedTask]:
+        """Put back what cannot be begun, and return the rest.
+
+        What came late may be more than this run is to take. If its leases may be near their ends, other workers may be
+        about to take it.
+        """
+        room = self._limits.max_tasks - self._taken
+        _, since = self._left.get(feeder, (None, math.inf))
+        if self._now() >= since + self._renewal_s():
+            room = 0
+        kept = tasks[: int(min(room, len(tasks)))]
+        self._outbox += [Outcome(task, "release", begun=False) for task in tasks[len(kept) :]]
+        return kept
 
     def _given_up(self, queue: str, task: str, attempts: int, reason: str) -> None:
         """Count a task that this worker made a dead letter of without beginning it. Posted before what is fed next."""
@@ -662,7 +714,9 @@ class Loop:
 
     def _close(self) -> None:
         """Leave nothing behind, also after an error in the loop itself. Usually nothing is held by then."""
-        left = [Outcome(job.task, "release", begun=False) for job in (*self._ahead, *self._executor.held())]
+        late = [task for feeder in self._left for task in feeder.abandon()]
+        left = [Outcome(task, "release", begun=False) for task in late]
+        left += [Outcome(job.task, "release", begun=False) for job in (*self._ahead, *self._executor.held())]
         left += (*self._untold.values(), *self._outbox, *self._pending.left())
         begun = sum(job.began < math.inf for job in self._executor.held())
         self._report.unsettled = begun + sum(outcome.begun for outcome in left)

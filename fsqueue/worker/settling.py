@@ -18,7 +18,7 @@ import math
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -194,7 +194,7 @@ class OutcomeReporter(BackgroundThread):
             except FsqueueError as error:  # this one outcome is what is wrong, not the filesystem
                 lost = {outcome.task.token: error for outcome in mine}
             if lost:
-                _let_pass(self._taking)
+                self._taking.let_pass(queue)
             for outcome in mine:
                 counted, said = COUNTED_AS[outcome.verb], ""  # a completion may have become a dead letter
                 if outcome.task.token in lost:
@@ -449,20 +449,35 @@ def give_back(
 
 
 class Taking:
-    """Hold the lock that the feeder holds while it takes tasks: another one for each feeder."""
+    """Hold the locks that feeders hold while they take tasks.
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-def _let_pass(taking: Taking) -> None:
-    """Wait until what the feeder takes at this moment, which may be what was lost, is known to the loop.
-
-    A feeder that waits for another file server is not waited for: this one's outcomes would wait as long.
+    `root_of`: see `Sources.root_of`.
     """
-    lock = taking.lock
-    if lock.acquire(timeout=TAKING_S):
-        lock.release()
+
+    def __init__(self, root_of: Callable[[Verbs], Hashable] = lambda queue: None) -> None:
+        self.lock = threading.Lock()
+        """That of the feeder that asks all filesystems but those that are silent."""
+        self._root_of = root_of
+        self._silent: dict[Hashable, threading.Lock] = {}
+        """That of the last feeder that was left, for each filesystem that has ever been silent."""
+
+    def leave(self, root: Hashable) -> None:
+        """Have a lock for the next feeder: the present one waits for a filesystem, and takes from no other one."""
+        self._silent[root], self.lock = self.lock, threading.Lock()
+
+    def stay(self, root: Hashable) -> None:
+        """Undo `leave`: there can be no further feeder."""
+        self.lock = self._silent.pop(root)
+
+    def let_pass(self, queue: Verbs) -> None:
+        """Wait until what a feeder takes from a queue at this moment, which may be what was lost, is known to the loop.
+
+        A feeder that waits for another file server is not waited for: this one's outcomes would wait as long.
+        """
+        silent = self._silent.get(self._root_of(queue)) if self._silent else None
+        for lock in (self.lock, silent):
+            if lock is not None and lock.acquire(timeout=TAKING_S):
+                lock.release()
 
 
 def own_outcome(task: LeasedTask) -> str | None:
@@ -513,7 +528,9 @@ class LeaseRenewer(BackgroundThread):
             for mine in queues.values():
                 self._renew(mine, answer)
             if answer.lost:
-                _let_pass(self._taking)
+                for mine in queues.values():
+                    if any(task.token in answer.lost for task in mine):
+                        self._taking.let_pass(mine[0].queue)
             self._report(answer)
 
     def _renew(self, tasks: list[LeasedTask], answer: Renewed) -> None:

@@ -32,6 +32,11 @@ class Away:
     why: str = GroupNotFound.why
     waits_until: float = -math.inf
     """Until when the run does not end without it, on the monotonic clock."""
+    named_at: float = -math.inf
+    """From when on it is worth a word, on the monotonic clock."""
+    is_named: bool = False
+    answers: Callable[[], bool] | None = None
+    """Tells whether it answers again, if that is what it is away for. It asks no filesystem."""
     is_upstream: bool = False
     """Whether no tasks are taken from it: it only has to be drained, too."""
 
@@ -61,8 +66,14 @@ class Sources(list[Queue]):
         self.remote = remote
         """The queue of a gateway, which then is the only source."""
         self._of_remote = [] if remote is None else [remote.settings]
+        self.asking: Source | Away | None = None
+        """What is looked for at this moment by `put_away` or `come_back`, for other threads: it may not answer."""
         self._roots: dict[str, Hashable] = {}
         """By the path of each source that was ever there."""
+        self.has_several_roots = False
+        """Whether they lie on several filesystems, of which one may not answer while another one does."""
+        self._silent: list[Queue] = []
+        """Those that are open, and whose filesystem does not answer: tasks of them may be at work."""
         self._settings: dict[str, Settings] = {}
         """Those that the queues of a group begin with, by the group's path: the loop reads them, and may not wait."""
         if any(isinstance(source, Selected) for source in given):
@@ -77,6 +88,7 @@ class Sources(list[Queue]):
                 self._roots[path] = _root_of(source)
             if isinstance(source, Selected) and path not in self._settings:
                 self._settings[path] = source.group.settings
+        self.has_several_roots = bool(self.away) or len(set(self._roots.values())) > 1
         self.given = given
         self.groups = [source for source in given if isinstance(source, Selected)]
         self[:] = [source for source in given if isinstance(source, Queue)]
@@ -89,6 +101,7 @@ class Sources(list[Queue]):
         left: tuple[list[Source], list[Source]] = [], []
         for is_upstream, sources in enumerate((self.given, self.upstream)):
             for source in sources:
+                self.asking = source
                 why = _why_gone(source)
                 if why is None:
                     left[is_upstream].append(source)
@@ -102,27 +115,19 @@ class Sources(list[Queue]):
         self._take(left[0])
         return found
 
-    def without(self, path: str, answers: Callable[[], bool], why: str, waits_until: float) -> Sources | None:
-        """Return these sources without those on the filesystem of a queue or group, which are away until `answers()`.
+    def without(self, root: Hashable, late: Away) -> Sources | None:
+        """Return these sources without those on one filesystem, which are away as `late` is. None if none is left.
 
-        None if no other is left. It asks no filesystem.
+        It asks no filesystem.
         """
-        root = self._roots.get(path, self._roots.get(layout.parent_of(path)))
         silent = [source for source in self.given if self._roots[_path_of(source)] == root]
-        if not silent or len(silent) == len(self.given):
+        away = [one if self.root_at(one.path) != root else replace(one, answers=late.answers) for one in self.away]
+        if len(silent) == len(self.given) or not (silent or away != self.away):
             return None
-
-        def opens(source: Source) -> Callable[[], object]:
-            def come() -> object:
-                if not answers():
-                    raise QueueNotFound(f"{_path_of(source)} {why}.")
-                return source
-
-            return come
-
-        away = [Away(_path_of(source), opens(source), why, waits_until) for source in silent]
-        others = Sources([], self.upstream, away=[*self.away, *away])
+        away += [replace(late, path=_path_of(source), open=_opens(source)) for source in silent]
+        others = Sources([], self.upstream, away=away)
         others._roots, others._settings = self._roots, self._settings
+        others._silent = [*self._silent, *(queue for queue in list(self) if self.root_of(queue) == root)]
         others._take([source for source in self.given if source not in silent])
         return others
 
@@ -130,6 +135,9 @@ class Sources(list[Queue]):
         """Return those that were away and are there now, and have them open."""
         found: list[Away] = []
         for place, one in reversed(list(enumerate(self.away))):
+            if one.answers is not None and not one.answers():
+                continue
+            self.asking = one
             try:
                 source = source_of(one.open())
                 if one.is_upstream:
@@ -143,26 +151,31 @@ class Sources(list[Queue]):
             else:
                 del self.away[place]
                 found.append(one)
+        if not any(one.answers for one in self.away):
+            self._silent = []
         return found[::-1]
-
-    @property
-    def has_several_roots(self) -> bool:
-        """Return whether they lie on several filesystems, of which one may not answer while another one does."""
-        return len(set(self._roots.values())) > 1
 
     def root_of(self, queue: Verbs) -> Hashable:
         """Return what stands for the filesystem of a queue that a task was leased from. It asks none."""
         path = str(queue.group.path) if isinstance(queue, GroupQueue) else queue.store.path
         return self._roots.get(path, path)
 
+    def root_at(self, path: str) -> Hashable:
+        """Return what stands for the filesystem of a source, or of a queue in a group, by its path. It asks none."""
+        return self._roots.get(path, self._roots.get(layout.parent_of(path), path))
+
     def settings(self) -> list[Settings]:
-        """Return the settings of each queue that is open, and those that the queues of each group begin with."""
-        of_groups = [self._settings[_path_of(selected)] for selected in self.groups]
-        return [store.settings for store in self.stores()] + of_groups + self._of_remote
+        """Return the settings of each queue that is open, and those that the queues of each group begin with.
+
+        Also those of what does not answer.
+        """
+        paths = [_path_of(selected) for selected in self.groups] + [one.path for one in self.away]
+        of_groups = [self._settings[path] for path in paths if path in self._settings]
+        return [store.settings for store in self.stores() + _stores(self._silent)] + of_groups + self._of_remote
 
     def stores(self) -> list[Store]:
         """Return the stores of the queues that are open. A queue of a group may just have been deleted: it has none."""
-        return [store for queue in list(self) if (store := vars(queue).get("store")) is not None]
+        return _stores(list(self))
 
     def drain_check(self) -> _Checked | GroupDrainCheck | Callable[[], bool]:
         """Return a check whether all of them, and what stands before them, were drained at one instant."""
@@ -175,6 +188,14 @@ class Sources(list[Queue]):
     def paths(self) -> list[str]:
         """Return the paths of the queues that it was given, and of the groups."""
         return list(map(_path_of, self.given))
+
+
+def _stores(queues: list[Queue]) -> list[Store]:
+    return [store for queue in queues if (store := vars(queue).get("store")) is not None]
+
+
+def _opens(source: Source) -> Callable[[], Source]:
+    return lambda: source
 
 
 def _path_of(source: Source) -> str:

@@ -13,7 +13,10 @@ import pytest
 
 from fsqueue import Group, Queue, Worker
 from fsqueue.protocol.several import Watch
-from fsqueue.worker import Event, feeding, loop, settling, sources
+from fsqueue.storage.listening import Doorbell
+from fsqueue.storage.nodes import NodeFailures
+from fsqueue.views import inspection
+from fsqueue.worker import Away, Event, feeding, loop, settling, sources
 from tests.disks import run, small_disk
 from tests.support import QueueFactory
 from tests.waiting import until
@@ -163,6 +166,12 @@ def test_on_a_frozen_disk_nothing_is_told_and_on_the_other_one_all_goes_on(
 # -- leasing
 
 
+def named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not answer is left, and named, after parts of a second."""
+    for name in ("LATE_S", "SILENT_S"):
+        monkeypatch.setattr(loop, name, 0.2)
+
+
 class SilentLooks:
     """Looks at one queue do not come back until it answers."""
 
@@ -180,8 +189,7 @@ class SilentLooks:
             return got if after else real(watch, *arguments)
 
         monkeypatch.setattr(Watch, "take", take)
-        for module in (feeding, loop):
-            monkeypatch.setattr(module, "SILENT_S", 0.2)
+        named_soon(monkeypatch)
         monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
 
 
@@ -223,8 +231,221 @@ def test_a_run_waits_for_what_does_not_answer_no_longer_than_its_patience(
     assert (report.completed, report.ended) == (1, "away")
     assert f"all else is drained, and {other.path} does not answer" in [one.text for one in events]
     silent.answers.set()
-    until(lambda: other.status().leased == 0, "what was leased late to be put back")
-    assert other.status().waiting == 1
+    [task] = other.tasks()
+    until(lambda: len(other.history(task.id)) == 3, "what was leased late to be put back")
+    assert [move.op for move in other.history(task.id)] == ["insert", "lease", "release"]
+
+
+def moves(queue: Queue) -> list[list[str]]:
+    """What has happened to each completed task."""
+    return [[move.op for move in queue.history(task.id)] for task in queue.tasks("completed")]
+
+
+ONCE = ["insert", "lease", "complete"]
+
+
+@pytest.mark.usefixtures("on_two_roots")
+def test_tasks_of_others_wait_for_a_silent_filesystem_less_long_than_it_takes_to_be_named(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that were leased in the look that met the silence. What comes late from there is done all the same."""
+    mine, other = queue_factory("mine"), queue_factory("other")
+    mine.insert_many(range(40))
+    other.insert_many(range(5))
+    waits, noticed = (loop.LATE_S, loop.SILENT_S), list[Event]()
+    silent = SilentLooks(other, monkeypatch, after=True)
+    for name, value in zip(("LATE_S", "SILENT_S"), waits, strict=True):
+        monkeypatch.setattr(loop, name, value)
+    worker = Worker([mine, other], len_of, threads=2, prefetch=2, tell=noticed.append)
+    thread, reports = in_background(worker)
+    until(silent.is_asked.is_set, "the silence")
+    until(lambda: mine.status().completed == 40, "the tasks of the other one")
+    assert not [one.text for one in noticed if one.kind == "away"]
+    silent.answers.set()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [(report.completed, report.ended) for report in reports] == [(45, "drained")]
+    assert [one.text for one in noticed if one.kind in ("away", "lost")] == []
+    assert moves(mine) == [ONCE] * 40
+    assert moves(other) == [ONCE] * 5
+
+
+@pytest.mark.usefixtures("on_two_roots")
+def test_a_slow_filesystem_keeps_its_share_while_another_one_has_tasks(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for longer from time to time, and what it gives is done next. So it is late a few times only."""
+    monkeypatch.setattr(loop, "LATE_S", 0.05)
+    mine, other = queue_factory("mine"), queue_factory("other")
+    mine.insert_many(range(20_000))
+    other.insert_many(range(8))
+    real, path, left = Watch.take, other.store.path, list[str]()
+    real_leave = feeding.Feeder.leave
+
+    def take(watch: Watch, *arguments: Any) -> Any:
+        if watch.store.path == path:
+            threading.Event().wait(0.3)
+        return real(watch, *arguments)
+
+    def leave(feeder: feeding.Feeder) -> Any:
+        left.append(feeder.silent() or "")
+        return real_leave(feeder)
+
+    monkeypatch.setattr(Watch, "take", take)
+    monkeypatch.setattr(feeding.Feeder, "leave", leave)
+    worker = Worker([mine, other], lambda payload: threading.Event().wait(0.01) and None, threads=1, prefetch=1)
+    thread, _ = in_background(worker)
+    until(lambda: other.status().completed == 8, "the tasks of the slow one")
+    assert mine.status().waiting
+    worker.stop()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert left.count(path) <= 8  # 0.05 s, doubled up to 10 s
+    assert moves(other) == [ONCE] * 8
+
+
+@pytest.mark.usefixtures("on_two_roots")
+def test_what_comes_late_and_is_more_than_the_run_may_take_is_put_back(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = queue_factory("mine"), queue_factory("other")
+    mine.insert("mine")
+    other.insert("other")
+    silent, tasks = SilentLooks(other, monkeypatch, after=True), Tasks()
+    thread, reports = in_background(Worker([other, mine], tasks, threads=1, prefetch=1, max_tasks=1))
+    until(lambda: tasks.begun == {"mine"}, "the task of the other one")
+    assert other.status().leased == 1
+    silent.answers.set()
+    until(lambda: other.status().waiting == 1, "what came late to be put back")
+    tasks.end("mine")
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [(report.completed, report.ended) for report in reports] == [(1, "max-tasks")]
+    assert tasks.begun == {"mine"}
+    [task] = other.tasks("waiting")
+    assert task.attempt == 0
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+@pytest.mark.usefixtures("on_two_roots")
+def test_a_task_is_not_begun_under_a_lease_that_may_have_run_out_before_it_came(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, is_taken_over: bool
+) -> None:
+    mine, other = queue_factory("mine"), queue_factory("other", lease_s=1)
+    mine.insert(1)
+    other.insert(2)
+    silent, done, events = SilentLooks(other, monkeypatch, after=True), list[int](), list[Event]()
+    thread, reports = in_background(Worker([mine, other], done.append, threads=1, prefetch=1, tell=events.append))
+    until(lambda: mine.status().completed == 1, "the task of the other one")
+    until(silent.is_asked.is_set, "the silence")
+    until(lambda: other.status().waiting == 1, "the end of the lease")
+    if is_taken_over:
+        [task] = until(Queue(other.path, worker="another").lease, "the lease of another worker")
+        task.complete()
+    silent.answers.set()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [report.ended for report in reports] == ["drained"]
+    assert sorted(done) == ([1] if is_taken_over else [1, 2])
+    assert not [one for one in events if one.kind == "lost"]
+    [task] = other.tasks("completed")
+    assert [move.op for move in other.history(task.id)].count("complete") == 1
+
+
+def _hangs(of: Any, name: str, store_of: Callable[..., Any]) -> Any:
+    return pytest.param((of, name, store_of), id=name)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        _hangs(Watch, "promise", lambda watch, **_: watch.store),
+        _hangs(feeding.lease_holders, "dead", lambda store, **_: store),
+        _hangs(inspection._Remains, "collect", lambda remains: remains.store),
+        _hangs(NodeFailures, "excluded", lambda failures: failures.store),
+        _hangs(Doorbell, "ring", lambda doorbell: doorbell),
+    ],
+)
+@pytest.mark.usefixtures("on_two_roots")
+def test_wherever_a_feeder_waits_for_a_filesystem_the_tasks_of_others_are_done(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str, Callable[..., Any]]
+) -> None:
+    named_soon(monkeypatch)
+    monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
+    owner, name, store_of = place
+    mine, other = queue_factory("mine"), queue_factory("other")
+    hangs, answers = threading.Event(), threading.Event()
+    real, path, events = getattr(owner, name), other.store.path, list[Event]()
+
+    def act(*arguments: Any, **named: Any) -> Any:
+        asked = store_of(*arguments, **named)
+        of = asked._fs.root if isinstance(asked, Doorbell) else asked.path
+        if of == path and threading.current_thread().name == "fsqueue-feeder":
+            hangs.set()
+            answers.wait()
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, act)
+    holder = Queue(mine.path)
+    if name == "dead":  # else all is drained before it is looked for them
+        mine.insert(0)
+        [held] = holder.lease()
+    elif name == "ring":  # the end is told by those that have done something
+        mine.insert(0)
+    worker = Worker([mine, other], len_of, threads=1, prefetch=1, exclude_after=3, tell=events.append)
+    thread, reports = in_background(worker)
+    until(hangs.is_set, "the silence")
+    mine.insert(1)
+    if name == "dead":
+        held.complete()
+    until(lambda: mine.status().waiting == 0 and mine.status().leased == 0, "the tasks of the other one")
+    until(lambda: any(f"{other.path} does not answer; it is tried again." == one.text for one in events), "its name")
+    assert not reports
+    answers.set()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [report.ended for report in reports] == ["drained"]
+
+
+@pytest.mark.usefixtures("on_two_roots")
+def test_what_was_not_there_and_does_not_answer_when_it_is_looked_for_keeps_no_task_back(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named_soon(monkeypatch)
+    monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
+    mine, other = queue_factory("mine"), queue_factory("other")
+    hangs, answers = threading.Event(), threading.Event()
+
+    def come() -> Queue:
+        hangs.set()
+        answers.wait()
+        return other
+
+    worker = Worker([mine], len_of, threads=1, until="forever", away=[Away(str(other.path), come)])
+    thread, _ = in_background(worker)
+    until(hangs.is_set, "the silence")
+    mine.insert(1)
+    until(lambda: mine.status().completed == 1, "the task of the other one")
+    other.insert(2)
+    answers.set()
+    until(lambda: other.status().completed == 1, "the task of what is there now")
+    worker.stop()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+
+
+def test_of_a_loss_is_told_once_the_loop_knows_what_the_feeder_of_that_filesystem_takes() -> None:
+    """No other filesystem waits for that feeder."""
+    taking, told = settling.Taking(lambda queue: queue), list[str]()
+    lock = taking.lock
+    taking.leave("b")
+    with lock:
+        taking.let_pass("a")  # type: ignore[arg-type]
+        thread = threading.Thread(target=lambda: (taking.let_pass("b"), told.append("b")), daemon=True)  # type: ignore[arg-type,func-returns-value]
+        thread.start()
+        thread.join(0.2)
+        assert not told
+    until(lambda: told == ["b"], "the lock")
+    with taking.lock:
+        thread = threading.Thread(target=lambda: (taking.let_pass("a"), told.append("a")), daemon=True)  # type: ignore[arg-type,func-returns-value]
+        thread.start()
+        thread.join(0.2)
+        assert told == ["b"]
+    until(lambda: told == ["b", "a"], "the lock")
 
 
 def len_of(payload: Any) -> None:
@@ -234,8 +455,7 @@ def len_of(payload: Any) -> None:
 def test_on_a_frozen_disk_nothing_is_leased_and_on_the_other_one_all_goes_on(
     tmp_path: Path, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (feeding, loop):
-        monkeypatch.setattr(module, "SILENT_S", 0.5)
+    named_soon(monkeypatch)
     mine, done = queue_factory("mine"), list[int]()
     with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
         other = Queue.create(disk / "q", durability="none")
