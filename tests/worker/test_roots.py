@@ -453,20 +453,22 @@ def len_of(payload: Any) -> None:
 
 
 def test_on_a_frozen_disk_nothing_is_leased_and_on_the_other_one_all_goes_on(
-    tmp_path: Path, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, queue_factory: QueueFactory
 ) -> None:
-    named_soon(monkeypatch)
-    mine, done = queue_factory("mine"), list[int]()
+    """It goes on before the frozen one is named. Once that answers, each of its tasks is done under its first lease."""
+    mine, done, events = queue_factory("mine"), list[int](), list[Event]()
     with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
         other = Queue.create(disk / "q", durability="none")
         other.insert_many(range(10))
         mine.insert_many(range(10))
         run("fsfreeze", "--freeze", str(disk))
         try:
-            thread, reports = in_background(Worker([mine, other], done.append, threads=1, prefetch=1))
+            thread, reports = in_background(Worker([mine, other], done.append, threads=2, tell=events.append))
             until(lambda: mine.status().completed == 10, "the tasks of the other one")
+            assert not [one.text for one in events if one.kind == "away"]
         finally:
             run("fsfreeze", "--unfreeze", str(disk))
         until(lambda: not thread.is_alive(), "the end of the worker")
         assert [(report.completed, report.ended) for report in reports] == [(20, "drained")]
+        assert moves(other) == [ONCE] * 10
         other.close()
