@@ -273,32 +273,32 @@ def test_tasks_of_others_wait_for_a_silent_filesystem_less_long_than_it_takes_to
 def test_a_slow_filesystem_keeps_its_share_while_another_one_has_tasks(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is waited for longer from time to time, and what it gives is done next. So it is late a few times only."""
+    """Each time that it is late it is waited for longer from then on, and what it gives is done next."""
     monkeypatch.setattr(loop, "LATE_S", 0.05)
     mine, other = queue_factory("mine"), queue_factory("other")
     mine.insert_many(range(20_000))
     other.insert_many(range(8))
-    real, path, left = Watch.take, other.store.path, list[str]()
-    real_leave = feeding.Feeder.leave
+    real_take, real_leave, left = Watch.take, feeding.Feeder.leave, list[str | None]()
 
     def take(watch: Watch, *arguments: Any) -> Any:
-        if watch.store.path == path:
-            threading.Event().wait(0.3)
-        return real(watch, *arguments)
+        if watch.store.path == other.store.path and (before := len(left)) < 5:
+            until(lambda: len(left) > before, "the worker to go on without it")
+        return real_take(watch, *arguments)
 
     def leave(feeder: feeding.Feeder) -> Any:
-        left.append(feeder.silent() or "")
+        left.append(feeder.silent())
         return real_leave(feeder)
 
     monkeypatch.setattr(Watch, "take", take)
     monkeypatch.setattr(feeding.Feeder, "leave", leave)
-    worker = Worker([mine, other], lambda payload: threading.Event().wait(0.01) and None, threads=1, prefetch=1)
+    worker = Worker([mine, other], len_of, threads=1, prefetch=1)
     thread, _ = in_background(worker)
     until(lambda: other.status().completed == 8, "the tasks of the slow one")
     assert mine.status().waiting
     worker.stop()
     until(lambda: not thread.is_alive(), "the end of the worker")
-    assert left.count(path) <= 8  # 0.05 s, doubled up to 10 s
+    assert left[:5] == [other.store.path] * 5
+    assert worker._loop._late_s[other.store.path] >= 0.05 * 2**5
     assert moves(other) == [ONCE] * 8
 
 
@@ -428,24 +428,30 @@ def test_what_was_not_there_and_does_not_answer_when_it_is_looked_for_keeps_no_t
     until(lambda: not thread.is_alive(), "the end of the worker")
 
 
-def test_of_a_loss_is_told_once_the_loop_knows_what_the_feeder_of_that_filesystem_takes() -> None:
-    """No other filesystem waits for that feeder."""
-    taking, told = settling.Taking(lambda queue: queue), list[str]()
-    lock = taking.lock
+class Passed:
+    """A lock that tells who has waited for it."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self._name, self._told = name, told
+
+    def acquire(self, timeout: float) -> bool:
+        self._told.append(self._name)
+        return True
+
+    def release(self) -> None:
+        """Nobody waits."""
+
+
+def test_a_loss_waits_for_the_feeder_that_waits_for_the_same_filesystem_and_for_no_other_such() -> None:
+    told = list[str]()
+    taking: Any = settling.Taking(lambda queue: queue)  # type: ignore[arg-type,return-value]
+    taking.lock = Passed("left", told)
     taking.leave("b")
-    with lock:
-        taking.let_pass("a")  # type: ignore[arg-type]
-        thread = threading.Thread(target=lambda: (taking.let_pass("b"), told.append("b")), daemon=True)  # type: ignore[arg-type,func-returns-value]
-        thread.start()
-        thread.join(0.2)
-        assert not told
-    until(lambda: told == ["b"], "the lock")
-    with taking.lock:
-        thread = threading.Thread(target=lambda: (taking.let_pass("a"), told.append("a")), daemon=True)  # type: ignore[arg-type,func-returns-value]
-        thread.start()
-        thread.join(0.2)
-        assert told == ["b"]
-    until(lambda: told == ["b", "a"], "the lock")
+    taking.lock = Passed("present", told)
+    taking.let_pass("a")
+    assert told == ["present"]
+    taking.let_pass("b")
+    assert told == ["present", "present", "left"]
 
 
 def len_of(payload: Any) -> None:
