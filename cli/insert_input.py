@@ -44,11 +44,15 @@ Answer = TypeVar("Answer")
 
 
 class BadLine(Exception):
-    """Say why a line is no task, as the end of a sentence. `may_skip`: whether --skip-bad may go on after it."""
+    """Say why a line is no task, as the end of a sentence.
 
-    def __init__(self, why: str, may_skip: bool = True) -> None:
+    `may_skip`: whether --skip-bad may go on after it. `option`: what makes a task of it, if the whole input is inserted
+    with it; "" if nothing does.
+    """
+
+    def __init__(self, why: str, may_skip: bool = True, option: str = "") -> None:
         super().__init__(why)
-        self.may_skip = may_skip
+        self.may_skip, self.option = may_skip, option
 
 
 class Unreadable(BadLine):

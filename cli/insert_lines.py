@@ -20,6 +20,7 @@ Row = tuple[int, int, int, Any]
 NOTHING = "Nothing was inserted."
 USE_NULL = ": use -0 for items that end with NUL, as 'find -print0' writes them"
 QUOTED = " (a shell needs JSON in single quotes: --task '{\"tile\": 7}'; for plain text add --lines)"
+LONE_RETURN = "has a carriage return within a line: where it ends lines, insert what \"tr '\\r' '\\n'\" prints"
 EACH_ELEMENT = "For a task of each element, insert what \"jq -c '.[]'\" makes of it."
 
 PACKED = (
@@ -44,6 +45,8 @@ SEPARATORS = {",": "--csv", "\t": "--tsv", ";": "--delimiter ';'", "|": "--delim
 """What separates the fields of tables, and the option for it."""
 SUFFIXES = {".csv": "--csv", ".tsv": "--tsv"}
 PARQUET_MAGIC = b"PAR1"
+UNNAMED = frozenset('"{}')
+"""No placeholder names a field that has one of these in its name (`fsqueue run`)."""
 
 
 class Format:
@@ -53,6 +56,8 @@ class Format:
     """Whether the last item lacks the end that each item has."""
     unnamed: Sequence[str] = ()
     """The columns that no placeholder of a command can name."""
+    indexes: Sequence[str] = ()
+    """The columns that a program has added to those of the user's table: its numbers of rows."""
     takes_text = False
     """Whether --text makes text of a column."""
     unit = "line"
@@ -105,7 +110,7 @@ class LineFormat(Format):
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield a row for each line that is not blank."""
         self.line = count = 0
-        is_first = True
+        is_first, is_plain = True, not self._is_json and self._end == b"\n"
         for line in self._input.lines(file, self._end):
             if line is PAUSE:
                 yield PAUSE
@@ -117,8 +122,10 @@ class LineFormat(Format):
                     continue
                 if len(line) > self._input.line_bytes_max:
                     raise too_long(self._input.line_bytes_max)
-                if is_first and not self._is_json and self._end == b"\n" and b"\0" in self._input.head:
+                if is_plain and is_first and b"\0" in self._input.head:
                     raise Foreign("or one soon after has the character NUL", USE_NULL, may_skip=False)
+                if is_plain and b"\r" in text:
+                    raise BadLine(f"{LONE_RETURN}. Names with it are items for -0")
                 yield number, count, count, self._decode(text)
             except BadLine as error:
                 yield number, count, count, self._explained(error, name) if is_first else error
@@ -126,7 +133,7 @@ class LineFormat(Format):
 
     def _text(self, line: bytes, count: int) -> bytes:
         """Return what counts of a line; nothing if it is blank."""
-        text = line.removesuffix(b"\r")
+        text = line.rstrip(b"\r")
         if count == 1:
             text = text.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
         return b"" if text.isspace() else text
@@ -195,7 +202,7 @@ def decode_text(line: bytes) -> str:
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"not UTF-8 ({error.reason} at byte {error.start + 1})"
+    return f"not UTF-8 (byte {error.start + 1:,} is 0x{error.object[error.start]:02x})"
 
 
 def decode_plain(line: bytes) -> str:
@@ -246,7 +253,12 @@ def kind_of(head: bytes, name: str, is_json: bool) -> str | None:
         return "it is a spreadsheet: save it as CSV in its program, and insert that with --csv"
     for magic, what, command in PACKED:
         if head.startswith(magic):
-            return f"it is {what}: insert what {_command(command, name)} prints"
+            whole = (
+                ""
+                if name == "-"
+                else (f"; with --commit NAME --from -- {command} {quoted(name)} nothing of a damaged file is inserted")
+            )
+            return f"it is {what}: insert what {_command(command, name)} prints{whole}"
     if head.startswith(PARQUET_MAGIC):
         if name == "-":
             return "it is a Parquet file, which cannot be read from a pipe: give its name"
@@ -259,6 +271,31 @@ def kind_of(head: bytes, name: str, is_json: bool) -> str | None:
     if b"\0" in head:
         return "it has the character NUL: use -0 for items that end with NUL, as 'find -print0' writes them"
     return _table(head, name)
+
+
+def one_for_many(payload: Any) -> str | None:
+    """Return what a payload is that may have been meant for many tasks, and what to type; None if it is one task.
+
+    pandas writes a table as an object of columns, each with a value for each number of a row, unless it is told
+    otherwise.
+    """
+    if type(payload) is list and len(payload) > 1:
+        return f"array, and became one task. {EACH_ELEMENT}"
+    if type(payload) is not dict or not payload:
+        return None
+    columns = list(payload.values())
+    is_table = set(payload) in ({"columns", "index", "data"}, {"schema", "data"}) or (
+        type(columns[0]) is dict
+        and len(columns[0]) > 0
+        and all(type(column) is dict and column.keys() == columns[0].keys() for column in columns)
+        and all(row.isdecimal() for row in columns[0])
+    )
+    if not is_table:
+        return None
+    return (
+        "object with a whole table in it, and became one task. For a task of each row, let pandas write it with "
+        "to_json(…, orient='records', lines=True)"
+    )
 
 
 def no_table(head: bytes) -> str | None:

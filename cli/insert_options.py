@@ -42,9 +42,15 @@ class Asked(NamedTuple):
         """Tell whether no option says what the files are, so that they say it themselves."""
         return not (self.is_table or self.lines or self.null or self.given)
 
+    @property
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """Return the options that name a field of the payloads, each with its field."""
+        named = (("--priority", self.priority), ("--key", self.key))
+        return tuple((option, field) for option, field in named if field is not None)
+
     def check(self) -> None:
         """Refuse what does not go together, before the queue is opened. InvalidArgument."""
-        for option, field in (("--priority", self.priority), ("--key", self.key)):
+        for option, field in self.fields:
             if field == "":
                 _refuse(f"{option} names a field of JSON objects, and is empty. Is a variable of the shell not set?")
         if (self.lines or self.null) and (self.priority is not None or self.key is not None):
@@ -99,7 +105,9 @@ class Asked(NamedTuple):
         if self.is_table:
             from .insert_tables import TableFormat
 
-            return TableFormat(source, self._delimiter(), self.text, self.skip_bad, self.text_all, self.priority)
+            return TableFormat(
+                source, self._delimiter(), self.text, self.skip_bad, self.text_all, self.priority, self.fields
+            )
         return LineFormat(source, insert_lines.decode_json, is_json=True)
 
     def _delimiter(self) -> str:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import fsqueue
 
 from .insert_input import BadLine, Input, Unreadable
-from .insert_lines import NOTHING, PARQUET_MAGIC, Format
+from .insert_lines import NOTHING, PARQUET_MAGIC, UNNAMED, Format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +24,9 @@ SUFFIXES = (".parquet", ".pq")
 BATCH_ROWS_MAX = 4096
 BATCH_BYTES = 1 << 24
 """About how much of a file is in memory as Python objects at a time, before they are made."""
+COLUMNS_SHOWN_MAX = 20
+PANDAS_INDEX = re.compile(r"__index_level_[0-9]+__")
+"""The name that pandas gives to an index without one, which it writes as a column."""
 UNITS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 OTHER_TABLES = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table"}
@@ -56,14 +60,24 @@ class ParquetFormat(Format):
 
     unit = "row"
 
-    def __init__(self, source: Input) -> None:
+    def __init__(self, source: Input, fields: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__()
-        self._input = source
+        self._input, self._fields = source, fields
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse a file that is not Parquet, or has columns that JSON has no form for. InvalidArgument."""
-        for name in names:
-            schema_of(name)
+        """Refuse a file that is not Parquet, or has columns that JSON has no form for. InvalidArgument.
+
+        The files are one table: all have the same columns, and those that the options name.
+        """
+        columns = must_agree(names)
+        for option, field in self._fields:
+            if field not in columns:
+                raise fsqueue.InvalidArgument(
+                    f"{names[0]} has no column {field!r} ({option}). Its columns are "
+                    f"{', '.join(map(repr, columns[:COLUMNS_SHOWN_MAX]))}. {NOTHING}"
+                )
+        self.unnamed = [name for name in columns if set(name) & UNNAMED]
+        self.indexes = [name for name in columns if PANDAS_INDEX.fullmatch(name)]
 
     def rows(self, number: int, name: str, file: IO[bytes]) -> Iterator[Any]:
         """Yield the rows of a file, in batches of bounded memory."""
@@ -123,6 +137,8 @@ def _opened(file: IO[bytes]) -> tuple[Any, pa.Schema, dict[str, Convert]]:
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
         raise BadLine(f"has two columns {twice!r}: rename one", may_skip=False)
+    if "" in names:
+        raise BadLine(f"has no name for the column number {names.index('') + 1:,}: give it one", may_skip=False)
     converts, fields = {}, []
     for field in schema:
         try:
@@ -309,8 +325,8 @@ def parts_of(directory: str) -> list[str]:
     return [os.path.join(directory, entry.name) for entry in shown]
 
 
-def must_agree(directory: str, parts: Sequence[str]) -> None:
-    """Refuse parts that have other columns than the first, or columns of other types. InvalidArgument.
+def must_agree(parts: Sequence[str]) -> list[str]:
+    """Return the columns of the files of one table. InvalidArgument if one has other columns or types than the first.
 
     A column without a value (of the type null) agrees with any.
     """
@@ -322,22 +338,25 @@ def must_agree(directory: str, parts: Sequence[str]) -> None:
             first = {name: (part, kind) for name, kind in found.items()}
         for name in [*first, *found]:
             if name not in found:
-                raise _disagree(directory, f"{part} has no column {name!r}, and {first[name][0]} has")
+                raise _disagree(f"{part} has no column {name!r}, and {first[name][0]} has")
             if name not in first:
-                raise _disagree(directory, f"{part} has a column {name!r}, and {parts[0]} has none")
+                raise _disagree(f"{part} has a column {name!r}, and {parts[0]} has none")
             known, kind = first[name]
             if str(kind) == "null":
                 first[name] = part, found[name]
             elif found[name] != kind and str(found[name]) != "null":
                 raise _disagree(
-                    directory,
-                    f"{part} has the column {name!r} of type {found[name]}, and {known} has it of type {kind}",
+                    f"{part} has the column {name!r} of type {found[name]}, and {known} has it of type {kind}"
                 )
+    return list(first)
 
 
 def _refused(directory: str, why: str) -> fsqueue.InvalidArgument:
     return fsqueue.InvalidArgument(f"{directory} cannot be inserted as one table: {why} {NOTHING}")
 
 
-def _disagree(directory: str, what: str) -> fsqueue.InvalidArgument:
-    return fsqueue.InvalidArgument(f"{what}: the parts of {directory} must have the same columns. {NOTHING}")
+def _disagree(what: str) -> fsqueue.InvalidArgument:
+    return fsqueue.InvalidArgument(
+        f"{what}. Files of Parquet are one table, and must have the same columns. Insert each table by a command of "
+        f"its own. {NOTHING}"
+    )

@@ -21,7 +21,7 @@ from fsqueue.format import wording
 
 from . import insert_parquet
 from .insert_input import PAUSE, BadLine, Input, Producer, Unreadable, open_input, why_unreadable
-from .insert_lines import Format, GivenFormat
+from .insert_lines import Format, GivenFormat, LineFormat, one_for_many
 from .insert_options import Asked
 from .insert_parquet import ParquetFormat, is_parquet
 from .printing import Bar, complain, hint, quoted
@@ -126,7 +126,7 @@ class Source:
         self._places = Places()
         self._input, self._skip_bad, self.producer = source, asked.skip_bad, producer
         self._files = asked.files or ("-",)
-        self._may_be_parquet, self._parquet = asked.may_be_parquet, ParquetFormat(source)
+        self._may_be_parquet, self._parquet = asked.may_be_parquet, ParquetFormat(source, asked.fields)
         self._formats = [self._parquet if self._may_be_parquet and is_parquet(name) else form for name in self._files]
         """The format of each file."""
         self._stream = self._payloads()
@@ -138,14 +138,16 @@ class Source:
         self._number = self._line = self._last = 0
         """Give the index in `_files` of the file that is being read, and the first and last line of its last task."""
         self._bad: str | None = None
+        self._bad_option = ""
+        """Give the option with which the whole input, inserted anew, would not end at that line."""
         self._bad_may_skip = False
         """Say whether --skip-bad would go on after the line that has ended it."""
         self._has_rest = False
         """Say whether a signal has ended it before the end of the input."""
         self.ended = False
         self.skipped = 0
-        self.is_one_array = False
-        """Whether the first line is an array of several elements. The user may have meant a task for each element."""
+        self._first_line: Any = None
+        """The payload in the first line of the input, if it is one of JSON Lines."""
 
     @property
     def _form(self) -> Format:
@@ -198,8 +200,6 @@ class Source:
         formats: list[Format] = []
         for name, form in zip(self._files, self._formats, strict=True):
             parts = insert_parquet.parts_of(name)
-            if parts:
-                insert_parquet.must_agree(name, parts)
             files += parts or [name]
             formats += [self._parquet] * len(parts) or [form]
         self._files, self._formats = tuple(files), formats
@@ -247,10 +247,10 @@ class Source:
         """Forget a signal that came when all was inserted."""
         self._input.signal = None
 
-    def refuse(self, why: str, may_skip: bool = True) -> None:
-        """Skip the line that was read last, or end: it is not a task."""
+    def refuse(self, why: str, may_skip: bool = True, option: str = "") -> None:
+        """Skip the line that was read last, or end: it is not a task. `option`: as in a BadLine."""
         if not (self._skip_bad and may_skip):
-            self._bad, self.ended = why, True
+            self._bad, self._bad_option, self.ended = why, option, True
             self._bad_may_skip = may_skip and not self._skip_bad
             return
         self.skipped += 1
@@ -310,7 +310,7 @@ class Source:
                 if isinstance(payload, BadLine):
                     if isinstance(payload, Unreadable) and self._line:
                         self._line += 1  # the lines before it could be read, and are inserted
-                    self.refuse(str(payload), payload.may_skip)
+                    self.refuse(str(payload), payload.may_skip, payload.option)
                     if self._bad:
                         return
                     continue
@@ -333,8 +333,8 @@ class Source:
         if not self._lines % LOOK_EVERY:
             self._bar.show(self._advance.until(self._number, self._last), self._size, f"{self._lines:,} tasks")
         self._input.note_task()
-        if self._line == 1 and type(payload) is list and len(payload) > 1:
-            self.is_one_array = True
+        if self._line == 1 and not self.tasks and isinstance(self._form, LineFormat):
+            self._first_line = payload
         self._places.note(self.tasks, self._number, self._line)
         if key is not None:
             self._had_key = True
@@ -361,15 +361,21 @@ class Source:
             raise click.exceptions.Exit(1)
         complain(f"{self.place} {self._bad}")
         or_skip = ", or use --skip-bad" if self._bad_may_skip else ""
-        complain(f"nothing was inserted as {name}: correct it and repeat the command{or_skip}")
+        or_option = f", or add {self._bad_option}," if self._bad_option else ""
+        complain(f"nothing was inserted as {name}: correct it{or_option} and repeat the command{or_skip}")
         raise click.exceptions.Exit(2)
 
     def hint_at_input(self) -> None:
         """Hint at a field that no line had, most often since its name is mistyped; and at an item without its end."""
         if any(form.has_open_end for form in self._formats):
             hint("hint: the last item does not end with NUL: if the program that printed it was ended, it is not whole")
-        for name in list(self._form.unnamed)[:LATER_SHOWN_MAX]:
-            hint(f"hint: no placeholder of a command can name the column {name!r}, which has a double quote or a brace")
+        for form in dict.fromkeys(self._formats):
+            for name in list(form.unnamed)[:LATER_SHOWN_MAX]:
+                hint(f"hint: no placeholder of a command can name the column {name!r}, which has a double quote or a "
+                     "brace")  # fmt: skip
+            for name in form.indexes:
+                hint(f"hint: the column {name!r} is the index of a pandas table, and a field of each task: "
+                     "to_parquet(…, index=False) leaves it out")  # fmt: skip
         for option, field, was_found in (
             ("--priority", self._priority, self._had_priority),
             ("--key", self._key, self._had_key),
@@ -377,6 +383,13 @@ class Source:
             if field is not None and self.tasks and not was_found:
                 what = option.strip("-")
                 hint(f"hint: no line has a value in the field {field!r} ({option}), so no task has a {what}")
+
+    def hint_at_one_task(self) -> None:
+        """Hint at an input that became one task, if it looks like many: an array, or a table in an object."""
+        if self.tasks == 1 and self._first_line is not None:
+            what = one_for_many(self._first_line)
+            if what is not None:
+                hint(f"hint: the input is one JSON {what}")
 
     def _may_be_repeated(self, handled: int) -> bool:
         """Tell whether each of the first tasks had a key, so that to insert them again does no harm."""

@@ -22,9 +22,11 @@ from fsqueue.format import wording
 
 from .insert_input import PAUSE, BadLine, Input
 from .insert_lines import (
+    LONE_RETURN,
     NOTHING,
     OLDER,
     SEPARATORS,
+    UNNAMED,
     Foreign,
     Format,
     Row,
@@ -44,8 +46,6 @@ FIELDS_MAX = 100_000
 """More names in a header are no header."""
 ADVISED_MAX = 20
 """Maximum number of columns that an advice names one by one."""
-UNNAMED = frozenset('"{}')
-"""No placeholder names a field that has one of these in its name (`fsqueue run`)."""
 SHOWN_CHARS = 40
 BLANKS = " \t"
 BLANK_LINE = f"{BLANKS}\r\n"
@@ -124,9 +124,12 @@ class TableFormat(Format):
         skip_bad: bool,
         has_text_alone: bool = False,
         ordering: str | None = None,
+        fields: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__()
-        self._input, self._delimiter, self._text, self._skip_bad = source, delimiter, text, skip_bad
+        self._input, self._delimiter, self._skip_bad = source, delimiter, skip_bad
+        self._needed = [*(("--text", name) for name in text), *fields]
+        """The options that name a column, each with its column."""
         self._has_text_alone = has_text_alone
         self._ordering = None if has_text_alone or ordering in text else ordering
         """The column that has priorities, unless the user has said that it is text."""
@@ -152,32 +155,24 @@ class TableFormat(Format):
                 continue
             first, last, value = record
             if names is None:
-                if not isinstance(value, BadLine):
-                    value = self._names(value, name)
-                kind = no_table(self._input.head)
-                if kind is not None:
-                    value = BadLine(f"is no header of a table: {kind}", may_skip=False)
+                value = self._header(value, name, self._input.head)
                 if isinstance(value, BadLine):
                     yield from self.waiting()
-                    yield number, first, last, self._explained(value, name)
+                    yield number, first, last, value
                     return
                 names, self._headers[number], self.line = value, last, last
                 if self._has_text_alone:
                     self._types.update(dict.fromkeys(names, TEXT))
                 continue
             if not isinstance(value, BadLine) and len(value) != len(names):
-                counted = wording.counted(len(value), "cell")
-                value = BadLine(
-                    f"has {counted}, and the header {len(names):,}: a cell with a separator in it needs double quotes"
-                )
+                value = _miscounted(value, len(names))
             yield from self._taken(number, first, last, value, names, records.bytes)
             if isinstance(value, BadLine) and not value.may_skip:
                 return
             self.line = last
         if names is None and self._input.signal is None:
             yield from self.waiting()
-            why = "is empty: the first line of a table has the names of its fields"
-            yield number, 0, 0, BadLine(why, may_skip=False)
+            yield number, 0, 0, BadLine(EMPTY, may_skip=False)
 
     @property
     def has_waiting(self) -> bool:
@@ -185,18 +180,19 @@ class TableFormat(Format):
         return bool(self._sample)
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse a file whose header has other names than that of the files before it. InvalidArgument.
+        """Refuse a file without a header, or with one that no rows can be read by. InvalidArgument.
 
         Only a regular file is read twice: of any other the header is looked at when it comes.
         """
-        regular = [name for name in names if os.path.isfile(name)]
-        for name in regular if len(regular) > 1 else ():
+        for name in filter(os.path.isfile, names):
             with suppress(OSError), open(name, "rb", buffering=0) as file:
-                read = _Records(Input(self._input.line_bytes_max), file, self._delimiter)
-                line, _, header = next(self._without_separator_line(read), (0, 0, None))
-                why = self._other_columns(_bare(header), name) if isinstance(header, list) else None
-                if why is not None:
-                    raise fsqueue.InvalidArgument(f"{name}, line {line:,} {why}. {NOTHING}")
+                source = Input(self._input.line_bytes_max)
+                read = _Records(source, file, self._delimiter)
+                line, _, first = next(self._without_separator_line(read), (0, 0, BadLine(EMPTY)))
+                header = self._header(first, name, source.head) if line else first
+                if isinstance(header, BadLine):
+                    place = f"{name}, line {line:,}" if line else name
+                    raise fsqueue.InvalidArgument(f"{place} {header}. {NOTHING}")
 
     def _without_separator_line(self, records: Iterable[Any]) -> Iterator[Any]:
         """Yield the records, but for a first line that names the separator. One that names another is bad."""
@@ -272,6 +268,17 @@ class TableFormat(Format):
             may_skip=False,
         )
 
+    def _header(self, cells: list[str] | BadLine, name: str, head: bytes) -> list[str] | BadLine:
+        """Return the names in the first record of a file that begins with `head`; or why they are none."""
+        kind = no_table(head)
+        if kind is not None:
+            return BadLine(f"is no header of a table: {kind}", may_skip=False)
+        names = cells if isinstance(cells, BadLine) else self._names(cells, name)
+        if not isinstance(names, BadLine):
+            return names
+        kind = kind_of(head, name, is_json=False)
+        return BadLine(str(names) if kind is None else f"is no header of a table ({kind})", may_skip=False)
+
     def _names(self, cells: list[str], file: str) -> list[str] | BadLine:
         """Return the names in a header, without blanks around them; or why they are none."""
         names = _bare(cells)
@@ -291,17 +298,13 @@ class TableFormat(Format):
         elif len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             why = f"names two columns {_shown(twice)}: of a task's fields with one name, one would be lost. Rename one"
-        elif missing := [name for name in self._text if name not in names and not self._headers]:
-            why = f"has no column {_shown(missing[0])} (--text). Its columns are {_listed(names)}"
+        elif missing := [each for each in self._needed if each[1] not in names and self._first is None]:
+            option, name = missing[0]
+            why = f"has no column {_shown(name)} ({option}). Its columns are {_listed(names)}"
         else:
             why = self._other_columns(names, file)
         self.unnamed = [name for name in names if set(name) & UNNAMED]
         return names if why is None else BadLine(why, may_skip=False)
-
-    def _explained(self, error: BadLine, name: str) -> BadLine:
-        """Return the error on a header, with what kind of file it may be. Without a header no row can be read."""
-        kind = kind_of(self._input.head, name, is_json=False)
-        return BadLine(str(error) if kind is None else f"is no header of a table ({kind})", may_skip=False)
 
     def _decide(self, rows: list[tuple[int, int, int, Any]]) -> None:
         """Decide the types of the columns by all cells of the first rows."""
@@ -354,8 +357,8 @@ class TableFormat(Format):
                 is_blank = value is None and not cell.strip(BLANKS)
                 if value is None and not is_blank and kind is NUMBERS:
                     return BadLine(
-                        f"has {_shown(cell)} in the column {_shown(name)}, whose values before it are numbers. To have "
-                        f"the column as text, insert the table with --text {quoted(name)}"
+                        f"has {_shown(cell)} in the column {_shown(name)}, whose values before it are numbers",
+                        option=f"--text {quoted(name)}",
                     )
                 if kind is UNKNOWN and not is_blank:  # its first value decides
                     self._types[name] = TEXT if value is None else NUMBERS
@@ -463,6 +466,16 @@ class _Records:
         return BadLine(f"is no row of a table: {why}")
 
 
+def _miscounted(cells: list[str], names: int) -> BadLine:
+    """Return the error on a row that has not as many cells as the header has names."""
+    has = f"has {wording.counted(len(cells), 'cell')}, and the header {names:,}"
+    if len(cells) < names:
+        return BadLine(f"{has}: a cell without a value needs its separator, too")
+    if any(cells[names:]):
+        return BadLine(f"{has}: a cell with a separator in it needs double quotes")
+    return BadLine(f"{has}: a separator at the end of a row begins an empty cell. Take it away, or name the column")
+
+
 def _bare(cells: list[str]) -> list[str]:
     """Return the names in a header without the blanks around them."""
     return [cell.strip(BLANKS) for cell in cells]
@@ -483,10 +496,10 @@ def _other_separator(mark: str) -> BadLine:
     return BadLine(f"says, as Excel writes it, that {mark!r} separates the cells: use {option}", may_skip=False)
 
 
+EMPTY = "is empty: the first line of a table has the names of its fields"
+
+
 UNCLOSED = "begins a row with a quote that is never closed: a cell that begins with a quote must end with one"
-
-
-LONE_RETURN = "has a carriage return within a line: where it ends lines, insert what \"tr '\\r' '\\n'\" prints"
 
 
 class _Paused(Exception):

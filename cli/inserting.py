@@ -12,7 +12,6 @@ from fsqueue.format import wording
 
 from .common import example, json_option, moment, queue_argument, queue_at
 from .insert_input import Input, Producer, checked_command
-from .insert_lines import EACH_ELEMENT
 from .insert_options import Asked
 from .insert_source import Source
 from .options import DURATION, AfterDashes
@@ -160,8 +159,7 @@ def insert(
         source.conclude_failure(failure, count, _handled_at(failure, handled))
         raise failure
     source.conclude(count)
-    if source.is_one_array and count == 1:
-        hint(f"hint: the input is one JSON array, and became one task. {EACH_ELEMENT}")
+    source.hint_at_one_task()
 
 
 def _new_of(error: fsqueue.FsqueueError) -> int:
@@ -247,3 +245,4 @@ def _insert_once(
         complain(f"the name {commit.name} is used up by a commit of no tasks: insert others under another name")
     if not is_repeated or is_used_up:
         source.conclude(count)
+        source.hint_at_one_task()

@@ -157,7 +157,12 @@ def test_what_a_file_is_and_what_to_type(
     file.write_bytes(data)
     result = fsqueue_cli("insert", queue.path, *options, file, code=2)
     assert "(it is " in result.stderr
-    assert f"insert what '{says} '{file}'' prints)" in result.stderr.splitlines()[0]
+    whole = (
+        ""
+        if kind.startswith("utf")
+        else (f"; with --commit NAME --from -- {says} '{file}' nothing of a damaged file is inserted")
+    )
+    assert f"insert what '{says} '{file}'' prints{whole})" in result.stderr.splitlines()[0]
     piped = fsqueue_cli("insert", queue.path, *options, input=data, code=2)
     assert f"insert what '{says}' prints)" in piped.stderr
     assert queue.status().inserted == 0
@@ -287,14 +292,99 @@ def test_json_of_older_programs_is_told_what_makes_utf_8_of_it(
     file.write_bytes(first + '{"site": "Zürich"}\n'.encode("latin-1"))
     ran = fsqueue_cli("insert", queue.path, file, "--commit", "a", code=2)
     assert (
-        f"line {1 + len(first) // 2} is not JSON: it is not UTF-8 (invalid start byte at byte 12): what older programs"
-        in ran.stderr
+        f"line {1 + len(first) // 2} is not JSON: it is not UTF-8 (byte 12 is 0xfc): what older programs" in ran.stderr
     )
     assert "jq" not in ran.stderr
     [command] = re.findall("'(iconv .*?)'", ran.stderr)
     made = subprocess.run([*shlex.split(command), str(file)], capture_output=True, check=True).stdout
     fsqueue_cli("insert", queue.path, "--commit", "a", input=made)
     assert {"site": "Zürich"} in [task.payload for task in queue.tasks()]
+
+
+def test_a_byte_that_is_no_utf_8_is_named_also_at_the_end_of_a_line(fsqueue_cli: Run, queue: Queue) -> None:
+    """ "Unexpected end of data" would be said of the line, and read as if it were the file's."""
+    for options in (["--csv"], ["--lines"]):
+        given = b"n,x\n1,caf\xe9\n2,x\n"
+        result = fsqueue_cli("insert", queue.path, *options, "--commit", "a", input=given, code=2)
+        assert "line 2 is not UTF-8 (byte 6 is 0xe9)" in result.stderr
+        assert "end of data" not in result.stderr
+
+
+def test_what_is_unpacked_by_a_command_is_inserted_as_a_whole_or_not_at_all(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    file = tmp_path / "t.csv.gz"
+    packed = gzip.compress(b"n,x\n" + b"".join(b"%d,%d\n" % (n, n * n) for n in range(3000)))
+    for data, count in ((packed[:-1000], 0), (packed, 3000)):
+        file.write_bytes(data)
+        said = fsqueue_cli("insert", queue.path, "--csv", file, code=2).stderr
+        [advised] = re.findall(r"with (--commit NAME --from -- .*) nothing of", said)
+        fsqueue_cli("insert", queue.path, "--csv", *shlex.split(advised), code=0 if count else 1)
+        assert queue.status().inserted == count
+
+
+TABLE_OF_PANDAS = '"a":{"0":1,"10":2},"c":{"0":"x","10":null}'
+
+
+@pytest.mark.parametrize("options", [[], ["--commit", "a"]])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (f"{{{TABLE_OF_PANDAS}}}", "to_json(…, orient='records', lines=True)"),
+        ('{"a":{"0":1}}\n', "to_json(…, orient='records', lines=True)"),
+        ('{"columns":["a"],"index":[0],"data":[[1]]}', "to_json(…, orient='records', lines=True)"),
+        ('{"schema":{"fields":[]},"data":[{"index":0}]}', "to_json(…, orient='records', lines=True)"),
+        ('[{"a":1},{"a":2}]', "\"jq -c '.[]'\""),
+        ('{"a":{"x":1,"y":2},"b":{"x":1,"y":2}}', None),
+        ('{"a":{"0":1},"b":2}', None),
+        ('{"a":{"0":1},"b":{"1":2}}', None),
+        ('{"a":{}}', None),
+        ('{"data":[1,2]}', None),
+        ("{}", None),
+        ('[{"a":1}]', None),
+        (f"{{{TABLE_OF_PANDAS}}}\n{{{TABLE_OF_PANDAS}}}\n", None),
+        ("[1,2]\n[3,4]\n", None),
+    ],
+)
+def test_a_whole_table_in_one_object_is_one_task_and_is_told(
+    fsqueue_cli: Run, queue: Queue, given: str, says: str | None, options: list[str]
+) -> None:
+    result = fsqueue_cli("insert", queue.path, *options, input=given)
+    assert result.stdout == f"{len(given.splitlines())}\n"
+    assert ("became one task" in result.stderr) == (says is not None)
+    assert says is None or says in result.stderr
+    assert result.stderr.count("\n") == (says is not None)
+
+
+@pytest.mark.parametrize("more", [[], ["--skip-bad"], ["--commit", "a"]])
+def test_plain_lines_with_a_carriage_return_within_are_refused_and_one_at_the_end_is_no_part(
+    fsqueue_cli: Run, queue: Queue, more: list[str]
+) -> None:
+    """Lines that end as on an old Mac would be one task."""
+    result = fsqueue_cli("insert", queue.path, "--lines", *more, input=b"a\rb\r", code=1 if "--skip-bad" in more else 2)
+    assert 'line 1 has a carriage return within a line: where it ends lines, insert what "tr ' in result.stderr
+    assert "Names with it are items for -0" in result.stderr
+    assert queue.status().inserted == 0
+    fsqueue_cli("insert", queue.path, "--lines", input=b"a\r\r\nb\r\n\r\n")
+    fsqueue_cli("insert", queue.path, "--csv", input=b"n\r\r\nc\r\r\n\r\r\n")
+    fsqueue_cli("insert", queue.path, input=b'"d"\r\r\n')
+    fsqueue_cli("insert", queue.path, "-0", input=b"e\rf\0")
+    fsqueue_cli("insert", queue.path, "--lines", "--task", "g\rh")
+    assert payloads(queue) == sorted(["a", "b", {"n": "c"}, "d", "e\rf", "g\rh"], key=str)
+
+
+def test_json_lines_round_floats_as_json_does(fsqueue_cli: Run, queue: Queue) -> None:
+    """docs/tables.md says so."""
+    given = '{"a":0.12345678901234567890123,"b":9007199254740993.0,"c":1e-400,"d":3.10}\n'
+    assert fsqueue_cli("insert", queue.path, input=given).stderr == ""
+    assert payloads(queue) == [{"a": 0.12345678901234568, "b": 9007199254740992.0, "c": 0.0, "d": 3.1}]
+
+
+@pytest.mark.parametrize("options", [["--csv"], ["--lines"], []])
+def test_a_last_line_without_an_end_is_a_task(fsqueue_cli: Run, queue: Queue, options: list[str]) -> None:
+    """docs/tables.md says so."""
+    result = fsqueue_cli("insert", queue.path, *options, input='"n"\n34\n5')
+    assert (result.stdout, result.stderr) == ("2\n" if options == ["--csv"] else "3\n", "")
 
 
 def test_a_table_with_one_column_is_known_by_its_name(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:

@@ -100,6 +100,35 @@ def test_a_column_that_json_has_no_form_for_is_refused_by_its_name(
     assert queue.status().inserted == 0
 
 
+def test_a_column_without_a_name_is_refused(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+    write(tmp_path / "t.parquet", n=[1], **{"": [2]})
+    result = fsqueue_cli("insert", queue.path, tmp_path / "t.parquet", code=2)
+    assert "t.parquet has no name for the column number 2: give it one. Nothing was inserted." in result.stderr
+    assert queue.status().inserted == 0
+
+
+def test_an_index_of_pandas_and_a_name_that_no_command_can_type_are_told(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "t.parquet", n=[1], **{"__index_level_0__": [10], 'the 5" disk': [2], "2x": [3]})
+    result = fsqueue_cli("insert", queue.path, file, tmp_path / "t.parquet")
+    assert result.stderr.splitlines() == [
+        "hint: no placeholder of a command can name the column 'the 5\" disk', which has a double quote or a brace",
+        "hint: the column '__index_level_0__' is the index of a pandas table, and a field of each task: "
+        "to_parquet(…, index=False) leaves it out",
+    ]
+    assert payloads(queue)[0]["__index_level_0__"] == 10
+
+
+@pytest.mark.parametrize("option", ["--key", "--priority"])
+def test_a_column_of_an_option_that_is_not_there_is_refused_before_anything(
+    fsqueue_cli: Run, queue: Queue, table: Path, option: str
+) -> None:
+    result = fsqueue_cli("insert", queue.path, table, option, "zz", code=2)
+    assert f"has no column 'zz' ({option}). Its columns are 'n', 'x'. Nothing was inserted." in result.stderr
+    assert queue.status().inserted == 0
+
+
 def test_two_columns_of_one_name_are_refused(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
     parquet.write_table(pa.table([pa.array([1]), pa.array([2])], names=["n", "n"]), tmp_path / "t.parquet")
     assert "has two columns 'n'" in fsqueue_cli("insert", queue.path, tmp_path / "t.parquet", code=2).stderr
@@ -132,7 +161,8 @@ def test_a_value_that_json_has_no_form_for_is_a_bad_row(
 
 
 def test_it_goes_with_keys_priorities_commits_and_other_files(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
-    named, unnamed = write(tmp_path / "a.pq", n=[1, 2], p=["b", None]), write(tmp_path / "no suffix", n=[3])
+    named = write(tmp_path / "a.pq", n=[1, 2], p=["b", None])
+    unnamed = write(tmp_path / "no suffix", n=[3], p=pa.nulls(1))
     (tmp_path / "lines").write_text('{"n": 4}\n')
     given = (named, unnamed, tmp_path / "lines")
     assert fsqueue_cli("insert", queue.path, *given, "--key", "n", "--priority", "p").stdout == "4\n"
@@ -177,10 +207,10 @@ def test_a_directory_goes_with_other_files_and_options(
     fsqueue_cli: Run, queue: Queue, table: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_text('{"n": 0}\n')
-    last = write(tmp_path / "last.parquet", other=[5])
+    last = write(tmp_path / "last.parquet", x=["e"], n=pa.nulls(1, pa.int64()))
     assert fsqueue_cli("insert", queue.path, tmp_path / "lines", table, last, "--priority", "n").stdout == "6\n"
-    assert {task.payload.get("n", 5): task.priority for task in queue.tasks()} == {
-        0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: None
+    assert {task.payload["n"]: task.priority for task in queue.tasks()} == {
+        0: 0, 1: 1, 2: 2, 3: 3, 4: 4, None: None
     }  # fmt: skip
 
 
@@ -244,11 +274,15 @@ def test_a_column_without_values_in_the_first_part_has_the_type_of_the_next(
     ],
 )
 def test_parts_that_do_not_agree_are_refused_by_file_and_column(
-    fsqueue_cli: Run, queue: Queue, table: Path, columns: dict[str, Any], says: str
+    fsqueue_cli: Run, queue: Queue, table: Path, tmp_path: Path, columns: dict[str, Any], says: str
 ) -> None:
     part = write(table / "part-00002.parquet", **columns)
-    for more in ([], ["--commit", "c"]):
-        result = fsqueue_cli("insert", queue.path, table, *more, code=2)
+    for more in ([], ["--commit", "c"], ["beside"]):
+        given = [table]
+        if more == ["beside"]:  # several files are one table, as those of a directory are
+            part = part.rename(tmp_path / "part.parquet")
+            given, more = [table, part], []
+        result = fsqueue_cli("insert", queue.path, *given, *more, code=2)
         assert result.stderr.startswith(f"fsqueue: {part} {says}")
         assert result.stderr.endswith("Nothing was inserted.\n")
     assert queue.status().inserted == 0

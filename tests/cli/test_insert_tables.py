@@ -345,8 +345,9 @@ def test_an_empty_file_has_no_header_and_a_header_alone_no_tasks(fsqueue_cli: Ru
 
 
 BAD_ROWS = {
-    "3": "has 1 cell, and the header 2",
-    "3,c,d": "has 3 cells, and the header 2",
+    "3": "has 1 cell, and the header 2: a cell without a value needs its separator, too\n",
+    "3,c,d": "has 3 cells, and the header 2: a cell with a separator in it needs double quotes\n",
+    "3,c,,": "has 4 cells, and the header 2: a separator at the end of a row begins an empty cell. Take it away, or",
     '3,"c"d': "a quote within a cell must be doubled",
     "3,c\rd": "has a carriage return within a line",
     "3,\0": "has the character NUL",
@@ -423,7 +424,11 @@ def test_who_follows_the_advice_after_a_cell_that_does_not_fit_loses_and_repeats
     file.write_text(table("n,x,id", "1,5,a", "2,6,b", "3,7,c", "4,8.5,7", "5,abc,9", "6,9,10"))
     result = fsqueue_cli("insert", queue.path, "--csv", file, code=2)
     assert f"{file}, line 6 has 'abc' in the column 'x', whose values before it are numbers" in result.stderr
-    assert "with --text x" in result.stderr.splitlines()[0]
+    assert "--text x" not in result.stderr, "the rows before it are numbers, and in the queue"
+    committed = fsqueue_cli("insert", queue.path, "--csv", file, "--commit", "a", code=2)
+    assert "nothing was inserted as a: correct it, or add --text x, and repeat the command, or use --skip-bad\n" in (
+        committed.stderr
+    )
     rest = re.search(r"insert the rest, which '(.*)' prints \((.*?)\);", result.stderr)
     assert rest is not None
     assert rest[2] == "with --text id"
@@ -469,6 +474,16 @@ def test_an_empty_column_is_decided_by_its_first_value(fsqueue_cli: Run, queue: 
     assert [payload["x"] for payload in payloads(queue)] == [None, None, None, None, 7]
 
 
+@pytest.mark.usefixtures("three_rows_decide")
+def test_cells_of_blanks_are_null_until_a_text_comes(fsqueue_cli: Run, queue: Queue) -> None:
+    """docs/tables.md says so. In a column of text they stay as they are."""
+    given = table("n,x,y,z", "1, ,,a", "2,  , 5, ", "3, , ,b", "4, , ,", "5,t,6,", "6, , , ")
+    fsqueue_cli("insert", queue.path, "--csv", input=given)
+    assert [payload["x"] for payload in payloads(queue)] == [None, None, None, None, "t", " "]
+    assert [payload["y"] for payload in payloads(queue)] == [None, 5, None, None, 6, None]
+    assert [payload["z"] for payload in payloads(queue)] == ["a", " ", "b", None, None, " "]
+
+
 def test_a_table_may_have_many_columns_and_the_advice_names_few(
     fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,14 +525,42 @@ def test_the_rows_before_a_file_that_is_empty_or_gone_are_inserted(
     """Their types are not decided yet, and nothing decides them but the end."""
     monkeypatch.setattr("fsqueue_cli.insert_source.why_unreadable", lambda name: None)
     (tmp_path / "good").write_text(table("n,x", "1,7", "2,8"))
-    bad = tmp_path / "bad"
-    if is_there:
-        bad.touch()
-    result = fsqueue_cli("insert", queue.path, "--csv", tmp_path / "good", bad, code=2)
+    bad = "-" if is_there else tmp_path / "bad"
+    result = fsqueue_cli("insert", queue.path, "--csv", tmp_path / "good", bad, input="", code=2)
     assert result.stdout == "2\n"
-    assert f"{bad} {'is empty: ' if is_there else 'cannot be read: No such file'}" in result.stderr
+    says = "standard input is empty: " if is_there else f"{bad} cannot be read: No such file"
+    assert says in result.stderr
     assert f"insert {bad}; to repeat the command would insert the first 2 again" in result.stderr
     assert payloads(queue) == [{"n": 1, "x": 7}, {"n": 2, "x": 8}]
+
+
+@pytest.mark.parametrize("first", ["a", "-"])
+@pytest.mark.parametrize(
+    ("later", "says"),
+    [
+        ("", " is empty: the first line of a table"),
+        ("\n\n", " is empty: the first line of a table"),
+        ("n,x,n\n1,2,3\n", ", line 1 names two columns 'n'"),
+        ("1,2\n", ", line 1 has numbers alone"),
+        ('n,"x\n1,2\n', ", line 1 begins a row with a quote that is never closed"),
+        ('{"n":1,"x":2}\n', ", line 1 is no header of a table: it is JSON"),
+        ("n;x\n1;2\n", ", line 1 has a single name, 'n;x'"),
+        ("sep=;\nn;x\n1;2\n", ", line 1 says, as Excel writes it"),
+        ("\x1f\x8b\x08\0", ", line 1 is no header of a table (it is compressed"),
+    ],
+)
+def test_a_later_file_without_a_header_is_refused_before_anything_is_inserted(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, first: str, later: str, says: str
+) -> None:
+    (tmp_path / "a").write_text(table("n,x", "1,7", "2,"))
+    bad = tmp_path / "b"
+    bad.write_text(later, "latin-1")
+    given = [tmp_path / "a" if first == "a" else "-", bad]
+    result = fsqueue_cli("insert", queue.path, "--csv", *given, input=table("n,x", "1,7"), code=2)
+    assert result.stderr.startswith(f"fsqueue: {bad}{says}")
+    assert result.stderr.endswith(". Nothing was inserted.\n")
+    assert result.stderr.count("\n") == 1
+    assert (result.stdout, queue.status().inserted) == ("", 0)
 
 
 def test_several_files_are_one_table(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
@@ -529,8 +572,8 @@ def test_several_files_are_one_table(fsqueue_cli: Run, queue: Queue, tmp_path: P
     (tmp_path / "d").write_text("n,x,n\n")
     result = fsqueue_cli("insert", queue.path, "--csv", tmp_path / "a", tmp_path / "c", tmp_path / "d", code=2)
     assert f"{tmp_path / 'd'}, line 1 names two columns" in result.stderr
-    assert "2 tasks were inserted" in result.stderr
-    assert f"insert {tmp_path / 'd'}; to repeat" in result.stderr
+    assert result.stderr.endswith("Nothing was inserted.\n")
+    assert queue.status().inserted == 3
 
 
 def test_a_column_that_no_command_can_name_is_told(fsqueue_cli: Run, queue: Queue) -> None:
@@ -607,8 +650,21 @@ def test_keys_priorities_and_delays_are_those_of_json_lines(fsqueue_cli: Run, qu
     assert json.loads(again.stdout) == {"inserted": 1, "skipped": 0, "tasks": 2, "respelled": []}
     assert {task.key: task.priority for task in queue.tasks()} == {"1": "b", "2": None, "3": "a", "4": None}
     assert queue.status().delayed == 3
-    result = fsqueue_cli("insert", queue.path, "--csv", "--key", "typo", input=table("n", "9"))
-    assert "no line has a value in the field 'typo'" in result.stderr
+    result = fsqueue_cli("insert", queue.path, "--csv", "--key", "due", input=table("n,due", "9,"))
+    assert "no line has a value in the field 'due'" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--key", "--priority", "--text"])
+@pytest.mark.parametrize("more", [[], ["--skip-bad"], ["--text-all"]])
+def test_a_column_of_an_option_that_is_not_there_is_refused_before_anything(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, option: str, more: list[str]
+) -> None:
+    file = tmp_path / "t"
+    file.write_text(table("n,x", "1,2"))
+    for files in ([file], [file, "-"], ["-"], ["-", file]):
+        result = fsqueue_cli("insert", queue.path, "--csv", option, "zz", *more, *files, input="n,x\n1,2\n", code=2)
+        assert f"line 1 has no column 'zz' ({option}). Its columns are 'n', 'x'" in result.stderr
+        assert queue.status().inserted == 0
 
 
 def test_repeating_a_commit_of_a_table_is_harmless(fsqueue_cli: Run, queue: Queue) -> None:
@@ -701,7 +757,11 @@ def test_who_follows_the_advice_after_an_interruption_behind_a_row_of_several_li
     file.write_text(begun + table("5,g", "6,h"))
     chunks = [begun.encode()]
 
-    def read(source: insert_input.Input, file: Any) -> bytes:
+    whole = insert_input.Input._read
+
+    def read(source: insert_input.Input, file: Any) -> Any:
+        if not hasattr(source.on_bytes, "__self__"):  # the look at the header, before the insert
+            return whole(source, file)
         if not chunks:
             source.signal = signal.SIGINT
         return chunks.pop() if chunks else b""
