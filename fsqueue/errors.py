@@ -35,6 +35,7 @@ The last column is the exit code of the command line.
 from __future__ import annotations
 
 import errno
+import resource
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -373,6 +374,17 @@ class HiddenTasks(OSError):
         self.stands, self.wanted = stands, wanted
 
 
+def _limit_of(error: OSError) -> str:
+    """Return which limit of open files is reached, and how to raise it."""
+    if error.errno == errno.ENFILE:
+        return "The limit is that of the whole host: have it raised ('sysctl fs.file-max')"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return f"This process may have {soft:,} open ('ulimit -n'), which is its hard limit: have that raised"
+    most = "" if hard == resource.RLIM_INFINITY else f", to {hard:,} at most"
+    return f"This process may have {soft:,} open: raise that limit ('ulimit -n'){most}"
+
+
 def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
     """Return the fsqueue error that says what `error`, met while `doing` something, means to the user.
 
@@ -388,8 +400,9 @@ def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
         )
     if error.errno in NO_DESCRIPTORS:
         return StorageError(
-            f"Too many files are open while {doing}: {what}. The filesystem is not to blame: raise the limit of open "
-            "files ('ulimit -n'), or run less at a time." + (after or " Then repeat; nothing reported done is lost.")
+            f"Too many files are open while {doing}: {what}. The filesystem is not to blame. {_limit_of(error)}, or "
+            "close queues that you do not use ('Queue.close', 'Group.close'), or run less at a time."
+            + (after or " Then repeat; nothing reported done is lost.")
         )
     if error.errno == errno.EFBIG:
         return StorageError(

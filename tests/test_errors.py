@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
 
 import pytest
 
@@ -83,7 +84,11 @@ def test_an_error_carries_what_the_caller_needs() -> None:
         (errno.ENOSYS, errors.UnsafeFilesystem, "flock"),
         (errno.ENOLCK, errors.UnsafeFilesystem, "lock service"),
         (errno.EMFILE, errors.StorageError, "ulimit -n"),
-        (errno.ENFILE, errors.StorageError, "ulimit -n"),
+        (
+            errno.ENFILE,
+            errors.StorageError,
+            "of the whole host: have it raised ('sysctl fs.file-max')",
+        ),
         (errno.EISDIR, errors.StorageError, "into quarantine"),
         (errno.EIO, errors.StorageError, "Repeat when it works again"),
     ],
@@ -100,3 +105,16 @@ def test_the_system_s_errors_are_translated_with_a_remedy(code: int, kind: type[
 
 def test_an_error_without_a_number_is_translated_too() -> None:
     assert "odd" in str(from_os_error(OSError("odd"), "testing"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ((64, 64), "This process may have 64 open ('ulimit -n'), which is its hard limit: have that raised, or close"),
+        ((1024, 4096), "This process may have 1,024 open: raise that limit ('ulimit -n'), to 4,096 at most, or close"),
+        ((256, resource.RLIM_INFINITY), "This process may have 256 open: raise that limit ('ulimit -n'), or close"),
+    ],
+)
+def test_the_limit_of_open_files_is_named(monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], told: str) -> None:
+    monkeypatch.setattr(errors.resource, "getrlimit", lambda which: limits)
+    assert told in str(from_os_error(OSError(errno.EMFILE, "no"), "testing"))

@@ -14,6 +14,7 @@ import stat
 import struct
 from functools import cache, partial
 
+from fsqueue.filesystem import idle_files
 from fsqueue.filesystem.resources import Closer, Closing, close, opened
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -77,6 +78,11 @@ def open_at(directory: int, name: str, flags: int, by: Closer | None = None) -> 
     """Open a name in a directory. Follow no link, and do not wait at a pipe."""
     within = partial(os.open, dir_fd=directory)
     try:
+        try:
+            return opened(by, map(within, (name,), (flags | LOOK_FLAGS,), (FILE_MODE,)))
+        except OSError as error:
+            if not idle_files.make_room(error):
+                raise
         return opened(by, map(within, (name,), (flags | LOOK_FLAGS,), (FILE_MODE,)))
     except BlockingIOError:
         # On the file server's own disk, a delegation of the file to an NFS client has to be called back first. Wait for

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from fsqueue.filesystem import idle_files
+
 T = TypeVar("T")
 
 NOT_FILES = (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENOTDIR, errno.ENODEV)
@@ -22,13 +24,15 @@ again to learn what became of it. A broken disk gives these errors every time.""
 def asking_again(action: Callable[[], T]) -> T:
     """Call `action`; after ESTALE call it once more, so that it resolves its path again.
 
+    Also if the system had no descriptor left: idle files are closed before that.
+
     If a directory is gone, the second call says "missing". A second ESTALE proves nothing, least of all that the name
     is gone.
     """
     try:
         return action()
     except OSError as error:
-        if error.errno != errno.ESTALE:
+        if error.errno != errno.ESTALE and not idle_files.make_room(error):
             raise
         return action()
 

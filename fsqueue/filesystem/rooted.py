@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 
 from fsqueue import forks
-from fsqueue.filesystem import beneath, resources
+from fsqueue.filesystem import beneath, idle_files, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
+from fsqueue.filesystem.expected_errors import asking_again
 
 DIRECTORY_MODE = 0o777
 """Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
@@ -173,7 +174,7 @@ class Rooted:
     def _open_root(self) -> int:
         if self._within is not None:
             return self._within.hold_directory(self.root)
-        return resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,)))
+        return asking_again(lambda: resources.opened(self, map(os.open, (self.root,), (HOLDER_FLAGS,))))
 
     @property
     def device(self) -> int:
@@ -210,6 +211,12 @@ class Rooted:
         except OSError as error:
             if error.errno == errno.ESTALE and self._root_is_gone():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+            error.filename = path
+            if not idle_files.make_room(error):
+                raise
+        try:
+            return self._open_beneath(root, inside or ".", flags, FILE_MODE, by=self)
+        except OSError as error:
             error.filename = path
             raise
 
@@ -299,7 +306,8 @@ class Rooted:
 
     def _walk_to(self, path: str) -> int:
         """Open a directory below the root, asking a file server for each one on the way."""
-        return beneath.walk(self._root(), self._inside(path), DIRECTORY_FLAGS, way=DIRECTORY_FLAGS, by=self)
+        root, inside = self._root(), self._inside(path)
+        return asking_again(lambda: beneath.walk(root, inside, DIRECTORY_FLAGS, way=DIRECTORY_FLAGS, by=self))
 
     def _holder(self, path: str) -> OpenParent:
         """Open the directory that holds `path`: yield its descriptor, and the name in it ("." for the root itself)."""

@@ -16,7 +16,7 @@ from functools import partial
 
 from fsqueue.clock import Clock
 from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueFileLost, QueueNotFound
-from fsqueue.filesystem import resources
+from fsqueue.filesystem import idle_files, resources
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.drained import Source
 from fsqueue.groups.selection import Selected
@@ -26,7 +26,9 @@ from fsqueue.queue import Queue
 logger = logging.getLogger("fsqueue")
 
 OPEN_MAX = 64
-"""How many queues of a group a lessee has open at most."""
+"""How many queues of a group a lessee has open at most, ..."""
+SHARE = 8
+"""... which is one in this many of the descriptors that the process may have, or less: each takes two, and its logs."""
 LIST_S = 1.0
 """Shortest time between two looks at the time of the group's directory, ..."""
 CHANGED_S = 3.0
@@ -135,6 +137,7 @@ class Members:
 
     def __init__(self, sources: Sequence[Source], make_watch: Callable[[Queue], Watch], clock: Clock) -> None:
         self._clock, self._make_watch = clock, make_watch
+        self._open_max = idle_files.share(SHARE, OPEN_MAX)
         fixed = [source for source in sources if isinstance(source, Queue)]
         self.queues: list[Queue] = fixed
         self.watches = [make_watch(queue) for queue in fixed]
@@ -155,12 +158,12 @@ class Members:
     @property
     def rounds_max(self) -> int:
         """Return how often to call `refresh`, at most, until each queue that is known now was looked into."""
-        return 2 + sum(len(group.listed) for group in self._groups) // OPEN_MAX
+        return 2 + sum(len(group.listed) for group in self._groups) // self._open_max
 
     def due_s(self) -> float:
         """Return in how many seconds to call `refresh` again at the latest."""
         if not self.is_complete:
-            is_idle = len(self._open) < OPEN_MAX or any(has_nothing(watch) for _, watch in self._open.values())
+            is_idle = len(self._open) < self._open_max or any(has_nothing(watch) for _, watch in self._open.values())
             return 0.0 if is_idle else LIST_S
         now = self._clock.monotonic()
         due = min((known.due_at for group in self._groups for known in group.closed.values()), default=math.inf)
@@ -176,14 +179,14 @@ class Members:
                 group.look_around()
         idle: list[tuple[int, QueueDirectory]] | None = None
         while any(group.wanted for group in self._groups):
-            if len(self._open) >= OPEN_MAX:
+            if len(self._open) >= self._open_max:
                 if idle is None:
                     idle = [key for key, (_, watch) in self._open.items() if has_nothing(watch)]
                 if not idle:
                     break  # each of them may have more
                 self._close(idle.pop(0))
             for place, group in enumerate(self._groups):
-                if group.wanted and len(self._open) < OPEN_MAX:
+                if group.wanted and len(self._open) < self._open_max:
                     self._open_one(place, group, group.wanted.popitem(last=False)[0])
             is_changed = True
         if is_changed:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from fsqueue import forks
 from fsqueue.clock import Clock
-from fsqueue.filesystem import Filesystem, resources
+from fsqueue.filesystem import Filesystem, idle_files, resources
 from fsqueue.format.names import Batch
 from fsqueue.storage import jsonl
 from fsqueue.storage.logs import Log
@@ -160,6 +160,19 @@ class OpenLogs:
             finally:
                 log.leave()
 
+    def make_room(self) -> None:
+        """Close each log that no thread uses at this moment; if there is none, the queue's file. Both are opened anew.
+
+        A log with records of an undecided update stays, as in `let_go`.
+        """
+        for follower in [*self.followers]:
+            follower.let_go()
+        before = len(self._logs)
+        for log in self:
+            self._close_unless(log, is_needed=False)
+        if len(self._logs) == before:
+            self._queue_file.forget()
+
     def _most(self) -> int:
         """Return how many logs of this queue may stay open, with the one that is being opened: a hint.
 
@@ -206,6 +219,14 @@ def let_go() -> None:
     """Do what `OpenLogs.let_go` does, where no queue is at hand."""
     for logs in beside(None):
         logs.let_go_of_own()
+
+
+def _make_room() -> None:
+    for logs in beside(None):
+        logs.make_room()
+
+
+idle_files.add(_make_room)
 
 
 def beside(mine: OpenLogs | None) -> list[OpenLogs]:

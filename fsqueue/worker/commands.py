@@ -14,7 +14,15 @@ import orjson
 
 from fsqueue import errors
 from fsqueue.errors import UNKEPT, FsqueueError, InvalidArgument, InvalidTask
-from fsqueue.filesystem import NO_RESULT_FILES, ResultFile, ResultFiles, open_nothing, program_fault, write_all
+from fsqueue.filesystem import (
+    NO_RESULT_FILES,
+    ResultFile,
+    ResultFiles,
+    idle_files,
+    open_nothing,
+    program_fault,
+    write_all,
+)
 from fsqueue.format.results import RESULT_BYTES_MAX, decode_result, is_kept_exactly
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask, Verbs
@@ -183,6 +191,7 @@ class Commands(ProcessExecutor):
     def _fall_short(self, error: OSError) -> None:
         """Wait after a call that the system has refused for want of something; end if nothing will give it back."""
         what = f"The command {self._argv[0]!r} could not be begun"
+        idle_files.make_room(error)  # for the next try
         if self.shortage.met():
             self.output_writer.say(shortages.words(error, what, "Its task waits, or is put back. Trying again."))
         elif not self._running and self.shortage.is_hopeless(error):

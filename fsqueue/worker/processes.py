@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from fsqueue.filesystem import idle_files
 from fsqueue.format.wording import counted
 from fsqueue.worker import output, shortages, wire
 from fsqueue.worker.jobs import How, Job
@@ -289,6 +290,7 @@ class Children(ProcessExecutor):
 
     def fall_short(self, error: OSError) -> None:
         """Go on with the children that there are, and try again after a pause; end if there are none for long."""
+        idle_files.make_room(error)  # for the next try
         if self.shortage.met():
             count = counted(len(self._children), "process", "processes")
             then = f"The worker goes on with no more than {count} instead of {self.most:,}, and tries again."

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsqueue import LeasedTask, Queue, StorageError
+from fsqueue import Group, LeasedTask, Queue, StorageError
+from fsqueue.filesystem import idle_files
 from fsqueue.storage import open_logs
 from fsqueue.storage.open_logs import OPEN_LOGS_MAX, OPEN_LOGS_MIN, SHARE
 
@@ -180,3 +183,144 @@ def test_what_is_open_goes_on_without_a_descriptor(queue_factory: QueueFactory) 
         first.renew()
         first.complete()
     assert queue.status().completed == 1
+
+
+# -- what gives way to them ----------------------------------------------------------------------------------------
+
+FULL = """
+import json, os, resource, sys
+soft, hard = map(int, sys.argv[1:3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+import fsqueue
+first, *others = [fsqueue.Queue(path) for path in sys.argv[3:]]
+held = first.lease(10)
+[spare] = others[0].lease(1)
+taken = []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+"""
+"""A program with logs open, and no descriptor left."""
+
+GOES_ON = f"""{FULL}
+open_before = len([*first.store.logs])
+for queue in others:
+    queue.insert_many(["more"])
+    queue.insert("and more")
+others[0].complete(others[0].lease(3, strict=True))
+left = len([*first.store.logs])
+for task in held:
+    task.renew()
+    task.complete()
+spare.complete()
+states = [first.status(), *(other.status() for other in others)]
+print(json.dumps([len(held), open_before, left, [(one.waiting, one.leased, one.completed) for one in states]]))
+"""
+GIVES_UP = f"""{FULL}
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+for act in (lambda: others[0].insert("more"), others[0].lease, others[0].status, spare.complete):
+    try:
+        act()
+    except fsqueue.StorageError as error:
+        print(json.dumps(str(error)))
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+for fd in taken:
+    os.close(fd)
+spare.complete()
+first.complete(held)
+"""
+
+
+def program(text: str, soft: int, hard: int, queues: list[Queue]) -> list[Any]:
+    """Return what a program prints that may open so many files."""
+    words = [str(soft), str(hard), *(str(queue.path) for queue in queues)]
+    done = subprocess.run([sys.executable, "-c", text, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("limit", [64, 256])
+def test_logs_that_no_thread_uses_give_way_to_what_must_be_opened(queue_factory: QueueFactory, limit: int) -> None:
+    """Tasks whose logs were closed are renewed and completed all the same."""
+    queues = [many(queue_factory, f"q{number}", 12) for number in range(3)]
+    [[held, before, left, states]] = program(GOES_ON, limit, limit, queues)
+    assert (held, before, left) == (10, 10, 0)
+    assert states == [[2, 0, 10], [10, 0, 4], [14, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "told"),
+    [
+        (64, 64, "This process may have 3 open: raise that limit ('ulimit -n'), to 64 at most, or close queues"),
+        (64, 256, "This process may have 3 open: raise that limit ('ulimit -n'), to 256 at most, or close queues"),
+    ],
+)
+def test_if_that_does_not_suffice_the_error_names_the_limit(
+    queue_factory: QueueFactory, soft: int, hard: int, told: str
+) -> None:
+    queues = [many(queue_factory, f"q{number}", 12) for number in range(2)]
+    errors = program(GIVES_UP, soft, hard, queues)
+    assert len(errors) >= 3
+    assert all(told in error and error.startswith("Too many files are open while ") for error in errors)
+    assert [queue.status().completed for queue in queues] == [10, 1]
+
+
+def test_a_log_that_a_thread_uses_stays_open(queue_factory: QueueFactory) -> None:
+    """One with records of an update that is not decided stays, too: it knows since when this process waits."""
+    queue = many(queue_factory, "q", 4)
+    tasks = queue.lease(4)
+    in_use, undecided, *others = [log for task in tasks if (log := queue.store.logs.get(task.batch)) is not None]
+    undecided.replay_state.prepared["an update"] = object()  # type: ignore[index,assignment]
+    entered, leave = threading.Event(), threading.Event()
+
+    def use() -> None:
+        assert in_use.enter()
+        entered.set()
+        leave.wait()
+        in_use.leave()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    entered.wait()
+    try:
+        for code in (errno.EIO, errno.ENOSPC):
+            assert not idle_files.make_room(OSError(code, "no"))
+        assert opened(queue) == [4]
+        for code in (errno.EMFILE, errno.ENFILE):
+            assert idle_files.make_room(OSError(code, "no"))
+            assert [log.closed for log in (in_use, undecided, *others)] == [False, False, True, True]
+    finally:
+        leave.set()
+        thread.join()
+        undecided.replay_state.prepared.clear()
+    queue.complete(tasks)
+    assert queue.status().completed == 4
+
+
+def test_a_queues_own_file_is_closed_if_it_has_no_log_open(queue_factory: QueueFactory) -> None:
+    queue = queue_factory("q", shards=1)
+    queue.insert(1)
+    queue.status()
+    queue.store.logs.close()
+    assert queue.store.queue_file.is_unchanged()
+    before = len(os.listdir("/proc/self/fd"))
+    assert idle_files.make_room(OSError(errno.EMFILE, "no"))
+    assert len(os.listdir("/proc/self/fd")) <= before - (not queue.store.fs.shared)
+    assert not queue.store.queue_file.is_unchanged(), "it is read anew"
+    assert queue.status().waiting == 1
+
+
+def test_a_worker_of_a_group_with_many_queues_needs_no_more_than_256_descriptors(tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "group", shards=1, durability="none")
+    for number in range(100):
+        group[f"q{number}"].insert_many(range(3), batch_tasks=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "fsqueue_cli", "run", str(group.path), "-j", "2", "--patience", "5", "--json", "--",
+         "true"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "Too many" in done.stderr) == (0, False), done.stderr
+    assert json.loads(done.stdout)["completed"] == 300
