@@ -34,11 +34,14 @@ async def whole(request: Request, bytes_max: int) -> bytes:
     size = int(told) if told.isascii() and told.isdecimal() and len(told) < 19 else 0
     if size <= bytes_max:
         size = 0
-        async for part in _stream(request):
-            size += len(part)
-            if size > bytes_max:
-                break
-            parts.append(part)
+        try:
+            async for part in _stream(request):
+                size += len(part)
+                if size > bytes_max:
+                    break
+                parts.append(part)
+        except HTTPException as error:
+            raise HTTPException(error.status_code, f"{error.detail} Nothing was done.") from None
     if size > bytes_max:
         raise HTTPException(413, f"The body has more than {bytes_max:,} bytes. Nothing was done.")
     return b"".join(parts)

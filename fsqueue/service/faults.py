@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -112,13 +113,16 @@ async def on_bug(request: Request, error: Exception) -> Response:
     )
 
 
+def refused(error: HTTPException) -> Response:
+    """Return the answer to a request that is no sound one of HTTP."""
+    return JSONResponse({"error": {"type": "BadRequest", "message": error.detail}}, error.status_code)
+
+
 async def on_http(request: Request, error: Exception) -> Response:
     """Answer what no route has: an unknown path, a method that a path does not have."""
     status = getattr(error, "status_code", 500)
     what = {404: f"There is nothing at {request.url.path!r:.300}. /v1/openapi.json lists what there is.",
             405: f"{request.method} is not for {request.url.path!r:.300}."}  # fmt: skip
-    answer = JSONResponse(
-        {"error": {"type": "BadRequest", "message": what.get(status, getattr(error, "detail", ""))}}, status
-    )
+    answer = refused(HTTPException(status, what.get(status, getattr(error, "detail", ""))))
     answer.headers.update(getattr(error, "headers", None) or {})
     return answer

@@ -58,8 +58,8 @@ class Patience:
             return
         except HTTPException as error:  # while the gate read a form
             if not has_begun:
-                await send({"type": "http.response.start", "status": error.status_code, "headers": []})
-                await send({"type": "http.response.body", "body": error.detail.encode()})
+                error.detail += " Nothing was done."
+                await faults.refused(error)(scope, receive, send)
         except asyncio.CancelledError:  # the gateway ends, and this has not come to its end in time
             if has_begun:
                 raise

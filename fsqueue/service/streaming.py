@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 PAUSE_S = (0.5, 5.0)
 """Shortest and longest pause between two looks of a stream of events. It grows while nothing changes."""
+NOTHING_DONE = "Nothing was done."
+"""The end of what is said of a field that is wrong. Lines before it may have been inserted."""
 COMMENT_S = 15.0
 """Pause without an event after which a comment is sent, so that a proxy does not end the connection."""
 
@@ -75,7 +78,17 @@ async def _insert_lines(request: Request, given: dict[str, Any]) -> Response:
 
     def act() -> int:
         with gateway.served.queue(given["queue"]) as queue:
-            inserted: int = queue.insert_many(tasks(), commit=given["commit"], total=given["total"])
+            try:
+                inserted: int = queue.insert_many(tasks(), commit=given["commit"], total=given["total"])
+            except BadField as error:
+                if error.new:
+                    before = str(error).removesuffix(NOTHING_DONE)
+                    error.args = (f"{before}Of the tasks in the lines before it, {error.new:,} are new in the queue.",)
+                raise
+            except HTTPException as error:  # the stream has broken off, or has too long a line
+                is_whole = given["commit"] is not None
+                error.detail += " Nothing was inserted." if is_whole else " The lines before that may be inserted."
+                raise
             return inserted
 
     with gateway.threads.one() as thread:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -17,11 +18,12 @@ from urllib.parse import unquote
 import pytest
 
 import fsqueue
-from fsqueue import Group, RemoteGroup, RemoteQueue, Status, StorageError
+from fsqueue import FsqueueError, Group, InvalidArgument, RemoteGroup, RemoteQueue, Status, StorageError
 from fsqueue.client import wire
 from fsqueue.client.addresses import address_of, reached
 from tests.client.test_remote_queue import answering
 from tests.gateways import Serve
+from tests.house.source import TOP
 from tests.proxies import prefixed
 
 pytestmark = pytest.mark.once
@@ -327,3 +329,18 @@ def test_a_child_that_was_forked_within_a_request_leaves_the_answer_to_its_paren
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 7
     assert queue.status() == group["q"].status() == Status(waiting=1)
+
+
+def test_a_type_that_is_no_class_becomes_the_one_that_the_page_says() -> None:
+    page = (TOP / "docs" / "serve.md").read_text(encoding="utf-8")
+    found = re.search(r"Some types are no\sclasses: (.*?)\. The\sclient", page, re.DOTALL)
+    assert found is not None
+    told = set(re.findall(r"`(\w+)`", found[1]))
+    source = "".join((TOP / "fsqueue" / "service" / f"{one}.py").read_text() for one in ("gate", "faults"))
+    said = set(re.findall(r'(?:_said\(\s*\d+,\s*|"type": )"(\w+)"', source))
+    assert said == told
+    for kind in told:
+        for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 500):
+            error = wire.error_of(status, {"error": {"type": kind, "message": "why"}})
+            assert type(error) is (InvalidArgument if status in (400, 413, 415) else FsqueueError)
+            assert str(error) == "why"

@@ -9,6 +9,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+import fsqueue
 from fsqueue.service import bodies
 
 pytestmark = pytest.mark.once
@@ -75,3 +76,67 @@ def test_a_line_of_very_many_parts_is_joined_once() -> None:
 
 async def _received(message: dict[str, Any]) -> dict[str, Any]:
     return message
+
+
+# -- what an error says was done ---------------------------------------------------------------------------------
+
+LINES = {"content-type": "application/x-ndjson"}
+
+
+@pytest.mark.parametrize(
+    "wrong", ["{", '{"payload": 1, "x": 2}', '{"payload": 1, "delay_s": -1}', '{"payload": {"a": 1e999}}']
+)
+def test_a_wrong_line_is_told_with_what_is_in_the_queue_before_it(
+    client: Any, group: fsqueue.Group, wrong: str
+) -> None:
+    """Of lines without a commit's name those before it are inserted; with one, nothing is."""
+    body = '{"payload": 1}\n{"payload": 2}\n' + wrong + "\n"
+    for query, new in (("", 2), ("?commit=one", 0)):
+        answer = client.post(f"/v1/queues/q/tasks{query}", content=body, headers=LINES)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["new"]) == (400, new)
+        assert ("Nothing was done" in error["message"]) == (not new)
+        assert ("Of the tasks in the lines before it, 2 are new in the queue." in error["message"]) == bool(new)
+    assert group["q"].status().waiting == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "told"), [("", "The lines before that may be inserted."), ("?commit=x", "Nothing was inserted.")]
+)
+def test_a_line_that_is_too_long_is_told_with_what_was_done(
+    open_gateway: Any, group: fsqueue.Group, query: str, told: str
+) -> None:
+    gateway = open_gateway(group.path, line_bytes_max=100)
+    body = '{"payload": 1}\n' + '{"payload": "' + "x" * 200 + '"}\n'
+    answer = gateway.post(f"/v1/queues/q/tasks{query}", content=body, headers=LINES)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (413, f"A line has more than 100 bytes. {told}")
+
+
+def test_a_body_that_ends_too_soon_or_stops_has_done_nothing() -> None:
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def stopped() -> dict[str, Any]:
+        raise HTTPException(408, "The body of the request stopped for 30 s.")
+
+    for receive, status in ((gone, 400), (stopped, 408)):
+        request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+        with pytest.raises(HTTPException, match=r"(too soon|for 30 s)\. Nothing was done\.$") as raised:
+            asyncio.run(bodies.whole(request, 10))
+        assert raised.value.status_code == status
+
+
+def test_what_cannot_be_undone_is_confirmed_and_what_was_done_before_is_told(client: Any, group: fsqueue.Group) -> None:
+    """What docs/serve.md says of `confirm`, of tokens, and of a second bury and cancel."""
+    ids = [group["q"].insert(n).id for n in range(2)]
+    [task] = client.post("/v1/queues/q/lease", json={}).json()["tasks"]
+    assert task["token"].partition("@")[0] == task["id"]
+    bury = {"token": task["token"], "reason": "no"}
+    assert [client.post("/v1/queues/q/bury", json=bury).status_code for _ in range(2)] == [200, 409]
+    [other] = {*ids} - {task["id"]}
+    cancelled = [client.post("/v1/queues/q/cancel", json={"ids": [other]}) for _ in range(2)]
+    assert [(one.status_code, one.json()["cancelled"]) for one in cancelled] == [(200, 1), (200, 0)]
+    assert client.post("/v1/queues/q/purge", json={}).status_code == 400
+    assert client.delete("/v1/queues/q?confirm=x").status_code == 400
+    assert client.post("/v1/queues/q/purge", json={"confirm": "q"}).status_code == 200
+    assert client.delete("/v1/queues/q?confirm=q").status_code == 200

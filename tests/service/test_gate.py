@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -186,6 +187,9 @@ def test_a_body_that_stops_coming_is_not_waited_for(kind: bytes) -> None:
     scope = {"type": "http", "method": "POST", "path": ANY, "headers": headers, "server": ("localhost", 8750)}
     sent = asked(app, [{"type": "http.request", "body": b"csrf=", "more_body": True}], scope)
     assert sent[0]["status"] == (408 if b"form" in kind else 403)
+    if b"form" in kind:
+        message = json.loads(sent[1]["body"])["error"]["message"]
+        assert message == "The body of the request stopped for 0.01 s. Nothing was done."
 
 
 async def inside(scope: Any, receive: Any, send: Any) -> None:
