@@ -414,6 +414,8 @@ class _Remains:
                 has_left and batch in listing.task_files(self.store, shard)
             ):
                 return True
+            if replay_state is not None and _is_held(replay_state, self.store.clock.now_ms()):
+                return True  # a worker has read its payload, and may complete it
             if replay_state is not None:  # a file that stays away was removed: its tasks are lost
                 ended.add((batch, replay_state.count, listing.log_bytes(self.store, batch) if has_left else 0))
         return False
@@ -443,6 +445,11 @@ class _Remains:
         if found is not None and found.prepared and self._patience.decide(self.store, batch, found):
             return listing.read_present_state(self.store, batch)
         return found
+
+
+def _is_held(replay_state: ReplayState, now: int) -> bool:
+    """Return whether a lease holds a task of a batch."""
+    return any(replay_state.state[index] == LEASED and replay_state.since[index] > now for index in replay_state.touched)
 
 
 # -- tasks ----------------------------------------------------------------------------------------

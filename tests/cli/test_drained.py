@@ -11,10 +11,11 @@ from unittest import mock
 import pytest
 from fsqueue_cli import watching
 
-from fsqueue import Group
+from fsqueue import Group, Queue
 from tests.cli.conftest import Run
 from tests.hopping import ENDS, WAYS, Hopper
 from tests.levels import each_once
+from tests.support import base_of
 
 pytestmark = pytest.mark.once
 
@@ -72,3 +73,43 @@ def test_a_task_that_hops_is_not_missed_however_it_comes(
     fsqueue_cli: Run, tmp_path: Path, command: str, given: str, way: str
 ) -> None:
     asked_while_a_task_hops(fsqueue_cli, tmp_path, command, given, way, "cancel")
+
+
+def lose_a_task_file(path: Path, how: str) -> Queue:
+    """Return a queue of three tasks whose task file another program has removed, before or after a lease."""
+    queue = Queue.create(path, shards=1)
+    queue.insert_many([1, 2, 3], commit="all")
+    tasks = queue.lease(1) if how != "never leased" else []
+    if how == "begun":
+        queue.complete(tasks)
+    for file in (base_of(queue) / "queue").glob("*/*"):
+        file.unlink()
+    return queue
+
+
+@pytest.mark.parametrize("mends", [["gc"], ["fsck", "--repair"]])
+def test_a_lost_task_file_ends_workers_at_once_and_waits_when_its_tasks_are_letters(
+    fsqueue_cli: Run, tmp_path: Path, mends: list[str]
+) -> None:
+    """docs/status.md, "Waiting", says so."""
+    queue = lose_a_task_file(tmp_path / "q", "begun")
+    assert (queue.status().waiting, queue.is_drained()) == (2, True)
+    assert fsqueue_cli("wait", queue.path, "--timeout", "0", code=None).exit_code == 124
+    assert "nothing to do" in fsqueue_cli("run", queue.path, "--", "true", code=0).stderr
+    assert fsqueue_cli("wait", queue.path, "--timeout", "0", code=None).exit_code == 124
+    fsqueue_cli(mends[0], queue.path, *mends[1:], code=None)
+    fsqueue_cli("wait", queue.path, "--timeout", "0", code=9)
+    assert (queue.status().waiting, queue.status().dead, queue.is_drained()) == (0, 2, True)
+
+
+def test_a_leased_task_without_its_file_is_waited_for_by_all(fsqueue_cli: Run, tmp_path: Path) -> None:
+    queue = lose_a_task_file(tmp_path / "q", "leased")
+    assert (queue.status().leased, queue.is_drained()) == (1, False)
+    fsqueue_cli("wait", queue.path, "--timeout", "0", code=124)
+
+
+def test_of_a_batch_of_which_no_task_was_leased_nothing_is_left(fsqueue_cli: Run, tmp_path: Path) -> None:
+    queue = lose_a_task_file(tmp_path / "q", "never leased")
+    assert (queue.status().inserted, queue.is_drained()) == (0, True)
+    fsqueue_cli("wait", queue.path, "--timeout", "0", code=0)
+    assert list(queue.fsck()) == []

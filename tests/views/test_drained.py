@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +144,33 @@ def test_a_batch_that_has_lost_its_file_ends_workers_and_a_repair_ends_waits(tmp
     assert [one.kind for one in group["b"].fsck(repair=True)] == ["task-file-gone"]
     assert ASKED[asked](group)
     assert group["b"].status().dead == 1
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_leased_task_whose_file_is_lost_is_waited_for_until_its_lease_ends(tmp_path: Path, asked: str) -> None:
+    renamer = Renamer(tmp_path / "group")
+    renamer.rename()
+    assert renamer.held
+    for name in os.listdir(renamer.directory):
+        os.unlink(os.path.join(renamer.directory, name))
+    group = Group(renamer.group.path)
+    assert not ASKED[asked](group)
+    renamer.held[0].renew(0.05)
+    time.sleep(0.1)
+    assert ASKED[asked](group) == ("waiting" not in asked)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_leased_task_whose_file_is_lost_may_be_completed(tmp_path: Path, asked: str) -> None:
+    renamer = Renamer(tmp_path / "group")
+    renamer.rename()
+    for name in os.listdir(renamer.directory):
+        os.unlink(os.path.join(renamer.directory, name))
+    group = Group(renamer.group.path)
+    assert not ASKED[asked](group)
+    renamer.held[0].complete()
+    assert ASKED[asked](group)
+    assert group["b"].status().completed == 2
 
 
 class Purger(Hopper):
