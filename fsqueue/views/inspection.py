@@ -449,7 +449,9 @@ class _Remains:
 
 def _is_held(replay_state: ReplayState, now: int) -> bool:
     """Return whether a lease holds a task of a batch."""
-    return any(replay_state.state[index] == LEASED and replay_state.since[index] > now for index in replay_state.touched)
+    return any(
+        replay_state.state[index] == LEASED and replay_state.since[index] > now for index in replay_state.touched
+    )
 
 
 # -- tasks ----------------------------------------------------------------------------------------

@@ -130,6 +130,24 @@ def test_a_process_that_leaves_the_end_of_each_batch_to_another_keeps_few_logs(q
     assert most <= FEW
 
 
+def test_a_producer_with_keys_keeps_the_logs_that_it_asked_until_it_opens_others(queue_factory: QueueFactory) -> None:
+    """docs/design.md, "Open logs": a producer never finds nothing to do."""
+    queue = queue_factory(batch_tasks_max=2, durability="none")
+    with processes(queue.path) as (inserter, worker):
+        worker("for key in 'abcdefghijkl': opened.insert(key, key=key)")
+        inserter("for key in 'abcdefghijkl': opened.insert(key, key=key)")
+        assert len(inserter.logs) == 6
+        worker(ALL)
+        assert len(inserter.logs) == 6
+        assert [queue.status().completed, queue.status().waiting] == [12, 0]
+        inserter("opened.insert(1)")
+        assert len(inserter.logs) == 6 - 2 + 1
+        inserter("for number in range(8): opened.insert(1)")
+        assert len(unlinked(inserter.pid)) == 0
+        inserter("opened.close()")
+        assert inserter.logs == []
+
+
 @pytest.mark.parametrize(
     "insert",
     ["opened.insert('a')", "opened.insert('a', key='k')", "opened.insert_many([1])", "opened.insert_many(range(7))"],
