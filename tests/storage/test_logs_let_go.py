@@ -131,7 +131,7 @@ def test_a_process_that_leaves_the_end_of_each_batch_to_another_keeps_few_logs(q
 
 
 def test_a_producer_with_keys_keeps_the_logs_that_it_asked_until_it_opens_others(queue_factory: QueueFactory) -> None:
-    """docs/design.md, "Open logs": a producer never finds nothing to do."""
+    """A producer never finds nothing to do (docs/design.md, section 4.5)."""
     queue = queue_factory(batch_tasks_max=2, durability="none")
     with processes(queue.path) as (inserter, worker):
         worker("for key in 'abcdefghijkl': opened.insert(key, key=key)")
