@@ -19,6 +19,9 @@ Durability = Literal["none", "default", "strict"]
 DURABILITIES: tuple[Durability, ...] = get_args(Durability)
 BATCH_BYTES_MAX = 1 << 20
 """A batch of more than one task is not larger than this."""
+TIME_BITS = 43
+"""A time in Unix milliseconds has no more bits, until the year 2248."""
+DAY_MS = 86_400_000
 GENERATION_MAX = 10**18 - 1
 COUNTERS = 16
 """Spread the completion counter over this many files, so that processes seldom wait for each other."""
@@ -177,7 +180,12 @@ class QueueState:
     paused: Pause | None = field(default=None, compare=False)
     """Why no task is leased, if the queue is paused."""
     payload_bytes_max: int | None = field(default=0, compare=False)
-    """The largest `keep_payloads` that the queue has had; None: all."""
+    """The length of the longest payload that may have been kept, whatever `keep_payloads` says now; None: any."""
+    limited_at: int | None = field(default=None, compare=False)
+    """When `keep_payloads` was last changed (ms); None: never, or its line does not tell."""
+    erased_at: int | None = field(default=None, compare=False)
+    """Since then a look has erased what is longer than `keep_payloads`. It began at this time (ms); None: there was
+    none."""
     group: names.QueueId | None = field(default=None, compare=False)
     """The id of the group that the queue was made in; None: it was made outside of any group."""
     place: DirectoryIdentity | None = field(default=None, compare=False)
@@ -247,6 +255,14 @@ def key_epochs_record(generation: int, earlier: int, present: int, at: int) -> b
 def settings_record(changes: dict[str, Any], at: int) -> bytes:
     """Return the line that changes settings: those named, to these values."""
     return _line({"op": "settings", "at": at, "settings": changes})
+
+
+def erased_record(payload_bytes_max: int, of: int, at: int) -> bytes:
+    """Return the line that says that payloads that are longer were erased, by a look that began at `at` (ms).
+
+    `of`: the time in the `settings` line since which no longer ones are kept.
+    """
+    return _line({"op": "erased", "at": at, "of": of, "keep_payloads": payload_bytes_max})
 
 
 def pause_record(reason: str | None, by: dict[str, Any], at: int) -> bytes:
@@ -324,8 +340,16 @@ def read_queue_state(content: bytes, path: str) -> QueueState:
                         queue_state = replace(queue_state, key_epochs=_later(queue_state.key_epochs, record))
                 case {"op": "settings", "settings": dict(given)} if queue_state is not None:
                     settings = changed(queue_state.settings, given)
-                    longest = _longer(queue_state.payload_bytes_max, settings.keep_payloads)
-                    queue_state = replace(queue_state, settings=settings, payload_bytes_max=longest)
+                    if settings.keep_payloads != queue_state.settings.keep_payloads:
+                        longest = _longer(queue_state.payload_bytes_max, settings.keep_payloads)
+                        at = record.get("at")
+                        limited_at = at if _is_whole(at, TIME_BITS) else None
+                        queue_state = replace(
+                            queue_state, payload_bytes_max=longest, limited_at=limited_at, erased_at=None
+                        )
+                    queue_state = replace(queue_state, settings=settings)
+                case {"op": "erased"} if queue_state is not None:
+                    queue_state = _erased(queue_state, record)
                 case {"op": "pause", "at": int(at)} if queue_state is not None:
                     queue_state = replace(queue_state, paused=_pause(at, record))
                 case {"op": "resume"} if queue_state is not None:
@@ -355,6 +379,23 @@ def _is_whole(value: object, bits: int) -> bool:
 def _longer(one: int | None, other: int | None) -> int | None:
     """Return the larger one of two lengths; None: without a limit."""
     return None if one is None or other is None else max(one, other)
+
+
+def _erased(state: QueueState, record: dict[str, Any]) -> QueueState:
+    """Return the state after an `erased` line; the same if the setting was changed since the look that it tells of."""
+    at: Any = record.get("at")
+    of: Any = record.get("of")
+    kept: Any = record.get("keep_payloads")
+    is_void = not _is_whole(at, TIME_BITS) or not _is_whole(of, TIME_BITS) or type(kept) is not int
+    if is_void or of != state.limited_at or kept != state.settings.keep_payloads or at <= (state.erased_at or 0):
+        return state
+    longest = kept if nothing_longer_comes(of, at) else state.payload_bytes_max
+    return replace(state, erased_at=at, payload_bytes_max=longest)
+
+
+def nothing_longer_comes(limited_at: int, at: int) -> bool:
+    """Return whether no process keeps payloads by the setting before any more: a whole day (UTC) has passed since."""
+    return names.day_of(at) > names.day_of(limited_at + DAY_MS)
 
 
 def _pause(at: int, record: dict[str, Any]) -> Pause:

@@ -129,10 +129,15 @@ def days(store: Store) -> list[Day]:
     return sorted(day for day in found if day is not None)
 
 
-def files(store: Store) -> dict[Batch, str]:
-    """Return the paths of the task files that are kept, by batch. It takes some 300 bytes of memory for each."""
+def files(store: Store, first: str = "") -> dict[Batch, str]:
+    """Return the paths of the task files that are kept, by batch. It takes some 300 bytes of memory for each.
+
+    `first`: those of this day and of later ones alone.
+    """
     found: dict[Batch, str] = {}
     for day in days(store):
+        if day < first:
+            continue
         directory = store.layout.payloads(day)
         for text in store.fs.names(directory):
             name = names.parse_task_file(text)

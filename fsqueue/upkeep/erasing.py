@@ -5,19 +5,25 @@ to erase only after `keep_payloads` was made smaller. Readers hide it until then
 
 A file is replaced by a whole new one. In a file of the history each line keeps its length, and each record its place:
 versions are offsets, and streams remember how far they have read.
+
+A line `erased` of `queue.jsonl` says what was erased. The next upkeep reads the files of the days since, and none at
+all once no process goes by the setting before any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from fsqueue.errors import LockTimeout
-from fsqueue.filesystem import PassingOverStrays
-from fsqueue.format import task_file
+from fsqueue.filesystem import NOT_FILES
+from fsqueue.format import sparse, task_file
+from fsqueue.format.layout import DAY_MS, QueueState, erased_record, nothing_longer_comes
 from fsqueue.format.models import GcReport
 from fsqueue.format.names import day_of
-from fsqueue.storage import history, jsonl, payloads
+from fsqueue.storage import history, jsonl, payloads, queue_changes
 from fsqueue.storage.store import Store
 
 WAIT_S = 2.0
@@ -25,24 +31,71 @@ WAIT_S = 2.0
 
 
 def erase(store: Store, report: GcReport) -> None:
-    """Erase what is longer than the queue keeps now, and count the files. What cannot be replaced is left as it is."""
-    now, longest = store.settings.keep_payloads, store.queue_state.payload_bytes_max
+    """Erase what is longer than the queue keeps now, and count the files. What cannot be replaced is left as it is.
+
+    Nothing is recorded then: the next upkeep reads all of these days again.
+    """
+    state, begun_at = store.queue_state, store.clock.now_ms()
+    now, longest = state.settings.keep_payloads, state.payload_bytes_max
     if now is None or (longest is not None and longest <= now):
         return
-    for path in payloads.files(store).values():
-        with PassingOverStrays(), suppress(FileNotFoundError):
-            report.payload_files_erased += _kept_file(store, path, now)
-    today = day_of(store.clock.now_ms())
+    first = "" if state.erased_at is None else day_of(max(0, state.erased_at - DAY_MS))
+    is_whole, directories = True, set[str]()
+    for path, erase_in in _files(store, first, begun_at, now):
+        directories.add(os.path.dirname(path))
+        try:
+            report.payload_files_erased += erase_in()
+        except FileNotFoundError:
+            continue  # another upkeep was faster
+        except LockTimeout:
+            is_whole = False
+        except OSError as error:
+            if error.errno not in NOT_FILES:
+                raise
+            is_whole = False  # what the stray hides may come back
+    of = state.limited_at
+    if is_whole and of is not None and (state.erased_at is None or nothing_longer_comes(of, begun_at)):
+        _record(store, state, erased_record(now, of, begun_at), directories)
+
+
+def _files(store: Store, first: str, begun_at: int, payload_bytes_max: int) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Yield the files that may hold payloads, of this day and later ones, each with what erases in it.
+
+    On a shared mount without the history of today: a renaming that a server executes late would undo what was appended
+    since.
+    """
+    for path in payloads.files(store, first).values():
+        yield path, partial(_kept_file, store, path, payload_bytes_max)
     for day in history.days(store):
-        if store.fs.shared and day >= today:
-            continue  # a renaming that a server executes late would undo what was appended since
-        for shard in history.shards_of(store, day):
-            with PassingOverStrays(), suppress(FileNotFoundError, LockTimeout):
-                report.payload_files_erased += _history_file(store, store.layout.history(day, shard), now)
+        if day >= first and not (store.fs.shared and day >= day_of(begun_at)):
+            for shard in history.shards_of(store, day):
+                path = store.layout.history(day, shard)
+                yield path, partial(_history_file, store, path, payload_bytes_max)
+
+
+def _record(store: Store, state: QueueState, line: bytes, directories: set[str]) -> None:
+    """Say in `queue.jsonl` that nothing longer is left. What fails is for the next upkeep, which looks again.
+
+    Sync all directories first, since an upkeep that died may have renamed files in them. A power loss could otherwise
+    keep the line, and bring the old files back.
+    """
+
+    def still_wanted(found: QueueState) -> bytes | None:
+        now, then = (
+            (each.limited_at, each.settings.keep_payloads, each.erased_at, each.generation) for each in (found, state)
+        )
+        return line if now == then else None
+
+    with suppress(LockTimeout, OSError):
+        if not store.fs.shared:
+            for directory in sorted(directories):
+                with suppress(FileNotFoundError):
+                    store.fs.sync_directory(directory)
+        queue_changes.append(store, still_wanted)
 
 
 def _kept_file(store: Store, path: str, payload_bytes_max: int) -> bool:
-    lines = payloads.lines_at(store, path)
+    lines = task_file.split_lines(sparse.joined(store.fs.read_pieces(path)))
     kept = task_file.keep_lines(lines, payload_bytes_max)
     if kept == lines:
         return False

@@ -235,3 +235,45 @@ def test_key_epochs_do_not_go_back_and_belong_to_their_generation() -> None:
     assert epochs(line(1, 2, 1, 5), line(1, -1, 1, 5), line(1, 0, 10**18, 5)) == (0, 0, 0)
     assert epochs(b'{"op":"keys","at":1,"generation":1,"earlier":"0","present":1}\n') == (0, 0, 0)
     assert epochs(b'{"op":"keys","at":1,"generation":1,"earlier":true,"present":true}\n') == (1, 1, 1)
+
+
+SMALLER = layout.settings_record({"keep_payloads": 10}, 5 * 86_400_000)
+
+
+def erased(*lines: bytes) -> tuple[int | None, int | None]:
+    """When payloads were erased, and how long the longest one may be, after these lines of a queue that kept all."""
+    state = layout.read_queue_state(b"".join([layout.birth_record(Settings(keep_payloads=None), ID, 1), *lines]), "q")
+    return state.erased_at, state.payload_bytes_max
+
+
+def test_what_a_line_says_that_was_erased() -> None:
+    of, day = 5 * 86_400_000, 86_400_000
+    assert erased(SMALLER) == (None, None)
+    assert erased(SMALLER, layout.erased_record(10, of, of + 1)) == (of + 1, None)
+    assert erased(SMALLER, layout.erased_record(10, of, of + 2 * day - 1)) == (of + 2 * day - 1, None)
+    assert erased(SMALLER, layout.erased_record(10, of, of + 2 * day)) == (of + 2 * day, 10)
+    first, second = layout.erased_record(10, of, of + 1), layout.erased_record(10, of, of + 2 * day)
+    assert erased(SMALLER, first, second) == erased(SMALLER, second, first) == (of + 2 * day, 10)
+    other = layout.settings_record({"lease_s": 5}, of + 7)
+    assert erased(SMALLER, first, other) == (of + 1, None), "another setting"
+    again = layout.settings_record({"keep_payloads": 100}, of + 3 * day)
+    assert erased(SMALLER, second, again) == (None, 100)
+    assert erased(SMALLER, again, second) == (None, None), "it came late"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"of": 1}, {"of": None}, {"at": None}, {"at": -1}, {"at": 1 << 43}, {"at": 1.5}, {"at": True}, {"at": "1"},
+        {"keep_payloads": 11}, {"keep_payloads": None}, {"keep_payloads": True}, {"keep_payloads": 10.0},
+    ],
+)  # fmt: skip
+def test_a_line_about_what_was_erased_that_makes_no_sense_is_void(wrong: dict[str, object]) -> None:
+    record = orjson.loads(layout.erased_record(10, 5 * 86_400_000, 50 * 86_400_000)) | wrong
+    assert erased(SMALLER, orjson.dumps(record) + b"\n") == (None, None)
+
+
+def test_a_setting_without_a_time_is_never_said_to_be_done() -> None:
+    for at in (None, "1", -1, 1 << 43):
+        line = orjson.dumps({"op": "settings", "at": at, "settings": {"keep_payloads": 10}}) + b"\n"
+        assert erased(line, layout.erased_record(10, 1, 50 * 86_400_000)) == (None, None)

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import pytest
 from fsqueue import Group, LeaseLost, Queue, TaskNotFound, administration
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.format import movements, task_file
+from fsqueue.format import movements, names, task_file
+from fsqueue.format.layout import erased_record
 from fsqueue.format.models import GcReport
 from fsqueue.protocol.finishing import LINGER_MS
 from fsqueue.spark import views as spark_views
@@ -215,8 +219,9 @@ def test_a_process_that_waited_for_a_file_that_was_replaced_appends_nothing_to_i
 
 
 def test_on_a_network_mount_the_history_of_today_is_erased_tomorrow(
-    queue_factory: QueueFactory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = ManualClock(time.time())  # on such a mount the file server's clock counts, too
     queue = Queue(queue_factory(shards=1, keep_payloads=None).path, clock=clock)
     completed_in_file(queue, "secret", "secret, too")
     queue.change_settings(keep_payloads=0)
@@ -366,3 +371,162 @@ def test_a_damaged_line_of_the_history_stays_as_it_is(
     assert (len(content), content.startswith(damaged), content.endswith(b'{"torn')) == (size, True, True)
     assert b"secret" not in content
     assert len(list(queue.tasks("completed"))) == 2
+
+
+# -- what `gc` remembers of it -----------------------------------------------------------------------------------
+
+
+def looked_into(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The days of the files of payloads and of the history that `gc` opens to erase."""
+    found: list[str] = []
+    act = Filesystem.look
+
+    def look(fs: Filesystem, path: str, *args: Any) -> int:
+        place = path.removeprefix(f"{base_of(queue)}/").split("/")
+        if place[0] in ("payloads", "history"):
+            found.append(f"{place[0]} {place[1]}")
+        return act(fs, path, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Filesystem, "look", look)
+        erasing.erase(queue.store, GcReport())
+    return sorted(found)
+
+
+@pytest.fixture
+def at_noon() -> ManualClock:
+    return ManualClock(10_000 * DAY_S + DAY_S / 2)
+
+
+def over_days(queue_factory: QueueFactory, clock: ManualClock, days: int = 4) -> tuple[Queue, list[str]]:
+    """A queue that has kept payloads on some days, and the days."""
+    queue, found = Queue(queue_factory(shards=1, keep_payloads=None).path, clock=clock), []
+    for _ in range(days):
+        completed_in_file(queue, "secret, in a file", "secret, too")
+        found.append(names.day_of(clock.now_ms()))
+        clock.advance(DAY_S)
+    return queue, found
+
+
+@pytest.mark.parametrize("whole", [1, 1 << 30])
+def test_a_second_look_reads_what_is_new_and_in_the_end_nothing(
+    queue_factory: QueueFactory, at_noon: ManualClock, monkeypatch: pytest.MonkeyPatch, whole: int
+) -> None:
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", whole)
+    queue, days = over_days(queue_factory, at_noon)
+    before = (queue.path / "queue.jsonl").read_bytes().count(b"\n")
+    queue.change_settings(keep_payloads=10)
+    assert {day[-10:] for day in looked_into(queue, monkeypatch)} == set(days)
+    assert b"secret" not in on_disk(queue)
+    completed_in_file(queue, "brief")
+    today = names.day_of(at_noon.now_ms())
+    other = Queue(queue.path, clock=at_noon)
+    for _ in range(2):
+        assert {day[-10:] for day in looked_into(other, monkeypatch)} == {days[-1], today}
+    at_noon.advance(2 * DAY_S)
+    assert looked_into(other, monkeypatch), "a process may have gone by the earlier setting for a while"
+    completed_in_file(queue, "brief, too")
+    for one in (other, Queue(queue.path, clock=at_noon)):
+        assert looked_into(one, monkeypatch) == []
+    assert (queue.path / "queue.jsonl").read_bytes().count(b"\n") == before + 3, "the setting, and two looks"
+    queue.change_settings(keep_payloads=3)
+    assert looked_into(queue, monkeypatch) != []
+    assert readable(queue) == []
+
+
+def test_what_a_process_keeps_by_the_setting_before_is_erased(
+    queue_factory: QueueFactory, at_noon: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It learns of the new one within seconds. The first look may come before that."""
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+    queue, _ = over_days(queue_factory, at_noon, 2)
+    queue.change_settings(keep_payloads=10)
+    assert queue.gc().payload_files_erased == 2
+    assert Queue(queue.path).store.queue_state.erased_at is not None
+    keep = payloads._keep
+    with monkeypatch.context() as patched:
+        patched.setattr(payloads, "_keep", lambda locked, day, payload_bytes_max: keep(locked, day, None))
+        completed_in_file(queue, "secret, by the setting before")
+    assert b"secret" in on_disk(queue)
+    assert readable(queue) == []
+    assert queue.gc().payload_files_erased == 1
+    assert b"secret" not in on_disk(queue)
+
+
+@pytest.mark.parametrize("line", ["settings", "erased"])
+def test_a_look_that_another_change_of_the_setting_overtakes_says_nothing(
+    queue_factory: QueueFactory, at_noon: ManualClock, line: str
+) -> None:
+    """What it has looked at says nothing of what was kept by the setting in between."""
+    queue, _ = over_days(queue_factory, at_noon, 1)
+    queue.change_settings(keep_payloads=10)
+    slow = Queue(queue.path, clock=at_noon)
+    state = slow.store.queue_state
+    at_noon.advance(5)
+    for kept in (None, 10):
+        queue.change_settings(keep_payloads=kept)
+        at_noon.advance(5)
+    record = erased_record(10, state.limited_at or 0, at_noon.now_ms())
+    if line == "settings":
+        erasing._record(slow.store, state, record, set())
+        assert b"erased" not in (queue.path / "queue.jsonl").read_bytes()
+    else:  # it was written all the same: as by a process that had lost its lock
+        with (queue.path / "queue.jsonl").open("ab") as file:
+            file.write(record)
+    assert Queue(queue.path).store.queue_state.erased_at is None
+
+
+@pytest.mark.parametrize("way", ["a stray", "a busy file", "a second name"])
+def test_a_look_that_could_not_read_all_is_repeated(
+    queue_factory: QueueFactory, at_noon: ManualClock, monkeypatch: pytest.MonkeyPatch, way: str, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1 if way == "a stray" else 1 << 30)
+    monkeypatch.setattr(erasing, "WAIT_S", 0.0)
+    queue, _ = over_days(queue_factory, at_noon, 2)
+    queue.change_settings(keep_payloads=0)
+    path = min(base_of(queue).glob("payloads/*/*" if way == "a stray" else "history/*/*"))
+    with contextlib.ExitStack() as stack:
+        if way == "a stray":
+            path.rename(tmp_path / "aside")
+            path.symlink_to(tmp_path / "aside")
+        elif way == "a busy file":
+            stack.enter_context(Queue(queue.path, clock=at_noon).store.locked(str(path)))
+        else:
+            os.link(path, tmp_path / "second")
+        for _ in range(2):
+            erasing.erase(queue.store, GcReport())
+            assert Queue(queue.path).store.queue_state.erased_at is None
+    if way == "a stray":
+        path.unlink()
+        (tmp_path / "aside").rename(path)
+    elif way == "a second name":
+        (tmp_path / "second").unlink()
+    report = GcReport()
+    erasing.erase(queue.store, report)
+    assert report.payload_files_erased >= 1
+    assert Queue(queue.path).store.queue_state.erased_at == at_noon.now_ms()
+    assert b"secret" not in on_disk(queue)
+
+
+def test_whatever_step_a_look_dies_at_the_next_one_erases_all(
+    queue_factory: QueueFactory, at_noon: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`erased` comes last: it is there only if nothing longer is."""
+    monkeypatch.setattr(payloads, "WHOLE_BYTES", 1)
+
+    def build(number: int) -> Queue:
+        queue = Queue(queue_factory(f"q{number}", shards=1, keep_payloads=None).path, clock=at_noon)
+        completed_in_file(queue, "secret, in a file", "short")
+        queue.insert("secret, alone")
+        queue.complete(queue.lease(1))
+        queue.change_settings(keep_payloads=10)
+        return queue
+
+    for where, queue in crashes(build, lambda worker: erasing.erase(worker.store, GcReport()), at_noon):
+        is_recorded = Queue(queue.path).store.queue_state.erased_at is not None
+        kept = [path.read_bytes() for part in ("payloads", "history") for path in base_of(queue).glob(f"{part}/*/*")]
+        assert not (is_recorded and b"secret" in b"".join(kept)), where
+        erasing.erase(Queue(queue.path, clock=at_noon).store, GcReport())
+        kept = [path.read_bytes() for part in ("payloads", "history") for path in base_of(queue).glob(f"{part}/*/*")]
+        assert b"secret" not in b"".join(kept), where
+        assert Queue(queue.path).store.queue_state.erased_at is not None, where
