@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.concurrency.trapped import trapped_group
 from tests.hopping import ENDS, WAYS, Hopper
 from tests.levels import each_once
 from tests.support import insert_in_file
+from tests.waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -161,7 +161,7 @@ def test_a_leased_task_whose_file_is_lost_is_waited_for_until_its_lease_ends(tmp
     group = Group(renamer.group.path)
     assert not ASKED[asked](group)
     renamer.held[0].renew(0.05)
-    time.sleep(0.1)
+    until(lambda: group["b"].status().leased == 0)
     assert ASKED[asked](group) == ("waiting" not in asked)
 
 
