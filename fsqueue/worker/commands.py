@@ -459,4 +459,4 @@ def _path_for_commands(queue: Verbs) -> str:
     """Return a queue's path as commands of fsqueue take it: of a queue of a group, with the name as it is."""
     if isinstance(queue, RemoteSource):
         return queue.url
-    return queue.typed_path if isinstance(queue, GroupQueue) else os.path.abspath(queue.store.path)
+    return queue.typed_path if isinstance(queue, GroupQueue) else os.path.abspath(queue.path)

@@ -92,7 +92,7 @@ class _Child:
 
     def give(self, job: Job, now: float) -> bool:
         task = job.task
-        body = wire.encode_task(task.attempt, task.queue.store.path, task.payload)
+        body = wire.encode_task(task.attempt, str(task.queue.path), task.payload)
         job.number = next(self.family.numbers)
         try:
             wire.send(self.end, job.number, task.id, body, socket.MSG_DONTWAIT)

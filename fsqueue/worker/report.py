@@ -105,5 +105,5 @@ class Teller:
 
     def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
         """Record what became of an attempt at a task, for programs."""
-        where = {"task": task.id, "attempt": task.attempt, "queue": task.queue.store.path}
+        where = {"task": task.id, "attempt": task.attempt, "queue": str(task.queue.path)}
         self.say(kind, "", **where, seconds=round(seconds, 6), **fields)

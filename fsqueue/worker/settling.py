@@ -223,7 +223,9 @@ class OutcomeReporter(BackgroundThread):
 
 def _is_last(task: LeasedTask) -> bool:
     """Tell whether an attempt was the last: if it fails, the queue buries the task."""
-    most = task.queue.settings.max_attempts
+    most = None
+    with suppress(QueueNotFound, GroupNotFound):  # it has gone since: what became of the task is not known
+        most = task.queue.settings.max_attempts
     return most is not None and task.attempt >= most
 
 

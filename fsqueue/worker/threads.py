@@ -104,7 +104,7 @@ class Threads(Executor):
             self._loop.mailbox.post(self._take_in)
 
     def _at_hand(self, task: LeasedTask) -> handlers.TaskAtHand:
-        where = os.path.abspath(task.queue.store.path)
+        where = os.path.abspath(task.queue.path)
         return handlers.TaskAtHand(task.id, task.attempt, where, lambda: self._is_stopping)
 
     def _take_in(self) -> None:

@@ -326,6 +326,42 @@ def test_of_a_task_whose_group_is_away_the_worker_says_first_that_it_may_not_be_
     assert f"The group {b}/tiles is not there any more. If it lies on another filesystem, check that this is" in lost
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_tasks_of_a_group_that_is_away_end_or_begin_after_one_was_lost_and_the_others_are_done(
+    roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The first loss lets go of the queue. Nothing in the loop may ask for it again."""
+    monkeypatch.setattr(queue_file, "FRESH_S", -1.0)
+    a, b = roots
+    mine, other = new_group(a, "waits"), new_group(b, "first", "second", "third", "fourth")
+    gates, events = {name: threading.Event() for name in ("waits", "first", "second")}, list[Event]()
+
+    def act(payload: Any) -> None:
+        if payload in gates:
+            gates[payload].wait()
+        if fails and payload not in ("waits", "more"):
+            raise ValueError(payload)
+
+    def lost() -> int:
+        return sum(one.kind == "lost" for one in events)
+
+    worker = Worker([mine, other], act, threads=3, prefetch=2, tell=events.append, retries=0)
+    reports: list[WorkerReport] = []
+    thread = threading.Thread(target=lambda: reports.append(worker.run()), daemon=True)
+    thread.start()
+    until(lambda: (mine["fetch"].status().leased, other["fetch"].status().leased) == (1, 4), "all tasks")
+    unmount(b)
+    gates["first"].set()
+    until(lambda: lost() >= 1, "the first loss")
+    gates["second"].set()
+    until(lambda: lost() == 4, "the others")
+    mine["fetch"].insert("more")
+    until(lambda: mine["fetch"].status().completed == 1, "a task of the group that is there")
+    gates["waits"].set()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [(report.ended, report.lost, report.completed) for report in reports] == [("away", 4, 2)]
+
+
 def test_a_group_on_a_disk_that_is_unmounted_lazily_and_mounted_again(roots: tuple[Path, Path]) -> None:
     a, b = roots
     with small_disk(b, 16, 500, "ext4"):
