@@ -94,8 +94,8 @@ def insert(
     before it inserts the first such row. An empty cell is null. If a later cell in a column of numbers is no number,
     its row is a bad line. --text COLUMN makes a column text, and --text-all all of them.
 
-    A FILE that is Parquet is read as such, and needs the extra 'fsqueue-tasks[arrow]'. A directory of Parquet files is
-    one table.
+    A FILE that is Parquet is read as such, and needs the extra 'fsqueue-tasks[arrow]'. Several such FILEs, or those of
+    a directory, are one table.
 
     At a bad line (not JSON, NaN, an integer beyond 64 bits, a name twice in an object, a row with too few cells, larger
     than the queue allows) the command ends with exit code 2. The lines before it are inserted; the bad line and those
