@@ -161,7 +161,7 @@ def test_a_leased_task_whose_file_is_lost_is_waited_for_until_its_lease_ends(tmp
     group = Group(renamer.group.path)
     assert not ASKED[asked](group)
     renamer.held[0].renew(0.05)
-    until(lambda: group["b"].status().leased == 0)
+    until(lambda: group["b"].status().leased == 0, "the end of the lease")
     assert ASKED[asked](group) == ("waiting" not in asked)
 
 
