@@ -17,13 +17,14 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.format import wording
+from fsqueue.format import priority, wording
 
 from . import insert_parquet
 from .insert_input import PAUSE, BadLine, Input, Producer, Unreadable, open_input, why_unreadable
 from .insert_lines import Format, GivenFormat, LineFormat, one_for_many
 from .insert_options import Asked
 from .insert_parquet import ParquetFormat, is_parquet
+from .insert_priorities import PriorityKind, shown
 from .printing import Bar, complain, hint, quoted
 
 SKIPPED_SHOWN_MAX = 20
@@ -117,6 +118,8 @@ class Source:
     def __init__(self, source: Input, asked: Asked, form: Format, producer: Producer | None) -> None:
         self._priority, self._key = asked.priority, asked.key
         """Name the fields of a payload that hold its priority and its key."""
+        self._kind = PriorityKind(f"field {shown(self._priority or '')}", "write each of them as a text")
+        """The kind of all priorities."""
         self.tasks = 0
         """Count the lines that were read as tasks. Those that the queue refuses do not count."""
         self._had_priority = self._had_key = False
@@ -314,6 +317,10 @@ class Source:
                     if self._bad:
                         return
                     continue
+                mixed = None if self._priority is None else self._mixed(payload)
+                if mixed is not None:
+                    self.refuse(str(mixed), mixed.may_skip)
+                    return
                 yield self._as_task(payload)
         finally:
             self._bar.close()
@@ -325,6 +332,15 @@ class Source:
             return sum(map(os.path.getsize, self._files)) or None
         except OSError:  # it has none, or is no longer there
             return None
+
+    def _mixed(self, payload: Any) -> BadLine | None:
+        """Return the error on a priority that is of another kind than those before it. None for what is no priority:
+        the queue refuses that.
+        """
+        urgency = payload.get(self._priority) if type(payload) is dict else None
+        if urgency is None or priority.fault(urgency) is not None:
+            return None
+        return self._kind.other(str(urgency), type(urgency) is int)
 
     def _as_task(self, payload: Any) -> Any:
         """Count a payload, and give it the priority and the key that its fields say."""

@@ -36,6 +36,7 @@ from .insert_lines import (
     option_for,
     too_long,
 )
+from .insert_priorities import PriorityKind, cut, shown
 from .printing import complain, quoted
 
 SAMPLE_ROWS = 10_000
@@ -46,7 +47,6 @@ FIELDS_MAX = 100_000
 """More names in a header are no header."""
 ADVISED_MAX = 20
 """Maximum number of columns that an advice names one by one."""
-SHOWN_CHARS = 40
 BLANKS = " \t"
 BLANK_LINE = f"{BLANKS}\r\n"
 """A line of these alone is no row, unless some of them separate cells."""
@@ -133,6 +133,8 @@ class TableFormat(Format):
         self._has_text_alone = has_text_alone
         self._ordering = None if has_text_alone or ordering in text else ordering
         """The column that has priorities, unless the user has said that it is text."""
+        column = self._ordering or ""
+        self._priorities = PriorityKind(f"column {shown(column)}", f"add --text {quoted(column)}")
         self._first: tuple[list[str], str] | None = None
         """The names in the first header, and that of its file."""
         self._types: dict[str, str] = dict.fromkeys(text, TEXT)
@@ -246,27 +248,14 @@ class TableFormat(Format):
 
     def _mixed(self, rows: list[Row]) -> Row | None:
         """Return the first row whose priority is not of the kind that those before it are, as a bad one."""
-        first: bool | None = None
         for number, line, last, value in rows:
             if isinstance(value, BadLine) or self._ordering is None:
                 continue
             cell = dict(zip(*value, strict=True)).get(self._ordering, "")
-            if cell.strip(BLANKS):
-                is_number = number_in(cell) is not None
-                if first not in (None, is_number):
-                    return number, line, last, self._out_of_order(cell, is_number)
-                first = is_number
+            bad = self._priorities.other(cell, number_in(cell) is not None) if cell.strip(BLANKS) else None
+            if bad is not None:
+                return number, line, last, bad
         return None
-
-    def _out_of_order(self, cell: str, is_number: bool) -> BadLine:
-        """Return the error on a priority that is a text among numbers, or a number among texts."""
-        what, others = ("a number", "texts") if is_number else ("a text", "numbers")
-        column = self._ordering or ""
-        return BadLine(
-            f"has {_shown(cell)} in the column {_shown(column)} (--priority): {what}, and those before it are "
-            f"{others}. Of texts, '10' comes before '9': if you mean that, add --text {quoted(column)}",
-            may_skip=False,
-        )
 
     def _header(self, cells: list[str] | BadLine, name: str, head: bytes) -> list[str] | BadLine:
         """Return the names in the first record of a file that begins with `head`; or why they are none."""
@@ -287,7 +276,7 @@ class TableFormat(Format):
         if len(names) > FIELDS_MAX:
             why = f"has {len(names):,} names of fields, which is more than {FIELDS_MAX:,}"
         elif option is not None:
-            why = f"has a single name, {_shown(names[0])}: are the fields separated by another character? Use {option}"
+            why = f"has a single name, {shown(names[0])}: are the fields separated by another character? Use {option}"
         elif all(number_in(name) is not None for name in names):
             why = "has numbers alone, and no names: the first line of a table has the names of its fields"
         elif "" in names:
@@ -297,10 +286,10 @@ class TableFormat(Format):
                 why += " (pandas writes such a column unless it is told to_csv(…, index=False))"
         elif len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
-            why = f"names two columns {_shown(twice)}: of a task's fields with one name, one would be lost. Rename one"
+            why = f"names two columns {shown(twice)}: of a task's fields with one name, one would be lost. Rename one"
         elif missing := [each for each in self._needed if each[1] not in names and self._first is None]:
             option, name = missing[0]
-            why = f"has no column {_shown(name)} ({option}). Its columns are {_listed(names)}"
+            why = f"has no column {shown(name)} ({option}). Its columns are {_listed(names)}"
         else:
             why = self._other_columns(names, file)
         self.unnamed = [name for name in names if set(name) & UNNAMED]
@@ -333,7 +322,7 @@ class TableFormat(Format):
         for name in names[:ADVISED_MAX]:
             cell, becomes = self.respelled[name]
             complain(
-                f"the column {_shown(name)} has numbers, and {_shown(cell)} becomes {_cut(becomes)}. To keep each cell "
+                f"the column {shown(name)} has numbers, and {shown(cell)} becomes {cut(becomes)}. To keep each cell "
                 f"as it is written: --text {quoted(name)}"
             )
         if len(names) > ADVISED_MAX:
@@ -350,14 +339,14 @@ class TableFormat(Format):
                 payload[name] = None
             elif kind is TEXT:
                 if name == self._ordering and number_in(cell) is not None:
-                    return self._out_of_order(cell, is_number=True)
+                    return self._priorities.refusal(cell, is_number=True)
                 payload[name] = cell
             else:
                 value = number_in(cell)
                 is_blank = value is None and not cell.strip(BLANKS)
                 if value is None and not is_blank and kind is NUMBERS:
                     return BadLine(
-                        f"has {_shown(cell)} in the column {_shown(name)}, whose values before it are numbers",
+                        f"has {shown(cell)} in the column {shown(name)}, whose values before it are numbers",
                         option=f"--text {quoted(name)}",
                     )
                 if kind is UNKNOWN and not is_blank:  # its first value decides
@@ -482,7 +471,7 @@ def _bare(cells: list[str]) -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(map(_shown, names[:ADVISED_MAX])) + (", …" if len(names) > ADVISED_MAX else "")
+    return ", ".join(map(shown, names[:ADVISED_MAX])) + (", …" if len(names) > ADVISED_MAX else "")
 
 
 def _separator_line(delimiter: str, cells: list[str]) -> str | None:
@@ -504,11 +493,3 @@ UNCLOSED = "begins a row with a quote that is never closed: a cell that begins w
 
 class _Paused(Exception):
     """The input has paused where the parser wants another line."""
-
-
-def _shown(text: str) -> str:
-    return repr(_cut(text))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"

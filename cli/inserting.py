@@ -59,7 +59,7 @@ fsqueue insert Q --lines --commit seed-2026-12 --from -- find /data -name '*.tif
     "--priority",
     metavar="FIELD",
     help="The field of each JSON object whose value, a text or a whole number, is the task's priority: smaller ones "
-    "come first, tasks without the field last.",
+    "come first, tasks without the field last. All are of the kind of the first one.",
 )
 @click.option(
     "--key",

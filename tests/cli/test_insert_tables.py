@@ -630,6 +630,42 @@ def test_texts_among_numbers_are_no_priorities(
     assert given == {each if each else None for each in cells}
 
 
+@pytest.mark.parametrize(
+    ("values", "at", "shown", "what"),
+    [
+        ([9, 10, "high", 8], 3, "high", "a text, and those before it are numbers"),
+        ([9, None, "007"], 3, "007", "a text, and those before it are numbers"),
+        (["b", "a", 10], 3, "10", "a number, and those before it are texts"),
+        ([0, "0"], 2, "0", "a text, and those before it are numbers"),
+    ],
+)
+def test_priorities_of_json_lines_are_of_one_kind_as_those_of_a_table(
+    fsqueue_cli: Run, queue: Queue, values: list[Any], at: int, shown: str, what: str
+) -> None:
+    lines = [json.dumps({"n": n, "due": value}) for n, value in enumerate(values)]
+    says = f"line {at} has '{shown}' in the field 'due' (--priority): {what}. Of texts, '10' comes before '9': if you"
+    given = "\n".join(lines)
+    result = fsqueue_cli("insert", queue.path, "--priority", "due", "--commit", "a", input=given, code=2)
+    assert says in result.stderr
+    assert queue.status().inserted == 0
+    for number, skip in enumerate(([], ["--skip-bad"]), 1):
+        result = fsqueue_cli("insert", queue.path, "--priority", "due", *skip, input=given, code=2)
+        assert says in result.stderr
+        assert result.stdout == f"{at - 1}\n"
+        assert queue.status().inserted == number * (at - 1)
+    each = [option for line in lines for option in ("--task", line)]
+    result = fsqueue_cli("insert", queue.path, "--priority", "due", *each, code=2)
+    assert says.replace("line", "--task, task", 1) in result.stderr
+    fsqueue_cli("insert", queue.path, "--priority", "n", input=given)
+
+
+def test_what_is_no_priority_is_refused_for_that_and_decides_no_kind(fsqueue_cli: Run, queue: Queue) -> None:
+    given = '{"due":1.5}\n{"due":[1]}\n{"due":true}\n{"due":"b"}\n7\n{"due":"a"}\n'
+    result = fsqueue_cli("insert", queue.path, "--priority", "due", "--skip-bad", input=given, code=1)
+    assert (result.stdout, result.stderr.count("a priority is a text or a whole number")) == ("3\n", 3)
+    assert {task.priority for task in queue.tasks()} == {"b", None, "a"}
+
+
 @pytest.mark.usefixtures("three_rows_decide")
 @pytest.mark.parametrize(("first", "later"), [("b", "10"), ("10", "b")])
 def test_a_priority_of_another_kind_behind_the_first_rows_ends_the_insert(
