@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import Group, GroupNotFound, GroupQueue, NewNumber, Worker
+from fsqueue import Group, GroupNotFound, GroupQueue, LeaseLost, NewNumber, QueueFileLost, Worker
 from fsqueue.format import groups
 from fsqueue.groups import members
 from fsqueue.groups.queue import _EMPTY
 from fsqueue.protocol import leasing
 from fsqueue.storage import queue_file
 from tests.disks import can_mount, run, small_disk
-from tests.groups.absent import HINT, WAYS, Used, nothing_was_done, removed, told, unmounted
+from tests.groups.absent import HINT, WAYS, Used, emptied, nothing_was_done, removed, told, unmounted
 
 pytestmark = pytest.mark.once
 
@@ -129,8 +129,91 @@ QUEUE_VERBS: dict[str, Callable[[GroupQueue], object]] = {
 }
 
 
+OF_TASKS: dict[str, Callable[[Used], object]] = {
+    "complete": lambda used: used.open.complete(used.task),
+    "renew": lambda used: used.open.renew(used.task),
+    "release": lambda used: used.open.release(used.task),
+}
+ANSWER_BY_MEMORY = {
+    "close", "create", "directory", "generation", "has_priorities", "id", "lease_for_others", "path", "paused",
+    "settings", "typed_path",
+}  # fmt: skip
+"""Of a queue: what asks no file, tells what was last read, or needs no group."""
+IN_LOOPS = {"poll_async"}
+"""What is `poll` in another dress."""
+OF_GROUPS = {
+    "at", "bells", "close", "create", "directories", "directory", "group", "holding", "matching", "note_open",
+    "numbers", "opened_queue", "path", "queue_at", "queue_in", "queue_stamp", "stamp", "states", "update",
+}  # fmt: skip
+"""Of a group: what makes an object whose verbs are in the table, what needs no group, and what its modules share."""
+
+
+def public(of: type) -> set[str]:
+    return {name for name in dir(of) if not name.startswith("_")}
+
+
 def test_the_verbs_are_all() -> None:
+    """A new verb must be put into a table, or be named here as one that needs none."""
     assert QUEUE_VERBS.keys() >= _EMPTY.keys()
+    tried = {verb.split(",")[0].split()[0] for verb in QUEUE_VERBS} - {"next"}
+    assert public(GroupQueue) == tried | OF_TASKS.keys() | ANSWER_BY_MEMORY | IN_LOOPS
+    assert public(Group) - OF_GROUPS == (GROUP_VERBS.keys() | {"wait"}) & public(Group)
+
+
+@pytest.mark.parametrize("verb", OF_TASKS)
+def test_a_lease_s_end_says_that_the_group_is_away(used: Used, verb: str, away: Callable[[Used], None]) -> None:
+    away(used)
+    if away is emptied and verb != "renew":  # the queue of the lease was removed, and another one is in its place
+        with pytest.raises(LeaseLost, match="the queue was deleted"):
+            OF_TASKS[verb](used)
+    else:
+        with pytest.raises(GroupNotFound, match=HINT):
+            OF_TASKS[verb](used)
+    nothing_was_done(used, away)
+
+
+LOST = r"no \.group\.jsonl: it is gone.*fsqueue fsck --repair"
+
+
+def test_each_verb_of_a_group_names_its_file_that_is_gone(used: Used) -> None:
+    acts = {verb: prepare(used) for verb, prepare in GROUP_VERBS.items()}
+    (used.group.path / groups.GROUP_FILE).unlink()
+    before = sorted(used.group.path.rglob("*"))
+    for verb, act in acts.items():
+        with pytest.raises(GroupNotFound, match=LOST):
+            answer(verb, act())
+    assert sorted(used.group.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["never", "open"])
+def test_each_verb_of_a_queue_names_the_groups_file_that_is_gone(used: Used, name: str) -> None:
+    (used.group.path / groups.GROUP_FILE).unlink()
+    before = sorted(used.group.path.rglob("*"))
+    for verb, act in QUEUE_VERBS.items():
+        with pytest.raises(GroupNotFound, match=LOST):
+            answer(verb, act(GroupQueue(used.group, name)))
+    assert sorted(used.group.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("which", ["open", "closed", "new object"])
+def test_each_verb_of_a_queue_names_its_file_that_is_gone(used: Used, which: str) -> None:
+    queues = {verb: GroupQueue(used.group, "open") for verb in QUEUE_VERBS}
+    for queue in queues.values():
+        if which != "new object":
+            queue.status()
+        if which == "closed":
+            queue.close()
+    (used.group.path / "open" / "queue.jsonl").unlink()
+    before = sorted(used.group.path.rglob("*"))
+    for verb, queue in queues.items():
+        with pytest.raises(QueueFileLost, match=r"its queue\.jsonl is gone.*fsqueue fsck --repair"):
+            answer(verb, QUEUE_VERBS[verb](queue))
+    assert sorted(used.group.path.rglob("*")) == before
+
+
+def answer(verb: str, found: Any) -> None:
+    """Fail with what a verb answers; go through what it yields, since that may raise."""
+    pytest.fail(f"{verb} answers {[*found] if hasattr(found, '__next__') else found!r}")
 
 
 def test_each_verb_of_a_group_says_that_it_is_away(used: Used, away: Callable[[Used], None]) -> None:
