@@ -399,6 +399,7 @@ class Group(GroupQueues):
 
         A worker that holds tasks of it gets an error for each. An insert that comes later makes the queue anew.
         """
+        self.directory()  # GroupNotFound: a queue that is kept open does not ask for its group
         queue = self[name]
         is_there = queue.exists()
         queue.delete(wait=wait)

@@ -135,7 +135,7 @@ OF_TASKS: dict[str, Callable[[Used], object]] = {
     "release": lambda used: used.open.release(used.task),
 }
 ANSWER_BY_MEMORY = {
-    "close", "create", "directory", "generation", "has_priorities", "id", "lease_for_others", "path", "paused",
+    "close", "create", "directory", "generation", "group", "has_priorities", "id", "lease_for_others", "path", "paused",
     "settings", "typed_path",
 }  # fmt: skip
 """Of a queue: what asks no file, tells what was last read, or needs no group."""
@@ -143,7 +143,7 @@ IN_LOOPS = {"poll_async"}
 """What is `poll` in another dress."""
 OF_GROUPS = {
     "at", "bells", "close", "create", "directories", "directory", "group", "holding", "matching", "note_open",
-    "numbers", "opened_queue", "path", "queue_at", "queue_in", "queue_stamp", "stamp", "states", "update",
+    "numbers", "opened_queue", "opener", "path", "queue_at", "queue_in", "queue_stamp", "stamp", "states", "update",
 }  # fmt: skip
 """Of a group: what makes an object whose verbs are in the table, what needs no group, and what its modules share."""
 
