@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -54,7 +55,8 @@ def register(holder: T, let_go: Callable[[T], object]) -> None:
     A second call of it must do no harm.
     """
     key = id(holder)
-    _holders[key] = weakref.ref(holder, lambda _: _holders.pop(key, None)), let_go
+    # No code of Python runs when it dies: a signal handler that raises within a callback would be passed over.
+    _holders[key] = weakref.ref(holder, partial(_holders.pop, key)), let_go
 
 
 @contextmanager

@@ -313,6 +313,29 @@ def test_a_parent_that_dies_leaves_no_lock_with_its_children(queue: Queue) -> No
             os.kill(orphan, 9)
 
 
+def test_no_code_of_python_runs_when_a_holder_is_let_go_of() -> None:
+    """A signal handler that raises there would be passed over: Python prints what a callback raises, and goes on."""
+
+    class Holder:
+        pass
+
+    holder, ran = Holder(), list[str]()
+    forks.register(holder, lambda holder: None)
+    place = id(holder)
+    assert place in forks._holders
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        ran.append(f"{event} {frame.f_code.co_name}")
+
+    sys.setprofile(note)
+    try:
+        del holder
+    finally:
+        sys.setprofile(None)
+    assert place not in forks._holders
+    assert [one for one in ran if one.startswith("call")] == []
+
+
 def test_forking_all_the_time_while_threads_work(queue: Queue) -> None:
     """A pool that forks while other threads are in the middle of things: nobody hangs, nothing is lost."""
     queue.insert_many(range(800), batch_tasks=5)
