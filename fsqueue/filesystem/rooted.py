@@ -253,10 +253,11 @@ class Rooted:
     def is_in_place(self) -> bool:
         """Return whether the root's path still names the directory that is open: neither moved, removed nor replaced.
 
-        On a network filesystem an answer may be a minute old.
+        Of a root that was opened in another directory, a link in its place is no such name: it was moved, and a link
+        leads to it. On a network filesystem an answer may be a minute old.
         """
         try:
-            root, found = self._root(), os.stat(self.root)
+            root, found = self._root(), os.stat(self.root, follow_symlinks=self._within is None)
             if self.shared:
                 os.fstat(root)  # ESTALE if it was removed
             return root.number == (found.st_dev, found.st_ino)

@@ -251,13 +251,14 @@ KINDS = {
     ),
     "hidden-file": Kind(
         DAMAGE,
-        "A symbolic link stands in the place of a file or directory of the queue. Deduplicators ('rdfind "
+        "A symbolic link stands in the place of a file or directory of the queue; or a link, a file or anything else "
+        "stands where a group's queue or its queue.jsonl belongs. Deduplicators ('rdfind "
         "-makesymlinks'), archives and moves to another disk leave such links. fsqueue follows none, so tasks behind "
         "it are neither executed nor surely counted. While it stands where tasks may be, 'status', 'wait' and workers "
         "name it and end with exit code 5.",
         "nothing: only a person can tell whether the link leads to what was there. If it does, put that back while no "
         'process uses the queue: target=$(readlink -f LINK) && rm LINK && cp -a "$target" LINK. If it does not, '
-        "remove the link: then the file is gone",
+        "remove the link: then the file is gone. What was never a queue, move out of the group",
     ),
     "linked-file": Kind(
         DAMAGE,

@@ -60,8 +60,21 @@ def _fsck_lost(path: str, repair: bool) -> Iterator[Finding]:
 
 
 def fsck_lost_member(group: GroupDirectory, directory: names.QueueDirectory, repair: bool) -> Iterator[Finding]:
-    """Yield what is wrong with a directory of a group that should be a queue, if its own file is gone."""
+    """Yield what is wrong with what should be a queue of a group, if its own file is gone or hidden."""
     path = group.path_of(directory)
+    hidden = group.hidden(directory)
+    if hidden is not None:
+        note = f"{hidden.stands}, where a {hidden.wanted} of a queue belongs"
+        # Mended by nobody: what is behind a link may be the only copy of the tasks.
+        suspect = Suspect(
+            found(group, "hidden-file", str(hidden.filename), note=note),
+            lambda: group.hidden(directory) is not None,
+            lambda: None,
+        )
+        finding = judge(group, suspect, repair)
+        if finding is not None:
+            yield finding
+        return
     queues = remains.of_queue(group.fs, path)
     if queues:
         finding = judge(group, _queue(_Place(group.path, group.fs), path, queues, group.state), repair)

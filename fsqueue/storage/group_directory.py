@@ -14,7 +14,17 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import GroupNotFound, InvalidArgument, NotAQueue, QueueClosed, QueueNotFound, StorageError
+from fsqueue.errors import (
+    FsqueueError,
+    GroupNotFound,
+    HiddenTasks,
+    InvalidArgument,
+    NotAQueue,
+    QueueClosed,
+    QueueNotFound,
+    StorageError,
+    from_os_error,
+)
 from fsqueue.filesystem import NOT_FILES, Filesystem, Stamp, directories_above, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
@@ -169,8 +179,11 @@ class GroupDirectory:
             raise
 
     def directories(self) -> list[QueueDirectory]:
-        """Return the directories that can hold queues, unordered, by one listing. A hint: nothing in them is read."""
-        named = (names.listed_queue_directory(name) for name, kind in self.fs.entries(self.path) if kind == "directory")
+        """Return the names that queues can have, unordered, by one listing. A hint: nothing in them is read.
+
+        What is no directory is among them: it may stand in the place of a queue with tasks. `hidden` tells.
+        """
+        named = (names.listed_queue_directory(name) for name, _ in self.fs.entries(self.path))
         return [directory for directory in named if directory is not None]
 
     def is_there(self, directory: QueueDirectory) -> bool:
@@ -180,12 +193,31 @@ class GroupDirectory:
             return self.fs.exists(layout.settings_file(path)) or bool(remains.of_queue(self.fs, path))
         except OSError as error:
             if error.errno in NOT_FILES:
-                return False
+                return True  # a link, for example: tasks may be behind it
             raise
+
+    def hidden(self, directory: QueueDirectory) -> HiddenTasks | None:
+        """Return the error for what stands in the place of a queue's directory, or of its own file; None for neither.
+
+        For what is thorough: `look_before_opening` learns it from the error of its open.
+        """
+        try:
+            with self.fs.closing(self.fs.look(layout.settings_file(self.path_of(directory)))) as fd:
+                code = errno.EISDIR if stat.S_ISDIR(self.fs.fstat(fd).st_mode) else 0
+        except OSError as error:
+            if error.errno not in NOT_FILES:
+                return None  # other checks tell of it
+            code = error.errno
+        return self._hidden(self.path_of(directory), code) if code else None
+
+    def _hidden(self, path: str, code: int) -> HiddenTasks:
+        """Return the error for what an open of a queue's file met on its way, without following it."""
+        return self.fs.hidden(layout.settings_file(path), code)
 
     def look_before_opening(self, directory: QueueDirectory) -> bool:
         """Return whether a queue is there, by its file alone. NotAQueue if it was not made in this group; QueueFileLost
-        if the file is gone, and tasks are there.
+        if the file is gone, and tasks are there. HiddenTasks if something else stands in the place of the file, or of
+        the queue: there may be tasks behind it.
 
         No link is followed. To open a queue may write into it, on a network mount: into no other group's.
         """
@@ -193,9 +225,11 @@ class GroupDirectory:
         try:
             state = layout.read_queue_state(sparse.joined(self.fs.read_pieces(layout.settings_file(path))), path)
         except OSError as error:
-            if is_gone(error) or error.errno in NOT_FILES:
+            if is_gone(error):
                 remains.refuse(self.fs, path)
                 return False
+            if error.errno in NOT_FILES:
+                raise self._hidden(path, error.errno) from None
             raise
         self._refuse_foreign(state, path)
         return True
@@ -208,16 +242,16 @@ class GroupDirectory:
             )
 
     def open_root(self, fs: Filesystem) -> None:
-        """Open the directory of a queue of this group, for `Store`, in the group's open directory. NotAQueue; OSError.
+        """Open the directory of a queue of this group, for `Store`, in the group's open directory. OSError.
+
+        QueueFileLost if something else stands in its place.
 
         By its path a neighbour could lead it to a queue elsewhere, just now: to open that one may write into it.
         """
         try:
             fs.open_root_in(self.fs)
         except NotADirectoryError:
-            raise NotAQueue(
-                f"{fs.root} is a symbolic link, or a file. It was not followed or read: it is no queue of this group."
-            ) from None
+            raise self._lost(fs.root, errno.ENOTDIR) from None
         except FileNotFoundError:
             raise QueueNotFound(f"The queue {fs.root} was deleted just now.") from None
 
@@ -233,9 +267,12 @@ class GroupDirectory:
             raise QueueNotFound(f"The queue {store.path} was deleted just now.") from None
         opened = store.fs.stat(store.path)
         if not stat.S_ISDIR(mine.st_mode) or (mine.st_dev, mine.st_ino) != (opened.st_dev, opened.st_ino):
-            if stat.S_ISLNK(mine.st_mode):
-                raise NotAQueue(f"{store.path} is a symbolic link. It was not followed: it is no queue of this group.")
+            if not stat.S_ISDIR(mine.st_mode):
+                raise self._lost(store.path, errno.ENOTDIR)
             raise QueueNotFound(f"The queue {store.path} was deleted just now, and another one made in its place.")
+
+    def _lost(self, path: str, code: int) -> FsqueueError:
+        return from_os_error(self._hidden(path, code), f"opening the queue {path}")
 
     # -- a queue comes into being ----------------------------------------------------------------------------
 
@@ -244,17 +281,15 @@ class GroupDirectory:
 
         A crash before the link leaves an empty directory, or one with a file `.new-…`: the next process that inserts
         goes on with it. QueueClosed if a deleted queue is still in place; QueueMoved if the directory was moved
-        meanwhile: in both cases the caller begins anew. NotAQueue if something else has the name.
+        meanwhile: in both cases the caller begins anew. HiddenTasks if something else has the name, or that of its
+        file; NotAQueue if the directory holds something else.
         """
         path = self.path_of(directory)
         try:
             self._begin(path)
         except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EXDEV):
-                raise NotAQueue(
-                    f"{path} is in the way of a queue of this group: it is no directory. It was left as it is, and "
-                    "nothing was inserted. Move it elsewhere, or choose another name."
-                ) from None
+            if error.errno in (*NOT_FILES, errno.EEXIST, errno.EXDEV):
+                raise self._hidden(path, error.errno) from None
             if is_gone(error):
                 raise QueueMoved(f"{path} was moved away while the queue was coming into being.") from None
             raise
