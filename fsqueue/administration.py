@@ -298,20 +298,7 @@ def check(fs: Filesystem, mount: Mount, directory: str, clock: Clock, entropy: E
 
 
 def change_settings(store: Store, given: dict[str, Any]) -> Settings:
-    """Append the settings that are not as given to `queue.jsonl`, in one line. Return the settings from then on.
-
-    InvalidArgument, with nothing changed, for a name or a value that cannot be.
-    """
-    for name in given:
-        if name not in Settings.__dataclass_fields__:
-            known = ", ".join(layout.CHANGEABLE)
-            raise InvalidArgument(f"There is no setting {name!r}. These can be changed: {known}. Nothing was changed.")
-        if name not in layout.CHANGEABLE:
-            raise InvalidArgument(
-                f"{name} is fixed when a queue is created: what is in the queue already was laid out by it. Nothing "
-                f"was changed. These can be changed: {', '.join(layout.CHANGEABLE)}. For another {name}, create "
-                "another queue."
-            )
+    """Append the settings that are not as given to `queue.jsonl`, in one line. Return the settings from then on."""
 
     def line(state: QueueState) -> bytes | None:
         before, after = state.settings, layout.changed(state.settings, given)

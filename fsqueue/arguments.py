@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 import orjson
 
 from fsqueue import forks
+from fsqueue.clock import duration_ms
 from fsqueue.errors import (
     ForkedInCall,
     FsqueueError,
@@ -19,9 +20,11 @@ from fsqueue.errors import (
     InvalidTask,
     LeaseLost,
     QueueNotFound,
+    shown,
 )
 from fsqueue.filesystem import resources
-from fsqueue.format import names, priority, task_file
+from fsqueue.format import layout, names, priority, task_file
+from fsqueue.format.layout import REASON_CHARS_MAX, Settings
 from fsqueue.format.models import Task
 from fsqueue.format.names import Batch
 from fsqueue.format.plain import plain
@@ -29,6 +32,12 @@ from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_items
+from fsqueue.views.activity import LEAST_S
+
+ORDERS = ("priority", "random")
+"""The orders in which tasks are leased."""
+PIECES_MAX = 1_000
+"""Maximum number of pieces of a timeline: a chart has room for no more."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,8 +139,58 @@ def translated(queue: HasStore, items: Iterator[R], doing: str) -> Iterator[R]:
 def whole(name: str, value: object, least: int = 1) -> int:
     """Return a whole number of at least `least`, or InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {_shown(value)}.")
+        raise InvalidArgument(f"{name} must be a whole number of at least {least}, not {shown(value)}.")
     return value
+
+
+def window_ms(window_s: float) -> int:
+    """Return the period up to now that is looked at, in milliseconds; InvalidArgument."""
+    return duration_ms(window_s, "window_s", LEAST_S)
+
+
+def pieces_of(pieces: object) -> int:
+    """Return into how many pieces a period is divided; InvalidArgument."""
+    number = whole("pieces", pieces)
+    if number > PIECES_MAX:
+        raise InvalidArgument(f"pieces must be at most {PIECES_MAX:,}, not {shown(number)}. Nothing was done.")
+    return number
+
+
+def node_of(node: object) -> str:
+    """Return the name of a node; InvalidArgument."""
+    if not isinstance(node, str) or not node:
+        raise InvalidArgument(f"node must be the name of a node, not {shown(node)}. Nothing was done.")
+    return node
+
+
+def reason_of(reason: object) -> str | None:
+    """Return why a queue is paused, if that is told; InvalidArgument."""
+    if reason is not None and (not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX):
+        raise InvalidArgument(f"reason must be text of at most {REASON_CHARS_MAX:,} characters. Nothing was done.")
+    return reason
+
+
+def settings_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings to change; InvalidArgument for a name or a value that cannot be."""
+    for name in given:
+        if name not in Settings.__dataclass_fields__:
+            known = ", ".join(layout.CHANGEABLE)
+            raise InvalidArgument(f"There is no setting {name!r}. These can be changed: {known}. Nothing was changed.")
+        if name not in layout.CHANGEABLE:
+            raise InvalidArgument(
+                f"{name} is fixed when a queue is created: what is in the queue already was laid out by it. Nothing "
+                f"was changed. These can be changed: {', '.join(layout.CHANGEABLE)}. For another {name}, create "
+                "another queue."
+            )
+    layout.changed(layout.DEFAULTS, given)
+    return given
+
+
+def worker_of(worker: object) -> str | None:
+    """Return the name to appear under in histories, if one is given; InvalidArgument."""
+    if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
+        raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {shown(worker)}.")
+    return worker
 
 
 _TOLD_TEXTS = {
@@ -147,9 +206,7 @@ def holder_of(holder: object) -> tuple[dict[str, Any], str]:
     It never has `process` nor `run`: by these a worker is proven dead, and this process cannot vouch for them.
     """
     if not isinstance(holder, Mapping) or "host" not in holder:
-        raise InvalidArgument(
-            f"holder must be a dict with the worker's host, not {_shown(holder)}. Nothing was leased."
-        )
+        raise InvalidArgument(f"holder must be a dict with the worker's host, not {shown(holder)}. Nothing was leased.")
     for name, value in holder.items():
         if name in _TOLD_NUMBERS:
             is_sound = type(value) is int and 0 <= value < 1 << 63
@@ -157,7 +214,7 @@ def holder_of(holder: object) -> tuple[dict[str, Any], str]:
             is_sound = name in _TOLD_TEXTS and type(value) is str and 1 <= len(value) <= 200 and value.isprintable()
         if not is_sound:
             raise InvalidArgument(
-                f"holder has {_shown(name)}: {_shown(value)}. It takes {', '.join(sorted(_TOLD_TEXTS))}, texts of 1 to "
+                f"holder has {shown(name)}: {shown(value)}. It takes {', '.join(sorted(_TOLD_TEXTS))}, texts of 1 to "
                 f"200 printable characters, and {', '.join(sorted(_TOLD_NUMBERS))}, numbers. Nothing was leased."
             )
     return dict(holder), orjson.dumps(dict(holder)).decode()
@@ -166,23 +223,32 @@ def holder_of(holder: object) -> tuple[dict[str, Any], str]:
 def one_of(name: str, value: object, known: Sequence[str]) -> None:
     """Raise InvalidArgument unless `value` is one of the known words."""
     if not isinstance(value, str) or value not in known:
-        raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}.")
-
-
-def _shown(value: object) -> str:
-    """Return a value for a message, cut. Python writes no number of more than 4,300 digits."""
-    try:
-        return f"{value!r:.100}"
-    except ValueError:
-        return f"a {type(value).__name__} that is too large"
+        raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, known))}, not {shown(value)}.")
 
 
 def bound_of(up_to: object) -> priority.Rank:
     """Return the rank of a bound on priorities; InvalidArgument if it is no priority."""
     why = priority.fault(up_to)
     if why is not None:
-        raise InvalidArgument(f"up_to must be a priority, not {_shown(up_to)}: {why}.")
+        raise InvalidArgument(f"up_to must be a priority, not {shown(up_to)}: {why}.")
     return priority.rank_of(up_to)
+
+
+def check_lease(
+    lease_s: float | None = None,
+    up_to: object = None,
+    order: object = "priority",
+    strict: bool = False,
+    holder: object = None,
+) -> None:
+    """Raise InvalidArgument for what is wrong of what `lease` takes besides its number and its patience."""
+    if lease_s is not None:
+        duration_ms(lease_s, "lease_s", 0.001)
+    one_of("order", order, ORDERS)
+    if up_to is not None:
+        bound_of(up_to)
+    if holder is not None:
+        holder_of(holder)
 
 
 def selector(name: str, value: object) -> str | None:
@@ -191,8 +257,8 @@ def selector(name: str, value: object) -> str | None:
         return None
     if not isinstance(value, str) or not value:
         raise InvalidArgument(
-            f"{name} must be text that is not empty, not {value!r}. No lease was ended. To end the leases of every "
-            f"{name}, leave the argument out."
+            f"{name} must be text that is not empty, not {shown(value)}. No lease was ended. To end the leases of "
+            f"every {name}, leave the argument out."
         )
     return value
 
@@ -238,7 +304,7 @@ def task_ids(ids: object) -> set[str]:
     if isinstance(ids, str):
         ids = [ids]
     if not isinstance(ids, Iterable):
-        raise InvalidArgument(f"Task ids are text, or a list of texts, not {ids!r}.")
+        raise InvalidArgument(f"Task ids are text, or a list of texts, not {shown(ids)}.")
     wanted = {str(one) for one in user_items(ids)}
     for one in wanted:
         names.parse_task_id(one)
@@ -270,7 +336,7 @@ def leased(tasks: object) -> list[LeasedTask]:
     found: list[LeasedTask] = []
     for task in user_items(tasks) if isinstance(tasks, Iterable) else [tasks]:
         if not isinstance(task, LeasedTask):
-            raise InvalidArgument(f"This verb takes leased tasks, as `lease` returns them, not {task!r}.")
+            raise InvalidArgument(f"This verb takes leased tasks, as `lease` returns them, not {shown(task)}.")
         found.append(task)
     return found
 
@@ -279,7 +345,8 @@ def results_of(results: object) -> tuple[dict[tuple[Batch, int], bytes], dict[st
     """Return the results as JSON, by batch and index; and for those that cannot be kept why, by task id."""
     if not isinstance(results, Mapping):
         raise InvalidArgument(
-            f"results must be a dict of results by task id, as {{task.id: 7}}, not {results!r}. No task was completed."
+            f"results must be a dict of results by task id, as {{task.id: 7}}, not {shown(results)}. No task was "
+            "completed."
         )
     encoded: dict[tuple[Batch, int], bytes] = {}
     refused: dict[str, str] = {}

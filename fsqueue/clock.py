@@ -17,7 +17,7 @@ from random import Random
 from typing import TypeVar
 
 from fsqueue import forks
-from fsqueue.errors import InvalidArgument
+from fsqueue.errors import InvalidArgument, shown
 
 T = TypeVar("T")
 
@@ -203,9 +203,9 @@ def margin_ms(error_ms: int) -> int:
 def duration_ms(seconds: float, name: str, least_s: float = 0.0) -> int:
     """Return `seconds` as whole milliseconds, rounded up. InvalidArgument, naming the argument."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise InvalidArgument(f"{name} must be a number of seconds, not {seconds!r}.")
+        raise InvalidArgument(f"{name} must be a number of seconds, not {shown(seconds)}.")
     if not least_s <= seconds <= MS_MAX / 1000:  # a NaN is not, either
-        raise InvalidArgument(f"{name} must be between {least_s:g} and {MS_MAX // 1000} seconds, not {seconds!r}.")
+        raise InvalidArgument(f"{name} must be between {least_s:g} and {MS_MAX // 1000} seconds, not {shown(seconds)}.")
     return math.ceil(seconds * 1000 - 1e-6)
 
 

@@ -330,6 +330,14 @@ def in_unicode(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def shown(value: object) -> str:
+    """Return a value for a message, cut. Python writes no number of more than 4,300 digits."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return f"a {type(value).__name__} that is too large"
+
+
 def text_of(thing: object) -> str:
     """Return what the caller gave as a reason, as text, even if asking for the text raises."""
     try:

@@ -11,11 +11,22 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsqueue import administration, forks
-from fsqueue.arguments import EVERY, Every, selector, tasks_meant, translated, verb, whole
+from fsqueue.arguments import (
+    EVERY,
+    Every,
+    node_of,
+    reason_of,
+    selector,
+    settings_of,
+    tasks_meant,
+    translated,
+    verb,
+    whole,
+)
 from fsqueue.cluster.identity import user_of_this_process
-from fsqueue.errors import FsqueueError, InvalidArgument, LockTimeout, QueueNotFound
+from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound
 from fsqueue.format import names, priority, task_file
-from fsqueue.format.layout import REASON_CHARS_MAX, Settings
+from fsqueue.format.layout import Settings
 from fsqueue.format.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
@@ -64,9 +75,9 @@ class Maintenance:
         With `ids` only these, with `where` those for which `where(letter)` is true, else all. `ids=None` is refused:
         None often comes from a variable that was never set.
         """
-        wanted = tasks_meant(ids, "dead letters")
+        wanted, told = tasks_meant(ids, "dead letters"), None if where is None else user_function(where)
         self._write_letters()
-        retried = deadletters.retry(self.store, wanted, None if where is None else user_function(where))
+        retried = deadletters.retry(self.store, wanted, told)
         self.store.doorbell.ring()
         return retried
 
@@ -83,8 +94,8 @@ class Maintenance:
         Each task is inserted again once, also if several processes call this, or one was killed and calls it again.
         What it was inserted as is a task of its own: once completed, it can be retried in turn. Keys are not kept.
         """
-        wanted = tasks_meant(ids, "completed tasks")
-        report = retry_completed(self.store, wanted, None if where is None else user_function(where))
+        wanted, told = tasks_meant(ids, "completed tasks"), None if where is None else user_function(where)
+        report = retry_completed(self.store, wanted, told)
         self.store.doorbell.ring()
         return report
 
@@ -93,9 +104,9 @@ class Maintenance:
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
         """Remove dead letters. Return how many. `ids` and `where` as in `retry_dead`."""
-        wanted = tasks_meant(ids, "dead letters")
+        wanted, told = tasks_meant(ids, "dead letters"), None if where is None else user_function(where)
         self._write_letters()
-        return deadletters.purge(self.store, wanted, None if where is None else user_function(where))
+        return deadletters.purge(self.store, wanted, told)
 
     @verb("writing dead letters")
     def _write_letters(self) -> None:
@@ -133,8 +144,7 @@ class Maintenance:
 
         `node`: its name as `failing_nodes` has it. An error of the filesystem is logged, and leaves the node as it is.
         """
-        if not isinstance(node, str) or not node:
-            raise InvalidArgument(f"node must be the name of a node, not {node!r:.100}. Nothing was done.")
+        node_of(node)
         self.store.refresh()
         return nodes.admit(self.store, node)
 
@@ -146,7 +156,8 @@ class Maintenance:
         seconds later at most. Leases that are held keep their length until they are renewed. InvalidArgument, with
         nothing changed, for a value out of range, for a setting that is fixed, and for a name that is none.
         """
-        return administration.change_settings(self.store, settings)
+        given = settings_of(settings)
+        return administration.change_settings(self.store, given)
 
     @verb("pausing")
     def pause(self, reason: str | None = None) -> bool:
@@ -155,8 +166,7 @@ class Maintenance:
         Workers that are at work lease nothing two seconds later at the latest. What they hold they finish; they wait,
         and do not end. `lease` returns []. All other verbs go on as ever. It is durable when this returns.
         """
-        if reason is not None and (not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX):
-            raise InvalidArgument(f"reason must be text of at most {REASON_CHARS_MAX:,} characters. Nothing was done.")
+        reason_of(reason)
         return administration.pause(self.store, reason, user_of_this_process())
 
     @verb("resuming")
@@ -209,7 +219,8 @@ class Maintenance:
         """
         with forks.held_off():
             from fsqueue.fsck import fsck
-        found = fsck(self.store, repair, None if progress is None else user_function(progress))
+        told = None if progress is None else user_function(progress)
+        found = fsck(self.store, repair, told)
         return translated(self, found, "checking the queue")
 
     @verb("looking whether the queue is a copy")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fsqueue import administration, forks
 from fsqueue.arguments import (
+    ORDERS,
     bound_of,
     ended,
     holder_of,
@@ -19,6 +20,7 @@ from fsqueue.arguments import (
     one_of,
     one_task,
     payloads_of,
+    pieces_of,
     refuse,
     results_of,
     task_ids,
@@ -26,13 +28,14 @@ from fsqueue.arguments import (
     unchanged,
     verb,
     whole,
+    window_ms,
+    worker_of,
 )
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.commit import Commit, insert_once
 from fsqueue.errors import (
     ForkedChild,
     FsqueueError,
-    InvalidArgument,
     LeaseLost,
     QueueClosed,
     QueueNotFound,
@@ -58,7 +61,7 @@ from fsqueue.storage.nodes import FailingNode
 from fsqueue.storage.store import Store
 from fsqueue.user_code import user_function
 from fsqueue.views import attaching, inspection, results, task_history
-from fsqueue.views.activity import LEAST_S, Activity, activity
+from fsqueue.views.activity import Activity, activity
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
@@ -69,13 +72,11 @@ if TYPE_CHECKING:
     from fsqueue.views.usage import Usage
 
 Order = Literal["priority", "random"]
-ORDERS: tuple[Order, ...] = ("priority", "random")
 
 
 def open_store(path: str | os.PathLike[str], worker: str | None, **given: Any) -> Store:
     """Open a queue, given what `Store` takes. Errors as of `Queue`."""
-    if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
-        raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
+    worker_of(worker)
     where = queue_path(path)
     try:
         with resources.Scope():
@@ -613,7 +614,8 @@ class Queue(Maintenance):
 
         Without `window_s` over a minute, or an hour if tasks take long. Cheap, and bounded: see `Activity`.
         """
-        return activity(self.store, None if window_s is None else duration_ms(window_s, "window_s", LEAST_S))
+        over_ms = None if window_s is None else window_ms(window_s)
+        return activity(self.store, over_ms)
 
     @verb("reading what went on")
     def timeline(self, window_s: float = 3600, pieces: int = 60) -> Timeline:
@@ -623,9 +625,8 @@ class Queue(Maintenance):
         """
         with forks.held_off():
             from fsqueue.views import timeline
-        if whole("pieces", pieces) > timeline.PIECES_MAX:
-            raise InvalidArgument(f"pieces must be at most {timeline.PIECES_MAX:,}, not {pieces:,}. Nothing was done.")
-        return timeline.timeline(self.store, duration_ms(window_s, "window_s", LEAST_S), pieces)
+        over_ms, number = window_ms(window_s), pieces_of(pieces)
+        return timeline.timeline(self.store, over_ms, number)
 
     @verb("reading who holds tasks")
     def workers(self, *, asks_slurm: bool = True) -> list[LeaseHolder]:
@@ -669,8 +670,8 @@ class Queue(Maintenance):
         """
         with forks.held_off():
             from fsqueue.views import priorities
-        told = None if progress is None else user_function(progress)
-        return priorities.count(self.store, whole("ranges", ranges), told)
+        most, told = whole("ranges", ranges), None if progress is None else user_function(progress)
+        return priorities.count(self.store, most, told)
 
     @verb("looking for stuck locks")
     def stuck(self) -> list[StuckLock]:
@@ -701,11 +702,13 @@ class Queue(Maintenance):
     @verb("peeking")
     def peek(self, n: int = 1) -> list[TaskInfo]:
         """Return up to `n` waiting tasks, about in the order in which they would be leased; nothing is leased."""
-        return inspection.peek(self.store, whole("n", n))
+        whole("n", n)
+        return inspection.peek(self.store, n)
 
     @verb("looking a task up")
     def task(self, id: str) -> TaskInfo:
         """Return what is known of a task; TaskNotFound. Finished ones only while the history keeps them."""
+        names.parse_task_id(id)  # before the store is asked for
         return inspection.task(self.store, id)
 
     def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
@@ -740,4 +743,5 @@ class Queue(Maintenance):
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:
         """Return what happened to a task, oldest first; TaskNotFound if nothing is known of it."""
+        names.parse_task_id(id)  # before the store is asked for
         return task_history.movements_of(self.store, id)

@@ -62,7 +62,9 @@ def address_of(url: str) -> GatewayAddress:
             if parts.scheme == "http+unix" and parts.netloc and is_plain:
                 return GatewayAddress(parts.scheme, "localhost", None, unquote(parts.netloc), prefix, queue)
             if parts.scheme in PORTS and parts.hostname and is_plain:
-                port = parts.port or PORTS[parts.scheme]
+                port = PORTS[parts.scheme] if parts.port is None else parts.port
+                if not port:  # as servers are told "any port"
+                    raise ValueError("no port to connect to")
                 return GatewayAddress(parts.scheme, parts.hostname, port, None, prefix, queue)
         except (ValueError, UnicodeDecodeError):
             pass

@@ -6,14 +6,21 @@ import os
 import socket
 from typing import Any
 
+from fsqueue.arguments import worker_of
 from fsqueue.client.addresses import address_of
 from fsqueue.client.remote_group import RemoteGroup
 from fsqueue.client.remote_queue import RemoteQueue
 from fsqueue.client.wire import NoGateway, Wire, not_a_gateway
+from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
 
 ABOUT_BYTES_MAX = 64 << 10
 """Maximum number of bytes that are read of the first answer, which shows whether a gateway is there."""
+
+
+TIMEOUT_S = (0.001, 2_000_000.0)
+"""The shortest time that a request may take: a socket with none does not wait at all. And the longest for which a
+socket waits, about: 23 days."""
 
 
 def connect(
@@ -29,18 +36,17 @@ def connect(
     `url`: http://HOST:PORT, https://HOST:PORT or http+unix://SOCKET, with the socket's path percent-encoded; behind it
     /QUEUE for one queue of the group. If a proxy has the gateway below a path, that stands before: /PREFIX/ or
     /PREFIX/QUEUE. `token`: as `fsqueue serve` has shown it; otherwise that of the environment variable
-    FSQUEUE_SERVE_TOKEN. `worker`: a name to appear under in histories. `patience_s`: how long what can be repeated
-    without harm is repeated while the gateway is away. InvalidArgument, StorageError.
+    FSQUEUE_SERVE_TOKEN. `worker`: a name to appear under in histories. `timeout_s`: how long an answer may take.
+    `patience_s`: how long what can be repeated without harm is repeated while the gateway is away. InvalidArgument,
+    StorageError.
     """
-    if worker is not None and (type(worker) is not str or not 1 <= len(worker) <= 200 or not worker.isprintable()):
-        raise InvalidArgument(f"worker must be a name of 1 to 200 printable characters, not {worker!r}.")
-    for name, seconds in (("timeout_s", timeout_s), ("patience_s", patience_s)):
-        if type(seconds) not in (int, float) or not 0 <= seconds < 1e9:
-            raise InvalidArgument(f"{name} must be a number of seconds, not {seconds!r:.100}.")
+    worker_of(worker)
+    duration_ms(timeout_s, "timeout_s", TIMEOUT_S[0])
+    duration_ms(patience_s, "patience_s")
     if token is not None and (type(token) is not str or not token.isascii() or not token.isprintable()):
         raise InvalidArgument("token must be text of printable ASCII characters.")
     holder = _this_process(worker)
-    wire = Wire(address_of(url), token, timeout_s, patience_s)
+    wire = Wire(address_of(url), token, min(timeout_s, TIMEOUT_S[1]), patience_s)
     wire, about = _found(wire)
     name = wire.address.queue if wire.address.queue is not None else about["queue"]
     if name is None:

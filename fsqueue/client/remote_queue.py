@@ -11,19 +11,24 @@ from urllib.parse import quote
 from fsqueue.arguments import (
     EVERY,
     Every,
-    bound_of,
+    check_lease,
     holder_of,
     leased,
+    node_of,
     one_of,
     one_task,
     payloads_of,
+    pieces_of,
+    reason_of,
     refuse,
     results_of,
     selector,
+    settings_of,
     task_ids,
     tasks_meant,
     unchanged,
     whole,
+    window_ms,
 )
 from fsqueue.client.remote_poll import RemotePoll
 from fsqueue.client.values import (
@@ -39,7 +44,7 @@ from fsqueue.client.wire import Answer, OverWire, Wire, encoded, segment
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
 from fsqueue.format import names, task_file
-from fsqueue.format.layout import REASON_CHARS_MAX, Pause, Settings
+from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import (
     STATES,
     DeadLetter,
@@ -64,6 +69,10 @@ WAIT_S = 30.0
 """How long one request waits at the gateway, in a loop that waits for longer."""
 TASKS_MAX = 1_000
 """Maximum number of tasks that one request leases or peeks at."""
+
+
+RANGES_MAX = 1_000
+"""Maximum number of ranges of priorities that one request asks for."""
 
 
 class QueueStandIn(NamedTuple):
@@ -204,7 +213,7 @@ class RemoteQueue(OverWire):
         depends: Iterable[LeasedTask | TaskInfo] = (),
     ) -> list[LeasedTask]:
         """Lease up to `n` tasks: see `Queue.lease`; `depends`, in a group: see `GroupQueue.lease`."""
-        one_of("order", order, ("priority", "random"))
+        check_lease(lease_s, up_to, order, strict, holder)
         asked: dict[str, Any] = {"order": order, "strict": bool(strict)}
         if type(depends) is not tuple and not isinstance(depends, Iterable):
             raise InvalidArgument(f"depends takes a list of tasks, not {depends!r:.100}. Nothing was done.")
@@ -397,11 +406,14 @@ class RemoteQueue(OverWire):
 
     def activity(self, window_s: float | None = None) -> dict[str, Any]:
         """Return `Queue.activity` as a dict: rates, durations, the oldest leases, failures by reason."""
+        if window_s is not None:
+            window_ms(window_s)
         return dict(self._get("/activity", window_s=window_s))
 
     def timeline(self, window_s: float = 3600, pieces: int = 60) -> dict[str, Any]:
         """Return `Queue.timeline` as a dict."""
-        return dict(self._get("/timeline", window_s=window_s, pieces=pieces))
+        window_ms(window_s)
+        return dict(self._get("/timeline", window_s=window_s, pieces=pieces_of(pieces)))
 
     def workers(self) -> list[dict[str, Any]]:
         """Return `Queue.workers` as dicts. Slurm is not asked."""
@@ -413,15 +425,15 @@ class RemoteQueue(OverWire):
 
     def admit_node(self, node: str) -> bool:
         """Forget a node's failures, so that it takes tasks again: see `Queue.admit_node`."""
-        return bool(self._post("/nodes/admit", {"node": node}, again=True)["admitted"])
+        return bool(self._post("/nodes/admit", {"node": node_of(node)}, again=True)["admitted"])
 
     def usage(self) -> dict[str, dict[str, int]]:
         """Return `Queue.usage` as dicts."""
         return dict(self._get("/usage"))
 
     def waiting_by_priority(self, ranges: int = 8) -> list[dict[str, Any]]:
-        """Return `Queue.waiting_by_priority` as dicts."""
-        return list(self._get("/priorities", ranges=ranges)["ranges"])
+        """Return `Queue.waiting_by_priority` as dicts, for at most 1,000 ranges."""
+        return list(self._get("/priorities", ranges=min(whole("ranges", ranges), RANGES_MAX))["ranges"])
 
     def stuck(self) -> list[dict[str, Any]]:
         """Return `Queue.stuck` as dicts."""
@@ -484,14 +496,12 @@ class RemoteQueue(OverWire):
 
     def change_settings(self, /, **settings: Any) -> Settings:
         """Change settings of the queue in use: see `Queue.change_settings`."""
-        self._wire.ask("PATCH", f"{self._path}/settings", {"settings": settings}, again=True)
+        self._wire.ask("PATCH", f"{self._path}/settings", {"settings": settings_of(settings)}, again=True)
         return self.settings
 
     def pause(self, reason: str | None = None) -> bool:
         """Have no task leased until `resume`: see `Queue.pause`."""
-        if reason is not None and (not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX):
-            raise InvalidArgument(f"reason must be text of at most {REASON_CHARS_MAX:,} characters. Nothing was done.")
-        return bool(self._post("/pause", {"reason": reason})["changed"])
+        return bool(self._post("/pause", {"reason": reason_of(reason)})["changed"])
 
     def resume(self) -> bool:
         """Have tasks leased again: see `Queue.resume`."""
@@ -544,10 +554,7 @@ Ask = Callable[[int, float], list[dict[str, Any]]]
 
 def leasing(lease_s: float | None, up_to: str | int | None, holder: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a request for leases says. InvalidArgument."""
-    if lease_s is not None:
-        duration_ms(lease_s, "lease_s", 0.001)
-    if up_to is not None:
-        bound_of(up_to)
+    check_lease(lease_s, up_to)
     return {"lease_s": lease_s, "up_to": up_to, "holder": holder_of(holder)[0]}
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 
-from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue
+from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueue, shown
 from fsqueue.format import names
 
 FORMAT = 3
@@ -77,7 +77,7 @@ class Settings:
         def whole(name: str, least: int, most: int) -> None:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise InvalidArgument(f"{name} must be a whole number from {least:,} to {most:,}, not {value!r}.")
+                raise InvalidArgument(f"{name} must be a whole number from {least:,} to {most:,}, not {shown(value)}.")
 
         whole("shards", 1, 4096)
         whole("batch_tasks_max", 1, names.BATCH_TASKS_MAX)
@@ -87,11 +87,11 @@ class Settings:
         _seconds("lease_s", self.lease_s, 0.001)
         pair: Any = self.backoff_s
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InvalidArgument(f"backoff_s must be a pair (least, greatest) of seconds, not {pair!r}.")
+            raise InvalidArgument(f"backoff_s must be a pair (least, greatest) of seconds, not {shown(pair)}.")
         for value in pair:
             _seconds("backoff_s", value, 0)
         if pair[0] > pair[1]:
-            raise InvalidArgument(f"backoff_s must be (least, greatest), not {tuple(pair)!r}.")
+            raise InvalidArgument(f"backoff_s must be (least, greatest), not {shown(tuple(pair))}.")
         object.__setattr__(self, "backoff_s", tuple(pair))
         if self.durability not in DURABILITIES:
             raise InvalidArgument(f"durability must be one of {', '.join(DURABILITIES)}, not {self.durability!r}.")
@@ -103,9 +103,9 @@ class Settings:
 
 def _seconds(name: str, value: object, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(f"{name} must be a number of seconds, not {value!r}.")
+        raise InvalidArgument(f"{name} must be a number of seconds, not {shown(value)}.")
     if not least <= value <= 10**9:
-        raise InvalidArgument(f"{name} must be from {least:g} to 1,000,000,000 seconds, not {value!r}.")
+        raise InvalidArgument(f"{name} must be from {least:g} to 1,000,000,000 seconds, not {shown(value)}.")
 
 
 DEFAULTS = Settings()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsqueue import administration, forks
-from fsqueue.arguments import bound_of, holder_of, whole
+from fsqueue.arguments import bound_of, holder_of, whole, window_ms
 from fsqueue.clock import duration_ms
 from fsqueue.errors import (
     GroupNotFound,
@@ -47,7 +47,7 @@ from fsqueue.storage.group_directory import GroupDirectory, GroupFileLost
 from fsqueue.storage.store import Store
 from fsqueue.user_code import user_function
 from fsqueue.views import flows
-from fsqueue.views.activity import LEAST_S, Activity, activity, together
+from fsqueue.views.activity import Activity, activity, together
 from fsqueue.views.flows import Flow
 from fsqueue.views.rates import total
 
@@ -130,7 +130,7 @@ class GroupQueues(Selected):
         `Queue.status` and `Queue.activity`; without `exact`, no activity is read. It opens each queue. What is read
         while others work is consistent queue by queue.
         """
-        window_ms = None if window_s is None else duration_ms(window_s, "window_s", LEAST_S)
+        over_ms = None if window_s is None else window_ms(window_s)
         counts: dict[str, Status] = {}
         lost: list[str] = []
         summed, seen = Status(), together([])
@@ -146,7 +146,7 @@ class GroupQueues(Selected):
                 counts[queue.name] = status
                 summed = total((summed, status))
                 if exact:
-                    found = queue.activity(window_s) if window_ms is None else activity(queue.store, window_ms)
+                    found = queue.activity(window_s) if over_ms is None else activity(queue.store, over_ms)
                     seen = found if len(counts) == 1 else together([seen, found])
             queue.close()
         return GroupStatus(summed, seen, counts, tuple(lost))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fsqueue import administration
-from fsqueue.arguments import whole
+from fsqueue.arguments import check_lease, whole
 from fsqueue.clock import Backoff, Clock, Entropy, duration_ms
 from fsqueue.commit import Commit
 from fsqueue.errors import (
@@ -434,6 +434,7 @@ class GroupQueue(Queue):
                     continue
             inspect.signature(Queue.lease).bind(self, n, wait_s=wait_s, **how)
             whole("n", n)
+            check_lease(**how)
             if not left_s:
                 return []
             clock.sleep(min(backoff.next_s(), left_s))
@@ -519,13 +520,10 @@ def _or_empty(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:
     @wraps(method)
     def answering(self: GroupQueue, *args: Any, **named: Any) -> Any:
         for _ in range(2):
-            if not self._opens():
-                break
             try:
-                return method(self, *args, **named)
-            except QueueNotFound:  # it was deleted; perhaps another one has come into being
+                return method(self, *args, **named)  # it looks at its arguments before it asks for the store
+            except QueueNotFound:  # it is not there; or was deleted, and perhaps another one has come into being
                 self._let_go()
-        inspect.signature(method).bind(self, *args, **named)  # wrong arguments are wrong here, too
         return empty()
 
     return answering

@@ -50,8 +50,8 @@ def attach(queue: Verbs, token: str) -> LeasedTask:
 
     InvalidArgument: no token; TaskNotFound: its batch has finished; LeaseLost.
     """
+    batch_id, index, lease = names.parse_token(token)  # before the store is asked for
     store = queue.store
-    batch_id, index, lease = names.parse_token(token)
     replay_state = _held(store, batch_id, index, lease)
     kind, record, why = LeasedTask, dict[str, Any](), None
     try:

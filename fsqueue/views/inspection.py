@@ -9,6 +9,7 @@ counted both from a log and from a counter.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -744,6 +745,7 @@ def task(store: Store, task_id: str) -> TaskInfo:
 
 def peek(store: Store, n: int) -> list[TaskInfo]:
     """Return up to `n` waiting tasks, about in the order in which they would be leased. Nothing is leased."""
+    n = min(n, sys.maxsize)
     store.verify()
     apply_pending(store)
     now = store.clock.now_ms()

@@ -12,9 +12,6 @@ from fsqueue.format.models import AsDict
 from fsqueue.storage.store import Store
 from fsqueue.views.activity import COMPLETIONS, FINISHED, INSERTED, LEASES, Survey
 
-PIECES_MAX = 1000
-"""Maximum number of pieces: a chart has room for no more."""
-
 
 @dataclass(frozen=True, slots=True)
 class Timeline(AsDict):

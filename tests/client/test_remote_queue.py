@@ -5,16 +5,18 @@ from __future__ import annotations
 import http.server
 import inspect
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import reduction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fsqueue
-from fsqueue import Group, GroupQueue, LeaseLost, Queue, RemoteGroup, RemoteQueue, Task, Update
+from fsqueue import Group, GroupQueue, LeaseLost, Queue, RemoteGroup, RemoteQueue, Status, Task, Update
 from fsqueue.client import wire
 from fsqueue.client.addresses import address_of
 from fsqueue.client.connecting import ABOUT_BYTES_MAX
@@ -304,12 +306,28 @@ def test_a_request_that_is_repeated_for_long_is_warned_of_once(
     "url",
     [
         "", "localhost:8750", "ftp://x", "http://", "http://a//c", "http://a/../c", "http://a/b%2/c", "http://a?x=1",
-        "http://u:p@a", 5, "http://a:x",
+        "http://u:p@a", 5, "http://a:x", "http://a:0", "https://a:0/b", "http://[::1]:0",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(fsqueue.InvalidArgument, match="no address"):
         address_of(url)
+
+
+@pytest.mark.parametrize("name", ["timeout_s", "patience_s"])
+@pytest.mark.parametrize("seconds", [None, "1", True, -1, math.nan, math.inf, -math.inf, 10**4_000])
+def test_what_is_no_time_to_wait_is_refused(name: str, seconds: Any) -> None:
+    with pytest.raises(fsqueue.InvalidArgument, match=rf"^{name} must be .* seconds, not .*\.$"):
+        fsqueue.connect("http://localhost:1", **{name: seconds})
+
+
+def test_an_answer_may_take_some_time_and_as_long_as_it_likes(group: Group, serve: Serve) -> None:
+    url = serve(group.path)
+    with pytest.raises(fsqueue.InvalidArgument, match=r"timeout_s must be between 0\.001 and .* seconds, not 0\."):
+        fsqueue.connect(url, timeout_s=0)
+    for long_s in (4_294_967.4, 10**9, 9_999_999_999):  # in milliseconds they exceed what a socket counts
+        with fsqueue.connect(url, timeout_s=long_s) as remote:
+            assert remote["fetch"].status() == Status()
 
 
 def test_more_clients_than_tasks_and_each_task_once(group: Group, serve: Serve) -> None:
