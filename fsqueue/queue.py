@@ -271,7 +271,7 @@ class Queue(Maintenance):
             if strict:
                 task_file.check_unchanged(item.payload)
             default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
-            task = encoding.encode(item, self.settings.task_bytes_max, default=default)
+            task = encoding.encode(item, self.store.settings.task_bytes_max, default=default)
             if task.key is not None:
                 return self._keyed.insert(task)
             if self._inserter.takes(task):

@@ -94,7 +94,7 @@ class Wire:
 
         def once() -> bytes:
             with _Answer(self, method, self._target(path, query), body, told, wait_s) as answer:
-                return answer.read(bytes_max)
+                return _read(answer, bytes_max)
 
         return _in_one_process(lambda: _value_of(self._patiently(once, again, DONE), self.address.host))
 
@@ -108,26 +108,35 @@ class Wire:
         def once() -> bytes:
             try:
                 with _Answer(self, "POST", self._target(path, query), parts, {"content-type": NDJSON}, 0) as answer:
-                    return answer.read()
+                    return _read(answer)
             except _Failed as failed:
                 raise failed.error if parts.has_begun else failed from failed.__cause__
 
         return _in_one_process(lambda: _value_of(self._patiently(once), self.address.host))
 
     def lines(self, path: str, query: dict[str, Any]) -> Iterator[Any]:
-        """Yield the values of JSON Lines, as they come. It has a connection of its own."""
+        """Yield the values of JSON Lines, as they come. It has a connection of its own.
+
+        StorageError behind the last one that came if they were not all: then their number does not come behind them.
+        """
         aside, process = self.at(self.address), forks.depth
         asked = _Answer(aside, "GET", self._target(path, query), None, {}, 0)
         try:
             with ExitStack() as opened:
                 answer = _in_one_process(lambda: aside._patiently(lambda: opened.enter_context(asked), again=True))
                 for line in answer:
+                    if not line.endswith(b"\n"):
+                        raise http.client.IncompleteRead(line)
                     value = _value_of(line, self.address.host)
-                    if set(value) == {"error"} and type(value["error"]) is dict:
+                    if value.keys() == {"error"} and type(value["error"]) is dict:
                         raise error_of(503, value)
+                    if value.keys() == {"end"}:
+                        break
                     yield value
                     if process != forks.depth:
                         break
+                else:
+                    raise http.client.IncompleteRead(b"")
         except BaseException as error:
             if process != forks.depth:
                 raise resources.in_child(error) from None
@@ -283,7 +292,7 @@ class _Answer:
             self._answer = connection.getresponse()
             self._wire.comes(self._answer)
             if self._answer.status >= 300:
-                raise failure_of(self._answer.status, self._answer.read(ERROR_BYTES_MAX))
+                raise failure_of(self._answer.status, _read(self._answer, ERROR_BYTES_MAX))
         except (FsqueueError, _Failed):
             self._end()
             raise
@@ -327,6 +336,19 @@ class _Answer:
             self._wire.comes(None)
         else:
             self._wire.drop()
+
+
+def _read(answer: http.client.HTTPResponse, bytes_max: int | None = None) -> bytes:
+    """Return an answer's body, or its beginning. HTTPException if the connection has ended before the answer has.
+
+    A head that breaks off counts as a whole one in `http.client`. Nothing tells the length of the body then, and it is
+    empty: a gateway gives no such answer.
+    """
+    body = answer.read(bytes_max)
+    is_cut = bool(answer.length) or (not body and answer.length is None and not answer.chunked)
+    if is_cut and (bytes_max is None or len(body) < bytes_max):
+        raise http.client.IncompleteRead(body)
+    return body
 
 
 class Answer(dict[str, Any]):

@@ -134,23 +134,23 @@ class GroupQueue(Queue):
 
     @property
     def settings(self) -> Settings:
-        """Return its settings, as last read; those of the group, as long as the queue has not come into being."""
-        return self.store.settings if self._opens() else self.group.settings
+        """Return its settings; those of the group, as long as the queue has not come into being."""
+        return self.store.settings if self._has_looked() else self.group.settings
 
     @property
     def generation(self) -> int:
-        """Return which generation it is in, as last read: each purge begins the next."""
-        return self.store.queue_state.generation if self._opens() else 1
+        """Return which generation it is in: each purge begins the next."""
+        return self.store.queue_state.generation if self._has_looked() else 1
 
     @property
     def has_priorities(self) -> bool:
-        """Return whether tasks with priorities were ever inserted, as last read."""
-        return self._opens() and self.store.queue_state.is_ordered
+        """Return whether tasks with priorities were ever inserted."""
+        return self._has_looked() and self.store.queue_state.is_ordered
 
     @property
     def paused(self) -> Pause | None:
-        """Return since when, by whom and why no task is leased, as last read; None if the queue is not paused."""
-        return self.store.queue_state.paused if self._opens() else None
+        """Return since when, by whom and why no task is leased; None if the queue is not paused."""
+        return self.store.queue_state.paused if self._has_looked() else None
 
     @property
     def typed_path(self) -> str:
@@ -159,10 +159,14 @@ class GroupQueue(Queue):
 
     def exists(self) -> bool:
         """Return whether it has come into being, and was not deleted since."""
+        return self._has_looked(lambda: self.store.refresh(now=True))
+
+    def _has_looked(self, look: Callable[[], object] | None = None) -> bool:
+        """Return whether it is there, once `queue.jsonl` was read anew if it has changed, or `look` was called."""
         if self._opens():
             try:
                 with resources.Scope():
-                    self.store.refresh(now=True)
+                    (look or self.store.verify)()
             except QueueNotFound:
                 self._let_go()
             except OSError as error:

@@ -70,26 +70,27 @@ def attached(task: fsqueue.LeasedTask) -> dict[str, Any]:
 
 
 def chunks(items: Iterable[Any]) -> Iterator[bytes]:
-    """Yield JSON Lines of values, in parts of some size."""
+    """Yield JSON Lines of values, in parts of some size, and behind them a line that tells their number.
+
+    Who reads them knows by that line that they are all: a connection may end anywhere, and a proxy may hide that.
+    """
     part: list[bytes] = []
-    size = 0
+    size = count = 0
     for item in items:
+        count += 1
         line = encoded(plain(item)) + b"\n"
         part.append(line)
         size += len(line)
         if size >= LINES_BYTES or len(part) >= LINES_AT_ONCE:
             yield b"".join(part)
             part, size = [], 0
-    if part:
-        yield b"".join(part)
+    yield b"".join(part) + encoded({"end": count}) + b"\n"
 
 
-def lines(first: bytes | None, rest: AsyncIterator[bytes]) -> Response:
+def lines(first: bytes, rest: AsyncIterator[bytes]) -> Response:
     """Return JSON Lines as an answer. A stream that breaks off ends with a line that has `error`."""
 
     async def all_of_it() -> AsyncIterator[bytes]:
-        if first is None:
-            return
         yield first
         try:
             async for part in rest:

@@ -84,7 +84,7 @@ async def _stream(request: Request, each: Callable[[fsqueue.Queue], Iterator[Any
             yield from answers.chunks(each(queue))
 
     parts = gateway.threads.each(made)
-    first = await anext(parts, None)  # an error before it has a status of its own
+    first = await anext(parts)  # an error before it has a status of its own
     return answers.lines(first, parts)
 
 

@@ -1,0 +1,237 @@
+"""A connection that ends anywhere within an answer: what is asked again, and lists that are never called whole."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+import fsqueue
+from fsqueue import Group, Queue, RemoteQueue, StorageError
+from fsqueue.client import wire
+from fsqueue.client.addresses import address_of, connection_to
+from tests.gateways import Serve
+from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.once
+
+CUTS = [*range(0, 60, 3), *range(60, 420, 24)]
+"""After how many bytes of an answer its connection ends: in the first line, in the head, in the body, behind it."""
+
+
+class Cutter:
+    """A proxy that ends a connection after some bytes of the answers, if it is told to."""
+
+    def __init__(self, gateway: str) -> None:
+        self._where = address_of(gateway)
+        self._listener = socket.create_server(("localhost", 0))
+        self.url = f"http://localhost:{self._listener.getsockname()[1]}"
+        self.left: int | None = None
+        """How many bytes are passed on until the next cut; None: no cut comes."""
+        self.cuts = 0
+
+    def accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            connection = connection_to(self._where, PATIENCE_S)
+            connection.connect()
+            threading.Thread(target=self._pass, args=(client, connection.sock), daemon=True).start()
+            threading.Thread(target=self._pass_back, args=(connection.sock, client), daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    @staticmethod
+    def _pass(client: socket.socket, gateway: socket.socket) -> None:
+        with suppress(OSError):
+            while part := client.recv(1 << 16):
+                gateway.sendall(part)
+        with suppress(OSError):  # the client has gone: no place is held for it
+            gateway.shutdown(socket.SHUT_RDWR)
+
+    def _pass_back(self, gateway: socket.socket, client: socket.socket) -> None:
+        with gateway, client, suppress(OSError):
+            while part := gateway.recv(1 << 16):
+                left = self.left
+                if left is not None and len(part) >= left:
+                    self.left, self.cuts = None, self.cuts + 1
+                    client.sendall(part[:left])
+                    client.shutdown(socket.SHUT_RDWR)
+                    gateway.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(part)
+                if left is not None:
+                    self.left = left - len(part)
+
+
+@contextmanager
+def cutting(gateway: str) -> Iterator[Cutter]:
+    cutter = Cutter(gateway)
+    thread = threading.Thread(target=cutter.accept, daemon=True)
+    thread.start()
+    try:
+        yield cutter
+    finally:
+        cutter.close()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def repeats_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "RETRY_S", (0.001, 0.01))
+
+
+@pytest.fixture
+def local(group: Group) -> Queue:
+    return group["q"]
+
+
+@pytest.fixture
+def cutter(group: Group, serve: Serve) -> Iterator[Cutter]:
+    with cutting(serve(group.path)) as found:
+        yield found
+
+
+@pytest.fixture
+def remote(cutter: Cutter) -> RemoteQueue:
+    found = fsqueue.connect(f"{cutter.url}/q")
+    assert isinstance(found, RemoteQueue)
+    return found
+
+
+def leased(remote: RemoteQueue) -> Any:
+    (task,) = remote.lease()
+    return task
+
+
+VERBS: dict[str, tuple[Callable[[RemoteQueue], Any], Callable[[RemoteQueue, Any], object], object]] = {
+    "status": (lambda remote: None, lambda remote, _: remote.status().waiting, 500),
+    "peek": (lambda remote: None, lambda remote, _: len(remote.peek(3)), 3),
+    "is_drained": (lambda remote: None, lambda remote, _: remote.is_drained(), False),
+    "wait": (lambda remote: None, lambda remote, _: remote.wait(timeout_s=0).waiting, 500),
+    "renew": (leased, lambda remote, task: task.renew(), None),
+    "complete": (leased, lambda remote, task: task.complete({"y": 1}), None),
+    "a key": (lambda remote: None, lambda remote, _: remote.insert(1, key="k").inserted, None),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_may_be_repeated_is_repeated_wherever_its_answer_breaks_off(
+    remote: RemoteQueue, local: Queue, cutter: Cutter, verb: str
+) -> None:
+    begin, act, expected = VERBS[verb]
+    local.insert_many(range(500))
+    for cut in CUTS:
+        held = begin(remote)
+        cutter.left = cut
+        found = act(remote, held)
+        cutter.left = None
+        assert expected is None or found == expected, cut
+        if verb == "complete":
+            assert local.task(held.id).state == "completed"
+    assert cutter.cuts > len(CUTS) / 3
+    assert local.status().inserted == 500 + (verb == "a key")
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_an_address_is_that_of_the_gateway_wherever_its_first_answer_breaks_off(
+    group: Group, serve: Serve, cut: int
+) -> None:
+    with cutting(serve(group.path)) as cutter:
+        cutter.left = cut
+        remote = fsqueue.connect(f"{cutter.url}/q")
+        assert isinstance(remote, RemoteQueue)
+        assert remote.url == f"{cutter.url}/q"
+
+
+def test_a_loop_goes_on_over_answers_that_break_off(remote: RemoteQueue, local: Queue, cutter: Cutter) -> None:
+    """What an answer that was cut has leased comes back when its lease ends."""
+    local.insert_many(range(len(CUTS)))
+    done, cuts = [], iter(CUTS)
+    for task in remote.poll(lease_s=1):
+        with task:
+            cutter.left = next(cuts, None)
+            done.append(task.payload)
+    assert {*done} == {*range(len(CUTS))}
+    assert cutter.cuts > len(CUTS) / 3
+    assert local.status().completed == len(CUTS)
+
+
+LISTS: dict[str, Callable[[RemoteQueue], Iterator[Any]]] = {
+    "tasks": lambda remote: remote.tasks(),
+    "results": lambda remote: remote.results(),
+    "dead": lambda remote: remote.dead(),
+}
+
+
+@pytest.fixture
+def full(local: Queue) -> Queue:
+    """A queue with 700 tasks of each kind that is listed: some chunks of an answer."""
+    local.insert_many(range(2_100))
+    local.change_settings(max_attempts=1)
+    for task in local.lease(700):
+        task.complete(task.payload)
+    for task in local.lease(700):
+        task.fail("so be it")
+    return local
+
+
+def read(items: Iterator[Any]) -> tuple[int, StorageError | None]:
+    """Return how many came, and what ended them."""
+    found = 0
+    try:
+        for _ in items:
+            found += 1
+    except StorageError as error:
+        return found, error
+    return found, None
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_no_part_of_a_list_counts_as_all_of_it(remote: RemoteQueue, full: Queue, cutter: Cutter, kind: str) -> None:
+    whole = len(list(LISTS[kind](remote)))
+    assert whole == (1_400 if kind == "results" else 700)
+    cut, broken = 0, 0
+    while True:
+        cutter.left, cuts = cut, cutter.cuts
+        found, error = read(LISTS[kind](remote))
+        if error is not None:
+            assert "broken off" in str(error)
+            broken += 1
+        else:
+            assert found == whole
+            if cutter.cuts == cuts:
+                break  # the cut is behind the answer
+        assert found <= whole
+        cut = cut + 13 if cut < 450 else cut * 2
+    assert broken > 20
+
+
+@pytest.mark.parametrize("last", [b'{"id": "y"}\n', b'{"id": "y"'])
+def test_a_list_that_ends_without_its_number_is_not_whole_though_the_answer_looks_so(
+    remote: RemoteQueue, monkeypatch: pytest.MonkeyPatch, last: bytes
+) -> None:
+    """A proxy may end an answer well that its gateway has not ended."""
+    monkeypatch.setattr(wire._Answer, "__enter__", lambda self: iter([b'{"id": "x"}\n', last]))
+    found, error = read(remote._wire.lines("/queues/q/dead", {}))
+    assert found == 1 + last.endswith(b"\n")
+    assert error is not None
+    assert "broken off" in str(error)
+
+
+@pytest.mark.parametrize("verb", ["retry_dead", "purge_dead", "retry_completed"])
+def test_whoever_acts_on_a_part_of_a_list_is_told(remote: RemoteQueue, full: Queue, cutter: Cutter, verb: str) -> None:
+    cutter.left = 40_000
+    with pytest.raises(StorageError, match="broken off"):
+        getattr(remote, verb)(where=lambda one: True)
+    assert cutter.cuts == 1
+    getattr(remote, verb)(where=lambda one: True)
+    assert full.status().dead == (700 if verb == "retry_completed" else 0)
