@@ -221,7 +221,9 @@ def test_answers_of_many_lines_are_streams(client: TestClient, group: Group) -> 
     queue.insert_many(range(1_200))
     with client.stream("GET", f"{Q}/tasks") as answer:
         assert answer.headers["content-type"] == "application/x-ndjson"
-        assert sorted(json.loads(line)["payload"] for line in answer.iter_lines()) == list(range(1_200))
+        *lines, end = answer.iter_lines()
+        assert sorted(json.loads(line)["payload"] for line in lines) == list(range(1_200))
+        assert json.loads(end) == {"end": 1_200}
     assert client.get(f"{Q}/dead").text == ""
     assert client.get(f"{Q}/tasks?state=done").status_code == 400
 
