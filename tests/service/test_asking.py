@@ -224,7 +224,7 @@ def test_answers_of_many_lines_are_streams(client: TestClient, group: Group) -> 
         *lines, end = answer.iter_lines()
         assert sorted(json.loads(line)["payload"] for line in lines) == list(range(1_200))
         assert json.loads(end) == {"end": 1_200}
-    assert client.get(f"{Q}/dead").text == ""
+    assert client.get(f"{Q}/dead").json() == {"end": 0}
     assert client.get(f"{Q}/tasks?state=done").status_code == 400
 
 
