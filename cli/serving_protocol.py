@@ -11,14 +11,23 @@ from typing import ClassVar
 
 import httptools
 import uvicorn
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from fsqueue.service import faults
+from fsqueue.service.marking import marked
 
-_REFUSAL = faults.answer_to(
-    faults.Overloaded("The gateway has too many connections at once. Nothing was done: come again.")
+
+def _last(answer: Response) -> Response:
+    """Return an answer of the server's own, after which the connection ends."""
+    answer.headers["connection"] = "close"
+    return marked(answer)
+
+
+_NO_PLACE = _last(
+    faults.answer_to(faults.Overloaded("The gateway has too many connections at once. Nothing was done: come again."))
 )
-_REFUSAL.headers["connection"] = "close"
+_NO_REQUEST = _last(faults.refusal(400, "BadRequest", "The gateway cannot read this request. Nothing was done."))
 
 HEAD_BYTES_MAX = 64 << 10
 """Maximum length of the head of a request. Also of the rest of a chunked body, and of a chunk's first line."""
@@ -53,11 +62,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begin to count the time."""
         super().connection_made(transport)
         if (beyond := len(self.connections) - self.connections_max) > 0:
-            self.app = _REFUSAL
+            self.app = _NO_PLACE
             if beyond > self.refused_max:
-                headers = [b"%b: %b\r\n" % header for header in _REFUSAL.raw_headers]
-                transport.write(b"".join([STATUS_LINE[503], *headers, b"\r\n", bytes(_REFUSAL.body)]))
-                transport.close()
+                self._end_with(_NO_PLACE)
                 return
         self._count()
 
@@ -151,6 +158,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self._undecided_bytes, self._is_in_body = 0, False
         self._parse(b"".join([first, *headers, b"\r\n", rest]))
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request in the gateway's words, with the headers that each of its answers has."""
+        self._end_with(_NO_REQUEST)
+
+    def _end_with(self, answer: Response) -> None:
+        """Answer without the application, and end the connection."""
+        headers = [b"%b: %b\r\n" % header for header in (*self.server_state.default_headers, *answer.raw_headers)]
+        self.transport.write(b"".join([STATUS_LINE[answer.status_code], *headers, b"\r\n", bytes(answer.body)]))
+        self.transport.close()
 
     def _refuse(self) -> None:
         """Answer what is no request by 400, and end the connection. A request that is under way is answered first."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -27,6 +28,7 @@ from fsqueue.service import asking, faults, figures, login, page, taskstore_call
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
+from fsqueue.service.marking import Marking
 from fsqueue.service.patience import Patience
 from fsqueue.service.served import Served
 from fsqueue.service.streaming import ClientHasGone
@@ -109,7 +111,8 @@ def application(
     calls = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
     app.state.taskstore = calls
     app.state.pages = page.Pages(made.served, made.threads, calls.has_clients)
-    return Patience(Gate(app, made.tokens, hosts, read_only, root_path), made.limits)
+    guarded = Patience(Gate(app, made.tokens, hosts, read_only, root_path), made.limits)
+    return Marking(ServerErrorMiddleware(guarded, faults.on_bug))  # it also answers for bugs of the two themselves
 
 
 def _routes() -> list[BaseRoute]:

@@ -82,6 +82,11 @@ def answer_to(error: fsqueue.FsqueueError) -> Response:
     return answer
 
 
+def refusal(status: int, kind: str, message: str) -> Response:
+    """Return an answer that no error of fsqueue tells."""
+    return JSONResponse({"error": {"type": kind, "message": message}}, status)
+
+
 def cut_off() -> Response:
     """Return the answer to a request that is under way when the gateway ends."""
     return answer_to(
@@ -108,14 +113,12 @@ async def on_gone(request: Request, error: Exception) -> Response:
 async def on_bug(request: Request, error: Exception) -> Response:
     """Answer an error that nothing expects. The log has it; the client learns nothing of the insides."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(
-        {"error": {"type": "InternalError", "message": "The gateway has failed. Its log tells why."}}, 500
-    )
+    return refusal(500, "InternalError", "The gateway has failed. Its log tells why.")
 
 
 def refused(error: HTTPException) -> Response:
     """Return the answer to a request that is no sound one of HTTP."""
-    return JSONResponse({"error": {"type": "BadRequest", "message": error.detail}}, error.status_code)
+    return refusal(error.status_code, "BadRequest", error.detail)
 
 
 async def on_http(request: Request, error: Exception) -> Response:

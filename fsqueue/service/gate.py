@@ -1,4 +1,4 @@
-"""Who may: the token, the host's name, the origin, and what each answer says to a browser (docs/security.md).
+"""Who may: the token, the host's name, and the origin (docs/security.md).
 
 Everything passes here before a route is looked for. What is asked for without a token must be listed in `OPEN`.
 """
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fsqueue.service import faults
 
 Role = Literal["read", "write"]
 SAFE: Final = ("GET", "HEAD")
@@ -26,15 +28,6 @@ LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 FORM_BYTES_MAX = 64 << 10
 """The largest form: it is read before its token against forged requests is."""
 CSRF_FIELD, CSRF_HEADER = "csrf", "x-csrf-token"
-HEADERS = {
-    "cache-control": "no-store",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-}
-"""What each answer says to a browser, unless its route says otherwise."""
 TASKSTORE: Final = re.compile(r"/(groups?|tasks?/.*|group/.*|update|claim)")
 """Paths of taskstore's format (docs/taskstore.md). There, and only there, a token may also come as Basic credentials:
 its client has no other way to send one than `http://NAME:TOKEN@HOST`. A browser would send them by itself."""
@@ -118,7 +111,6 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
-        send = _marked(send, scope)
         refusal = self._refusal(scope, headers)
         if refusal is None and (caller := self._caller(scope, headers)) is not None:
             scope.setdefault("state", {})["caller"] = caller
@@ -126,12 +118,14 @@ class Gate:
                 await self._app(scope, receive, send)
                 return
             if not caller.may_write:
-                refusal = _said(403, "ReadOnly", "This token, or this gateway, is for reading alone. Nothing was done.")
+                refusal = faults.refusal(
+                    403, "ReadOnly", "This token, or this gateway, is for reading alone. Nothing was done."
+                )
             elif caller.by_cookie:
                 form, receive = await _form(headers, receive)
                 given = form if form is not None else headers.get(CSRF_HEADER, "")
                 if not hmac.compare_digest(given.encode("utf-8", "replace"), caller.csrf.encode()):
-                    refusal = _said(
+                    refusal = faults.refusal(
                         403, "Forged", "The request does not come from this gateway's own page. Nothing was done."
                     )
         elif refusal is None:
@@ -142,7 +136,7 @@ class Gate:
         """Return the answer to a request that no token could make good; None if it may go on."""
         raw = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
         if not _PATH.fullmatch(raw):
-            return _said(400, "BadRequest", "The path has characters that stand percent-encoded in a path.")
+            return faults.refusal(400, "BadRequest", "The path has characters that stand percent-encoded in a path.")
         if self._root and raw == self._root:  # relative links would lead out of the prefix
             return RedirectResponse(f"{raw.decode('ascii').rpartition('/')[2]}/", 308)
         if self._root and raw.startswith(self._root + b"/"):
@@ -151,12 +145,12 @@ class Gate:
         scope["path"] = raw.decode("ascii")
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy that goes by the other one would take a part of this body for a request, or the reverse.
-            refusal = _said(400, "BadRequest", "The body has both a Content-Length and a Transfer-Encoding.")
+            refusal = faults.refusal(400, "BadRequest", "The body has both a Content-Length and a Transfer-Encoding.")
             refusal.headers["connection"] = "close"
             return refusal
         host = headers.getlist("host")
         if len(host) != 1 or _name_of(host[0]) not in self._hosts:
-            return _said(
+            return faults.refusal(
                 421,
                 "WrongHost",
                 f"This gateway is not known by the name {', '.join(host)!r:.200}. Use localhost, or start it with "
@@ -165,9 +159,9 @@ class Gate:
         if scope["method"] not in SAFE:
             origin = headers.get("origin")
             if origin is not None and urlsplit_netloc(origin) != host[0].lower():
-                return _said(403, "Forged", "The request comes from another site's page. Nothing was done.")
+                return faults.refusal(403, "Forged", "The request comes from another site's page. Nothing was done.")
             if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-                return _said(403, "Forged", "The request comes from another site's page. Nothing was done.")
+                return faults.refusal(403, "Forged", "The request comes from another site's page. Nothing was done.")
         return None
 
     def _caller(self, scope: Scope, headers: Headers) -> Caller | None:
@@ -197,7 +191,7 @@ class Gate:
         if not in_url and given.lower().startswith("basic "):
             in_url = " (as a password, at the paths of taskstore's calls alone)"
         unknown = "The token that came is none of this gateway's. " if _token_in(given, is_taskstore) else ""
-        refusal = _said(
+        refusal = faults.refusal(
             401,
             "Unauthorized",
             f"{unknown}A token is needed: the header 'Authorization: Bearer TOKEN'{in_url}. By default 'fsqueue serve' "
@@ -254,23 +248,6 @@ def _name_of(host: str) -> str:
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.partition(":")[0]
-
-
-def _said(status: int, kind: str, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"type": kind, "message": message}}, status)
-
-
-def _marked(send: Send, scope: Scope) -> Send:
-    """Have each answer carry what it says to a browser."""
-
-    async def marking(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(raw=message.setdefault("headers", []))
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return marking
 
 
 async def _form(headers: Headers, receive: Receive) -> tuple[str | None, Receive]:

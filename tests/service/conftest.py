@@ -55,6 +55,15 @@ def open_gateway() -> Iterator[Open]:
         yield make
 
 
+def gateway_of(client: TestClient) -> application.Gateway:
+    """Return the gateway that a client asks."""
+    app: Any = client.app
+    while not hasattr(app, "state"):
+        app = app.app if hasattr(app, "app") else app._app
+    found: application.Gateway = app.state.gateway
+    return found
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> fsqueue.Group:
     """An empty group."""

@@ -17,7 +17,7 @@ from fsqueue import Group, Queue
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import user_json
 from fsqueue.service import bodies, operations
-from tests.service.conftest import READ, Open, Serve
+from tests.service.conftest import READ, Open, Serve, gateway_of
 from tests.waiting import PATIENCE_S, until, until_async
 
 pytestmark = pytest.mark.once
@@ -450,7 +450,7 @@ def test_a_worker_that_has_ended_leaves_its_place_to_the_next_one() -> None:
 
 
 def test_what_waits_ends_when_the_gateway_is_told_to(client: TestClient, group: Group) -> None:
-    gateway = client.app._app._app.state.gateway  # type: ignore[attr-defined]
+    gateway = gateway_of(client)
     gateway.stop()
     assert client.post(f"{Q}/lease", json={"wait_s": 1_000}).json() == {"tasks": []}
     group["q"].insert(1)

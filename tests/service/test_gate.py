@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 import fsqueue
 from fsqueue.service import application
-from fsqueue.service.gate import HEADERS, Gate, Tokens
+from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.limits import ServiceLimits
 from fsqueue.service.patience import Patience
 from tests.service.conftest import READ, WRITE, Open
@@ -138,16 +138,6 @@ def test_what_is_no_token_logs_nobody_in(group: fsqueue.Group, open_gateway: Ope
     answer = open_gateway(group.path, token=None).post("/login", content=body)
     assert answer.status_code in (403, 413)
     assert "set-cookie" not in answer.headers
-
-
-def test_each_answer_tells_a_browser_what_it_may_do(client: TestClient) -> None:
-    for path in ("/healthz", ANY, "/login"):
-        told = client.get(path).headers
-        assert {name: told[name] for name in HEADERS if name != "content-security-policy"} == {
-            name: value for name, value in HEADERS.items() if name != "content-security-policy"
-        }
-        assert "default-src 'none'" in told["content-security-policy"]
-    assert "unsafe" not in client.get(ANY).headers["content-security-policy"]
 
 
 def test_a_bug_tells_a_client_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

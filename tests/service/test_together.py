@@ -20,6 +20,7 @@ from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads
 from fsqueue.service.together import AGAIN, ALONE, Together
 from fsqueue.service.updates import RequestedUpdate
+from tests.service.conftest import gateway_of
 from tests.waiting import until, until_async
 
 pytestmark = pytest.mark.once
@@ -293,4 +294,4 @@ def test_many_clients_at_once_do_each_task_once(client: TestClient, group: fsque
     status = group["q"].status()
     assert (status.completed, status.remaining) == (tasks, 0)
     assert sorted(task.payload for task in group["next"].tasks()) == sorted(done)
-    until(lambda: not client.app._app._app.state.gateway.threads._asked, "all to be counted off")  # type: ignore[attr-defined]
+    until(lambda: not gateway_of(client).threads._asked, "all to be counted off")
