@@ -1,6 +1,7 @@
 """What the pages of a gateway show of queues: read, kept for a while, and read again more rarely while nothing changes.
 
 All that look at one page share one look. A page that nobody looks at is not read. docs/page.md says what that costs.
+No payload is kept here for an answer: its queue may not keep it any more by then.
 """
 
 from __future__ import annotations
@@ -103,18 +104,24 @@ class PageLooks:
             seen = self.last(key)
             if seen is not None and self.due_s(key, fresh) > 0:
                 return seen
-            at, begin = self._wall(), self._monotonic()
-            shown = make()
-            end = self._monotonic()
-            is_same = seen is not None and seen.shown.signature() == shown.signature()
-            with self._lock:
-                self._number += 1
-                made = SeenPage(shown, self._number, at, end - begin, end, seen.changed_at if is_same and seen else end)
-                self._seen[key] = made
-                self._seen.move_to_end(key)
-                while len(self._seen) > PAGES_MAX:
-                    self._seen.popitem(last=False)
-            return made
+            return self.look_anew(key, make)
+
+    def look_anew(self, key: object, make: Callable[[], Shown]) -> SeenPage:
+        """Return what is seen of a page by a look that begins now, for what may be hidden by the next moment."""
+        at, begin = self._wall(), self._monotonic()
+        shown = make()
+        end = self._monotonic()
+        with self._lock:
+            before = self._seen.get(key)
+            is_same = before is not None and before.shown.signature() == shown.signature()
+            self._number += 1
+            changed_at = before.changed_at if is_same and before else end
+            made = SeenPage(shown, self._number, at, end - begin, end, changed_at)
+            self._seen[key] = made
+            self._seen.move_to_end(key)
+            while len(self._seen) > PAGES_MAX:
+                self._seen.popitem(last=False)
+        return made
 
     def forget(self) -> None:
         """Have all pages looked at again: something was changed through this gateway."""
@@ -177,11 +184,10 @@ def look_at(
 
 @dataclass(frozen=True, slots=True)
 class QueuePage:
-    """What the page of one queue shows. `samples`: some of the tasks that are leased for longest."""
+    """What the page of one queue shows, but for payloads: `samples` reads them for each answer."""
 
     look: QueueLook
     timeline: fsqueue.Timeline | None = None
-    samples: Sequence[fsqueue.TaskInfo] = ()
 
     def signature(self) -> object:
         """Return what is equal as long as nothing has changed."""
@@ -193,6 +199,7 @@ class QueuePage:
 
 
 SAMPLES = 5
+"""How many of the tasks that are leased for longest the page of a queue shows."""
 
 
 def look_into(queue: fsqueue.Queue, name: str, has_clients: bool = False) -> QueuePage:
@@ -201,13 +208,18 @@ def look_into(queue: fsqueue.Queue, name: str, has_clients: bool = False) -> Que
     if look.error:
         queue.status()  # raises what is wrong, unless it is so no more
         look = look_at(queue, name, has_clients=has_clients)
-    samples = []
+    return QueuePage(look, queue.timeline())
+
+
+def samples(queue: fsqueue.Queue, look: QueueLook) -> list[fsqueue.TaskInfo]:
+    """Return some of the tasks that were leased for longest at a look, as they are now."""
+    found = []
     for held in look.activity.oldest[:SAMPLES] if look.activity is not None else ():
         try:
-            samples.append(queue.task(held.id))
+            found.append(queue.task(held.id))
         except fsqueue.TaskNotFound:  # it has ended meanwhile
             continue
-    return QueuePage(look, queue.timeline(), samples)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

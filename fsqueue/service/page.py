@@ -71,6 +71,25 @@ class Pages:
         await asyncio.wait({looking}, timeout=FIRST_S)
         return looking.result() if looking.done() else self.looks.last(key)
 
+    async def seen_now(self, key: object, make: Callable[[], Shown]) -> SeenPage:
+        """Return what is seen of a page that shows payloads: by a look of this request's own, which is waited for.
+
+        An earlier look may show what is hidden by now: the task has ended, or its queue keeps less.
+        """
+        return await self.threads.run(lambda: self.looks.look_anew(key, make))
+
+    async def samples(self, look: QueueLook) -> list[fsqueue.TaskInfo]:
+        """Return some of the tasks that are leased for longest, as they are now; none if that fails or takes long."""
+
+        def read() -> list[fsqueue.TaskInfo]:
+            with self.served.queue(look.name) as queue:
+                return looks.samples(queue, look)
+
+        reading = asyncio.ensure_future(self.threads.run(read))
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({reading}, timeout=FIRST_S)
+        return reading.result() if reading.done() and reading.exception() is None else []
+
     def _looked(self, key: object, done: asyncio.Future[SeenPage]) -> None:
         self._looking.pop(key, None)
         if not done.cancelled():
@@ -342,13 +361,13 @@ async def _one(request: Request, name: str) -> Response:
         return _answer(request, "queue.html", key, None, values)
     shown: QueuePage = seen.shown
     look = shown.look
+    samples = await pages.samples(look) if look.activity is not None and look.activity.oldest else []
     told = attention.notices(look, pages.path_of(name))
-    return _answer(
-        request, "queue.html", key, seen, values | _of_queue(shown, name) | {"notices": told, "said": _said(told)}
-    )
+    more = _of_queue(shown, samples, name) | {"notices": told, "said": _said(told)}
+    return _answer(request, "queue.html", key, seen, values | more)
 
 
-def _of_queue(shown: QueuePage, name: str) -> dict[str, Any]:
+def _of_queue(shown: QueuePage, samples: list[fsqueue.TaskInfo], name: str) -> dict[str, Any]:
     look, found = shown.look, shown.look.activity
     now = found.at if found is not None else 0.0
     status = look.status
@@ -366,7 +385,7 @@ def _of_queue(shown: QueuePage, name: str) -> dict[str, Any]:
                 "worker": attention.who(task.worker),
                 "payload": attention.cut(_as_text(task.payload), CELL_CHARS_MAX),
             }
-            for task in shown.samples
+            for task in samples
         ],
         "failures": [
             {
@@ -499,10 +518,8 @@ async def _dead(request: Request) -> Response:
             letters = list(islice(queue.dead(), number * ROWS, (number + 1) * ROWS + 1))
             return DeadPage(letters[:ROWS], len(letters) > ROWS)
 
-    seen = await pages.seen(key, make, _is_fresh(request))
+    seen = await pages.seen_now(key, make)
     values = _common(request, f"Dead letters of {name}", _above(pages, queue_link(name))) | {"name": name}
-    if seen is None:
-        return _answer(request, "dead.html", key, None, values)
     shown: DeadPage = seen.shown
     rows = [
         {
@@ -558,11 +575,9 @@ async def _task(request: Request) -> Response:
                 history = []
         return TaskPage(task, history, pages.lineage(name, task_id) if any(one.update for one in history) else None)
 
-    seen = await pages.seen(key, make, _is_fresh(request))
+    seen = await pages.seen_now(key, make)
     heading = f"Task {attention.cut(task_id, CELL_CHARS_MAX)}"
     values = _common(request, heading, _above(pages, queue_link(name))) | {"name": name, "task_id": task_id}
-    if seen is None:
-        return _answer(request, "task.html", key, None, values)
     shown: TaskPage = seen.shown
     task = shown.task
     about = {

@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from fsqueue import Group, Task
-from tests.service.conftest import Open
+from fsqueue import Group, LeasedTask, Task
+from fsqueue.service import application
+from fsqueue.service.operations import OPERATIONS
 
 pytestmark = pytest.mark.once
 
 Q = "/v1/queues/q"
+QUERIES = {
+    "/queue": ["name=q"], "/dead": ["queue=q"], "/task": ["queue=q&id={id}"],
+    f"{Q}/tasks": ["", *(f"state={one}" for one in ("waiting", "delayed", "leased", "completed", "dead", "cancelled"))],
+    "/group/q": ["owned=no", "owned=yes"], f"{Q}/results": ["", "failed=true"], f"{Q}/wait": ["timeout_s=0"],
+    f"{Q}/peek": ["n=99"],
+}  # fmt: skip
+"""What routes are asked for beside their paths."""
+ENDLESS = f"{Q}/events"
+"""It tells the status of the queue until the client goes."""
 
 
-def text_of(client: TestClient, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == 200
-    return answer.text
+def readers(task: LeasedTask, has_ended: bool) -> Iterator[str]:
+    """Yield all that can be asked of a gateway and changes nothing: each route, filled in with a queue and a task."""
+    paths: set[str] = set()
+    for route in application._routes():
+        assert isinstance(route, Route)
+        if "GET" in (route.methods or ()):
+            paths.add(route.path)
+    assert {f"/v1{one.path}" for one in OPERATIONS if one.method == "GET"} < paths
+    for path in sorted(paths):
+        path = path.replace("{queue}", "q").replace("{task}", task.id).replace("{name:path}", "q")
+        path = path.replace("{ids:path}", "1")
+        assert "{" not in path
+        if path != ENDLESS and (has_ended or not path.endswith("/events")):  # those of a task end with it
+            yield from (f"{path}?{query}".replace("{id}", task.id) for query in QUERIES.get(path, [""]))
 
 
-@pytest.mark.parametrize("way", ["at work", "ended", "singly", "replaced"])
-def test_no_answer_and_no_page_shows_a_payload_that_is_not_kept(
-    client: TestClient, open_gateway: Open, group: Group, way: str
-) -> None:
-    """A page shows what it saw last, until it is loaded anew: so another gateway is asked for the pages."""
+def showing(client: TestClient, task: LeasedTask, has_ended: bool = True) -> set[str]:
+    """Return the readers that show a payload."""
+    found = set()
+    for path in readers(task, has_ended):  # /group/q comes first: it numbers the task
+        answer = client.get(path)
+        assert answer.status_code in (200, 303, 404), path
+        if "secret" in answer.text:
+            found.add(path)
+    return found
+
+
+def inserted(group: Group, way: str) -> LeasedTask:
+    """Return a leased task with the payload "secret"."""
     queue = group["q"]
     match way:
         case "at work":
@@ -36,19 +67,54 @@ def test_no_answer_and_no_page_shows_a_payload_that_is_not_kept(
             queue.insert("first")
             with group.update() as update:
                 update.replace(next(queue.tasks()), "secret, in its place")
-    [task] = queue.lease(1)
+    return queue.lease(1)[0]
+
+
+WAYS = ["at work", "ended", "singly", "replaced"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_setting_that_is_made_smaller_hides_from_every_reader_at_once(
+    client: TestClient, group: Group, way: str
+) -> None:
+    """Each has shown the payload just before."""
+    task = inserted(group, way)
     task.complete("a result")
-    answers = [
-        f"{Q}/tasks/{task.id}", f"{Q}/tasks/{task.id}/history", f"{Q}/tasks/{task.id}/events", f"{Q}/results",
-        f"{Q}/tasks?state=completed",
-    ]  # fmt: skip
-    pages = [f"/task?queue=q&id={task.id}", "/queue?name=q", "/"]
-    assert {path for path in [*answers, *pages] if "secret" in text_of(client, path)} >= {
-        answers[0],
-        *answers[3:],
-        pages[0],
-    }
-    queue.change_settings(keep_payloads=0)
-    assert [path for path in answers if "secret" in text_of(client, path)] == []
-    assert [path for path in [*answers, *pages] if "secret" in text_of(open_gateway(group.path), path)] == []
-    assert "a result" in text_of(client, f"{Q}/results")
+    assert showing(client, task) >= {
+        f"{Q}/tasks/{task.id}?", f"{Q}/results?", f"{Q}/tasks?state=completed", f"/task?queue=q&id={task.id}",
+    }  # fmt: skip
+    group["q"].change_settings(keep_payloads=0)
+    assert showing(client, task) == set()
+    assert "a result" in client.get(f"{Q}/results").text
+
+
+ENDS: dict[str, Callable[[LeasedTask], object]] = {
+    "complete": LeasedTask.complete,
+    "cancel": lambda task: (task.release(), task.queue.cancel(task.id)),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_end_of_a_task_hides_it_from_every_reader_at_once(
+    client: TestClient, group: Group, way: str, end: str
+) -> None:
+    task = inserted(group, way)
+    group["q"].change_settings(keep_payloads=0)
+    assert showing(client, task, has_ended=False) >= {
+        f"{Q}/tasks/{task.id}?", f"{Q}/tasks?", f"{Q}/tasks?state=leased", f"/task?queue=q&id={task.id}",
+        "/queue?name=q", "/group/q?owned=yes",
+    }  # fmt: skip
+    ENDS[end](task)
+    assert showing(client, task) == set()
+
+
+def test_a_dead_letter_that_is_retried_and_completed_is_hidden_at_once(client: TestClient, group: Group) -> None:
+    task = inserted(group, "singly")
+    group["q"].change_settings(keep_payloads=0)
+    task.bury("no")
+    assert showing(client, task) >= {f"{Q}/dead?", f"{Q}/tasks?state=dead", "/dead?queue=q", f"{Q}/results?failed=true"}
+    group["q"].retry_dead()
+    for again in group["q"].lease(9):
+        again.complete()
+    assert showing(client, task) == set()
