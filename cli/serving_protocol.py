@@ -15,19 +15,12 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from fsqueue.service import faults
-from fsqueue.service.marking import marked
+from fsqueue.service.application import last_answer
 
-
-def _last(answer: Response) -> Response:
-    """Return an answer of the server's own, after which the connection ends."""
-    answer.headers["connection"] = "close"
-    return marked(answer)
-
-
-_NO_PLACE = _last(
+_NO_PLACE = last_answer(
     faults.answer_to(faults.Overloaded("The gateway has too many connections at once. Nothing was done: come again."))
 )
-_NO_REQUEST = _last(faults.refusal(400, "BadRequest", "The gateway cannot read this request. Nothing was done."))
+_NO_REQUEST = last_answer(faults.refusal(400, "BadRequest", "The gateway cannot read this request. Nothing was done."))
 
 HEAD_BYTES_MAX = 64 << 10
 """Maximum length of the head of a request. Also of the rest of a chunked body, and of a chunk's first line."""

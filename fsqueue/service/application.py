@@ -28,7 +28,7 @@ from fsqueue.service import asking, faults, figures, login, page, taskstore_call
 from fsqueue.service.gate import Gate, Tokens
 from fsqueue.service.lessees import Lessees
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.marking import Marking
+from fsqueue.service.marking import Marking, marked
 from fsqueue.service.patience import Patience
 from fsqueue.service.served import Served
 from fsqueue.service.streaming import ClientHasGone
@@ -113,6 +113,12 @@ def application(
     app.state.pages = page.Pages(made.served, made.threads, calls.has_clients)
     guarded = Patience(Gate(app, made.tokens, hosts, read_only, root_path), made.limits)
     return Marking(ServerErrorMiddleware(guarded, faults.on_bug))  # it also answers for bugs of the two themselves
+
+
+def last_answer(answer: Response) -> Response:
+    """Return an answer that the server gives without the application, and after which it ends the connection."""
+    answer.headers["connection"] = "close"
+    return marked(answer)
 
 
 def _routes() -> list[BaseRoute]:
