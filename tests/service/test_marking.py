@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from typing import Any
 
@@ -45,7 +45,8 @@ class Asker:
     def raw(self, request: bytes) -> HTTPResponse:
         """Send bytes, and return the answer."""
         connection = self.connect()
-        connection.sendall(request)
+        with suppress(BrokenPipeError):  # a server without a place for it may have answered and closed already
+            connection.sendall(request)
         answer = HTTPResponse(connection)
         answer.begin()
         return answer
