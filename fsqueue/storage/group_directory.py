@@ -181,9 +181,10 @@ class GroupDirectory:
     def directories(self) -> list[QueueDirectory]:
         """Return the names that queues can have, unordered, by one listing. A hint: nothing in them is read.
 
-        What is no directory is among them: it may stand in the place of a queue with tasks. `hidden` tells.
+        Links are among them, and what is neither a directory nor a file: tasks may be behind it, and `hidden` tells.
+        A file is not: no tasks are behind it, and the output of a job, for example, is no queue.
         """
-        named = (names.listed_queue_directory(name) for name, _ in self.fs.entries(self.path))
+        named = (names.listed_queue_directory(name) for name, kind in self.fs.entries(self.path) if kind != "file")
         return [directory for directory in named if directory is not None]
 
     def is_there(self, directory: QueueDirectory) -> bool:

@@ -277,6 +277,11 @@ def test_the_token_is_that_of_the_environment(group: Group, serve: Serve, monkey
     worker = group["q"].history(task.id)[-1].worker
     assert worker is not None
     assert worker["slurm_job"] == "4711"
+    for other in ("secret\u20ac", "secret\n"):
+        monkeypatch.setenv("FSQUEUE_SERVE_TOKEN", other)
+        with pytest.raises(fsqueue.InvalidArgument, match=r"^FSQUEUE_SERVE_TOKEN must be text") as no:
+            fsqueue.connect(address)
+        assert "secret" not in str(no.value)
 
 
 def test_a_gateway_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
