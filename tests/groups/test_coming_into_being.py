@@ -301,9 +301,10 @@ def test_what_is_in_the_way_is_left_alone(group: Group, tmp_path: Path) -> None:
     assert not (path / "nowhere").exists()
     assert Queue(tmp_path / "outside").status().inserted == 0
     assert group["other"].status().inserted == 1
-    assert [queue.name for queue in group.queues()] == sorted(["other", *hidden])
+    listed = tuple(name for name in hidden if name != "file")
+    assert [queue.name for queue in group.queues()] == sorted(["other", *listed])
     assert group.status().queues == {"other": fsqueue.Status(waiting=1)}
-    assert group.status().lost == hidden
+    assert group.status().lost == listed
     assert [task.payload for task in group.lease(5)] == [1]
 
 
