@@ -10,7 +10,7 @@ from fsqueue.arguments import worker_of
 from fsqueue.client.addresses import address_of
 from fsqueue.client.remote_group import RemoteGroup
 from fsqueue.client.remote_queue import RemoteQueue
-from fsqueue.client.wire import TOKEN_VARIABLE, NoGateway, Wire, not_a_gateway
+from fsqueue.client.wire import NoGateway, Wire, check_token, not_a_gateway
 from fsqueue.clock import duration_ms
 from fsqueue.errors import InvalidArgument
 
@@ -43,9 +43,8 @@ def connect(
     worker_of(worker)
     duration_ms(timeout_s, "timeout_s", TIMEOUT_S[0])
     duration_ms(patience_s, "patience_s")
-    source, shown = ("token", token) if token is not None else (TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE))
-    if shown is not None and (type(shown) is not str or not shown.isascii() or not shown.isprintable()):
-        raise InvalidArgument(f"{source} must be text of printable ASCII characters.")
+    if token is not None:
+        check_token("token", token)
     holder = _this_process(worker)
     wire = Wire(address_of(url), token, min(timeout_s, TIMEOUT_S[1]), patience_s)
     wire, about = _found(wire)

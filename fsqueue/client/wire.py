@@ -64,6 +64,8 @@ class Wire:
     def __init__(self, address: GatewayAddress, token: str | None, timeout_s: float, patience_s: float) -> None:
         self.address, self.timeout_s, self.patience_s = address, timeout_s, patience_s
         self._token = token if token is not None else os.environ.get(TOKEN_VARIABLE)
+        if self._token is not None:
+            check_token(TOKEN_VARIABLE, self._token)
         self._kept = _Kept()
         forks.register(self, Wire.drop)
 
@@ -204,6 +206,12 @@ class Wire:
         said = {name: str(value).lower() if type(value) is bool else value for name, value in (query or {}).items()
                 if value is not None}  # fmt: skip
         return f"{self.address.prefix}/v1{path}" + (f"?{urlencode(said)}" if said else "")
+
+
+def check_token(name: str, token: object) -> None:
+    """Raise InvalidArgument, without the token, if no header can hold it."""
+    if type(token) is not str or not token.isascii() or not token.isprintable():
+        raise InvalidArgument(f"{name} must be text of printable ASCII characters.")
 
 
 class OverWire(ABC):
