@@ -12,7 +12,6 @@ from fsqueue.client.remote_group import RemoteGroup
 from fsqueue.client.remote_queue import RemoteQueue
 from fsqueue.client.wire import NoGateway, Wire, check_token, not_a_gateway
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument
 
 ABOUT_BYTES_MAX = 64 << 10
 """Maximum number of bytes that are read of the first answer, which shows whether a gateway is there."""
