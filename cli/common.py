@@ -169,10 +169,17 @@ def not_there(queue: object, typed: str) -> str | None:
 
     It is no error: a queue comes into being when the first task is inserted. `typed`: what the user has named it by.
     """
-    if not isinstance(queue, fsqueue.GroupQueue | fsqueue.RemoteQueue) or queue.exists():
+    if isinstance(queue, fsqueue.GroupQueue):
+        if queue.exists():
+            return None
+        there = queues_there(cast(fsqueue.Group, queue.group))
+    # For what lies on a filesystem the client is not imported.
+    elif isinstance(queue, fsqueue.Queue | fsqueue.GroupQueues) or not isinstance(queue, fsqueue.RemoteQueue):
         return None
-    of = queue.group if isinstance(queue, fsqueue.GroupQueue) else fsqueue.connect(f"{queue.gateway}/")
-    there = queues_there(cast(fsqueue.Group | fsqueue.RemoteGroup, of))
+    else:
+        if queue.exists():
+            return None
+        there = queues_there(cast(fsqueue.RemoteGroup, fsqueue.connect(f"{queue.gateway}/")))
     return f"hint: {typed} names no queue that is there. {there} It counts as drained until a task is inserted into it."
 
 

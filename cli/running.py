@@ -547,7 +547,7 @@ def _summarise(
 
 def _where_to_look(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> str:
     """Return where dead letters are, and the command that tells more. `dead list` takes the path of one queue."""
-    if isinstance(source, fsqueue.RemoteQueue):
+    if not isinstance(source, fsqueue.Queue | fsqueue.GroupQueues):
         return "queue. To see why, type 'fsqueue dead list' on a host that has mounted the filesystem"
     path = quoted(path_of(source))
     if isinstance(source, fsqueue.GroupQueues):
