@@ -571,6 +571,7 @@ OTHERS = {
     "cli/slurm.py": "no error of an insert",
     "fsqueue/administration.py": "no error of an insert",
     "fsqueue/arguments.py": "an argument that is refused first",
+    "fsqueue/service/streaming.py": "lines of a gateway's client: tests/service/test_bodies.py",
     "fsqueue/spark/options.py": "an option that is refused first",
     "fsqueue/storage/group_directory.py": "the queue of a group could not be begun: tests/groups",
     "fsqueue/storage/queue_changes.py": "the queue is gone",

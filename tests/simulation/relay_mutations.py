@@ -72,7 +72,7 @@ MUTATIONS = [
         (
             (
                 "Several._take",
-                "bound = min((rank for _, rank in ranks if rank > best), default=LAST)",
+                "bound = min((rank for rank in promised.values() if rank > best), default=LAST)",
                 "bound = LAST",
             ),
         ),
@@ -84,7 +84,7 @@ MUTATIONS = [
         (
             (
                 "Several.look",
-                "return list({(id(task.queue), task.batch, task.index): task for task in held}.values())",
+                "return latest(held)",
                 "return held",
             ),
         ),

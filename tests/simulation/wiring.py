@@ -31,7 +31,7 @@ from fsqueue.format.layout import read_queue_state
 from fsqueue.groups import drained
 from fsqueue.groups import leasing as group_leasing
 from fsqueue.groups import queue as group_queue
-from fsqueue.storage import group_directory, nested, open_logs, queue_file, store
+from fsqueue.storage import absence, group_directory, nested, open_logs, queue_file, store
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -365,6 +365,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (store, "mount_of", _mount),
     (store, "Filesystem", _filesystem),
     (nested, "Filesystem", _filesystem),
+    (absence, "Filesystem", _filesystem),
     (group_directory, "Filesystem", _filesystem),
     (group_directory, "mount_of", _mount),
     *((module, "Clock", lambda: me().clock) for module in (group_directory, group_queue, drained, group_leasing)),
