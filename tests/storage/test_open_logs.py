@@ -312,7 +312,8 @@ def test_a_queues_own_file_is_closed_if_it_has_no_log_open(queue_factory: QueueF
     assert queue.status().waiting == 1
 
 
-def test_a_worker_of_a_group_with_many_queues_needs_no_more_than_256_descriptors(tmp_path: Path) -> None:
+def test_a_worker_of_a_group_with_many_queues_does_all_with_256_descriptors(tmp_path: Path) -> None:
+    """A task may have to wait until others are told: then the worker says so, and tries again."""
     group = Group.create(tmp_path / "group", shards=1, durability="none")
     for number in range(100):
         group[f"q{number}"].insert_many(range(3), batch_tasks=1)
@@ -322,5 +323,5 @@ def test_a_worker_of_a_group_with_many_queues_needs_no_more_than_256_descriptors
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, "Too many" in done.stderr) == (0, False), done.stderr
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["completed"] == 300
