@@ -322,7 +322,23 @@ def said(error: BaseException) -> str:
     try:
         return in_unicode(f"{name}: {error}")
     except Exception as another:
+        if is_from_signal_handler(another):
+            raise
         return in_unicode(f"{name}: (its text could not be had: {type(another).__name__})")
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler has raised an exception: it got the frame that it interrupted as an argument.
+
+    The handler may have been replaced since, or have replaced itself. So its arguments tell, not `signal.getsignal`.
+    """
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        interrupted, at = at.tb_frame, at.tb_next
+        for given in at.tb_frame.f_locals.values():
+            if given is interrupted or (type(given) is tuple and any(one is interrupted for one in given)):
+                return True
+    return False
 
 
 def in_unicode(text: str) -> str:
@@ -343,6 +359,8 @@ def text_of(thing: object) -> str:
     try:
         return in_unicode(str(thing))
     except Exception as error:
+        if is_from_signal_handler(error):
+            raise
         return f"(a {type(thing).__name__}; its text could not be had: {type(error).__name__})"
 
 

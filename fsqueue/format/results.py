@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from fsqueue.errors import InvalidTask, said
+from fsqueue.errors import InvalidTask, is_from_signal_handler, said
 from fsqueue.format import nesting, user_json
 from fsqueue.format.task_file import encode_json, too_deep
 
@@ -32,13 +32,15 @@ _PLACE_CHARS = 200
 def encode_result(value: Any, bytes_max: int | None = RESULT_BYTES_MAX) -> bytes:
     """Return a result as JSON. InvalidTask says why it cannot be kept, and names the value in it that is to blame.
 
-    `bytes_max`: None for any size. Only a MemoryError is raised besides.
+    `bytes_max`: None for any size. Only a MemoryError is raised besides, and what a signal handler raises.
     """
     try:
         data = _encode(value, math.inf if bytes_max is None else bytes_max)
     except (InvalidTask, MemoryError):
         raise
     except Exception as error:  # of a user's class; or a thread of the user changes the value meanwhile
+        if is_from_signal_handler(error):
+            raise
         raise InvalidTask(f"The result cannot be written as JSON: {said(error)}. {_INSTEAD}.") from error
     if bytes_max is not None and len(data) > bytes_max:
         raise InvalidTask(f"The result takes {len(data):,} bytes; {bytes_max:,} are kept with a task. {_INSTEAD}.")

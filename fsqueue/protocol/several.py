@@ -95,6 +95,11 @@ class Several:
         """Until when the others need not be asked (monotonic clock)."""
         self._errors: dict[Watch, FsqueueError] = {}
         """Of the watches that failed during this look."""
+        self._tried: dict[Watch, Rank] = {}
+        """Of those that gave nothing the last time in this look: within which bound.
+
+        They have a say if they promise more.
+        """
 
     @property
     def is_deaf(self) -> bool:
@@ -132,11 +137,10 @@ class Several:
         bound, and knows better from then on. It is compared with the others again, and none of them gives a task that
         is less urgent meanwhile.
         """
-        tried: dict[Watch, Rank] = {}
-        """Of watches that gave nothing the last time: within which bound. They have a say if they promise more."""
+        self._tried.clear()
         overpromised = 0
         while len(held) < n:
-            promised = self._promises(tried)
+            promised = self._promises()
             if not promised:
                 return
             best = min(promised.values())
@@ -157,7 +161,7 @@ class Several:
                 if got:
                     held += got
                     overpromised = 0
-                    tried.pop(watch, None)
+                    self._tried.pop(watch, None)
                     self._put_last(watch)
                     if watch.store.queue_state.is_ordered:
                         self._unknown[watch] = None
@@ -165,13 +169,10 @@ class Several:
                         promised[watch] = best
                 elif not watch.is_gone:
                     overpromised += 1
-                    tried[watch] = bound
+                    self._tried[watch] = bound
 
-    def _promises(self, tried: dict[Watch, Rank]) -> dict[Watch, Rank]:
-        """Return `_promised`. Ask all queues if that is due, or if none of those that had something has it any more.
-
-        `tried`: such a one counts only if it promises more than within that bound.
-        """
+    def _promises(self) -> dict[Watch, Rank]:
+        """Return `_promised`. Ask all queues if that is due, or if none of those that had something has it any more."""
         if not self._watches:
             return {}
         clock = self._watches[0].store.clock
@@ -180,11 +181,11 @@ class Several:
             self._ask_unknown()
         if begin >= self._believed_until or not self._promised:
             self._forget()
-            self._unknown = {watch: None for watch in self._watches if watch not in tried}
+            self._unknown = {watch: None for watch in self._watches if watch not in self._tried}
             self._ask_unknown()
             end = clock.monotonic()
             self._believed_until = end + min((end - begin) / ASKING_SHARE, BELIEVED_S)
-        for watch, bound in tried.items():
+        for watch, bound in list(self._tried.items()):
             rank = self._ask(watch, partial(watch.promise, is_anew=False), None)
             if rank is not None and rank > bound:
                 self._promised[watch] = rank
@@ -210,10 +211,10 @@ class Several:
         except FsqueueError as error:
             watch.is_gone = isinstance(error, QueueNotFound)
             if watch.is_gone and watch.may_go:
-                self._watches.remove(watch)
+                self._leave_out(watch)
                 return otherwise
             if watch.is_gone and self._skips_gone and self._watches != [watch]:
-                self._watches.remove(watch)
+                self._leave_out(watch)
             else:
                 self._errors[watch] = error
             # Not each time: of a filesystem that has become read-only, or is full, looks succeed between two failures.
@@ -224,6 +225,12 @@ class Several:
             return otherwise
         watch.is_failing = False
         return found
+
+    def _leave_out(self, watch: Watch) -> None:
+        """Ask this one no more: its queue is gone."""
+        self._watches.remove(watch)
+        for about in (self._promised, self._unknown, self._tried):
+            about.pop(watch, None)
 
     def _put_last(self, watch: Watch) -> None:
         watch.warned_of = None

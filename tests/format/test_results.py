@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import datetime
 import enum
+import os
+import signal
 import uuid
 from collections import Counter, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,6 +20,7 @@ import orjson
 import pytest
 
 from fsqueue import InvalidResult, InvalidTask, Queue
+from fsqueue.errors import said, text_of
 from fsqueue.format.nesting import NESTING_MAX
 from fsqueue.format.results import RESULT_BYTES_MAX, decode_result, encode_result
 
@@ -158,3 +164,70 @@ def test_a_block_that_completes_with_a_bad_result_is_not_repeated(queue: Queue) 
         task.complete({"model": object()})
     [letter] = queue.dead()
     assert letter.reason.startswith("its result cannot be kept, and its work is not repeated: The result['model']")
+
+
+class TimeIsUp(Exception):
+    """What a caller's alarm raises."""
+
+
+class Alarm:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+    def one(self, number: int, frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+
+def once(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise TimeIsUp
+
+
+def any_of(*given: Any) -> None:
+    once(*given[-2:])
+
+
+class Slow:
+    """Its text, and its fields, take so long that the alarm comes meanwhile."""
+
+    @property
+    def __dataclass_fields__(self) -> Any:
+        return str(self)
+
+    def __str__(self) -> str:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise ValueError("no alarm came")
+
+
+class SlowError(Exception):
+    __str__ = Slow.__str__
+
+
+@pytest.mark.parametrize(
+    "handler", [Alarm(), Alarm().one, once, partial(any_of, "more")], ids=["object", "method", "once", "variable"]
+)
+@pytest.mark.parametrize(
+    "act",
+    [lambda: encode_result({"a": Slow()}), lambda: text_of(Slow()), lambda: said(SlowError())],
+    ids=["encode_result", "text_of", "said"],
+)
+def test_what_a_signal_handler_raises_meanwhile_goes_on(handler: Callable[..., Any], act: Callable[[], Any]) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeIsUp):
+            act()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_alarm_while_a_result_is_encoded_leaves_the_task_leased(queue: Queue) -> None:
+    queue.insert("a")
+    task = queue.lease()[0]
+    before = signal.signal(signal.SIGUSR1, once)
+    try:
+        with pytest.raises(TimeIsUp):
+            task.complete(Slow())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert queue.status().leased == 1
+    task.complete("done")

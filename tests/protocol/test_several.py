@@ -124,6 +124,29 @@ def test_a_queue_that_goes_while_it_is_believed_is_left_out_and_the_others_give(
     assert asked.watches[1].is_gone
 
 
+def test_a_queue_that_goes_after_it_gave_nothing_is_asked_once_more_and_left_out(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = asked.queues
+    a.insert(Task("a", priority=0))
+    b.insert_many([Task(number, priority=number) for number in range(1, 5)])
+    a_watch, take = asked.watches[0], Watch.take
+
+    def deleted_meanwhile(watch: Watch, n: int, bound: Rank) -> list[LeasedTask]:
+        if watch is not a_watch:
+            return take(watch, min(n, 1), bound)  # a full look takes several turns
+        Queue(a.path).delete()
+        asked.clock.advance(2)
+        return []
+
+    monkeypatch.setattr(Watch, "take", deleted_meanwhile)
+    asked.several.change(asked.watches[:2])
+    got, questions = asked.look(4)
+    assert got == [1, 2, 3, 4]
+    assert questions.count("a") == 2
+    assert a_watch.is_gone
+
+
 def test_others_than_before_are_all_asked(asked: Asked) -> None:
     a, b, _ = asked.queues
     a.insert_many(["a"] * 5)
