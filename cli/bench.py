@@ -14,7 +14,7 @@ import click
 import fsqueue
 
 from .common import example, json_option
-from .options import DURATION, renamed
+from .options import DURATION
 from .printing import print_json, say
 
 PAYLOAD = {"input": "x" * 170}
@@ -59,8 +59,8 @@ class Laps:
 @click.command(epilog=example("fsqueue bench /scratch/me\nfsqueue bench /scratch/me --tasks 100000 --json"))
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--tasks", type=click.IntRange(min=1), default=10_000, help="Tasks to insert [10000].")
-@renamed("--duration", "seconds", former=["--seconds"], type=DURATION, default=3.0,
-         help="How long each of the other measurements takes at most [3].")  # fmt: skip
+@click.option("--duration", "seconds", type=DURATION, default=3.0,
+              help="How long each of the other measurements takes at most [3].")  # fmt: skip
 @click.option("--allow-unsafe", is_flag=True, help="Also on a mount that can't keep the promises.")
 @json_option
 def bench(directory: Path, tasks: int, seconds: float, allow_unsafe: bool, as_json: bool) -> None:

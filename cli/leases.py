@@ -28,7 +28,7 @@ from .common import (
     worker_option,
     yes_option,
 )
-from .options import DURATION, PRIORITY, renamed
+from .options import DURATION, PRIORITY
 from .printing import complain, print_done, print_json, say
 
 WAIT_STEP_S = (0.5, 5.0)
@@ -50,10 +50,10 @@ fsqueue lease Q --up-to 5                # only tasks of priority 5 or more urge
 @queue_argument
 @click.option("-n", "--limit", "n", metavar="N", type=click.IntRange(min=1), default=1,
               help="Lease at most N tasks [1].")  # fmt: skip
-@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
-         help="How long each lease lasts, unless renewed [the queue's].")  # fmt: skip
-@renamed("--wait", "wait_s", former=["--wait-s"], type=DURATION, default=0.0,
-         help="How long to wait for tasks if there are none.")  # fmt: skip
+@click.option("--lease", "lease_s", type=DURATION,
+              help="How long each lease lasts, unless renewed [the queue's].")  # fmt: skip
+@click.option("--wait", "wait_s", type=DURATION, default=0.0,
+              help="How long to wait for tasks if there are none.")  # fmt: skip
 @click.option("--up-to", "up_to", metavar="PRIORITY", type=PRIORITY,
               help="Only tasks with this priority or a smaller one: 5 is a number, '\"5\"' a text.")  # fmt: skip
 @click.option("--order", type=click.Choice(ORDERS), default="priority",
@@ -245,7 +245,7 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
 @click.command(epilog=example('fsqueue renew Q "$token" --lease 1h'))
 @queue_argument
 @tokens_argument
-@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION, help="How long from now [the queue's].")
+@click.option("--lease", "lease_s", type=DURATION, help="How long from now [the queue's].")
 @json_option
 def renew(queue: str, tokens: tuple[str, ...], lease_s: float | None, as_json: bool) -> None:
     """Extend the leases of the TOKENs ('-': read them from standard input). Exit code 4: a lease was lost."""
@@ -265,8 +265,8 @@ def release(queue: str, tokens: tuple[str, ...], delay_s: float, as_json: bool) 
 @click.command(epilog=example('fsqueue fail Q "$token" --reason "no such image"'))
 @queue_argument
 @tokens_argument
-@renamed("--reason", "error", former=["--error"], required=True,
-         help="What went wrong; kept, also if the task becomes a dead letter.")  # fmt: skip
+@click.option("--reason", "error", required=True,
+              help="What went wrong; kept, also if the task becomes a dead letter.")  # fmt: skip
 @click.option("--delay", "delay_s", type=DURATION, help="How long until the next attempt [the queue's backoff].")
 @json_option
 def fail(queue: str, tokens: tuple[str, ...], error: str, delay_s: float | None, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Types of options: durations, limits, priorities, conditions as `--where` takes them; and former names of options."""
+"""Types of options: durations, limits, priorities, conditions as `--where` takes them."""
 
 from __future__ import annotations
 
@@ -115,39 +115,12 @@ class PriorityType(Type[str | int]):
 PRIORITY = PriorityType()
 
 
-class Renamed(click.Option):
-    """Declare an option with former names: they are understood, but neither shown nor completed."""
-
-    def __init__(self, *arguments: Any, former: Sequence[str], **attributes: Any) -> None:
-        super().__init__(*arguments, **attributes)
-        self.former = list(former)
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Add all names to the parser."""
-        shown = self.opts
-        self.opts = names_of(self)
-        try:
-            super().add_to_parser(parser, ctx)
-        finally:
-            self.opts = shown
-
-
-def renamed(*names: str, former: Sequence[str], **attributes: Any) -> Callable[[Any], Any]:
-    """Declare an option under its present names and its former ones."""
-    return click.option(*names, cls=Renamed, former=former, **attributes)
-
-
-def names_of(option: click.Parameter) -> list[str]:
-    """Return all names of an option, with its former ones."""
-    return [*option.opts, *getattr(option, "former", ())]
-
-
 def takes_value(command: click.Command) -> dict[str, bool]:
     """Return the names of a command's options, and whether each takes a value."""
     return {
         name: isinstance(option, click.Option) and not option.is_flag
         for option in command.params
-        for name in names_of(option)
+        for name in option.opts
     }
 
 

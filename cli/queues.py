@@ -32,7 +32,7 @@ from .common import (
     refuse_lost,
     yes_option,
 )
-from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit, renamed
+from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit
 from .printing import complain, hint, print_done, print_json, quoted, say
 
 LEFT_EXIT = 1
@@ -51,21 +51,20 @@ fsqueue create --group /scratch/me/crawl --lease 5m      # its queues come into 
 @click.option("--group", "is_group", is_flag=True,
               help="Create a group of queues instead; the options are settings of its queues.")  # fmt: skip
 @click.option("--shards", type=int, help=f"Subdirectories that the task files spread over [{DEFAULTS.shards}].")
-@renamed("--max-batch-tasks", "batch_tasks_max", former=["--batch-tasks-max"], type=int, metavar="N",
-         help=f"Put no more tasks into one file [{DEFAULTS.batch_tasks_max}].")  # fmt: skip
-@renamed("--max-task-bytes", "task_bytes_max", former=["--task-bytes-max"], type=int, metavar="BYTES",
-         help=f"Largest task [{DEFAULTS.task_bytes_max >> 20} MiB].")  # fmt: skip
+@click.option("--max-batch-tasks", "batch_tasks_max", type=int, metavar="N",
+              help=f"Put no more tasks into one file [{DEFAULTS.batch_tasks_max}].")  # fmt: skip
+@click.option("--max-task-bytes", "task_bytes_max", type=int, metavar="BYTES",
+              help=f"Largest task [{DEFAULTS.task_bytes_max >> 20} MiB].")  # fmt: skip
 @click.option(
     "--max-attempts",
     type=ATTEMPTS,
     metavar="N",
     help=f"Attempts before a task becomes a dead letter, or 'none' [{DEFAULTS.max_attempts}].",
 )
-@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION, help="How long a lease holds unless renewed [10m].")
-@renamed(
+@click.option("--lease", "lease_s", type=DURATION, help="How long a lease holds unless renewed [10m].")
+@click.option(
     "--backoff",
     "backoff_s",
-    former=["--backoff-s"],
     type=(DURATION, DURATION),
     metavar="FIRST MOST",
     help="First and longest pause after failed attempts; it doubles each time [1 1h].",
@@ -329,15 +328,15 @@ fsqueue delete /scratch/me/crawl --queue 'google.com#fetch' --yes"""
 )
 @queue_argument
 @click.option("--queue", "name", metavar="NAME", help="Of the group Q: delete the queue of this name.")
-@click.option("--wait", is_flag=True, help="Stay until all its files are gone.")
+@click.option("--foreground", is_flag=True, help="Stay until all its files are gone.")
 @yes_option
 @json_option
-def delete(queue: str, name: str | None, wait: bool, yes: bool, as_json: bool) -> None:
+def delete(queue: str, name: str | None, foreground: bool, yes: bool, as_json: bool) -> None:
     """Delete the queue Q. It is gone at once; its files are removed in the background.
 
     \b
     Exit codes:
-      1    with --wait: Q is deleted, but some of its files could not be removed
+      1    with --foreground: Q is deleted, but some of its files could not be removed
     """
     group = group_at(queue, {"--queue": name})
     if group is not None and name is None:
@@ -351,27 +350,29 @@ def delete(queue: str, name: str | None, wait: bool, yes: bool, as_json: bool) -
         lost = q.status()
         confirm(f"Delete the queue {q.path} with {_inventory(lost)}?", yes)
         parent = q.path.absolute().parent
-        left = q.delete(wait=wait)
-    if not wait:
+        left = q.delete(wait=foreground)
+    if not foreground:
         _reap_in_background(parent)
-    print_done(as_json, {"deleted": path_of(q), **lost.as_dict()} | ({"left": left} if wait else {}))
+    print_done(as_json, {"deleted": path_of(q), **lost.as_dict()} | ({"left": left} if foreground else {}))
     if left:  # the log has said so
         raise click.exceptions.Exit(LEFT_EXIT)
 
 
 @click.command(
     epilog=example(
-        """fsqueue gc /scratch/me/tiles --keep-history 30d
+        """fsqueue gc /scratch/me/tiles --history-age 30d
 fsqueue gc --trash /scratch/me"""
     )
 )
 @optional_queue_argument
 @click.option("--touch", is_flag=True,
               help="Renew the times of its files, so that a scratch filesystem does not purge them.")  # fmt: skip
-@click.option("--keep-history", "history_s", type=DURATION, help="Drop history that is older; whole days, as 30d.")
 @click.option(
-    "--keep-payloads",
-    "payload_s",
+    "--history-age", "history_age_s", type=DURATION, help="Drop history that is older; whole days, as 30d [keep all]."
+)
+@click.option(
+    "--payload-age",
+    "payload_age_s",
     type=DURATION,
     help=f"Drop files of payloads that are older; whole days [{PAYLOAD_DAYS}d].",
 )
@@ -381,16 +382,14 @@ fsqueue gc --trash /scratch/me"""
     metavar="BYTES",
     help=f"Drop the oldest days' files of payloads beyond this size; today's files stay [{PAYLOAD_BYTES >> 30} GiB].",
 )
-@click.option("--history-days", type=click.IntRange(min=0), hidden=True)
 @click.option("--trash", type=click.Path(path_type=Path), metavar="DIR", help="Only remove what was deleted from DIR.")
 @json_option
 def gc(
     queue: str | None,
     touch: bool,
-    history_s: float | None,
-    payload_s: float | None,
+    history_age_s: float | None,
+    payload_age_s: float | None,
     payload_bytes: int | None,
-    history_days: int | None,
     trash: Path | None,
     as_json: bool,
 ) -> None:
@@ -403,16 +402,10 @@ def gc(
     """
     if (queue is None) == (trash is None):
         raise click.UsageError("Name either a queue or --trash DIR.")
-    if history_s is not None:
-        if history_s % DAY_S:  # a plain 30 means seconds: gc would drop all but today's history
-            raise click.UsageError("History is kept by whole days: write, for instance, --keep-history 30d.")
-        history_days = int(history_s // DAY_S)
-    if payload_s is not None and payload_s % DAY_S:
-        raise click.UsageError("Payloads are kept by whole days: write, for instance, --keep-payloads 30d.")
-    kept: dict[str, int] = {} if payload_s is None else {"payload_days": int(payload_s // DAY_S)}
+    kept = _days("history", history_age_s) | _days("payload", payload_age_s)
     kept |= {} if payload_bytes is None else {"payload_bytes": payload_bytes}
-    if queue is None and (touch or kept or history_days is not None):
-        raise click.UsageError("--touch, --keep-history, --keep-payloads and --payload-bytes need a queue.")
+    if queue is None and (touch or kept):
+        raise click.UsageError("--touch, --history-age, --payload-age and --payload-bytes need a queue.")
     lost: list[fsqueue.QueueFileLost] = []
     if queue is None:
         assert trash is not None
@@ -424,12 +417,21 @@ def gc(
         found = fsqueue.GcReport().as_dict()
         for each in each_queue(queue, lost):
             with each as q:
-                report = q.gc(touch=touch, history_days=history_days, **kept).as_dict()
+                report = q.gc(touch=touch, **kept).as_dict()
             found = {name: count + report[name] for name, count in found.items()}
     lines = [f"{path} was left alone: {why}." for path, why in stayed.items()]
     lines += _cleaned(found) if any(found.values()) else ["nothing was to be cleaned up"] if not lost else []
     print_done(as_json, found | ({"left": stayed} if queue is None else {}), *lines)
     refuse_lost(lost)
+
+
+def _days(what: str, age_s: float | None) -> dict[str, int]:
+    """Return an age of --history-age or --payload-age as `Queue.gc` takes it."""
+    if age_s is None:
+        return {}
+    if age_s % DAY_S:  # a plain 30 means seconds: gc would drop all but today's
+        raise click.UsageError(f"The {what} is kept by whole days: write, for instance, --{what}-age 30d.")
+    return {f"{what}_days": int(age_s // DAY_S)}
 
 
 GC_LINES = {

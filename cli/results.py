@@ -92,7 +92,7 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
             are = "has no row: it is" if found.missing == 1 else "have no row: they are"
             complain(
                 f"{wording.counted(found.missing, 'completed task')} of {q.path} {are} not in the history, which was "
-                "not kept (create --no-history), was removed (gc --keep-history), or is damaged ('fsqueue fsck' tells)."
+                "not kept (create --no-history), was removed (gc --history-age), or is damaged ('fsqueue fsck' tells)."
             )
 
 

@@ -31,7 +31,7 @@ from .common import (
     search_working_directory,
     worker_option,
 )
-from .options import DURATION, AfterDashes, at_argument, renamed
+from .options import DURATION, AfterDashes, at_argument
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
 
@@ -95,7 +95,6 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 @click.option(
     "-j",
     "--jobs",
-    "--processes",
     type=Processes(min=1),
     default=1,
     help="Tasks at a time, a process each. auto: one for each processor of the job or machine, or for fewer GPUs [1].",
@@ -106,8 +105,8 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 @click.option(
     "--prefetch", type=number, help="Tasks to lease at a time for each process [as many as are quickly done]."
 )
-@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION,
-         help="How long a lease lasts. The worker renews it while the task is at work [the queue's].")  # fmt: skip
+@click.option("--lease", "lease_s", type=DURATION,
+              help="How long a lease lasts. The worker renews it while the task is at work [the queue's].")  # fmt: skip
 @click.option("--on-lease-lost", type=click.Choice(["kill", "finish"]), default="kill",
               help="Kill or finish a task that another worker has taken over [kill].")  # fmt: skip
 @click.option(

@@ -20,7 +20,7 @@ from .common import (
     search_working_directory,
     yes_option,
 )
-from .options import DURATION, renamed, seconds_in
+from .options import DURATION, seconds_in
 from .printing import print_done, print_json, print_table, say, table_lines
 
 FINDINGS_EXIT = 10
@@ -107,8 +107,8 @@ fsqueue spark seed /scratch/me/tiles 'lists/*.csv' --format csv --option header=
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of Spark's reader.")
 @click.option("--commit", metavar="NAME", help="Insert under this name, once: repeating it adds nothing.")
 @click.option("--payload", metavar="COLUMN", help="The column that is the payload [the whole row].")
-@renamed("--delay", "delay_s", former=["--delay-s"], metavar="COLUMN|DURATION",
-         help="How long until a task is available; a column holds seconds.")  # fmt: skip
+@click.option("--delay", "delay_s", metavar="COLUMN|DURATION",
+              help="How long until a task is available; a column holds seconds.")  # fmt: skip
 @click.option(
     "--priority", metavar="COLUMN", help="The column of priorities, texts or whole numbers: smaller ones come first."
 )
@@ -202,10 +202,10 @@ fsqueue spark drain /scratch/me/tiles /scratch/me/out --function mymodule:proces
 @click.option("--sql", metavar="EXPRESSION", help="The result, over the columns id, attempt, payload (JSON text).")
 @click.option("--schema", metavar="DDL", help="The payload's fields: then payload is a struct.")
 @click.option("--function", metavar="MODULE:NAME", help="A function of the payload that returns the result.")
-@renamed("--lease", "lease_s", former=["--lease-s"], type=DURATION, default=3600.0,
-         help="How long a round may take [1h].")  # fmt: skip
-@renamed("--max-rounds", "rounds", former=["--rounds"], type=click.IntRange(min=1), metavar="N",
-         help="Stop after so many rounds.")  # fmt: skip
+@click.option("--lease", "lease_s", type=DURATION, default=3600.0,
+              help="How long a round may take [1h].")  # fmt: skip
+@click.option("--max-rounds", "rounds", type=click.IntRange(min=1), metavar="N",
+              help="Stop after so many rounds.")  # fmt: skip
 @spark_options
 @json_option
 def drain(
@@ -240,17 +240,18 @@ def _function(name: str) -> Callable[[Any], Any]:
     return found  # type: ignore[no-any-return]
 
 
-@spark.command(epilog=example("""fsqueue spark requeue /scratch/me/tiles --where "reason LIKE '%timed out%'" --yes"""))
+@spark.command(epilog=example("""fsqueue spark requeue /scratch/me/tiles --sql "reason LIKE '%timed out%'" --yes"""))
 @queue_argument
-@click.option("--where", required=True, metavar="CONDITION", help="SQL over id, reason, at, attempt, payload, host.")
+@click.option("--sql", required=True, metavar="EXPRESSION",
+              help="Which: a condition over the columns id, reason, at, attempt, payload, host.")  # fmt: skip
 @yes_option
 @spark_options
 @json_option
-def requeue(queue: str, where: str, yes: bool, connect: Connect, as_json: bool) -> None:
+def requeue(queue: str, sql: str, yes: bool, connect: Connect, as_json: bool) -> None:
     """Put the dead tasks of Q that match a condition back into Q, with new ids and no attempts used."""
     import fsqueue.spark as jobs
 
-    confirm(f"Put the dead tasks of {queue} back for which {where} holds?", yes)
-    retried = jobs.requeue(connect(), queue, where)
+    confirm(f"Put the dead tasks of {queue} back for which {sql} holds?", yes)
+    retried = jobs.requeue(connect(), queue, sql)
     line = f"{wording.counted(retried, 'task')} {'was' if retried == 1 else 'were'} put back"
     print_done(as_json, {"retried": retried}, line)

@@ -206,7 +206,7 @@ class Arena:
         return {
             "gc": ["gc", queue],
             "fsck": ["fsck", "--repair", queue],
-            "delete": ["delete", queue, "--yes", "--wait"],
+            "delete": ["delete", queue, "--yes", "--foreground"],
             "doctor": ["doctor", str(self.scratch if self.rounds % 2 else self.project)],
             "run": [
                 "run", queue, "--keep-output", str(self.out), "--max-runtime", f"{RUN_S:g}", "--idle-timeout", "1",

@@ -50,24 +50,25 @@ COMMANDS = (
     "insert {group}/never --task 3", "insert {group}/first --task 4",
     "run {group} --match .* --max-runtime 1 --idle-timeout 0.1 -- true",
     "create --group {group} --exist-ok", "gc {group}", "gc {group}/first", "fsck {group} --repair", "gc {group}",
-    "delete {group} --queue never --yes --wait", "delete {group}/then --yes --wait",
+    "delete {group} --queue never --yes --foreground", "delete {group}/then --yes --foreground",
     "delete {group} --queue first --yes",
 )  # fmt: skip
 IN_A_RACE = (
     "ls {group} --min 0", "update {group} --insert then=1 --insert never=2", "gc {group}", "status {group}",
     "update {group} --insert then=3", "gc {group}/then", "insert {group}/then --task 4", "results {group}/then",
-    "fsck {group} --repair", "delete {group}/then --yes --wait", "insert {group}/then --task 5", "gc {group}",
-    "update {group} --insert then=6 --insert third=7", "delete {group} --queue then --yes --wait",
+    "fsck {group} --repair", "delete {group}/then --yes --foreground", "insert {group}/then --task 5", "gc {group}",
+    "update {group} --insert then=6 --insert third=7", "delete {group} --queue then --yes --foreground",
 )  # fmt: skip
 BY_A_LINK = (
     "create --group {group}", "create --group {group} --exist-ok", "ls {group}", "ls {group}/first", "status {group}",
     "insert {group}/first --task 1", "update {group} --insert first=1 --insert then=2", "fsck {group} --repair",
-    "gc {group}", "delete {group} --queue first --yes --wait", "delete {group}/first --yes --wait",
-    "delete {group} --yes --wait", "create {group}",
+    "gc {group}", "delete {group} --queue first --yes --foreground", "delete {group}/first --yes --foreground",
+    "delete {group} --yes --foreground", "create {group}",
 )  # fmt: skip
 BESIDE_A_PLANTED_FILE = (
     "create --group {group} --exist-ok", "create --group {group}", "ls {group}", "status {group}", "gc {group}",
-    "insert {group}/first --task 1", "update {group} --insert first=1", "delete {group} --queue first --yes --wait",
+    "insert {group}/first --task 1", "update {group} --insert first=1",
+    "delete {group} --queue first --yes --foreground",
 )  # fmt: skip
 ROUNDS = 4
 """How often they are typed beside the other user, who goes on all the time."""

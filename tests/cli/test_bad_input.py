@@ -175,4 +175,4 @@ def test_stray_and_damaged_files_poison_nothing(
     assert seen >= set(range(22))
     fsqueue_cli("gc", queue.path)
     fsqueue_cli("purge", queue.path, "--yes")
-    fsqueue_cli("delete", queue.path, "--yes", "--wait")
+    fsqueue_cli("delete", queue.path, "--yes", "--foreground")

@@ -160,7 +160,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("complete",): [["Q", "TOKEN"], ["Q", "LOST"], ["Q", "-"], ["Q", "TOKEN", "--result", EVIL]],
     ("renew",): [["Q", "TOKEN"], ["Q", "LOST"]],
     ("release",): [["Q", "TOKEN"], ["Q", "LOST"]],
-    ("fail",): [["Q", "TOKEN", "--error", EVIL], ["Q", "LOST", "--error", EVIL]],
+    ("fail",): [["Q", "TOKEN", "--reason", EVIL], ["Q", "LOST", "--reason", EVIL]],
     ("bury",): [["Q", "TOKEN", "--reason", EVIL], ["Q", "LOST", "--reason", EVIL]],
     ("release-all",): [["Q"], ["Q", "--yes", "--host", EVIL], ["Q", "--yes", "--worker", EVIL], ["Q", "--yes"]],
     ("cancel",): [["Q", "WAITING"], ["Q", "WAITING", "--yes"], ["Q", EVIL, "--yes"]],
@@ -168,11 +168,11 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("pause",): [["Q", "--reason", EVIL], ["Q"]],
     ("resume",): [["Q"], ["Q"]],
     ("purge",): [["Q"], ["Q", "--yes"]],
-    ("delete",): [["Q"], ["Q", "--yes", "--wait"]],
-    ("gc",): [["Q"], ["Q", "--touch"], ["Q", "--history-days", "0"], ["--trash", "Q"], ["--trash", "."]],
+    ("delete",): [["Q"], ["Q", "--yes", "--foreground"]],
+    ("gc",): [["Q"], ["Q", "--touch"], ["Q", "--history-age", "0"], ["--trash", "Q"], ["--trash", "."]],
     ("doctor",): [["Q"], ["Q/new"], ["Q", "--join"]],
     ("fsck",): [["Q"], ["Q", "--repair"]],
-    ("bench",): [["Q", "--tasks", "1", "--seconds", "0.01"]],
+    ("bench",): [["Q", "--tasks", "1", "--duration", "0.01"]],
     ("simulate",): [["--pops=50", "--lag=10"], ["--lag=10", "--figures"]],
     ("completion",): [["bash"]],
     ("serve",): [["Q", "--listen", EVIL], ["FILE", "--listen", "nowhere"]],
@@ -181,7 +181,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("spark", "audit"): [["Q"]],
     ("spark", "report"): [["Q", EVIL]],
     ("spark", "drain"): [["Q", EVIL, "--sql", EVIL], ["Q", EVIL, "--function", EVIL]],
-    ("spark", "requeue"): [["Q", "--where", EVIL], ["Q", "--where", EVIL, "--yes"]],
+    ("spark", "requeue"): [["Q", "--sql", EVIL], ["Q", "--sql", EVIL, "--yes"]],
 }  # fmt: skip
 """For each command what else it is given than nonsense. Words in capitals stand for something in the queue."""
 

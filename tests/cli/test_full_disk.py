@@ -66,7 +66,7 @@ def test_every_command_on_a_full_disk(fsqueue_cli: Run, tmp_path: Path, kind: st
         said(0, "release", path, next(token))
         said(0, "complete", path, next(token))
         said(if_bytes, "complete", path, next(token), "--result", f'"{LONG}"')
-        said(if_bytes, "fail", path, next(token), "--error", LONG)
+        said(if_bytes, "fail", path, next(token), "--reason", LONG)
         said(if_bytes, "bury", path, next(token), "--reason", LONG)
         said((0, if_bytes), "release-all", path, "--yes")
         said((0, FULL), "gc", path)
@@ -86,7 +86,7 @@ def test_every_command_on_a_full_disk(fsqueue_cli: Run, tmp_path: Path, kind: st
         assert (len(ids), dead) == (17, set())
         ballast.fill()
         said((0, FULL), "purge", path, "--yes")
-        said(0, "delete", path, "--yes", "--wait")
+        said(0, "delete", path, "--yes", "--foreground")
         assert not path.exists()
 
 

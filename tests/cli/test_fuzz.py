@@ -27,7 +27,7 @@ ENDLESS = {"--forever", "--watch", "--join", "--help"}
 """They wait for what does not come, or do nothing."""
 LAST = {
     "wait": ["--timeout", "0.01"],
-    "bench": ["--tasks", "1", "--seconds", "0.01"],
+    "bench": ["--tasks", "1", "--duration", "0.01"],
     "simulate": ["--lag", "1"],
     "serve": ["--listen", "unix:missing/socket"],
 }

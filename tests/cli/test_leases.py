@@ -25,7 +25,7 @@ def leased(run: Run, queue: Queue, *options: Any) -> list[dict[str, Any]]:
 
 def test_lease_prints_tasks_and_the_others_take_their_tokens(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many([{"n": number} for number in range(5)])
-    tasks = leased(fsqueue_cli, queue, "-n", 5, "--lease-s", 300)
+    tasks = leased(fsqueue_cli, queue, "-n", 5, "--lease", 300)
     assert sorted(task["payload"]["n"] for task in tasks) == [0, 1, 2, 3, 4]
     assert all(task["token"].startswith(task["id"] + "@") and task["attempt"] == 1 for task in tasks)
     moves = [queue.history(task["id"])[-1] for task in tasks]
@@ -34,7 +34,7 @@ def test_lease_prints_tasks_and_the_others_take_their_tokens(fsqueue_cli: Run, q
     one, two, three, four, five = (task["token"] for task in tasks)
     assert fsqueue_cli("complete", queue.path, one, two).output == ""
     fsqueue_cli("release", queue.path, three, "--delay", "3600")
-    fsqueue_cli("fail", queue.path, four, "--error", "no luck", "--delay", "3600")
+    fsqueue_cli("fail", queue.path, four, "--reason", "no luck", "--delay", "3600")
     fsqueue_cli("bury", queue.path, five, "--reason", "hopeless")
     assert queue.status().as_dict() == {
         "inserted": 5, "waiting": 0, "delayed": 2, "leased": 0, "completed": 2, "dead": 1
@@ -79,12 +79,12 @@ def test_it_waits_as_long_as_it_was_told(fsqueue_cli: Run, queue: Queue, monkeyp
 
     monkeypatch.setattr(Queue, "lease", lease)
     monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=clock.monotonic))
-    fsqueue_cli("lease", queue.path, "--wait-s", "20.3", code=3)
+    fsqueue_cli("lease", queue.path, "--wait", "20.3", code=3)
     assert sum(waited) == pytest.approx(20.3)
 
 
 @pytest.mark.parametrize(
-    "verb", [["complete"], ["renew"], ["release"], ["fail", "--error", "x"], ["bury", "--reason", "x"]]
+    "verb", [["complete"], ["renew"], ["release"], ["fail", "--reason", "x"], ["bury", "--reason", "x"]]
 )
 def test_a_lost_lease_exits_with_4_and_the_others_are_dealt_with(
     fsqueue_cli: Run, queue: Queue, verb: list[str]
@@ -118,8 +118,8 @@ def test_a_finished_task_exits_with_4_unless_it_is_completed_again(fsqueue_cli: 
 
 def test_renewing_extends(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert(1)
-    task = leased(fsqueue_cli, queue, "--lease-s", 60)[0]
-    fsqueue_cli("renew", queue.path, task["token"], "--lease-s", "5000")
+    task = leased(fsqueue_cli, queue, "--lease", 60)[0]
+    fsqueue_cli("renew", queue.path, task["token"], "--lease", "5000")
     renewed = queue.task(task["id"]).lease_until
     assert renewed is not None
     assert renewed - task["lease_until"] > 4000
@@ -138,8 +138,8 @@ def test_a_result_is_kept(fsqueue_cli: Run, queue: Queue) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [["-n", "0"], ["-n", "-1"], ["-n", "1.5"], ["--lease-s", "-1"], ["--lease-s", "0"], ["--lease-s", "nan"],
-     ["--lease-s", "1e300"], ["--wait-s", "inf"], ["--wait-s", "soon"]],
+    [["-n", "0"], ["-n", "-1"], ["-n", "1.5"], ["--lease", "-1"], ["--lease", "0"], ["--lease", "nan"],
+     ["--lease", "1e300"], ["--wait", "inf"], ["--wait", "soon"]],
 )  # fmt: skip
 def test_bad_numbers_are_usage_errors(fsqueue_cli: Run, queue: Queue, options: list[str]) -> None:
     queue.insert(1)
@@ -199,7 +199,7 @@ def test_a_task_whose_line_cannot_be_written_is_put_back(spawn: Spawn, queue: Qu
 
 @pytest.mark.once
 def test_a_waiting_lease_can_be_interrupted(spawn: Spawn, queue: Queue) -> None:
-    process = spawn("lease", queue.path, "--wait-s", 300)
+    process = spawn("lease", queue.path, "--wait", 300)
     until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_S)
@@ -208,7 +208,7 @@ def test_a_waiting_lease_can_be_interrupted(spawn: Spawn, queue: Queue) -> None:
 
 @pytest.mark.once
 def test_a_waiting_lease_gets_what_comes(spawn: Spawn, queue: Queue) -> None:
-    process = spawn("lease", queue.path, "--wait-s", 60)
+    process = spawn("lease", queue.path, "--wait", 60)
     until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
     queue.insert("here")
     out, err = process.communicate(timeout=PATIENCE_S)

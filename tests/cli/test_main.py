@@ -185,7 +185,7 @@ CHANGES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("resume", "Q", "--json"): ('"changed":',),
     ("create", "Q2"): ("made the queue ",),
     ("purge", "Q", "--yes", "--json"): ('{"purged":',),
-    ("delete", "Q", "--yes", "--json", "--wait"): ('{"deleted":',),
+    ("delete", "Q", "--yes", "--json", "--foreground"): ('{"deleted":',),
     ("dead", "retry", "Q"): ("0",),
     ("dead", "purge", "Q", "--yes"): ("0",),
     ("retry", "Q", "--state", "completed", "--all", "--json"): ('{"retried":0',),

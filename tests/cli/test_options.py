@@ -1,4 +1,4 @@
-"""Durations and names of options: one way for all commands, and what was typed before goes on."""
+"""Durations and names of options: one way for all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import pytest
 from fsqueue_cli import habits
 from fsqueue_cli.main import COMMANDS, cli
-from fsqueue_cli.options import DURATION, Renamed, names_of, seconds_in
+from fsqueue_cli.options import DURATION, seconds_in
 
 from fsqueue import Queue, errors
 from tests.cli.conftest import Run
@@ -34,7 +34,6 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 OPTIONS = [
     (name, option) for name, command in commands() for option in command.params if isinstance(option, click.Option)
 ]
-SHOWN = [(name, option) for name, option in OPTIONS if not option.hidden]
 
 
 @pytest.mark.parametrize(
@@ -71,35 +70,23 @@ def test_every_option_that_is_a_time_is_a_duration() -> None:
 
 def test_what_means_the_same_has_the_same_name() -> None:
     named: dict[str, set[tuple[str, ...]]] = {}
-    for _, option in SHOWN:
+    for _, option in OPTIONS:
         named.setdefault(option.name or "", set()).add(tuple(option.opts))
     differently = {name: options for name, options in named.items() if len(options) > 1}
     assert differently == {}
-    flags = {flag for _, option in SHOWN for flag in option.opts}
+    flags = {flag for _, option in OPTIONS for flag in option.opts}
     assert not {flag for flag in flags if flag.endswith(("-s", "-max", "-days", "-seconds"))} - {"-s"}
-    assert {option.opts[0] for _, option in SHOWN if option.name in ("error", "reason")} == {"--reason"}
+    assert {option.opts[0] for _, option in OPTIONS if option.name in ("error", "reason")} == {"--reason"}
 
 
-def test_old_names_go_on_unseen() -> None:
-    renamed = [(name, option) for name, option in OPTIONS if isinstance(option, Renamed)]
-    assert {name for _, option in renamed for name in option.former} == {
-        "--lease-s", "--wait-s", "--backoff-s", "--delay-s", "--error", "--rounds", "--seconds", "--batch-tasks-max",
-        "--task-bytes-max",
-    }  # fmt: skip
-    by_name = dict(commands())
-    for name, option in renamed:
-        context = click.Context(by_name[name], info_name=name)
-        values = ["1"] * option.nargs
-        for flag in names_of(option):
-            taken, _, _ = by_name[name].make_parser(context).parse_args([flag, *values])
-            assert option.name in taken, (name, flag)
-        shown = by_name[name].get_help(context) + " ".join(
-            item.value for item in by_name[name].shell_complete(context, "--")
-        )
-        assert not [flag for flag in option.former if re.search(rf"{flag}\b", shown)], name
+def test_every_option_has_one_long_name_and_is_shown() -> None:
+    """A second name for one meaning must be looked up, and a hidden one cannot be."""
+    doubled = {name: option.opts for name, option in OPTIONS if sum(flag.startswith("--") for flag in option.opts) > 1}
+    assert doubled == {}
+    assert [(name, option.opts) for name, option in OPTIONS if option.hidden] == []
 
 
-def test_durations_and_old_names_as_they_are_typed(fsqueue_cli: Run, tmp_path: Path) -> None:
+def test_durations_as_they_are_typed(fsqueue_cli: Run, tmp_path: Path) -> None:
     path = tmp_path / "q"
     fsqueue_cli("create", path, "--lease", "1:00:00", "--backoff", "500ms", "1h30m", "--max-task-bytes", 5000)
     settings = Queue(path).settings
@@ -119,12 +106,13 @@ def test_durations_and_old_names_as_they_are_typed(fsqueue_cli: Run, tmp_path: P
     fsqueue_cli("wait", path, "--timeout", "10ms", code=124)
 
 
-@pytest.mark.parametrize("flag", ["--lease", "--lease-s"])
-def test_slurm_hands_old_and_new_names_to_the_workers(fsqueue_cli: Run, queue: Queue, flag: str) -> None:
+def test_slurm_hands_the_options_of_run_to_the_workers(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert(1)
-    printed = fsqueue_cli("slurm", queue.path, flag, "1:00:00", "--time", "1:00:00", "--print", "--", "true").stdout
+    printed = fsqueue_cli(
+        "slurm", queue.path, "--lease", "1:00:00", "--time", "1:00:00", "--print", "--", "true"
+    ).stdout
     [sbatch, worker] = [line for line in printed.splitlines() if line.startswith(("sbatch", "exec"))]
-    assert f"{flag} 1:00:00" in worker
+    assert "--lease 1:00:00" in worker
     assert "--time 1:00:00" in sbatch
     assert "--lease" not in sbatch
 
@@ -133,12 +121,11 @@ def test_history_is_kept_by_days(fsqueue_cli: Run, queue: Queue) -> None:
     """A plain 30 would be half a minute, and all but the history of today would be gone."""
     for some in ("30", "1h", "1d1s"):
         assert (
-            "by whole days: write, for instance, --keep-history 30d"
-            in fsqueue_cli("gc", queue.path, "--keep-history", some, code=2).stderr
+            "by whole days: write, for instance, --history-age 30d"
+            in fsqueue_cli("gc", queue.path, "--history-age", some, code=2).stderr
         )
-    fsqueue_cli("gc", queue.path, "--keep-history", "30d")
-    fsqueue_cli("gc", queue.path, "--keep-history", "0")
-    assert "history-days" not in fsqueue_cli("gc", "--help").stdout
+    fsqueue_cli("gc", queue.path, "--history-age", "30d")
+    fsqueue_cli("gc", queue.path, "--history-age", "0")
 
 
 def test_the_help_tells_all_exit_codes_and_what_a_duration_is(fsqueue_cli: Run) -> None:
@@ -211,7 +198,7 @@ def test_what_is_advised_for_a_habit_exists() -> None:
     known = dict(commands())
     assert not habits.COMMANDS.keys() & COMMANDS.keys()
     for name, advised in habits.OPTIONS.items():
-        taken = {form for option in known[name].params for form in names_of(option)}
+        taken = {form for option in known[name].params for form in option.opts}
         assert not advised.keys() & taken
     for name, option, value in habits.VALUES:
         [found] = [one for one in known[name].params if option in one.opts]

@@ -28,8 +28,8 @@ from tests.waiting import PATIENCE_S, until
 def test_create_with_settings(fsqueue_cli: Run, tmp_path: Path) -> None:
     path = tmp_path / "q"
     fsqueue_cli(
-        "create", path, "--shards", 4, "--batch-tasks-max", 10, "--task-bytes-max", 5000, "--max-attempts", "none",
-        "--lease-s", 30.5, "--backoff-s", 0.5, 10, "--durability", "strict", "--no-history",
+        "create", path, "--shards", 4, "--max-batch-tasks", 10, "--max-task-bytes", 5000, "--max-attempts", "none",
+        "--lease", 30.5, "--backoff", 0.5, 10, "--durability", "strict", "--no-history",
     )  # fmt: skip
     settings = Queue(path).settings
     assert (settings.shards, settings.batch_tasks_max, settings.task_bytes_max) == (4, 10, 5000)
@@ -54,10 +54,10 @@ def test_create_twice(fsqueue_cli: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [["--shards", "0"], ["--shards", "x"], ["--batch-tasks-max", "0"], ["--batch-tasks-max", "-5"],
-     ["--task-bytes-max", "0"], ["--max-attempts", "0"], ["--max-attempts", "1.5"],
-     ["--lease-s", "0"], ["--lease-s", "-1"], ["--lease-s", "inf"],
-     ["--backoff-s", "10", "1"], ["--durability", "some"], ["--backoff-s", "1"], ["--shards", "9" * 5000]],
+    [["--shards", "0"], ["--shards", "x"], ["--max-batch-tasks", "0"], ["--max-batch-tasks", "-5"],
+     ["--max-task-bytes", "0"], ["--max-attempts", "0"], ["--max-attempts", "1.5"],
+     ["--lease", "0"], ["--lease", "-1"], ["--lease", "inf"],
+     ["--backoff", "10", "1"], ["--durability", "some"], ["--backoff", "1"], ["--shards", "9" * 5000]],
 )  # fmt: skip
 def test_bad_settings_are_usage_errors_and_make_nothing(fsqueue_cli: Run, tmp_path: Path, options: list[str]) -> None:
     fsqueue_cli("create", tmp_path / "q", *options, code=2)
@@ -81,7 +81,7 @@ def test_delete_returns_and_the_files_go_in_the_background(fsqueue_cli: Run, que
 
 def test_delete_and_wait(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many(range(100), batch_tasks=1)
-    fsqueue_cli("delete", queue.path, "--wait", "--yes")
+    fsqueue_cli("delete", queue.path, "--foreground", "--yes")
     assert not queue.path.exists()
     assert list(queue.path.parent.iterdir()) == []
 
@@ -106,7 +106,7 @@ def wait_until_empty(trash: Path) -> None:
 
 def test_gc(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many(range(10))
-    report = json.loads(fsqueue_cli("gc", queue.path, "--touch", "--history-days", "30", "--json").stdout)
+    report = json.loads(fsqueue_cli("gc", queue.path, "--touch", "--history-age", "30d", "--json").stdout)
     assert report["touched"] >= 1
     assert re.fullmatch(r"touched +\d+ files\n", fsqueue_cli("gc", queue.path, "--touch").stdout)
     assert fsqueue_cli("gc", queue.path).stdout == "nothing was to be cleaned up\n"
@@ -185,13 +185,13 @@ def test_zero_is_a_limit_and_not_a_missing_one(
         return gc(self, **options)
 
     monkeypatch.setattr(Queue, "gc", noted)
-    fsqueue_cli("gc", queue.path, "--keep-history", "0", "--keep-payloads", "0", "--payload-bytes", "0")
-    fsqueue_cli("gc", queue.path, "--keep-payloads", "7d", "--payload-bytes", "5")
+    fsqueue_cli("gc", queue.path, "--history-age", "0", "--payload-age", "0", "--payload-bytes", "0")
+    fsqueue_cli("gc", queue.path, "--payload-age", "7d", "--payload-bytes", "5")
     fsqueue_cli("gc", queue.path)
     assert given == [
         {"touch": False, "history_days": 0, "payload_days": 0, "payload_bytes": 0},
-        {"touch": False, "history_days": None, "payload_days": 7, "payload_bytes": 5},
-        {"touch": False, "history_days": None},
+        {"touch": False, "payload_days": 7, "payload_bytes": 5},
+        {"touch": False},
     ]
     for word, kept in (("0", 0), ("7", 7), ("all", None)):
         fsqueue_cli("create", tmp_path / word, "--keep-payloads", word)
@@ -201,10 +201,9 @@ def test_zero_is_a_limit_and_not_a_missing_one(
 def test_gc_needs_one_thing_to_clean(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
     fsqueue_cli("gc", code=2)
     fsqueue_cli("gc", queue.path, "--trash", tmp_path, code=2)
-    for option in (["--touch"], ["--keep-history", "0"], ["--keep-payloads", "0"], ["--payload-bytes", "0"]):
+    for option in (["--touch"], ["--history-age", "0"], ["--payload-age", "0"], ["--payload-bytes", "0"]):
         assert "need a queue" in fsqueue_cli("gc", "--trash", tmp_path, *option, code=2).stderr
-    assert "--keep-payloads 30d" in fsqueue_cli("gc", queue.path, "--keep-payloads", "30", code=2).stderr
-    fsqueue_cli("gc", queue.path, "--history-days", "-1", code=2)
+    assert "--payload-age 30d" in fsqueue_cli("gc", queue.path, "--payload-age", "30", code=2).stderr
 
 
 @pytest.mark.once

@@ -143,7 +143,7 @@ def commands(kind: str) -> None:
         say(0, "insert", "/disk/user/q")
         [task] = Queue("/disk/user/q").lease()
         Ballast(Path("/disk/user"), "bytes").fill()
-        for command in (["insert", "Q"], ["create", "/disk/user/other"], ["fail", "Q", task.token, "--error", LONG]):
+        for command in (["insert", "Q"], ["create", "/disk/user/other"], ["fail", "Q", task.token, "--reason", LONG]):
             # A short task would have room in the last block of a log.
             say(7, *(word.replace("Q", "/disk/user/q") for word in command), text=f'"{"x" * 9_000}"\n')
         say(8, "doctor", "/disk/user/q")

@@ -197,7 +197,7 @@ def drain_with_commands(seed: int) -> dict[str, int]:
     output.mkdir()
     count = 60
     Queue.create(at(1, name), shards=4).insert_many([{"n": n} for n in range(count)], batch_tasks=7)
-    command = [FSQUEUE, "run", "-j", 3, "--lease-s", 2, "--json"]
+    command = [FSQUEUE, "run", "-j", 3, "--lease", 2, "--json"]
     script = 'printf "%s\\n" {n:d} >>"$0"'
     runners = [
         run_on(client, *command, at(client, name), "--", "sh", "-c", script, output / str(number))

@@ -278,7 +278,7 @@ def play_with_commands(tasks: int) -> dict[str, int]:
     name, calls = "commands", Path("/tmp/commands")
     new_group(name, tasks)
     calls.mkdir()
-    run = [FSQUEUE, "run", "-j", 2, "--lease-s", LEASE_S, "--json"]
+    run = [FSQUEUE, "run", "-j", 2, "--lease", LEASE_S, "--json"]
     script = 'echo "$1" >>"$0" && echo "$1"'
 
     def worker(client: int, stage: str, number: int, *options: str) -> Any:

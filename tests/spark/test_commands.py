@@ -89,9 +89,9 @@ def test_requeue(spark: SparkSession, queue: Queue) -> None:
     queue.insert_many(range(4))
     for task in queue.lease(4):
         task.bury("a" if task.payload else "b")
-    asked = run("requeue", queue.path, "--where", "reason = 'a'")
+    asked = run("requeue", queue.path, "--sql", "reason = 'a'")
     assert (asked.exit_code, "add --yes" in asked.output) == (2, True)
-    done = run("requeue", queue.path, "--where", "reason = 'a'", "--yes")
+    done = run("requeue", queue.path, "--sql", "reason = 'a'", "--yes")
     assert (done.exit_code, done.output) == (0, "3 tasks were put back\n"), done.output
     assert (queue.status().dead, queue.status().waiting) == (1, 3)
 
@@ -164,8 +164,8 @@ except Exception as error:
         ["seed", "QUEUE", "missing.parquet"],
         ["seed", "QUEUE", "ROWS", "--format", "no such"],
         ["seed", "QUEUE", "ROWS", "--format", "csv", "--payload", "no such"],
-        ["requeue", "QUEUE", "--where", "", "--yes"],
-        ["requeue", "QUEUE", "--where", "nonsense here", "--yes"],
+        ["requeue", "QUEUE", "--sql", "", "--yes"],
+        ["requeue", "QUEUE", "--sql", "nonsense here", "--yes"],
         ["drain", "QUEUE", "OUT", "--sql", "no_such_column +"],
         ["report", "missing", "OUT"],
         ["audit", "ROWS"],

@@ -679,7 +679,7 @@ def test_a_deletion_that_waits_tells_what_it_could_not_remove(scratch: Path, way
     def delete() -> object:
         if way == "Queue.delete":
             return Queue(path).delete(wait=True)
-        done = CliRunner().invoke(cli, ["delete", str(path), "--wait", "--yes", "--json"])
+        done = CliRunner().invoke(cli, ["delete", str(path), "--foreground", "--yes", "--json"])
         assert done.exit_code == 1, done.output
         return json.loads(done.stdout)["left"]
 

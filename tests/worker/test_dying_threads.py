@@ -261,7 +261,7 @@ def test_a_second_signal_ends_it_whatever_its_threads_are_at(queue: Queue, tmp_p
     queue.insert_many([0, 30])
     script = f'echo $$ >>{tmp_path}/pids; exec sleep "$1"'
     with tampered(
-        STUCK[how], queue.path, "--lease-s", "1", "--grace", "1000", "--", "sh", "-c", script, "sh", "{}"
+        STUCK[how], queue.path, "--lease", "1", "--grace", "1000", "--", "sh", "-c", script, "sh", "{}"
     ) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "stuck\n"
