@@ -36,6 +36,7 @@ OPTIONS = {
         "--keep-going": "It goes on after failures anyway. --stop-after-failures N ends it after N in a row.",
         "--joblog": "The queue keeps it: 'fsqueue results Q log.csv' has the times, hosts and errors. --log-json "
         "reports each event as it happens.",
+        "--timeout": "--task-timeout limits a task; --max-runtime limits the worker.",
         "--halt": "--stop-after-failures 1 ends it at the first failure.",
     },
     "ls": {"--where": _CONDITIONS},

@@ -75,7 +75,7 @@ class Processes(click.IntRange):
     cls=AfterDashes,
     epilog=example(
         """fsqueue run Q -- ./process {}
-fsqueue run Q -j 4 --timeout 10m -- convert {} -resize 50% small/{/.}.jpg
+fsqueue run Q -j 4 --task-timeout 10m -- convert {} -resize 50% small/{/.}.jpg
 fsqueue run Q -- ./render --tile {tile} --out {tile:04d}.png
 fsqueue run Q -- sh -c 'jq -r .name | xargs ./process'     # no placeholder: the payload on standard input
 fsqueue run Q --stdin -- ./process --out {tile}.png        # the payload there although there is a placeholder
@@ -110,7 +110,10 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 @click.option("--on-lease-lost", type=click.Choice(["kill", "finish"]), default="kill",
               help="Kill or finish a task that another worker has taken over [kill].")  # fmt: skip
 @click.option(
-    "--timeout", "timeout_s", type=DURATION, help="How long a task may take. Then the worker ends it, and it fails."
+    "--task-timeout",
+    "task_timeout_s",
+    type=DURATION,
+    help="How long a task may take. Then the worker ends it, and it fails.",
 )
 @click.option(
     "--sysexits",

@@ -32,7 +32,7 @@ class Limits:
     """The options of a worker that the loop keeps to; infinite where there is no limit."""
 
     lease_s: float
-    timeout_s: float
+    task_timeout_s: float
     grace_s: float
     forever: bool
     prefetch: int | None

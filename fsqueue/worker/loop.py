@@ -280,7 +280,7 @@ class Loop:
         now = self._now()
         left_s = self._stop_at + self._limits.grace_s - now
         likely_s = self._pace.likely_s(left_s, lambda: [now - job.began for job in self._executor.at_work()])
-        return left_s, min(likely_s, self._limits.timeout_s)
+        return left_s, min(likely_s, self._limits.task_timeout_s)
 
     def _hand_out(self) -> None:
         if not self._ahead:
@@ -347,7 +347,7 @@ class Loop:
         if self._feeder.is_busy and self._queues.has_several_roots:
             due = min(due, self._now() + LATE_S)
         for job in self._executor.at_work():
-            due = min(due, job.kill_at if job.doomed else job.began + self._limits.timeout_s)
+            due = min(due, job.kill_at if job.doomed else job.began + self._limits.task_timeout_s)
         return None if due == math.inf else max(0.0, due - self._now())
 
     def _idle_at(self) -> float:
@@ -368,8 +368,8 @@ class Loop:
             if now >= job.kill_at:
                 job.kill_at = math.inf
                 self._executor.end(job, signal.SIGKILL)
-            elif not job.doomed and now >= job.began + self._limits.timeout_s:
-                job.why = f"timed out after {self._limits.timeout_s:g} s"
+            elif not job.doomed and now >= job.began + self._limits.task_timeout_s:
+                job.why = f"timed out after {self._limits.task_timeout_s:g} s"
                 self._doom(job, "timeout")
         if now >= self._look_at:
             self._look_for_stuck(now)

@@ -59,7 +59,7 @@ class Worker:
         With GPUs or without, each process finds the number of its slot, from 0 on, in FSQUEUE_SLOT.
     threads: so many threads of this process instead. Nothing protects the worker from them, and it warns of that.
     lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
-    timeout_s: a task that takes longer is ended, and fails.
+    task_timeout_s: a task that takes longer is ended, and fails.
     grace_s: how long tasks at work may go on when the worker is told to stop.
     until: "drained" ends when nothing is waiting, delayed or leased in any queue; "forever" when stopped.
     upstream: the queues of earlier stages. With "drained", the worker ends when at one instant nothing is waiting,
@@ -110,7 +110,7 @@ class Worker:
         gpus_per_task: int | None = None,
         threads: int | None = None,
         lease_s: float | None = None,
-        timeout_s: float | None = None,
+        task_timeout_s: float | None = None,
         grace_s: float = 10.0,
         until: Literal["drained", "forever"] = "drained",
         upstream: Queue | Selected | Sequence[Queue | Selected] = (),
@@ -176,7 +176,7 @@ class Worker:
         if tag and output == "ungrouped":
             raise InvalidArgument("Tags stand before whole lines: output must be 'group' or 'line' with them.")
         if threads is not None and (
-            command or timeout_s is not None or keep_output is not None or output is not None or tag
+            command or task_timeout_s is not None or keep_output is not None or output is not None or tag
         ):
             raise InvalidArgument("Threads cannot be ended, nor their output told apart: a command, a timeout, kept, "
                                   "grouped or tagged output need processes.")  # fmt: skip
@@ -208,7 +208,7 @@ class Worker:
         leases_s = [settings.lease_s if lease_s is None else lease_s for settings in self._queues.settings()]
         self._limits = Limits(
             lease_s=min(duration_ms(one, "lease_s", 0.001) / 1000 for one in leases_s),
-            timeout_s=_seconds("timeout_s", timeout_s),
+            task_timeout_s=_seconds("task_timeout_s", task_timeout_s),
             grace_s=duration_ms(grace_s, "grace_s") / 1000,
             forever=until == "forever",
             prefetch=prefetch,

@@ -25,3 +25,9 @@ def test_an_option_takes_the_same_kind_of_value_in_every_command() -> None:
             for flag in option.opts:
                 kinds.setdefault(flag, {}).setdefault(kind(option), []).append(name)
     assert {flag: found for flag, found in kinds.items() if len(found) > 1} == {}
+
+
+def test_timeout_says_how_long_the_command_waits() -> None:
+    waits = {name: option.help or "" for name, option in OPTIONS if "--timeout" in option.opts}
+    assert waits.keys() >= {"wait", "doctor"}
+    assert [name for name, help in waits.items() if not help.startswith("How long to wait")] == []

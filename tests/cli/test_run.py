@@ -167,7 +167,7 @@ def test_a_command_that_does_not_exist_exits_with_2_and_burns_nothing(fsqueue_cl
     fsqueue_cli("run", queue.path, "--", "", code=2)
     fsqueue_cli("run", queue.path, code=2)
     fsqueue_cli("run", queue.path, "-j", "0", "--", "true", code=2)
-    fsqueue_cli("run", queue.path, "--timeout", "0", "--", "true", code=2)
+    fsqueue_cli("run", queue.path, "--task-timeout", "0", "--", "true", code=2)
     fsqueue_cli("run", queue.path, "--lease", "0", "--", "true", code=2)
     [task] = queue.tasks()
     assert (task.state, task.attempt) == ("waiting", 0)

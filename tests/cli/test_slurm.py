@@ -61,7 +61,19 @@ def worker_of(place: Path) -> list[str]:
 
 
 def test_sbatch_s_options_and_those_of_workers(fsqueue_cli: Run, busy: Queue, sbatch: Path) -> None:
-    words = ["--array", "0-99%20", "-j", "4", "-t", "1:00:00", "--mem=4G", "--requeue", "--timeout=60", "-N1", "-j2"]
+    words = [
+        "--array",
+        "0-99%20",
+        "-j",
+        "4",
+        "-t",
+        "1:00:00",
+        "--mem=4G",
+        "--requeue",
+        "--task-timeout=60",
+        "-N1",
+        "-j2",
+    ]
     assert fsqueue_cli("slurm", busy.path, *words, "--", "./process", "{}").output == "4711\n"
     assert given(sbatch) == [
         *("--parsable", "--job-name=fsqueue-q", "--signal=B:USR1@40", "--open-mode=append"),
@@ -69,7 +81,7 @@ def test_sbatch_s_options_and_those_of_workers(fsqueue_cli: Run, busy: Queue, sb
         *("--array", "0-99%20", "-t", "1:00:00", "--mem=4G", "--requeue", "-N1"),
     ]
     assert worker_of(sbatch)[4:] == [
-        *("run", str(busy.path), "-j", "4", "--timeout=60", "-j2", "--", "./process", "{}"),
+        *("run", str(busy.path), "-j", "4", "--task-timeout=60", "-j2", "--", "./process", "{}"),
     ]
 
 
@@ -154,8 +166,8 @@ def test_nothing_to_do(fsqueue_cli: Run, queue: Queue, sbatch: Path) -> None:
         (["Q", "--array", "0-9", "./process", "{}"], "'./process' is no option"),
         (["Q", "--exclusive", "./process", "--", "x"], "'./process' is no option"),
         (["Q", "--wrap", "true", "--", "x"], "--wrap cannot be used"),
-        (["Q", "--timeout"], "requires an argument"),
-        (["Q", "--timeout", "soon", "--", "x"], "soon"),
+        (["Q", "--task-timeout"], "requires an argument"),
+        (["Q", "--task-timeout", "soon", "--", "x"], "soon"),
         (["Q", "-j", "0", "--", "x"], "-j"),
     ],
 )

@@ -36,7 +36,7 @@ def until_there(path: object) -> str:
 
 
 def time_out(worker: Worker, which: Callable[[Job], bool] = lambda job: True) -> None:
-    """As if all that a worker with `timeout_s=1000` has at work, or some of it, had been at work for longer.
+    """As if all that a worker with `task_timeout_s=1000` has at work, or some of it, had been at work for longer.
 
     A task that a child has not taken in yet comes back, and is given out anew.
     """

@@ -174,7 +174,7 @@ def test_a_task_that_ends_while_its_timeout_is_acted_upon_counts_and_the_next_is
     queue = queue_factory(lease_s=60, max_attempts=1)
     queue.insert_many(gated(tmp_path, 9), batch_tasks=9)
     payloads = {info.id: info.payload["n"] for info in queue.tasks()}
-    worker = Worker(queue, tasks.gated, prefetch=8, timeout_s=1000)
+    worker = Worker(queue, tasks.gated, prefetch=8, task_timeout_s=1000)
     thread, reports = in_background(worker)
     until(lambda: begun(tmp_path) and len(worker._loop._executor.held()) == 8, "a task at work and seven sent ahead")
     [job] = worker._loop._executor.at_work()
@@ -217,7 +217,7 @@ def test_a_task_that_no_child_has_received_when_its_time_is_over_is_not_charged(
     """The child stands still, as on a busy machine: what was sent to it is given to it anew."""
     queue = queue_factory(lease_s=60, max_attempts=1)
     queue.insert_many(gated(tmp_path, 1))
-    worker = Worker(queue, tasks.gated, timeout_s=1000)
+    worker = Worker(queue, tasks.gated, task_timeout_s=1000)
     thread, reports = in_background(worker)
     until(lambda: begun(tmp_path), "the begin of a task")
     [child] = worker._loop._executor._children  # type: ignore[attr-defined]
@@ -335,7 +335,7 @@ def test_a_storm_of_stops_steals_timeouts_and_kills_mixes_up_nothing(
             payloads |= {info.id: info.payload["n"] for info in queue.tasks("waiting")}
         worker = Worker(
             queue, tasks.stormy, processes=luck.choice([1, 2, 2]), prefetch=luck.choice([None, 20, 100]),
-            timeout_s=luck.choice([None, 0.1]), grace_s=luck.choice([0.05, 2]),
+            task_timeout_s=luck.choice([None, 0.1]), grace_s=luck.choice([0.05, 2]),
             stop_after_failures=10**6,  # else ten kills before the first success end it
         )  # fmt: skip
         thread, reports = in_background(worker)

@@ -273,7 +273,7 @@ def test_death_by_signal_is_a_failure(runner: Make, once: Queue) -> None:
 
 def test_a_timeout_ends_the_command_and_all_it_started(runner: Make, once: Queue, tmp_path: Path) -> None:
     command = f"sleep 1000 & echo $! > {tmp_path}/pid; trap '' TERM; touch {tmp_path}/ready; wait; wait; sleep 1000"
-    worker = runner(once, "sh", "-c", command, timeout_s=1000, grace_s=0.5)
+    worker = runner(once, "sh", "-c", command, task_timeout_s=1000, grace_s=0.5)
     thread, reports = in_background(worker)
     until(lambda: (tmp_path / "ready").exists(), "the begin of the command")
     time_out(worker)
@@ -324,8 +324,8 @@ def test_a_missing_command_is_refused_and_its_task_put_back(queue: Queue, runner
 
 @pytest.mark.parametrize(
     "options",
-    [{"processes": 0}, {"processes": True}, {"processes": 1.5}, {"timeout_s": 0}, {"timeout_s": float("nan")},
-     {"timeout_s": "1"},
+    [{"processes": 0}, {"processes": True}, {"processes": 1.5}, {"task_timeout_s": 0}, {"task_timeout_s": float("nan")},
+     {"task_timeout_s": "1"},
      {"lease_s": -1}, {"grace_s": -1}, {"until": "later"}],
 )  # fmt: skip
 def test_bad_arguments(queue: Queue, runner: Make, options: dict[str, Any]) -> None:

@@ -337,7 +337,7 @@ def test_a_node_on_which_tasks_fail_takes_no_more(queue: Queue) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"prefetch": 0}, {"max_tasks": 0}, {"max_runtime_s": 0}, {"idle_timeout_s": -1}, {"stop_after_failures": 0},
-     {"exclude_after": 1.5}, {"on_lease_lost": "shrug"}, {"threads": 0}, {"threads": 2, "timeout_s": 1},
+     {"exclude_after": 1.5}, {"on_lease_lost": "shrug"}, {"threads": 0}, {"threads": 2, "task_timeout_s": 1},
      {"threads": 2, "keep_output": "x"}, {"command": ["true"]}, {"load": ["x"]}, {"patience_s": -1}],
 )  # fmt: skip
 def test_bad_options(queue: Queue, options: dict[str, Any]) -> None:

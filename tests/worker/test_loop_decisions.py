@@ -146,7 +146,7 @@ DUE: dict[str, Callable[[Deciding, float], object]] = {
 def test_the_loop_wakes_for_whatever_is_due_first(queue: Queue, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """What it does not wake for would be done when something else comes, which may be never."""
     it = Deciding(queue, monkeypatch, idle_timeout_s=5000)
-    monkeypatch.setattr(it.loop, "_limits", replace(it.loop._limits, timeout_s=1000))
+    monkeypatch.setattr(it.loop, "_limits", replace(it.loop._limits, task_timeout_s=1000))
     assert it.loop._due_s() is None
     DUE[what](it, it.now + 7)
     assert it.loop._due_s() == 7

@@ -207,7 +207,7 @@ def test_a_worker_uses_the_time_of_its_slurm_job(sleeps: Queue, monkeypatch: pyt
 @pytest.mark.once
 def test_an_attempt_that_timed_out_tells_how_long_tasks_take(queue: Queue) -> None:
     queue.insert_many([600] * 9)
-    worker = Worker(queue, command=["sleep", "{}"], max_runtime_s=1750, grace_s=0, timeout_s=1000)
+    worker = Worker(queue, command=["sleep", "{}"], max_runtime_s=1750, grace_s=0, task_timeout_s=1000)
     thread, reports = in_background(worker)
     until(worker._loop._executor.at_work, "the begin of a task")
 

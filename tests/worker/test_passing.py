@@ -232,7 +232,7 @@ def test_commands_have_tags(queue: Queue, printed: Printed) -> None:
 def test_a_group_is_shown_when_its_command_is_killed(queue: Queue, printed: Printed, tmp_path: Path) -> None:
     queue.insert_many([1, 2])
     command = ["sh", "-c", f"echo heard; echo $$ >&2; touch {tmp_path}/began-$$; sleep 1000"]
-    worker = Worker(queue, command=command, processes=2, timeout_s=1000, max_tasks=2, pass_on=printed)
+    worker = Worker(queue, command=command, processes=2, task_timeout_s=1000, max_tasks=2, pass_on=printed)
     thread, reports = in_background(worker)
     until(lambda: len(list(tmp_path.glob("began-*"))) == 2, "the begin of two commands")
     time_out(worker)

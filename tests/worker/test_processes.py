@@ -255,7 +255,7 @@ def test_a_handler_that_holds_the_interpreters_lock_keeps_its_lease(
 
 def test_a_timeout_ends_the_child_also_in_c(once: Queue, fifo: str) -> None:
     once.insert_many([{"do": "hold", "fifo": fifo}, {"do": "return"}, {"do": "return"}])
-    worker = Worker(once, tasks.obey, timeout_s=1000, prefetch=3)
+    worker = Worker(once, tasks.obey, task_timeout_s=1000, prefetch=3)
     thread, reports = in_background(worker)
 
     def is_over() -> bool:

@@ -121,7 +121,7 @@ def test_what_a_failing_command_has_started_ends_before_the_failure_is_told(
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_what_a_command_has_started_ends_with_it(once: Queue, pids: Path, escape: str, how: str) -> None:
     command = [*script(ESCAPES[escape], "echo $$ >>$0; exec sleep 9000"), str(pids)]
-    worker = Worker(once, command=command, timeout_s=1000, grace_s=0)
+    worker = Worker(once, command=command, task_timeout_s=1000, grace_s=0)
     thread, reports = in_background(worker)
     until(lambda: len(numbers(pids)) == 2, "all that the command starts")
     time_out(worker) if how == "timeout" else worker.stop()
@@ -139,7 +139,7 @@ def test_what_a_command_has_started_ends_before_the_failure_is_told_if_it_exits_
     worker = Worker(
         once,
         command=[*script(ESCAPES["a daemon"], begins), str(pids)],
-        timeout_s=1000,
+        task_timeout_s=1000,
         tell=lambda event: event.kind == "failed" and seen.append(is_any_alive(pids)),
     )
     worker._loop._kill_s = 1000  # on a busy machine the command might be killed before it exits
@@ -152,7 +152,7 @@ def test_what_a_command_has_started_ends_before_the_failure_is_told_if_it_exits_
 
 def test_a_command_that_ignores_sigterm_is_killed_with_all_it_has_started(once: Queue, pids: Path) -> None:
     command = ["sh", "-c", f"trap '' TERM; {ESCAPES['a daemon']}; echo $$ >>$0; while :; do sleep 600; done", str(pids)]
-    worker = Worker(once, command=command, timeout_s=1000, grace_s=0.1)
+    worker = Worker(once, command=command, task_timeout_s=1000, grace_s=0.1)
     thread, reports = in_background(worker)
     until(lambda: len(numbers(pids)) == 2, "all that the command starts")
     time_out(worker)
@@ -183,7 +183,7 @@ def test_a_signal_reaches_the_group_of_the_command_and_no_other(once: Queue, pid
         return f'sh -c "{trap}; echo \\$\\$ >>$0; sleep 600 & wait" &'
 
     begins = f"setsid {waits('other')}\n{waits('inner')}\ntrap '{until_there(told)}; exit 1' TERM; echo $$ >>$0; wait"
-    worker = Worker(once, command=["sh", "-c", begins, str(pids)], timeout_s=1000, grace_s=1000)
+    worker = Worker(once, command=["sh", "-c", begins, str(pids)], task_timeout_s=1000, grace_s=1000)
     thread, reports = in_background(worker)
     until(lambda: len(numbers(pids)) == 3, "all that the command starts")
     time_out(worker)
@@ -570,7 +570,9 @@ def test_with_a_killed_worker_all_ends_although_one_of_them_was_stopped(once: Qu
 
 @pytest.mark.parametrize("how", ["timeout", "stopped"])
 def test_a_stopped_supervisor_goes_on_when_its_command_must_end(once: Queue, pids: Path, how: str) -> None:
-    worker = Worker(once, command=["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)], timeout_s=1000, grace_s=0)
+    worker = Worker(
+        once, command=["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)], task_timeout_s=1000, grace_s=0
+    )
     thread, reports = in_background(worker)
     until(lambda: numbers(pids), "the command")
     [server] = [pid for pid in children_of(os.getpid()) if is_fork_server(pid)]
@@ -620,7 +622,7 @@ def test_a_worker_gives_up_a_supervisor_that_does_not_answer(
     once.insert({"do": "touch", "path": str(path), "lasts": True})
     work: dict[str, Any] = {"command": ["sh", "-c", "echo $$ >$0; exec sleep 9000", str(path)]}
     worker = Worker(
-        once, tasks.obey if how == "function" else None, **(work if how == "command" else {}), timeout_s=1000,
+        once, tasks.obey if how == "function" else None, **(work if how == "command" else {}), task_timeout_s=1000,
         grace_s=0, tell=lambda event: told.append(event.text),
     )  # fmt: skip
     thread, reports = in_background(worker)
@@ -642,7 +644,7 @@ def test_a_command_that_has_ended_when_its_time_is_over_counts_for_what_it_has_d
 ) -> None:
     """Its supervisor stands still: the worker has not heard of the end, and what it asks for comes behind that."""
     command = ["sh", "-c", f"echo $$ >>$0; {until_there(tmp_path / 'go')}; exit {code}", str(pids)]
-    worker = Worker(once, command=command, timeout_s=1000)
+    worker = Worker(once, command=command, task_timeout_s=1000)
     thread, reports = in_background(worker)
     until(lambda: numbers(pids) and worker._loop._executor.at_work(), "the command, and the word of its begin")
     [server] = [pid for pid in children_of(os.getpid()) if is_fork_server(pid)]
@@ -1011,7 +1013,7 @@ def test_what_sigkill_does_not_end_is_said_and_that_it_goes_on(
     monkeypatch.setattr(commands, "KILLED_S", 0.05)
     told: list[str] = []
     worker = Worker(
-        once, command=["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)], timeout_s=1000, grace_s=0,
+        once, command=["sh", "-c", "echo $$ >>$0; exec sleep 9000", str(pids)], task_timeout_s=1000, grace_s=0,
         tell=lambda event: told.append(event.text),
     )  # fmt: skip
     thread, reports = in_background(worker)
