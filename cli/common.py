@@ -22,8 +22,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 LINE_CHARS_MAX = 100
 """Maximum number of characters of a payload or a reason that a table shows."""
-UNKNOWN_EXIT = 3
-"""That of TaskNotFound."""
+NOTHING_EXIT, DEAD_EXIT, FINDINGS_EXIT, TIMEOUT_EXIT = 3, 9, 10, 124
+"""Exit codes of commands that found out what was asked: nothing is available, or to be done; tasks were given up; the
+queue has findings that were not repaired; the time to wait is over, as of timeout(1).
+"""
+UNKNOWN_EXIT = fsqueue.TaskNotFound.exit_code
 UNKNOWN_SHOWN_MAX = 20
 """Maximum number of unknown ids that are named one by one; the rest is counted."""
 LEAVE_S = 3.0

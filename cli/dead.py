@@ -120,7 +120,7 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
 
     Without TASKs and conditions, the command retries all dead letters. With TASKs ('-': from standard input) or
     conditions, it retries only these; with both, those of the TASKs that meet the conditions. The tasks get new ids:
-    'fsqueue show' of an old id tells the new id, and of a new one the old. Exit code 3: there is no such task.
+    'fsqueue show' of an old id tells the new id, and of a new one the old. Exit code 13: there is no such task.
     """
     with queue_at(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
@@ -140,7 +140,7 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
     """Drop dead letters of Q for good.
 
     All of them, unless TASKs are named ('-': from standard input) or conditions given. With both, those of the TASKs
-    that meet the conditions. Exit code 3: there is no such task.
+    that meet the conditions. Exit code 13: there is no such task.
     """
     with queue_at(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))

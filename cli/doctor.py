@@ -11,7 +11,7 @@ from fsqueue.doctor import Report, examine, join
 from fsqueue.errors import UnsafeFilesystem
 from fsqueue.format.wording import duration
 
-from .common import example, json_option, moment
+from .common import TIMEOUT_EXIT, example, json_option, moment
 from .options import DURATION
 from .printing import CAUTION, ERROR, GOOD, Coloured, hint, passing, print_json, quoted, say, say_in_colours
 
@@ -22,7 +22,6 @@ MARKS = {
     "untried": Coloured("not tried", CAUTION),
 }
 WIDTHS = (28, 9)
-TIMEOUT_EXIT = 124
 
 SENTENCES = {
     "ok": "Fit for a queue.",

@@ -12,11 +12,8 @@ from fsqueue.format import wording
 from fsqueue.fsck import fsck_lost
 from fsqueue.views import copy_warnings
 
-from .common import each_queue, example, json_option, path_of, queue_argument
+from .common import FINDINGS_EXIT, each_queue, example, json_option, path_of, queue_argument
 from .printing import CAUTION, ERROR, Bar, Coloured, complain, print_json, say, say_in_colours
-
-FINDINGS_EXIT = 10
-"""Exit with this code if findings are left that were not repaired."""
 
 
 @click.command(

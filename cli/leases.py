@@ -16,6 +16,7 @@ from fsqueue.views import outcomes
 
 from . import process
 from .common import (
+    NOTHING_EXIT,
     UNKNOWN_EXIT,
     confirm,
     example,
@@ -90,7 +91,7 @@ def lease(
         if not tasks:
             pause = q.paused
             complain("nothing is available" if pause is None else f"{q.path} is paused {pause}")
-            raise click.exceptions.Exit(3)
+            raise click.exceptions.Exit(NOTHING_EXIT)
         for position, task in enumerate(tasks):
             try:
                 if tokens_only:
@@ -137,7 +138,7 @@ def _task_of(token: str) -> str:
 class Ending:
     """Do one verb to the tasks of many tokens: to all that still hold. Name the others.
 
-    Exit code 4 if leases were lost, 3 if all the others are tasks that the queue does not know. `completes`: the verb
+    Exit code 4 if leases were lost, 13 if all the others are tasks that the queue does not know. `completes`: the verb
     completes. A task that was completed before, by the same token, is then as it should be: it is named, and no loss.
     So a script may type `complete` again if it does not know whether that was done.
     """
@@ -330,7 +331,7 @@ def release_all(
 def cancel(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Cancel waiting tasks by id ('-': read them from standard input) and print how many were.
 
-    Leased and finished ones stay as they are. Exit code 3: there is no such task.
+    Leased and finished ones stay as they are. Exit code 13: there is no such task.
     """
     with queue_at(queue) as q:
         chosen = list(words(ids))

@@ -84,7 +84,7 @@ Exit codes:
   0    done
   1    an error, said in a sentence
   2    wrong use, or a bad line of input
-  3    nothing is available; or there is no such task
+  3    lease: no task is available; slurm: nothing is to be done
   4    a lease is lost
   5    there is no such queue
   6    update: a lease was lost, or others were in the way; nothing was done
@@ -94,6 +94,7 @@ Exit codes:
   10   fsck has findings
   11   run: too many failures in a row
   12   run: this node takes no more tasks
+  13   there is no such task
   124  a timeout ran out, as of timeout(1)
   130  ended by Ctrl-C (143: by SIGTERM; 128 + N by signal N)
   141  the reader of the output went away

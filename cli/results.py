@@ -186,7 +186,7 @@ def retry(
     history. Each is retried once: type an interrupted command again. 'fsqueue show' of an old one tells the new one,
     and of a new one the old.
 
-    Exit code 1: the payloads of some are not kept. Exit code 3: there is no such task.
+    Exit code 1: the payloads of some are not kept. Exit code 13: there is no such task.
     """
     if state is None:
         typed = "--all, of which state" if each else "--where, of which state" if conditions else "Which tasks"

@@ -18,7 +18,7 @@ import click
 from fsqueue.format import wording
 from fsqueue.worker import OUTPUTS, check_command, check_fields, names_launcher, no_second_python
 
-from .common import example, json_option, path_of, queue_at, search_working_directory
+from .common import NOTHING_EXIT, example, json_option, path_of, queue_at, search_working_directory
 from .options import takes_value
 from .printing import complain, print_done, print_json, quoted, say
 from .running import AUTO, missing_program, run
@@ -222,7 +222,7 @@ def slurm(
             _check_modules(_module_of(options["call"]) if options["call"] else options["load"], directory)
     if not allow_empty and not options.get("forever") and all(queue.status().remaining == 0 for queue in opened):
         complain("there is nothing to do: insert tasks first, or let workers wait for them (--forever, --allow-empty)")
-        raise click.exceptions.Exit(3)
+        raise click.exceptions.Exit(NOTHING_EXIT)
     paths = [path_of(queue) for queue in opened]
     has_tasks = any(value not in (None, "1") for value in (_value(given, name) for name in TASKS))
     one_worker = one_worker or names_launcher(ctx.meta["command"] or [])

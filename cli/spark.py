@@ -13,6 +13,7 @@ import click
 from fsqueue.format import wording
 
 from .common import (
+    FINDINGS_EXIT,
     confirm,
     example,
     json_option,
@@ -23,7 +24,6 @@ from .common import (
 from .options import DURATION, seconds_in
 from .printing import print_done, print_json, print_table, say, table_lines
 
-FINDINGS_EXIT = 10
 EXECUTORS_PYTHON = "spark.pyspark.python"
 Connect = Callable[[], Any]
 """Returns the Spark session."""

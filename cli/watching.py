@@ -20,6 +20,8 @@ from fsqueue.views import lease_holders
 from fsqueue.views.rates import StatusRates, better_rates
 
 from .common import (
+    DEAD_EXIT,
+    TIMEOUT_EXIT,
     brief,
     example,
     group_at,
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
 
 LOOK_SHARE = 0.2
 """--watch spends at most this part of its time looking: a large queue on a slow mount is looked at less often."""
-DEAD_EXIT, WAIT_TIMEOUT_EXIT = 9, 124
-"""The second as of timeout(1): not drained yet is neither success nor an error."""
 
 
 def queues_at(paths: tuple[str, ...], match: str | None = None) -> list[str]:
@@ -514,7 +514,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
     for error in errors.values():
         raise click.exceptions.Exit(error.exit_code)  # what it says was said at the start
     if not all(status.drained for status in last):
-        raise click.exceptions.Exit(WAIT_TIMEOUT_EXIT)
+        raise click.exceptions.Exit(TIMEOUT_EXIT)
     if any(status.dead for status in last):
         raise click.exceptions.Exit(DEAD_EXIT)
 

@@ -161,7 +161,7 @@ class InvalidResult(InvalidTask):
 class TaskNotFound(FsqueueError):
     """No such task is in the queue, nor in what the history still keeps."""
 
-    exit_code = 3
+    exit_code = 13
 
 
 class LeaseLost(FsqueueError):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import click
 import pytest
+from fsqueue_cli.common import DEAD_EXIT, FINDINGS_EXIT, NOTHING_EXIT, TIMEOUT_EXIT
+from fsqueue_cli.running import EXCLUDED, FAILURES
 
+from fsqueue import errors
 from tests.cli.test_options import OPTIONS
 
 pytestmark = pytest.mark.once
@@ -31,3 +34,11 @@ def test_timeout_says_how_long_the_command_waits() -> None:
     waits = {name: option.help or "" for name, option in OPTIONS if "--timeout" in option.opts}
     assert waits.keys() >= {"wait", "doctor"}
     assert [name for name, help in waits.items() if not help.startswith("How long to wait")] == []
+
+
+def test_what_a_command_finds_and_an_error_have_different_exit_codes() -> None:
+    """Nothing to lease, dead letters, findings, a run that stopped, a timeout: a script tells each from any error."""
+    found = {NOTHING_EXIT, DEAD_EXIT, FINDINGS_EXIT, FAILURES, EXCLUDED, TIMEOUT_EXIT}
+    assert len(found) == 6
+    raised = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
+    assert raised & found == set()

@@ -82,7 +82,7 @@ def test_every_command_takes_a_queue_that_never_was(fsqueue_cli: Run, group: Gro
         fsqueue_cli(*command[:place], path, *command[place:])
     fsqueue_cli("run", path, "--", "true")
     fsqueue_cli("lease", path, code=3)
-    fsqueue_cli("show", path, "0" * 32 + ".0", code=3)
+    fsqueue_cli("show", path, "0" * 32 + ".0", code=13)
     for command in (["pause"], ["resume"], ["set", "lease_s=5"], ["delete", "--yes"], ["workers"]):
         said = fsqueue_cli(command[0], path, *command[1:], code=5)
         assert "There is no queue 'never'" in said.stderr
@@ -252,7 +252,7 @@ def test_a_command_to_type_names_a_path_with_blanks_as_a_shell_needs_it(fsqueue_
     assert to_create == _to_type(fsqueue_cli("insert", path, "--task", "1", code=5).stderr, "or create it: ")
     fsqueue_cli(*to_create)
     assert Queue(path).status() == Status()
-    fsqueue_cli("delete", path, "--yes", "--wait")
+    fsqueue_cli("delete", path, "--yes", "--foreground")
     fsqueue_cli(*_to_type(fsqueue_cli("update", path, "--insert", "q=1", code=5).stderr, "or create it: "))
     fsqueue_cli("insert", path / "c d", "--task", "1")
     to_list = _to_type(fsqueue_cli("insert", path, "--task", "1", code=5).stderr, "To list them: ")

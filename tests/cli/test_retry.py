@@ -71,10 +71,10 @@ def test_tasks_without_a_payload_are_named_with_what_to_do(fsqueue_cli: Run, que
 def test_tasks_that_are_unknown_are_named(fsqueue_cli: Run, queue: Queue) -> None:
     [known] = fill(queue, "a")
     unknown = f"{'0' * 32}.0"
-    done = fsqueue_cli("retry", queue.path, unknown, "-", "--state", "completed", code=3, input=f"{known}\n")
+    done = fsqueue_cli("retry", queue.path, unknown, "-", "--state", "completed", code=13, input=f"{known}\n")
     assert done.stdout == "1\n"
     assert f"{unknown}: neither the queue nor its history has this task" in done.stderr
-    told = json.loads(fsqueue_cli("retry", queue.path, unknown, "--state", "completed", "--json", code=3).stdout)
+    told = json.loads(fsqueue_cli("retry", queue.path, unknown, "--state", "completed", "--json", code=13).stdout)
     assert told == {"retried": 0, "repeated": 0, "unkept": 0, "unkept_ids": [], "unknown": [unknown]}
 
 
@@ -122,7 +122,7 @@ def test_ids_and_conditions_choose_what_meets_both(fsqueue_cli: Run, queue: Queu
 
 def test_an_unknown_task_counts_for_more_than_payloads_that_are_not_kept(fsqueue_cli: Run, queue: Queue) -> None:
     ids, unknown = fill(queue, *(f"{number:2000}" for number in range(23))), f"{'0' * 32}.0"
-    done = fsqueue_cli("retry", queue.path, *ids, unknown, "--state", "completed", code=3)
+    done = fsqueue_cli("retry", queue.path, *ids, unknown, "--state", "completed", code=13)
     assert done.stdout == "0\n"
     assert done.stderr.count(": its payload is not kept\n") == 20
     assert "ids not shown: 3\n" in done.stderr

@@ -161,13 +161,13 @@ def test_an_unknown_task_exits_with_3_and_the_others_are_dealt_with(
     known = leased.token if "@" in command[1] else waiting.id if command[0] == "cancel" else dead.id
     both = [known] if command[0] != "show" else []
     unknown = command[len(words)]
-    result = fsqueue_cli(*words, queue.path, *both, unknown, *rest, code=3)
+    result = fsqueue_cli(*words, queue.path, *both, unknown, *rest, code=13)
     [said] = result.stderr.splitlines()
     assert UNKNOWN in said
     assert re.search(r"neither the queue nor its history has this task|is not in", said)
     if both and "@" not in command[1]:
         assert result.stdout == "1\n"
-        more = json.loads(fsqueue_cli(*words, queue.path, UNKNOWN, *rest, "--json", code=3).stdout)
+        more = json.loads(fsqueue_cli(*words, queue.path, UNKNOWN, *rest, "--json", code=13).stdout)
         assert more.pop("unknown") == [UNKNOWN]
         assert list(more.values()) == [0]
 
@@ -189,7 +189,7 @@ def test_tasks_in_another_state_are_not_unknown(fsqueue_cli: Run, mixed: Queue) 
 
 def test_many_unknown_tasks_are_named_and_then_counted(fsqueue_cli: Run, queue: Queue) -> None:
     ids = [f"{'0' * 32}.{number}" for number in range(25)]
-    said = fsqueue_cli("cancel", queue.path, *ids, "--yes", code=3).stderr.splitlines()
+    said = fsqueue_cli("cancel", queue.path, *ids, "--yes", code=13).stderr.splitlines()
     assert len(said) == 21
     assert said[-1] == "fsqueue: unknown ids not shown: 5"
 
@@ -212,11 +212,11 @@ def test_show_of_a_retried_letter_names_the_new_id(
             shown = json.loads(fsqueue_cli("show", queue.path, old[payload], "--json").stdout)
             assert (shown["settled"], shown["retried_as"]) == ("retried", new[payload])
         else:
-            said = fsqueue_cli("show", queue.path, old[payload], code=3).stderr
+            said = fsqueue_cli("show", queue.path, old[payload], code=13).stderr
             assert said == (
                 f"fsqueue: The task {old[payload]} has ended, and was retried: its new id is {new[payload]}.\n"
             )
-    purged = fsqueue_cli("show", queue.path, old[2], code=0 if keep_history else 3)
+    purged = fsqueue_cli("show", queue.path, old[2], code=0 if keep_history else 13)
     assert "purged" in purged.output
     assert "settled" not in json.loads(fsqueue_cli("show", queue.path, old[0], "--json").stdout)
     if not keep_history:
