@@ -8,19 +8,24 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import httptools
 import uvicorn
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
-from fsqueue.service import faults
+from fsqueue.service import faults, gate
 from fsqueue.service.application import last_answer
+
+from .serving_places import ConnectionPlaces
 
 _NO_PLACE = last_answer(
     faults.answer_to(faults.Overloaded("The gateway has too many connections at once. Nothing was done: come again."))
 )
 _NO_REQUEST = last_answer(faults.refusal(400, "BadRequest", "The gateway cannot read this request. Nothing was done."))
+_TOO_SLOW = last_answer(faults.refusal(408, "BadRequest", "The head of the request stopped. Nothing was done."))
 
 HEAD_BYTES_MAX = 64 << 10
 """Maximum length of the head of a request. Also of the rest of a chunked body, and of a chunk's first line."""
@@ -30,17 +35,19 @@ class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it by httptools, with bounds. Without them clients could hold memory and connections.
 
     - A head, or what follows the last chunk of a body, is at most HEAD_BYTES_MAX long, and one read (256 KiB) more.
-    - A connection ends that has sent a part of a head, or nothing, for `head_s` seconds. The gateway answers a client
-      without a token before the body is whole: then the connection ends if the rest does not come within that time.
-      uvicorn bounds the pause between two requests, and no other, and forgets that pause once a byte has come.
+    - A connection ends that has sent a part of a head, or nothing, for `head_s` seconds. A part of a head is answered
+      by 408. The gateway answers a client without a token before the body is whole: then the connection ends if the
+      rest does not come within that time. uvicorn bounds the pause between two requests, and no other, and forgets that
+      pause once a byte has come.
     - One request is under way at a time. If another one comes before the answer, the connection ends after the answer,
       as HTTP lets a server do: uvicorn would keep all that have come.
     - What follows the last chunk of a body ("trailers") is no header of the request.
     - An offer to change to another protocol ("Upgrade") is ignored. uvicorn would lose the body of such a request, and
       take it for the next request. Java's client makes the offer in each first request.
-    - A connection beyond `connections_max` gets one answer, 503 with Retry-After, and ends. uvicorn would refuse the
-      requests of all connections then, also of those that were there before. Beyond `refused_max` more, a connection
-      ends at once, with the same answer if it can take it.
+    - For a connection beyond `connections_max`, the oldest one ends on which no valid token has come. If all have shown
+      one, the new connection gets one answer, 503 with Retry-After, and ends. uvicorn would refuse the requests of all
+      connections then, also of those that were there before. Beyond `refused_max` more, the oldest of these ends at
+      once. Whatever ends so for another one is given the same answer, if it can take it.
     """
 
     head_s: ClassVar[float] = 20.0
@@ -50,16 +57,15 @@ class BoundedProtocol(HttpToolsProtocol):
     _undecided_bytes = 0
     """Length of what has come since the last head, part of a body, or end of a request."""
     _is_in_head = _is_in_body = False
+    _has_shown_token = False
+    _places_of: ClassVar[WeakKeyDictionary[ServerState, ConnectionPlaces]] = WeakKeyDictionary()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to count the time."""
+        """Begin to count the time. Take a place, or be told that there is none."""
         super().connection_made(transport)
-        if (beyond := len(self.connections) - self.connections_max) > 0:
-            self.app = _NO_PLACE
-            if beyond > self.refused_max:
-                self._end_with(_NO_PLACE)
-                return
         self._count()
+        if not self._places().admit(self, len(self.connections), self.connections_max, self.refused_max):
+            self.app = _NO_PLACE
 
     def data_received(self, data: bytes) -> None:
         """Go on counting while a head is not whole, or the rest of a body that was answered."""
@@ -88,9 +94,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self._count()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count no more."""
+        """Count no more. Give the place back."""
         self._stop()
+        self._places().leave(self)
         super().connection_lost(exc)
+
+    # -- places -----------------------------------------------------------------------------------------------
+
+    def has_shown_token(self) -> bool | None:
+        """Return whether a request with a valid token has come; None while the gate has not judged the first one."""
+        if not self._has_shown_token and self.scope is not None:
+            shown = gate.has_shown_token(self.scope.get("state", {}))
+            if shown is None and self._is_asked():
+                return None
+            self._has_shown_token = shown is True
+        return self._has_shown_token
+
+    def end_for_another(self) -> None:
+        """End at once. Tell the client that nothing was done, unless an answer to it has begun."""
+        self.connections.discard(self)  # the next connection finds a place before the event loop has closed this one
+        if not self.transport.is_closing() and not (self._is_asked() and self.cycle.response_started):
+            self._write(_NO_PLACE)
+        self.transport.abort()  # `close` waits for a client that reads nothing, or does not end TLS
+
+    def _places(self) -> ConnectionPlaces:
+        return self._places_of.setdefault(self.server_state, ConnectionPlaces())
 
     # -- the parser's calls -----------------------------------------------------------------------------------
 
@@ -98,6 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begin a request, unless one is under way."""
         if self._is_asked():
             raise ValueError("a request has come before the answer to the one before")
+        self.has_shown_token()  # uvicorn forgets the request before
         super().on_message_begin()
         self._is_in_head = True
 
@@ -158,9 +187,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _end_with(self, answer: Response) -> None:
         """Answer without the application, and end the connection."""
+        self._write(answer)
+        self.transport.close()
+
+    def _write(self, answer: Response) -> None:
         headers = [b"%b: %b\r\n" % header for header in (*self.server_state.default_headers, *answer.raw_headers)]
         self.transport.write(b"".join([STATUS_LINE[answer.status_code], *headers, b"\r\n", bytes(answer.body)]))
-        self.transport.close()
 
     def _refuse(self) -> None:
         """Answer what is no request by 400, and end the connection. A request that is under way is answered first."""
@@ -193,7 +225,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._deadline = None
-        if not self._is_asked() and not self.transport.is_closing():
+        if self._is_asked() or self.transport.is_closing():
+            return
+        if self._is_in_head:
+            self._end_with(_TOO_SLOW)
+        else:
             self.transport.close()
 
 

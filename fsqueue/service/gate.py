@@ -10,8 +10,8 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
@@ -36,11 +36,15 @@ _PATH = re.compile(rb"/[\x21-\x7e]*")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who has sent a request: `request.state.caller`. `csrf`: what its forms have to send in the field CSRF_FIELD."""
+    """Who has sent a request: `request.state.caller`. `csrf`: what its forms have to send in the field CSRF_FIELD.
+
+    `is_stranger`: it has shown no token, and asks for what is open to all.
+    """
 
     role: Role
     csrf: str = ""
     by_cookie: bool = False
+    is_stranger: bool = False
 
     @property
     def may_write(self) -> bool:
@@ -112,8 +116,9 @@ class Gate:
             return
         headers = Headers(scope=scope)
         refusal = self._refusal(scope, headers)
-        if refusal is None and (caller := self._caller(scope, headers)) is not None:
-            scope.setdefault("state", {})["caller"] = caller
+        caller = self._caller(scope, headers) if refusal is None else None
+        scope.setdefault("state", {})["caller"] = caller
+        if caller is not None:
             if scope["method"] in SAFE or scope["path"] == "/login":
                 await self._app(scope, receive, send)
                 return
@@ -176,9 +181,9 @@ class Gate:
         else:
             found = self._tokens.caller(cookie_of(headers, cookie_name(scope)))
         if found is None and scope["path"] in OPEN:
-            found = Caller("read")
+            found = Caller("read", is_stranger=True)
         if found is not None and self._read_only:
-            return Caller("read", found.csrf, found.by_cookie)
+            return replace(found, role="read")
         return found
 
     @staticmethod
@@ -200,6 +205,14 @@ class Gate:
         )
         refusal.headers["www-authenticate"] = "Bearer"
         return refusal
+
+
+def has_shown_token(state: Mapping[str, Any]) -> bool | None:
+    """Return whether a request of this state has a valid token, or needs none; None if no `Gate` has judged it yet."""
+    if "caller" not in state:
+        return None
+    caller: Caller | None = state["caller"]
+    return caller is not None and not caller.is_stranger
 
 
 def _token_in(authorization: str, takes_basic: bool) -> str | None:

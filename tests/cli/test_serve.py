@@ -235,7 +235,7 @@ def test_bad_use_is_a_sentence(tmp_path: Path, fsqueue_cli: Run) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_client_that_sends_half_a_head_is_left(tmp_path: Path) -> None:
+def test_a_client_that_sends_half_a_head_is_told_so_and_one_that_sends_nothing_is_left(tmp_path: Path) -> None:
     """The bound is tested on the protocol: a gateway's own is 20 s."""
     import asyncio
 
@@ -248,20 +248,23 @@ def test_a_client_that_sends_half_a_head_is_left(tmp_path: Path) -> None:
     async def app(scope: object, receive: object, send: object) -> None:
         raise AssertionError("no request has come")
 
-    async def story() -> bytes:
+    async def story(sent: bytes) -> bytes:
         config = uvicorn.Config(app, http=Impatient, log_level="critical", lifespan="off")  # type: ignore[arg-type]
         server = uvicorn.Server(config)
         listener = socket.create_server(("localhost", 0))
         running = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(b"GET / HTTP/1.1\r\nHost: loc")
+        writer.write(sent)
         rest = await reader.read()  # until the server has ended the connection
         writer.close()
         server.should_exit = True
         await running
         return rest
 
-    assert until(lambda: asyncio.run(story()) == b"", "the end of the connection")
+    assert asyncio.run(story(b"")) == b""
+    said = asyncio.run(story(b"GET / HTTP/1.1\r\nHost: loc"))
+    assert said.startswith(b"HTTP/1.1 408 ")
+    assert b"The head of the request stopped. Nothing was done." in said
 
 
 @pytest.mark.parametrize("then", [b"x", b"xxxxx"])
@@ -368,14 +371,14 @@ def test_idle_connections_take_no_descriptor_from_the_queues(tmp_path: Path) -> 
         token = tokens_of(tmp_path / "tokens")["write"]
         kept = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
         idle.callback(kept.close)
-        assert status(kept, "/healthz") == 200
-        for _ in range(260):
-            idle.enter_context(socket.create_connection((host, port), timeout=PATIENCE_S))
+        assert status(kept, "/v1", Authorization=f"Bearer {token}") == 200
+        strangers = [idle.enter_context(socket.create_connection((host, port), timeout=PATIENCE_S)) for _ in range(260)]
+        told = strangers[0].recv(4096)  # it has ended for one of the others
+        assert told.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in told
         late = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
-        late.request("GET", "/healthz")
-        refused = late.getresponse()
-        assert (refused.status, refused.getheader("retry-after")) == (503, "1")
-        assert json.loads(refused.read())["error"]["nothing_done"] is True
+        idle.callback(late.close)
+        assert status(late, "/v1", Authorization=f"Bearer {token}") == 200
         for number in range(20):
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             kept.request("POST", f"/v1/queues/new{number}/tasks", '{"payload": 3}', headers)

@@ -12,6 +12,8 @@ import pytest
 import uvicorn
 from fsqueue_cli.serving_protocol import HEAD_BYTES_MAX, BoundedProtocol
 
+from fsqueue.service.gate import Gate, Tokens
+
 pytestmark = pytest.mark.once
 
 HEAD = b"POST /%b HTTP/1.1\r\nHost: localhost\r\n"
@@ -50,12 +52,18 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def told(talk: Callable[[Echo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]]) -> tuple[Echo, bytes]:
-    """Let a client talk to a server of its own. Return the application, and what the client returns."""
+def told(
+    talk: Callable[[Echo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]],
+    guarded: Callable[[Echo], Any] = lambda echo: echo,
+) -> tuple[Echo, bytes]:
+    """Let a client talk to a server of its own. Return the application, and what the client returns.
+
+    `guarded`: puts something before the application.
+    """
 
     async def story() -> tuple[Echo, bytes]:
         echo = Echo()
-        config = uvicorn.Config(echo, http=BoundedProtocol, ws="none", log_level="critical", lifespan="off")
+        config = uvicorn.Config(guarded(echo), http=BoundedProtocol, ws="none", log_level="critical", lifespan="off")
         server = uvicorn.Server(config)
         listener = socket.create_server(("localhost", 0))
         running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -230,12 +238,37 @@ def test_the_gate_sees_the_path_as_it_was_sent(path: bytes) -> None:
     assert [seen for seen, _ in echo.seen] in ([path + b"?z"], [])
 
 
-async def answer_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+TOKEN = b"Authorization: Bearer " + b"w" * 20 + b"\r\n"
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def gated(echo: Echo) -> Gate:
+    """Let only requests with the token reach an application."""
+    return Gate(echo, Tokens({"write": "w" * 20}))
+
+
+async def answer_on(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: bytes = TOKEN, path: bytes = b"/a"
+) -> bytes:
     """Ask for nothing in particular. Return the answer, head and body."""
-    writer.write(b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (path, headers))
+    return await next_answer(reader)
+
+
+async def next_answer(reader: asyncio.StreamReader) -> bytes:
+    """Return the next answer, head and body."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
     return head + await reader.readexactly(int(length.partition(b": ")[2]))
+
+
+def is_told_to_come_again(answer: bytes) -> bool:
+    """Return whether an answer says that there is no place, and that nothing was done."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 503 ") or b"\r\nretry-after: 1\r\n" not in head:
+        return False
+    error = json.loads(body)["error"]
+    return (error["type"], error["nothing_done"]) == ("StorageError", True)
 
 
 def test_connections_beyond_the_bound_are_told_to_come_again_and_the_others_go_on(
@@ -246,30 +279,123 @@ def test_connections_beyond_the_bound_are_told_to_come_again_and_the_others_go_o
 
     async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         where = writer.get_extra_info("peername")
-        idle = await asyncio.open_connection(*where)
-        assert (await answer_on(reader, writer)).startswith(b"HTTP/1.1 200 ")
+        second = await asyncio.open_connection(*where)
+        for one in ((reader, writer), second):
+            assert (await answer_on(*one)).startswith(b"HTTP/1.1 200 ")
         refused = await asyncio.open_connection(*where)
-        said = await answer_on(*refused)
+        assert is_told_to_come_again(await answer_on(*refused))
         assert await refused[0].read() == b"", "its connection ends"
-        assert said.startswith(b"HTTP/1.1 503 ")
-        assert b"\r\nretry-after: 1\r\n" in said
-        told = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
-        assert (told["type"], told["nothing_done"]) == ("StorageError", True)
         assert (await answer_on(reader, writer)).startswith(b"HTTP/1.1 200 "), "who was there before is not refused"
         waiting = await asyncio.open_connection(*where)  # it takes the last place, and asks for nothing
         await turns()
         last = await asyncio.open_connection(*where)
-        at_once = await last[0].read()
-        assert at_once.startswith(b"HTTP/1.1 503 ")
-        assert json.loads(at_once.partition(b"\r\n\r\n")[2])["error"] == told
-        for one in (idle, waiting):
-            one[1].close()
-            await one[1].wait_closed()
+        assert is_told_to_come_again(await waiting[0].read()), "at once"
+        assert is_told_to_come_again(await answer_on(*last))
+        second[1].close()
+        await second[1].wait_closed()
         await turns()
         again = await asyncio.open_connection(*where)
         found = await answer_on(*again)
-        for one in (refused, last, again):
+        for one in (refused, waiting, last, again):
             one[1].close()
         return found
 
-    assert told(talk)[1].startswith(b"HTTP/1.1 200 ")
+    assert told(talk, gated)[1].startswith(b"HTTP/1.1 200 ")
+
+
+FORM = b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 9\r\n\r\ntok"
+
+
+@pytest.mark.parametrize(
+    ("begin", "answered"),
+    [
+        (b"", b""), (b"GET / HT", b""), (HEAD % b"" + TOKEN, b""),
+        (HEAD % b"" + b"Authorization: Bearer x\r\n\r\n", b"401"), (HEAD % b"" + CHUNKED + b"1\r\n", b"401"),
+        (HEAD % b"login" + FORM, b""), (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"200"),
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\n" + TOKEN + b"\r\n", b"421"),
+    ],
+)  # fmt: skip
+def test_the_oldest_connection_without_a_token_ends_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, begin: bytes, answered: bytes
+) -> None:
+    """A client without a token could otherwise hold all places, for 20 s each, and keep out those that have one."""
+    monkeypatch.setattr(BoundedProtocol, "connections_max", 4)
+    monkeypatch.setattr(BoundedProtocol, "refused_max", 1)
+
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        where = writer.get_extra_info("peername")
+        assert (await answer_on(reader, writer)).startswith(b"HTTP/1.1 200 ")
+        strangers: list[Connection] = []
+        for _ in range(3):
+            strangers.append(await asyncio.open_connection(*where))
+            strangers[-1][1].write(begin)
+            if answered:
+                assert (await next_answer(strangers[-1][0])).startswith(b"HTTP/1.1 " + answered)
+            await turns()
+        opened = [(reader, writer)]
+        for oldest in strangers:
+            opened.append(await asyncio.open_connection(*where))
+            assert is_told_to_come_again(await oldest[0].read())
+            for one in opened:
+                assert (await answer_on(*one)).startswith(b"HTTP/1.1 200 ")
+        refused = await asyncio.open_connection(*where)
+        found = await answer_on(*refused)
+        for connection in (*strangers, *opened, refused):
+            connection[1].close()
+        return found
+
+    assert is_told_to_come_again(told(talk, gated)[1]), "all places are of connections that have shown a token"
+
+
+class Judging:
+    """Asks the gate about each request when `go` says so."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self.has_begun, self.go = app, asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.has_begun.set()
+        await self.go.wait()
+        await self._app(scope, receive, send)
+
+
+def test_a_connection_whose_first_request_is_not_judged_yet_does_not_end_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client would be told that nothing was done, and the request would be done."""
+    monkeypatch.setattr(BoundedProtocol, "connections_max", 1)
+    made: list[Judging] = []
+
+    def judged_late(echo: Echo) -> Judging:
+        made.append(Judging(gated(echo)))
+        return made[0]
+
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(HEAD % b"" + TOKEN + b"Content-Length: 1\r\n\r\na")
+        await made[0].has_begun.wait()
+        other = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        assert is_told_to_come_again(await answer_on(*other))
+        other[1].close()
+        made[0].go.set()
+        return await next_answer(reader)
+
+    echo, found = told(talk, judged_late)
+    assert found.startswith(b"HTTP/1.1 200 ")
+    assert echo.seen == [(b"/?", b"a")]
+
+
+def test_a_connection_that_has_shown_a_token_once_is_not_ended_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedProtocol, "connections_max", 1)
+
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        assert (await answer_on(reader, writer)).startswith(b"HTTP/1.1 200 ")
+        assert (await answer_on(reader, writer, b"")).startswith(b"HTTP/1.1 401 ")
+        writer.write(b"GET / HT")
+        await turns()
+        other = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        assert is_told_to_come_again(await answer_on(*other))
+        other[1].close()
+        writer.write(b"TP/1.1\r\nHost: localhost\r\n" + TOKEN + b"\r\n")
+        return await next_answer(reader)
+
+    assert told(talk, gated)[1].startswith(b"HTTP/1.1 200 ")

@@ -69,6 +69,11 @@ class Asker:
         assert self.ask("GET /v1/queues/q/status").status == 200
         return self.complete(lambda task: self.group["q"].purge())
 
+    def stopping(self, head: bytes) -> HTTPResponse:
+        """Send a part of a head."""
+        self.patch.setattr(BoundedProtocol, "head_s", 0.05)
+        return self.raw(head)
+
     def fail(self, target: Any, name: str, error: Exception, what: str = "GET /v1/queues/q/status") -> HTTPResponse:
         """Ask while a method fails."""
 
@@ -109,6 +114,7 @@ ANSWERS: dict[str, tuple[int, Callable[[Asker], HTTPResponse]]] = {
     "no task": (404, lambda asker: asker.ask("GET /v1/queues/q/tasks/01900000000070008000000000000000.0")),
     "a page of no task": (404, lambda asker: asker.ask("GET /task?queue=q&id=01900000000070008000000000000000.0")),
     "another method": (405, lambda asker: asker.ask("DELETE /healthz")),
+    "a head that stops": (408, lambda asker: asker.stopping(b"GET /v1 HTTP/1.1\r\nHost: loc")),
     "a body that stops": (408, lambda asker: asker.ask("POST /v1/queues/q/tasks", MAY + JSON, "{", 9)),
     "a form that stops at the gate": (408, lambda asker: asker.ask("POST /act", COOKIE + FORM, "csrf=", 9)),
     "a lost lease": (409, lambda asker: asker.complete(fsqueue.LeasedTask.release)),

@@ -1,0 +1,60 @@
+"""The places for connections of one server, and which connection ends when there is none left."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+
+class PlacedConnection(Protocol):
+    """A connection."""
+
+    def has_shown_token(self) -> bool | None:
+        """Return whether a request with a valid token has come on it; None while its first request is not judged."""
+
+    def end_for_another(self) -> None:
+        """End at once. Its client is told to come again, if it can take that."""
+
+
+class ConnectionPlaces:
+    """The connections that may have to end for others, each with the oldest first.
+
+    A client without a token could otherwise keep out those that have one, by connections that ask for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._strangers: OrderedDict[PlacedConnection, None] = OrderedDict()
+        """They have places. A connection leaves this when it is found to have shown a token, or ends."""
+        self._refused: OrderedDict[PlacedConnection, None] = OrderedDict()
+        """They have none, and wait to be told so: a client that is told before it has asked may not hear it."""
+
+    def admit(self, newcomer: PlacedConnection, open_count: int, most: int, refused_max: int) -> bool:
+        """Return whether a newcomer has a place, at the cost of the oldest connection without a token if need be.
+
+        `open_count`: how many connections there are, the newcomer among them. `most`: how many have places.
+        `refused_max`: how many more may wait to be told that there is none.
+        """
+        if open_count - len(self._refused) <= most or self.end_oldest():
+            self._strangers[newcomer] = None
+            return True
+        self._refused[newcomer] = None
+        if len(self._refused) > refused_max:
+            self._refused.popitem(last=False)[0].end_for_another()
+        return False
+
+    def end_oldest(self) -> bool:
+        """End the oldest connection that has a place and has shown no token. Return False if there is none."""
+        for _ in range(len(self._strangers)):
+            oldest, _ = self._strangers.popitem(last=False)
+            has_shown = oldest.has_shown_token()
+            if has_shown is None:  # its request may be under way before it can be told that nothing was done
+                self._strangers[oldest] = None
+            elif not has_shown:
+                oldest.end_for_another()
+                return True
+        return False
+
+    def leave(self, connection: PlacedConnection) -> None:
+        """Forget a connection that has ended."""
+        self._strangers.pop(connection, None)
+        self._refused.pop(connection, None)
