@@ -38,7 +38,7 @@ class RemoteGroup(OverWire):
         after: str | None = None
         while True:
             query = {"match": pattern, "tasks_min": tasks_min, "after": after}
-            page = self._wire.ask("GET", "/queues", query=query, again=True)
+            page = self._wire.call("queues", query)
             yield from (self[name] for name in page["queues"])
             after = page["next"]
             if after is None:
@@ -49,7 +49,7 @@ class RemoteGroup(OverWire):
 
         QueueFileLost if those of some queues are not known, since a file of theirs is gone or hidden.
         """
-        found = self._wire.ask("GET", "/status", query={"match": pattern, "exact": bool(exact)}, again=True)
+        found = self._wire.call("group_status", {"match": pattern, "exact": bool(exact)})
         if lost := found.get("lost"):
             raise QueueFileLost(
                 f"The tasks in {', '.join(lost)} cannot be counted: a file of the queue's own is gone, or something "
@@ -72,7 +72,7 @@ class RemoteGroup(OverWire):
 
         def ask(n: int, step_s: float) -> list[dict[str, Any]]:
             sent = {**asked, "n": n, "wait_s": step_s}
-            found: list[dict[str, Any]] = self._wire.ask("POST", "/lease", sent, wait_s=step_s)["tasks"]
+            found: list[dict[str, Any]] = self._wire.call("lease_any", sent, wait_s=step_s)["tasks"]
             return found
 
         return lease_by(ask, n, wait_s, lambda one: leased_task(self[one["queue"]], one))  # type: ignore[arg-type]

@@ -92,8 +92,8 @@ class RemoteQueue(OverWire):
     """
 
     def __init__(self, wire: Wire, name: str, holder: dict[str, Any]) -> None:
+        segment(name)  # raises InvalidArgument if it is none
         self._wire, self.name, self._holder = wire, name, holder
-        self._path = f"/queues/{segment(name)}"
         self.store = QueueStandIn(self.url, Clock(), Entropy())
 
     def __reduce__(self) -> Any:
@@ -114,34 +114,41 @@ class RemoteQueue(OverWire):
         """Return its address: what a worker's messages call it."""
         return self.url
 
-    def _get(self, what: str, **query: Any) -> Any:
-        return self._wire.ask("GET", self._path + what, query=query, again=True)
+    def _ask(self, verb: str, /, **given: Any) -> Any:
+        """Return what a verb answers. `given`: its fields by name."""
+        return self._wire.call(verb, given, queue=self.name)
 
-    def _post(self, what: str, sent: Any, again: bool = False, wait_s: float = 0) -> Any:
-        return self._wire.ask("POST", self._path + what, sent, again=again, wait_s=wait_s)
+    def _ask_of(self, id: str, verb: str) -> Any:
+        """Return what a verb answers about a task."""
+        names.parse_task_id(id)
+        return self._wire.call(verb, queue=self.name, task=id)
+
+    def _iterate(self, kind: type, verb: str, **given: Any) -> Iterator[Any]:
+        """Yield what a verb answers, as values of this kind."""
+        return (made(kind, one) for one in self._wire.call_lines(verb, given, self.name))
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> Settings:
         """Return its settings."""
-        found = Answer(self._get("")["settings"])
+        found = Answer(self._ask("queue")["settings"])
         settings: Settings = made(Settings, found | {"backoff_s": tuple(found["backoff_s"])})
         return settings
 
     @property
     def paused(self) -> Pause | None:
         """Return since when, by whom and why no task is leased; None if the queue is not paused."""
-        found = self._get("")["paused"]
+        found = self._ask("queue")["paused"]
         return None if found is None else made(Pause, found)
 
     def is_copy(self) -> bool:
         """Return whether its directory may be a copy of the one in which it was made. A hint."""
-        return bool(self._get("")["copy"])
+        return bool(self._ask("queue")["copy"])
 
     def exists(self) -> bool:
         """Return whether it has come into being, and was not deleted since."""
-        return bool(self._get("")["exists"])
+        return bool(self._ask("queue")["exists"])
 
     # -- inserting ----------------------------------------------------------------------------------------------
 
@@ -162,7 +169,7 @@ class RemoteQueue(OverWire):
                 task_file.check_unchanged(item.payload)
             default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
             task = encoding.encode(item, BYTES_MAX, default=default)
-            found = self._post("/tasks", task_line(task), again=task.key is not None)
+            found = self._wire.call("insert", body=task_line(task), queue=self.name, again=task.key is not None)
         except FsqueueError as error:
             if error.new is None:
                 error.inserted = error.new = 0
@@ -186,7 +193,7 @@ class RemoteQueue(OverWire):
         tasks = payloads_of(payloads, "insert_many")
         stream = _Stream(unchanged(tasks) if strict else tasks, encoding.default_when(delay_s), commit is not None)
         try:
-            found = self._wire.send_lines(f"{self._path}/tasks", stream, {"commit": commit, "total": total})
+            found = self._wire.call_with_lines("insert", stream, {"commit": commit, "total": total}, self.name)
         except UserCodeError as foreign:  # with a commit's name: nothing shows
             foreign.count(0, 0)
             raise foreign.error from None
@@ -225,7 +232,9 @@ class RemoteQueue(OverWire):
     def _leasing(self, asked: dict[str, Any], again: bool = False) -> Ask:
         def ask(n: int, step_s: float) -> list[dict[str, Any]]:
             sent = {**asked, "n": n, "wait_s": step_s}
-            found: list[dict[str, Any]] = self._post("/lease", sent, again, wait_s=step_s)["tasks"]
+            found: list[dict[str, Any]] = self._wire.call("lease", sent, queue=self.name, again=again, wait_s=step_s)[
+                "tasks"
+            ]
             return found
 
         return ask
@@ -255,7 +264,7 @@ class RemoteQueue(OverWire):
         """Return a lease made elsewhere, from its token, to act on it from this process: see `Queue.attach`."""
         names.parse_token(token)
         if verify:
-            return leased_task(self, self._post("/attach", {"token": token}, again=True))  # type: ignore[arg-type]
+            return leased_task(self, self._ask("attach", token=token))  # type: ignore[arg-type]
         unread = {"token": token, "attempt": 0, "version": 0, "lease_until": 0, "unread": attaching.not_read(token)}
         return leased_task(self, unread)  # type: ignore[arg-type]
 
@@ -267,7 +276,7 @@ class RemoteQueue(OverWire):
         mine = [task for task in _listed(tasks) if task.id not in refused]
         sent = [json_object({"token": task.token}, result=told.get((task.batch, task.index))) for task in mine]
         try:
-            self._each_part("/complete", "tasks", sent)
+            self._each_part("complete", "tasks", sent)
         except LeaseLost as lost:
             refuse(refused, lost)
             raise
@@ -280,7 +289,7 @@ class RemoteQueue(OverWire):
             duration_ms(lease_s, "lease_s", 0.001)
         mine = _listed(tasks)
         try:
-            until = self._each_part("/renew", "tokens", [encoded(task.token) for task in mine], lease_s=lease_s)
+            until = self._each_part("renew", "tokens", [encoded(task.token) for task in mine], lease_s=lease_s)
         except LeaseLost as lost:
             held = [task for task in mine if task.token not in lost.tokens]
             if len(held) < len(mine):  # the gateway has renewed them, and has not said until when
@@ -293,14 +302,14 @@ class RemoteQueue(OverWire):
         """Put tasks back: see `Queue.release`."""
         duration_ms(delay_s, "delay_s")
         mine = _listed(tasks)
-        self._each_part("/release", "tokens", [encoded(task.token) for task in mine], delay_s=delay_s)
+        self._each_part("release", "tokens", [encoded(task.token) for task in mine], delay_s=delay_s)
         _end(mine)
 
     def put_back(self, tasks: Iterable[LeasedTask]) -> None:
         """Put back what a loop has leased ahead, at once or not at all: their leases run out."""
         RemoteQueue(self._wire.hurried(), self.name, self._holder).release(tasks)
 
-    def _each_part(self, what: str, name: str, items: Sequence[bytes], **more: Any) -> list[Any]:
+    def _each_part(self, verb: str, name: str, items: Sequence[bytes], **more: Any) -> list[Any]:
         """Ask for many tasks, in as many requests as they need. LeaseLost names those of all of them.
 
         A request is repeated: what it has ended is found lost then, or done by this very lease.
@@ -308,7 +317,7 @@ class RemoteQueue(OverWire):
         found, losses = list[Any](), list[LeaseLost]()
         for _, part in in_parts(items):
             try:
-                found.append(self._post(what, json_object(more, **{name: part}), again=True))
+                found.append(self._wire.call(verb, body=json_object(more, **{name: part}), queue=self.name))
             except LeaseLost as lost:
                 losses.append(lost)
         if losses:
@@ -322,34 +331,34 @@ class RemoteQueue(OverWire):
         if delay_s is not None:
             duration_ms(delay_s, "delay_s")
         text = transitions.shorten(said(error) if isinstance(error, BaseException) else text_of(error))
-        self._post("/fail", {"token": task.token, "error": text, "delay_s": delay_s}, again=True)
+        self._ask("fail", token=task.token, error=text, delay_s=delay_s)
         _end([task])
 
     def _bury(self, task: LeasedTask, reason: object) -> None:
-        self._post("/bury", {"token": task.token, "reason": transitions.shorten(text_of(reason))}, again=True)
+        self._ask("bury", token=task.token, reason=transitions.shorten(text_of(reason)))
         _end([task])
 
     def cancel(self, ids: str | Iterable[str]) -> int:
         """Cancel tasks that no worker holds: see `Queue.cancel`."""
-        return sum(one["cancelled"] for one in self._of_ids("/cancel", _sound(ids), again=True))
+        return sum(self._of_ids("cancel", _sound(ids)))
 
-    def _of_ids(self, what: str, ids: Iterable[str] | None, again: bool = False) -> list[Any]:
+    def _of_ids(self, verb: str, ids: Iterable[str] | None) -> list[Any]:
         """Ask for tasks by their ids, in as many requests as they need; for all of them, if there are none."""
         if ids is None:
-            return [self._post(what, {"all": True}, again)]
+            return [self._ask(verb, all=True)]
         parts = in_parts([encoded(one) for one in sorted(ids)])
-        return [self._post(what, json_object({}, ids=part), again) for _, part in parts]
+        return [self._wire.call(verb, body=json_object({}, ids=part), queue=self.name) for _, part in parts]
 
     # -- looking ------------------------------------------------------------------------------------------------
 
     def status(self, exact: bool = True) -> Status:
         """Count the tasks by state: see `Queue.status`."""
-        found: Status = made(Status, self._get("/status", exact=bool(exact)))
+        found: Status = made(Status, self._ask("status", exact=bool(exact)))
         return found
 
     def is_drained(self) -> bool:
         """Return whether nothing is waiting, delayed or leased."""
-        return bool(self._get("/drained")["drained"])
+        return bool(self._ask("is_drained"))
 
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
         """Wait until the queue is drained, or `timeout_s` is over; return the last status: see `Queue.wait`."""
@@ -357,7 +366,7 @@ class RemoteQueue(OverWire):
         told = None if poll is None else user_function(poll)
         step_s, first = 0.0, None
         while True:
-            given = self._wire.ask("GET", f"{self._path}/wait", query={"timeout_s": step_s}, again=True, wait_s=step_s)
+            given = self._wire.call("wait", {"timeout_s": step_s}, queue=self.name, wait_s=step_s)
             first = given["state"] if first is None else first
             if first and given["state"] != first:
                 raise QueuePurged(
@@ -378,66 +387,64 @@ class RemoteQueue(OverWire):
 
     def peek(self, n: int = 1) -> list[TaskInfo]:
         """Return up to `n` waiting tasks, at most 1,000: see `Queue.peek`."""
-        return [made(TaskInfo, one) for one in self._get("/peek", n=min(whole("n", n), TASKS_MAX))["tasks"]]
+        return [made(TaskInfo, one) for one in self._ask("peek", n=min(whole("n", n), TASKS_MAX))]
 
     def task(self, id: str) -> TaskInfo:
         """Return what is known of a task: see `Queue.task`."""
-        names.parse_task_id(id)
-        found: TaskInfo = made(TaskInfo, self._get(f"/tasks/{segment(id)}"))
+        found: TaskInfo = made(TaskInfo, self._ask_of(id, "task"))
         return found
 
     def tasks(self, state: State | None = None) -> Iterator[TaskInfo]:
         """Yield the unfinished tasks, or those in one state: see `Queue.tasks`."""
         if state is not None:
             one_of("state", state, STATES)
-        return (made(TaskInfo, one) for one in self._wire.lines(f"{self._path}/tasks", {"state": state}))
+        return self._iterate(TaskInfo, "tasks", state=state)
 
     def history(self, id: str) -> list[Movement]:
         """Return what happened to a task: see `Queue.history`."""
-        names.parse_task_id(id)
-        return [made(Movement, one) for one in self._get(f"/tasks/{segment(id)}/history")["movements"]]
+        return [made(Movement, one) for one in self._ask_of(id, "history")]
 
     def results(self, where: Callable[[Result], bool] | None = None, failed: bool = False) -> Iterator[Result]:
         """Yield the tasks that have ended, inputs beside outputs: see `Queue.results`."""
         if where is not None:
             user_function(where)
-        found = (made(Result, one) for one in self._wire.lines(f"{self._path}/results", {"failed": bool(failed)}))
+        found = self._iterate(Result, "results", failed=bool(failed))
         return found if where is None else filter(where, found)
 
     def activity(self, window_s: float | None = None) -> dict[str, Any]:
         """Return `Queue.activity` as a dict: rates, durations, the oldest leases, failures by reason."""
         if window_s is not None:
             window_ms(window_s)
-        return dict(self._get("/activity", window_s=window_s))
+        return dict(self._ask("activity", window_s=window_s))
 
     def timeline(self, window_s: float = 3600, pieces: int = 60) -> dict[str, Any]:
         """Return `Queue.timeline` as a dict."""
         window_ms(window_s)
-        return dict(self._get("/timeline", window_s=window_s, pieces=pieces_of(pieces)))
+        return dict(self._ask("timeline", window_s=window_s, pieces=pieces_of(pieces)))
 
     def workers(self) -> list[dict[str, Any]]:
         """Return `Queue.workers` as dicts. Slurm is not asked."""
-        return list(self._get("/workers")["workers"])
+        return list(self._ask("workers"))
 
     def failing_nodes(self) -> list[FailingNode]:
         """Return the nodes on which the latest attempts failed, one after the other: see `Queue.failing_nodes`."""
-        return [made(FailingNode, one) for one in self._get("/nodes")["nodes"]]
+        return [made(FailingNode, one) for one in self._ask("failing_nodes")]
 
     def admit_node(self, node: str) -> bool:
         """Forget a node's failures, so that it takes tasks again: see `Queue.admit_node`."""
-        return bool(self._post("/nodes/admit", {"node": node_of(node)}, again=True)["admitted"])
+        return bool(self._ask("admit_node", node=node_of(node)))
 
     def usage(self) -> dict[str, dict[str, int]]:
         """Return `Queue.usage` as dicts."""
-        return dict(self._get("/usage"))
+        return dict(self._ask("usage"))
 
     def waiting_by_priority(self, ranges: int = 8) -> list[dict[str, Any]]:
         """Return `Queue.waiting_by_priority` as dicts, for at most 1,000 ranges."""
-        return list(self._get("/priorities", ranges=min(whole("ranges", ranges), RANGES_MAX))["ranges"])
+        return list(self._ask("waiting_by_priority", ranges=min(whole("ranges", ranges), RANGES_MAX)))
 
     def stuck(self) -> list[dict[str, Any]]:
         """Return `Queue.stuck` as dicts."""
-        return list(self._get("/stuck")["locks"])
+        return list(self._ask("stuck"))
 
     # -- dead letters, and the whole queue ------------------------------------------------------------------------
 
@@ -445,7 +452,7 @@ class RemoteQueue(OverWire):
         """Yield the dead letters: see `Queue.dead`."""
         if where is not None:
             user_function(where)
-        found = (made(DeadLetter, one) for one in self._wire.lines(f"{self._path}/dead", {}))
+        found = self._iterate(DeadLetter, "dead")
         return found if where is None else filter(where, found)
 
     def retry_dead(
@@ -453,14 +460,14 @@ class RemoteQueue(OverWire):
     ) -> int:
         """Insert dead letters again: see `Queue.retry_dead`. Return how many."""
         wanted = _chosen(_meant(ids, "dead letters"), where, self.dead)
-        return sum(one["retried"] for one in self._of_ids("/dead/retry", wanted))
+        return sum(self._of_ids("retry_dead", wanted))
 
     def purge_dead(
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
         """Remove dead letters: see `Queue.purge_dead`. Return how many."""
         wanted = _chosen(_meant(ids, "dead letters"), where, self.dead)
-        return sum(one["purged"] for one in self._of_ids("/dead/purge", wanted))
+        return sum(self._of_ids("purge_dead", wanted))
 
     def _completed(self, where: Callable[[Result], bool]) -> Iterator[Result]:
         user_function(where)
@@ -472,13 +479,13 @@ class RemoteQueue(OverWire):
         """Insert completed tasks again: see `Queue.retry_completed`."""
         wanted = _chosen(_meant(ids, "completed tasks"), where, self._completed)
         report = RetryReport()
-        for one in self._of_ids("/completed/retry", wanted):
+        for one in self._of_ids("retry_completed", wanted):
             report.add(made(RetryReport, one))
         return report
 
     def gc(self) -> GcReport:
         """Finish what crashes left half done; remove trash: see `Queue.gc`."""
-        found: GcReport = made(GcReport, self._post("/gc", {}, again=True))
+        found: GcReport = made(GcReport, self._ask("gc"))
         return found
 
     def release_all(
@@ -492,28 +499,28 @@ class RemoteQueue(OverWire):
         """End leases of other workers: see `Queue.release_all`. Without a name: all."""
         given = {"worker": worker, "host": host, "slurm_job": slurm_job, "job": job}
         named = {name: text for name, value in given.items() if (text := selector(name, value)) is not None}
-        return int(self._post("/release-all", {**named, "all": not named})["released"])
+        return int(self._ask("release_all", **named, all=not named))
 
     def change_settings(self, /, **settings: Any) -> Settings:
         """Change settings of the queue in use: see `Queue.change_settings`."""
-        self._wire.ask("PATCH", f"{self._path}/settings", {"settings": settings_of(settings)}, again=True)
+        self._ask("change_settings", settings=settings_of(settings))
         return self.settings
 
     def pause(self, reason: str | None = None) -> bool:
         """Have no task leased until `resume`: see `Queue.pause`."""
-        return bool(self._post("/pause", {"reason": reason_of(reason)})["changed"])
+        return bool(self._ask("pause", reason=reason_of(reason)))
 
     def resume(self) -> bool:
         """Have tasks leased again: see `Queue.resume`."""
-        return bool(self._post("/resume", {})["changed"])
+        return bool(self._ask("resume"))
 
     def purge(self) -> None:
         """Drop everything in the queue: see `Queue.purge`."""
-        self._post("/purge", {"confirm": self.name})
+        self._ask("purge", confirm=self.name)
 
     def delete(self) -> dict[str, str]:
         """Delete the queue: see `Queue.delete`. Its files are removed in the background."""
-        self._wire.ask("DELETE", self._path, query={"confirm": self.name})
+        self._ask("delete", confirm=self.name)
         return {}
 
 

@@ -101,7 +101,7 @@ class RemoteUpdate(PendingUpdate[RemoteQueue, RequestPart]):
             left_s = max(0.0, deadline - time.monotonic())
             step_s = min(left_s, APPLY_S)
             try:
-                found = self._wire.ask("POST", "/update", body, query={"timeout_s": step_s}, wait_s=step_s)
+                found = self._wire.call("update", {"timeout_s": step_s}, body=body, wait_s=step_s)
                 break
             except UpdateConflict as conflict:  # nothing has happened
                 others = any(getattr(conflict, kind) for kind in UpdateConflict.KINDS if kind != "busy")

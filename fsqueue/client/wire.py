@@ -11,8 +11,9 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -22,6 +23,7 @@ from fsqueue.errors import FsqueueError, InvalidArgument, LeaseLost, StorageErro
 from fsqueue.filesystem import resources
 from fsqueue.format import user_json
 from fsqueue.format.wording import duration
+from fsqueue.verbs.table import NDJSON, VERBS, Route, Verb
 
 T = TypeVar("T")
 
@@ -43,7 +45,6 @@ LATER = (502, 503, 504)
 REFUSED = (400, 413, 415)
 """The status of an answer to a body that the gateway has not taken, mostly since it is too large."""
 TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
-NDJSON = "application/x-ndjson"
 
 
 class _Kept(threading.local):
@@ -100,16 +101,41 @@ class Wire:
 
         return _in_one_process(lambda: _value_of(self._patiently(once, again, DONE), self.address.host))
 
-    def send_lines(self, path: str, lines: Iterable[bytes], query: dict[str, Any]) -> Any:
-        """Return the answer to a body of JSON Lines, which is sent as it comes.
+    def call(
+        self, name: str, given: Mapping[str, Any] = MappingProxyType({}), *, body: bytes | None = None,
+        queue: str = "", task: str = "", again: bool | None = None, wait_s: float = 0,
+    ) -> Any:  # fmt: skip
+        """Return what a verb of the table answers. `given`: its fields by name. Those of a body may be JSON: `body`.
+
+        `again`: see `ask`; as the table says, unless it is given.
+        """
+        verb, route = routed(name)
+        query = {one.name: given[one.name] for one in route.query if one.name in given}
+        sent: Any = body
+        if sent is None and route.method not in ("GET", "DELETE"):
+            sent = {key: value for key, value in given.items() if key not in query}
+        found = self.ask(
+            route.method, path_of(route, queue, task), sent, query=query,
+            again=verb.may_be_repeated if again is None else again, wait_s=wait_s,
+        )  # fmt: skip
+        return found[route.answer] if route.answer else found
+
+    def call_lines(self, name: str, given: Mapping[str, Any], queue: str) -> Iterator[Any]:
+        """Yield what a verb of the table answers, as it comes. Errors as of `lines`."""
+        _, route = routed(name)
+        return self.lines(path_of(route, queue), dict(given))
+
+    def call_with_lines(self, name: str, lines: Iterable[bytes], query: dict[str, Any], queue: str) -> Any:
+        """Return what a verb of the table answers to a body of JSON Lines, which is sent as it comes.
 
         It is sent again only if the gateway cannot be reached: then no line was read yet.
         """
-        parts = _Parts(lines)
+        parts, (_, route) = _Parts(lines), routed(name)
+        target = self._target(path_of(route, queue), query)
 
         def once() -> bytes:
             try:
-                with _Answer(self, "POST", self._target(path, query), parts, {"content-type": NDJSON}, 0) as answer:
+                with _Answer(self, route.method, target, parts, {"content-type": NDJSON}, 0) as answer:
                     return _read(answer)
             except _Failed as failed:
                 raise failed.error if parts.has_begun else failed from failed.__cause__
@@ -206,6 +232,19 @@ class Wire:
         said = {name: str(value).lower() if type(value) is bool else value for name, value in (query or {}).items()
                 if value is not None}  # fmt: skip
         return f"{self.address.prefix}/v1{path}" + (f"?{urlencode(said)}" if said else "")
+
+
+def routed(name: str) -> tuple[Verb, Route]:
+    """Return a verb of the table, and its route."""
+    verb = VERBS[name]
+    assert verb.route is not None, name
+    return verb, verb.route
+
+
+def path_of(route: Route, queue: str = "", task: str = "") -> str:
+    """Return the path of a route, of a queue and a task by their names."""
+    given = {"queue": queue, "task": task}
+    return route.path.format(**{name: segment(text) for name, text in given.items() if f"{{{name}}}" in route.path})
 
 
 def check_token(name: str, token: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any, Protocol
 from fsqueue import administration
 from fsqueue.arguments import check_lease, whole
 from fsqueue.clock import Backoff, Clock, Entropy, duration_ms
-from fsqueue.commit import Commit
 from fsqueue.errors import (
     FsqueueError,
     GroupNotFound,
@@ -22,23 +20,21 @@ from fsqueue.errors import (
     QueueClosed,
     QueueNotFound,
     StorageError,
-    TaskNotFound,
     from_os_error,
 )
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
-from fsqueue.format.models import GcReport, RetryReport, Status, TaskInfo, TaskRef
+from fsqueue.format.models import Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until
 from fsqueue.protocol import insert_errors, losses
 from fsqueue.protocol.waiting import BELL_S
-from fsqueue.queue import Queue, open_store
+from fsqueue.queue import Order, Queue, open_store
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
 from fsqueue.user_code import user_function
-from fsqueue.views.activity import together
-from fsqueue.views.timeline import Timeline
+from fsqueue.verbs.table import OF_QUEUES
 
 _OPENED = ("store", "_inserter", "_keyed")
 """What a queue has while it is open."""
@@ -312,34 +308,28 @@ class GroupQueue(Queue):
             f"Other processes delete the queue {self._path} as often as this one makes it. {insert_errors.NOTHING}"
         )
 
-    def insert(self, payload: Any, **how: Any) -> TaskRef:
+    def insert(
+        self,
+        payload: Any,
+        *,
+        key: str | None = None,
+        priority: str | int | None = None,
+        delay_s: float = 0,
+        available_at: float | None = None,
+        strict: bool = False,
+    ) -> TaskRef:
         """Insert one task: see `Queue.insert`. The queue comes into being, if there is none."""
         for left in reversed(range(BEGIN_TRIES)):
             self._begin(verifies=False)
             try:
-                return super().insert(payload, **how)
+                return super().insert(
+                    payload, key=key, priority=priority, delay_s=delay_s, available_at=available_at, strict=strict
+                )
             except QueueNotFound as error:
                 self._let_go()
                 if not left or error.new or not error.is_exact:  # it may be in the queue, if that was moved elsewhere
                     raise
         raise AssertionError("unreachable")
-
-    def insert_many(self, payloads: Iterable[Any], **how: Any) -> int:
-        """Insert a stream: see `Queue.insert_many`. The queue comes into being, if there is none.
-
-        QueueNotFound if it is deleted meanwhile: what was inserted by then was deleted with it.
-        """
-        self._begin(verifies=True)
-        try:
-            return super().insert_many(payloads, **how)
-        except QueueNotFound:
-            self._let_go()
-            raise
-
-    def commit(self, name: str, *, attempt: str | None = None) -> Commit:
-        """Return a named commit: see `Queue.commit`. The queue comes into being, if there is none."""
-        self._begin(verifies=True)
-        return super().commit(name, attempt=attempt)
 
     # -- while it is not there ------------------------------------------------------------------------------------
 
@@ -397,7 +387,16 @@ class GroupQueue(Queue):
             self.store.lease_for_others()
 
     def lease(
-        self, n: int = 1, *, wait_s: float = 0, depends: Iterable[LeasedTask | TaskInfo] = (), **how: Any
+        self,
+        n: int = 1,
+        *,
+        lease_s: float | None = None,
+        wait_s: float = 0,
+        up_to: str | int | None = None,
+        order: Order = "priority",
+        strict: bool = False,
+        holder: Mapping[str, Any] | None = None,
+        depends: Iterable[LeasedTask | TaskInfo] = (),
     ) -> list[LeasedTask]:
         """Lease up to `n` tasks: see `Queue.lease`. With `wait_s`, wait up to that for the queue itself, too.
 
@@ -409,6 +408,9 @@ class GroupQueue(Queue):
         if type(given) is not tuple and not isinstance(given, Iterable):
             raise InvalidArgument(f"depends takes a list of tasks, not {given!r:.100}. Nothing was done.")
         conditions = [*given]
+        how: dict[str, Any] = {
+            "lease_s": lease_s, "up_to": up_to, "order": order, "strict": strict, "holder": holder,
+        }  # fmt: skip
         if conditions:
             check = self.group.update()
             for task in conditions:
@@ -436,18 +438,25 @@ class GroupQueue(Queue):
                 except QueueNotFound:  # it was deleted; perhaps another one has come into being
                     self._let_go()
                     continue
-            inspect.signature(Queue.lease).bind(self, n, wait_s=wait_s, **how)
             whole("n", n)
             check_lease(**how)
             if not left_s:
                 return []
             clock.sleep(min(backoff.next_s(), left_s))
 
-    def lease_for(self, wanted: Sequence[tuple[int, Mapping[str, Any]]], **how: Any) -> list[list[LeasedTask]]:
+    def lease_for(
+        self,
+        wanted: Sequence[tuple[int, Mapping[str, Any]]],
+        *,
+        lease_s: float | None = None,
+        up_to: str | int | None = None,
+        order: Order = "priority",
+        strict: bool = False,
+    ) -> list[list[LeasedTask]]:
         """Lease for several workers at once: see `Queue.lease_for`."""
         while self._opens():
             try:
-                return super().lease_for(wanted, **how)
+                return super().lease_for(wanted, lease_s=lease_s, up_to=up_to, order=order, strict=strict)
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 self._let_go()
         return [[] for _ in wanted]
@@ -481,42 +490,6 @@ class GroupQueue(Queue):
         return left
 
 
-def _nothing_known(*args: Any, **named: Any) -> Any:
-    raise TaskNotFound("There is no such task: the queue has not come into being, or was deleted.")
-
-
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "status": Status,
-    "activity": lambda: together([]),
-    "timeline": lambda: Timeline(0.0, 1.0, [], [], [], []),
-    "workers": list,
-    "failing_nodes": list,
-    "admit_node": bool,
-    "usage": dict,
-    "waiting_by_priority": list,
-    "stuck": list,
-    "is_drained": lambda: True,
-    "peek": list,
-    "task": _nothing_known,
-    "tasks": lambda: iter(()),
-    "results": lambda: iter(()),
-    "result_columns": lambda: iter(()),
-    "history": _nothing_known,
-    "cancel": int,
-    "dead": lambda: iter(()),
-    "retry_dead": int,
-    "retry_completed": RetryReport,
-    "purge_dead": int,
-    "release_all": int,
-    "purge": lambda: None,
-    "gc": GcReport,
-    "fsck": lambda: iter(()),
-    "is_copy": bool,
-    "accept_copy": bool,
-}
-"""What a verb answers of a queue that has not come into being."""
-
-
 def _or_empty(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:
     """Return a verb of Queue that answers `empty()` as long as the queue is not there."""
     method = getattr(Queue, name)
@@ -548,7 +521,29 @@ def _of_one_that_is_there(name: str) -> Callable[..., Any]:
     return acting
 
 
-for _name, _empty in _EMPTY.items():
-    setattr(GroupQueue, _name, _or_empty(_name, _empty))
-for _name in ("attach", "change_settings", "pause", "resume"):
-    setattr(GroupQueue, _name, _of_one_that_is_there(_name))
+def _makes_it(name: str) -> Callable[..., Any]:
+    """Return a verb of Queue that makes the queue if there is none.
+
+    QueueNotFound if it is deleted meanwhile: what was inserted by then was deleted with it.
+    """
+    method = getattr(Queue, name)
+
+    @wraps(method)
+    def making(self: GroupQueue, *args: Any, **named: Any) -> Any:
+        self._begin(verifies=True)
+        try:
+            return method(self, *args, **named)
+        except QueueNotFound:
+            self._let_go()
+            raise
+
+    return making
+
+
+for _verb in OF_QUEUES:
+    if callable(_verb.absent):
+        setattr(GroupQueue, _verb.name, _or_empty(_verb.name, _verb.absent))
+    elif _verb.absent == "raises":
+        setattr(GroupQueue, _verb.name, _of_one_that_is_there(_verb.name))
+    elif _verb.absent == "made" and _verb.name not in vars(GroupQueue):
+        setattr(GroupQueue, _verb.name, _makes_it(_verb.name))

@@ -1,4 +1,4 @@
-"""The routes of /v1: each operation with its checks, its thread and its answer."""
+"""The routes of /v1: each verb with its checks, its thread and its answer."""
 
 from __future__ import annotations
 
@@ -7,65 +7,75 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+from starlette import routing
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 import fsqueue
 from fsqueue.service import answers, bodies, fields, joined, operations, schema, streaming, updates
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField
-from fsqueue.service.operations import Operation
+from fsqueue.verbs.table import NDJSON, ROUTED, UPDATE_S, Route
 
 OFTEN = ("lease", "complete", "update", "insert", "renew", "lease_any")
-"""Operations that workers ask for, time and again. Routes are tried one after the other: these come first."""
+"""Verbs that workers ask for, time and again. Routes are tried one after the other: these come first."""
 
 Handler = Callable[[Request, dict[str, Any]], Awaitable[Response]]
 
 
-def routes() -> list[BaseRoute]:
+def routes() -> list[routing.BaseRoute]:
     """Return the routes."""
-    handlers: Mapping[Operation, Handler] = {
-        operations.ABOUT: _about,
-        operations.QUEUES: _queues,
-        operations.GROUP_STATUS: _group_status,
-        operations.UPDATE: _update,
-        operations.COMPLETE: _complete,
-        operations.INSERT: streaming.insert,
-        operations.LEASE_ONE: streaming.lease,
-        operations.LEASE_ANY: streaming.lease_any,
-        operations.WAIT: streaming.wait,
-        operations.FOLLOW: streaming.follow,
-        operations.FOLLOW_TASK: streaming.follow_task,
+    handlers: Mapping[str, Handler] = {
+        "about": _about,
+        "queues": _queues,
+        "group_status": _group_status,
+        "update": _update,
+        "complete": _complete,
+        "insert": streaming.insert,
+        "lease": streaming.lease,
+        "lease_any": streaming.lease_any,
+        "wait": streaming.wait,
+        "events": streaming.follow,
+        "task_events": streaming.follow_task,
     }
     made = [
-        Route(f"/v1{one.path}", partial(_answer, one, handlers.get(one)), methods=[one.method], name=one.name)
-        for one in sorted(operations.OPERATIONS, key=lambda one: one.name not in OFTEN)
+        routing.Route(
+            f"/v1{route.path}",
+            partial(_answer, route, handlers.get(verb.name) or _handler(verb.name, route)),
+            methods=[route.method],
+            name=verb.name,
+        )
+        for verb, route in sorted(ROUTED, key=lambda routed: routed[0].name not in OFTEN)
     ]
-    return [*made, Route("/v1/openapi.json", _openapi)]
+    return [*made, routing.Route("/v1/openapi.json", _openapi)]
 
 
-async def _answer(operation: Operation, handler: Handler | None, request: Request) -> Response:
-    """Check what was sent, and do what the operation does."""
-    given = fields.query_in(operation.query, request.query_params.multi_items())
+async def _answer(route: Route, handler: Handler, request: Request) -> Response:
+    """Check what was sent, and do what the verb does."""
+    given = fields.query_in(route.query, request.query_params.multi_items())
     given |= {name: name_in(name, text) for name, text in request.path_params.items()}
-    if operation.method != "GET" and operation is not operations.INSERT:
+    if route.method != "GET" and not route.takes_lines:
         limit = request.app.state.gateway.limits.body_bytes_max
-        given |= await bodies.json_object(request, limit, partial(fields.given_in, operation.body))
-    if handler is not None:
-        return await handler(request, given)
-    gateway = request.app.state.gateway
-    if operation.each is not None:
-        each = operation.each
-        return await _stream(request, lambda queue: each(queue, given), given["queue"])
-    assert operation.act is not None
-    act = operation.act
+        given |= await bodies.json_object(request, limit, partial(fields.given_in, route.body))
+    return await handler(request, given)
 
-    def acting() -> Any:
-        with gateway.served.queue(given["queue"]) as queue:
-            return act(queue, given)
 
-    return Json(await gateway.threads.run(acting), operation.status)
+def _handler(name: str, route: Route) -> Handler:
+    """Return what answers a verb that a thread calls with its queue."""
+    act = operations.act_of(name, route)
+
+    async def called(request: Request, given: dict[str, Any]) -> Response:
+        gateway = request.app.state.gateway
+        if route.gives == NDJSON:
+            return await _stream(request, lambda queue: act(queue, given), given["queue"])
+
+        def acting() -> Any:
+            with gateway.served.queue(given["queue"]) as queue:
+                return act(queue, given)
+
+        return Json(await gateway.threads.run(acting), route.status)
+
+    return called
 
 
 def name_in(what: str, text: str) -> str:
@@ -104,7 +114,7 @@ async def _complete(request: Request, given: dict[str, Any]) -> Response:
 async def _update(request: Request, given: dict[str, Any]) -> Response:
     """Do all of it, or nothing; with other updates of the same queues that come meanwhile."""
     gateway = request.app.state.gateway
-    timeout_s = min(given.pop("timeout_s"), operations.UPDATE_S)
+    timeout_s = min(given.pop("timeout_s"), UPDATE_S)
     updates.check(gateway.served, given)
     queues = {one["queue"] for changes in given.values() for one in changes}
     return Json(

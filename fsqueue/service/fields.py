@@ -1,7 +1,4 @@
-"""What a request may have: its fields, how each is checked, and how `/v1/openapi.json` describes it.
-
-A `Field` is the one place for a field. So what is refused and what is described cannot differ.
-"""
+"""Check the fields of a request, and describe them for `/v1/openapi.json`. `fsqueue.verbs` says which there are."""
 
 from __future__ import annotations
 
@@ -10,15 +7,12 @@ import binascii
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from fsqueue.service import patterns
 from fsqueue.service.faults import BadField
+from fsqueue.verbs.fields import BYTES, Field, Kind
 
-Kind = Literal["number", "whole", "text", "flag", "priority", "texts", "objects", "object", "pattern", "any"]
-SECONDS_MAX = 9_999_999_999.0
-"""The longest duration that a request may name: a queue's file names can say no later time."""
 INT64 = 1 << 63
 TEXT_CHARS_MAX = 64 << 10
 LIST_MAX = 10_000
@@ -27,68 +21,38 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a body or of a query.
-
-    `least`, `most`: of a number its bounds, of a text how many characters, of a list how many items. `of`: the fields
-    of an object, or of each object in a list. `choices`: the texts that there are.
-    """
-
-    name: str
-    kind: Kind
-    about: str
-    needed: bool = False
-    default: Any = None
-    least: float = 0
-    most: float | None = None
-    of: tuple[Field, ...] = ()
-    choices: tuple[str, ...] = ()
-    nullable: bool = False
-
-    def check(self, value: Any, where: str) -> Any:
-        """Return the value; BadField if it is none for this field. `where`: how to call it."""
-        if value is None and self.nullable:
-            return None
-        return _CHECKS[self.kind](self, value, where)
-
-    def from_text(self, text: str) -> Any:
-        """Return what a query says by this text; BadField."""
-        if self.kind in ("number", "whole"):
-            if not _NUMBER.fullmatch(text):
-                raise BadField(self.name, f"must be a number, not {text!r:.100}. Nothing was done.")
-            value: Any = float(text) if self.kind == "number" or not text.lstrip("-").isdecimal() else _integer(text)
-        elif self.kind == "flag":
-            if text not in _FLAGS:
-                raise BadField(self.name, f"must be true or false, not {text!r:.100}. Nothing was done.")
-            value = _FLAGS[text]
-        else:
-            value = text
-        return self.check(value, self.name)
-
-    def schema(self) -> dict[str, Any]:
-        """Return it as JSON Schema."""
-        found = _SCHEMAS[self.kind](self)
-        if self.choices:
-            found |= {"enum": list(self.choices)}
-        if self.nullable:
-            found = {"anyOf": [found, {"type": "null"}]}
-        if self.default not in (None, ()):
-            found["default"] = self.default
-        return {**found, "description": self.about}
+def check(field: Field, value: Any, where: str) -> Any:
+    """Return the value; BadField if it is none for this field. `where`: how to call it."""
+    if value is None and field.nullable:
+        return None
+    return _CHECKS[field.kind](field, value, where)
 
 
-PAYLOAD = Field("payload", "any", "What the task carries: any JSON value.", nullable=True)
-BYTES = Field("b64", "text", "Instead of `payload`: bytes, in base64.", most=float(128 << 20))
-TASK = (
-    PAYLOAD,
-    BYTES,
-    Field("key", "text", "Unique among the tasks that are to be done.", most=1024, nullable=True),
-    Field("priority", "priority", "Smaller ones come first: text, or a whole number of 64 bits.", nullable=True),
-    Field("delay_s", "number", "Seconds before it becomes available.", default=0, most=SECONDS_MAX),
-    Field("available_at", "number", "The same as an absolute time, in Unix seconds.", most=1e11, nullable=True),
-)
-"""The fields of a task to insert."""
+def _from_text(field: Field, text: str) -> Any:
+    """Return what a query says by this text; BadField."""
+    if field.kind in ("number", "whole"):
+        if not _NUMBER.fullmatch(text):
+            raise BadField(field.name, f"must be a number, not {text!r:.100}. Nothing was done.")
+        value: Any = float(text) if field.kind == "number" or not text.lstrip("-").isdecimal() else _integer(text)
+    elif field.kind == "flag":
+        if text not in _FLAGS:
+            raise BadField(field.name, f"must be true or false, not {text!r:.100}. Nothing was done.")
+        value = _FLAGS[text]
+    else:
+        value = text
+    return check(field, value, field.name)
+
+
+def schema(field: Field) -> dict[str, Any]:
+    """Return a field as JSON Schema."""
+    found = _SCHEMAS[field.kind](field)
+    if field.choices:
+        found |= {"enum": list(field.choices)}
+    if field.nullable:
+        found = {"anyOf": [found, {"type": "null"}]}
+    if field.default not in (None, ()):
+        found["default"] = field.default
+    return {**found, "description": field.about}
 
 
 def given_in(fields: Sequence[Field], given: Any, where: str = "") -> dict[str, Any]:
@@ -105,7 +69,7 @@ def given_in(fields: Sequence[Field], given: Any, where: str = "") -> dict[str, 
     found: dict[str, Any] = {}
     for name, field in known.items():
         if name in given:
-            found[name] = field.check(given[name], prefix + name)
+            found[name] = check(field, given[name], prefix + name)
         elif field.needed:
             raise BadField(prefix + name, "is missing. Nothing was done.")
         else:
@@ -126,7 +90,7 @@ def query_in(fields: Sequence[Field], given: Sequence[tuple[str, str]]) -> dict[
     found: dict[str, Any] = {}
     for name, field in known.items():
         if name in texts:
-            found[name] = field.from_text(texts[name])
+            found[name] = _from_text(field, texts[name])
         elif field.needed:
             raise BadField(name, "is missing. Nothing was done.")
         else:
@@ -151,7 +115,7 @@ def objects_schema(fields: Sequence[Field]) -> dict[str, Any]:
     """Return an object with these fields as JSON Schema."""
     found: dict[str, Any] = {
         "type": "object",
-        "properties": {field.name: field.schema() for field in fields},
+        "properties": {field.name: schema(field) for field in fields},
         "additionalProperties": False,
     }
     needed = [field.name for field in fields if field.needed]

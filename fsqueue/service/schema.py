@@ -1,4 +1,4 @@
-"""`/v1/openapi.json`: the operations as OpenAPI 3.1 describes them, made of the fields that check requests."""
+"""`/v1/openapi.json`: the verbs as OpenAPI 3.1 describes them, made of the fields that check requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import fsqueue
 from fsqueue.service import fields
 from fsqueue.service.bodies import JSON_LINES
 from fsqueue.service.faults import STATUS
-from fsqueue.service.operations import INSERT, OPERATIONS, Operation
+from fsqueue.verbs.table import ROUTED, Route, Verb
 
 ERROR = {
     "type": "object",
@@ -34,8 +34,8 @@ STATUSES = sorted({*STATUS.values(), 400, 401, 403, 404, 405, 408, 413, 415, 421
 def openapi() -> dict[str, Any]:
     """Return the whole description."""
     paths: dict[str, Any] = {}
-    for one in OPERATIONS:
-        paths.setdefault(f"/v1{one.path}", {})[one.method.lower()] = _described(one)
+    for verb, route in ROUTED:
+        paths.setdefault(f"/v1{route.path}", {})[route.method.lower()] = _described(verb, route)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -52,29 +52,29 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _described(one: Operation) -> dict[str, Any]:
+def _described(verb: Verb, one: Route) -> dict[str, Any]:
     error = {
         "description": "An error.",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
     done: dict[str, Any] = {"description": "Done.", "content": {one.gives: {"schema": {}}}}
     found: dict[str, Any] = {
-        "operationId": one.name,
-        "summary": one.about,
+        "operationId": verb.name,
+        "summary": verb.about,
         "parameters": [
             *({"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
               for name in re.findall(r"\{(\w+)\}", one.path)),
             *({"name": field.name, "in": "query", "required": field.needed, "description": field.about,
-               "schema": field.schema()} for field in one.query),
+               "schema": fields.schema(field)} for field in one.query),
         ],
         "responses": {str(one.status): done, **{str(status): error for status in STATUSES}},
     }  # fmt: skip
     if one.method in ("POST", "PATCH", "PUT"):
-        content: dict[str, Any] = {one.takes: {"schema": fields.objects_schema(one.body)}}
-        if one is INSERT:
+        content: dict[str, Any] = {"application/json": {"schema": fields.objects_schema(one.body)}}
+        if one.takes_lines:
             content |= {JSON_LINES[0]: {"schema": {"type": "string"}}}
         found["requestBody"] = {
-            "required": any(field.needed for field in one.body) or one is INSERT,
+            "required": any(field.needed for field in one.body) or one.takes_lines,
             "content": content,
         }
     return found

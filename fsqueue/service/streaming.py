@@ -17,6 +17,7 @@ from fsqueue.service import answers, bodies, faults, fields, joined, updates
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField, Overloaded
 from fsqueue.service.lessees import AtOnce, Look
+from fsqueue.verbs.fields import TASK
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ async def insert(request: Request, given: dict[str, Any]) -> Response:
 
 def task_in(sent: Any, where: str = "") -> fsqueue.Task:
     """Return the task that a JSON object describes; BadField."""
-    task = fields.given_in(fields.TASK, sent, where)
+    task = fields.given_in(TASK, sent, where)
     payload = fields.payload_in(task, sent, where)
     return fsqueue.Task(payload, task["key"], task["priority"], task["delay_s"] or 0, task["available_at"])
 

@@ -14,9 +14,9 @@ from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
     "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "cluster", "storage",
-    "leased_task", "protocol", "views", "upkeep", "doctor", "administration", "arguments", "fsck", "maintenance",
-    "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "then", "worker", "metrics",
-    "webpages", "spark", "client", "service",
+    "leased_task", "protocol", "views", "verbs", "upkeep", "doctor", "administration", "arguments", "fsck",
+    "maintenance", "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "then", "worker",
+    "metrics", "webpages", "spark", "client", "service",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
@@ -120,9 +120,10 @@ def test_nobody_below_imports_the_package_as_a_whole() -> None:
 
 
 def test_the_service_uses_public_names_only() -> None:
-    """It is a room of its own: `import fsqueue`, and of its modules those for JSON of users and for pages."""
+    """It is a room of its own: `import fsqueue`, and of its modules the verbs, JSON of users, pages."""
     open_to_it = (
         "fsqueue.service.", "fsqueue.webpages", "fsqueue.metrics", "fsqueue.format.user_json", "fsqueue.format.wording",
+        "fsqueue.verbs",
     )  # fmt: skip
     service = [path for path in files() if unit(path) == "service"]
     reaching_in = [

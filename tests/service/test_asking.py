@@ -16,7 +16,8 @@ import fsqueue
 from fsqueue import Group, Queue
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import user_json
-from fsqueue.service import bodies, operations
+from fsqueue.service import bodies
+from fsqueue.verbs.table import ROUTED
 from tests.service.conftest import READ, Open, Serve, gateway_of
 from tests.waiting import PATIENCE_S, until, until_async
 
@@ -246,12 +247,12 @@ def test_events_of_a_task_go_on_to_its_end(client: TestClient, group: Group) -> 
 def test_a_reader_sees_everything_and_changes_nothing(group: Group, open_gateway: Open) -> None:
     group["q"].insert(1)
     client = open_gateway(group.path, READ)
-    for operation in operations.OPERATIONS:
-        path = "/v1" + operation.path.format(queue="q", task="01a217e8f08f70e69f2d729f927415aa.0")
-        if operation.gives == "text/event-stream" and "task" not in operation.path:
+    for verb, route in ROUTED:
+        path = "/v1" + route.path.format(queue="q", task="01a217e8f08f70e69f2d729f927415aa.0")
+        if route.gives == "text/event-stream" and "task" not in route.path:
             continue  # it has no end
-        status = client.request(operation.method, path).status_code
-        assert status == 403 if operation.method != "GET" else status in (200, 404), operation.name
+        status = client.request(route.method, path).status_code
+        assert status == 403 if route.method != "GET" else status in (200, 404), verb.name
     assert group["q"].status() == fsqueue.Status(waiting=1)
 
 

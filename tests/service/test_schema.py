@@ -16,8 +16,8 @@ import fsqueue
 from fsqueue import Group
 from fsqueue.service import application, asking
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.operations import OPERATIONS
 from fsqueue.service.schema import openapi
+from fsqueue.verbs.table import ROUTED
 from tests.levels import how_many
 
 pytestmark = pytest.mark.once
@@ -40,7 +40,7 @@ def test_it_describes_each_route_and_no_other() -> None:
     assert routes - described == {("/v1/openapi.json", "GET")}
     assert described <= routes
     names = [one["operationId"] for methods in openapi()["paths"].values() for one in methods.values()]
-    assert len(set(names)) == len(names) == len(OPERATIONS)
+    assert len(set(names)) == len(names) == len(ROUTED)
 
 
 def test_it_is_served(client: TestClient) -> None:
@@ -55,7 +55,7 @@ def test_there_is_an_operation_for_each_verb() -> None:
         "typed_path", "exists", "lease_for", "is_copy", "accept_copy",
     }  # fmt: skip
     verbs = {name for name in dir(fsqueue.GroupQueue) if not name.startswith("_")} - {"store", "group", "name"}
-    assert verbs - left_out - {one.name for one in OPERATIONS} == set()
+    assert verbs - left_out - {verb.name for verb, _ in ROUTED} == set()
 
 
 @pytest.fixture(scope="module")

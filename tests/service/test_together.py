@@ -15,11 +15,11 @@ import fsqueue
 from fsqueue.service import fields, joined, together
 from fsqueue.service.faults import Overloaded, Unanswered
 from fsqueue.service.limits import ServiceLimits
-from fsqueue.service.operations import UPDATE, UPDATE_S
 from fsqueue.service.served import Served
 from fsqueue.service.threads import ServiceThreads
 from fsqueue.service.together import AGAIN, ALONE, Together
 from fsqueue.service.updates import RequestedUpdate
+from fsqueue.verbs.table import ROUTED, UPDATE_S
 from tests.service.conftest import gateway_of
 from tests.waiting import until, until_async
 
@@ -210,9 +210,12 @@ def test_completions_of_which_one_cannot_be_kept_are_asked_about_again(served: S
     assert queue.status().leased == 1
 
 
+BODY = next(route.body for verb, route in ROUTED if verb.name == "update")
+
+
 def update(**operations: Any) -> RequestedUpdate:
     """Return an update as its fields are checked."""
-    return RequestedUpdate(fields.given_in(UPDATE.body, operations), UPDATE_S)
+    return RequestedUpdate(fields.given_in(BODY, operations), UPDATE_S)
 
 
 def test_updates_together_happen_as_one(served: Served, group: fsqueue.Group) -> None:

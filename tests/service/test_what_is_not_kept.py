@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from fsqueue import Group, LeasedTask, Task
 from fsqueue.service import application
-from fsqueue.service.operations import OPERATIONS
+from fsqueue.verbs.table import ROUTED
 
 pytestmark = pytest.mark.once
 
@@ -33,7 +33,7 @@ def readers(task: LeasedTask, has_ended: bool) -> Iterator[str]:
         assert isinstance(route, Route)
         if "GET" in (route.methods or ()):
             paths.add(route.path)
-    assert {f"/v1{one.path}" for one in OPERATIONS if one.method == "GET"} < paths
+    assert {f"/v1{route.path}" for _, route in ROUTED if route.method == "GET"} < paths
     for path in sorted(paths):
         path = path.replace("{queue}", "q").replace("{task}", task.id).replace("{name:path}", "q")
         path = path.replace("{ids:path}", "1")
