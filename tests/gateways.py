@@ -1,11 +1,14 @@
-"""Gateways on Unix sockets, in threads of this process."""
+"""Gateways on Unix sockets: in threads of this process, and processes of their own."""
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from urllib.parse import quote
 import uvicorn
 from fsqueue_cli.serving_protocol import BoundedProtocol
 
+from fsqueue import Group
 from fsqueue.service import application
 from fsqueue.service.gate import Tokens
 from fsqueue.service.limits import ServiceLimits
@@ -51,3 +55,33 @@ def gateways(home: Path) -> Iterator[Serve]:
         for server, thread in running:
             server.should_exit = True
             thread.join()
+
+
+class RealGateway:
+    """A process that serves a group on a Unix socket. `url`: the group's. `stderr`: where it adds its errors."""
+
+    def __init__(self, group: Group, at: Path, stderr: Path | None = None) -> None:
+        self._command = [sys.executable, "-m", "fsqueue_cli", "serve", str(group.path), "--listen", f"unix:{at}"]
+        self._stderr = stderr
+        self.url = f"http+unix://{quote(str(at), safe='')}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        with open(self._stderr, "a") if self._stderr is not None else nullcontext() as stderr:
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=stderr, stdin=subprocess.DEVNULL, text=True
+            )
+        assert self._process.stdout is not None
+        assert "fsqueue serves" in self._process.stdout.readline()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Kill it, as a power cut of its host would; or have it end."""
+        self._process.send_signal(how)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()

@@ -7,40 +7,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
 import fsqueue
 from fsqueue import Group, LeaseLost, RemoteQueue, StorageError, TaskNotFound
+from tests.gateways import RealGateway
 from tests.waiting import until
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 LEASE_S = 3.0
 """Leases of tasks whose answer was lost run out after this."""
-
-
-class RealGateway:
-    """A process that serves a group on a Unix socket."""
-
-    def __init__(self, group: Group, at: Path) -> None:
-        self._command = [sys.executable, "-m", "fsqueue_cli", "serve", str(group.path), "--listen", f"unix:{at}"]
-        self.url = f"http+unix://{quote(str(at), safe='')}/q"
-        self.start()
-
-    def start(self) -> None:
-        """Start it, and wait until it is ready."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-        assert self._process.stdout is not None
-        assert "fsqueue serves" in self._process.stdout.readline()
-
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Kill it, as a power cut of its host would; or have it end."""
-        self._process.send_signal(how)
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 class Oracle:
@@ -72,7 +50,7 @@ def inserted(gateways: list[RealGateway], commit: str, payloads: range) -> int:
     while True:
         turn += 1
         try:
-            queue = fsqueue.connect(gateways[turn % 2].url, patience_s=0)
+            queue = fsqueue.connect(f"{gateways[turn % 2].url}/q", patience_s=0)
             assert isinstance(queue, RemoteQueue)
             return queue.insert_many(payloads, commit=commit)
         except StorageError:  # it was killed, and may have inserted them
@@ -85,7 +63,7 @@ def work(gateways: list[RealGateway], number: int, at_once: int, oracle: Oracle,
     while not is_over.is_set():
         turn += 1
         try:
-            remote = fsqueue.connect(gateways[turn % 2].url, patience_s=0)
+            remote = fsqueue.connect(f"{gateways[turn % 2].url}/q", patience_s=0)
             assert isinstance(remote, RemoteQueue)
             while not is_over.is_set():
                 tasks = remote.lease(at_once, lease_s=LEASE_S, wait_s=1)
@@ -150,7 +128,7 @@ def test_loops_and_a_worker_go_on_over_restarts_of_their_gateway(
 
     def work() -> None:
         try:
-            for task in fsqueue.connect(gateway.url, patience_s=60).poll(lease_s=LEASE_S):  # type: ignore[union-attr]
+            for task in fsqueue.connect(f"{gateway.url}/q", patience_s=60).poll(lease_s=LEASE_S):  # type: ignore[union-attr]
                 with task:
                     begun.release()
                     done.append(task.payload)
@@ -159,7 +137,7 @@ def test_loops_and_a_worker_go_on_over_restarts_of_their_gateway(
 
     queue.insert_many(range(count))
     group["other"].insert_many(range(150))
-    address = gateway.url.removesuffix("q") + "other"
+    address = f"{gateway.url}/other"
     command = [sys.executable, "-m", "fsqueue_cli", "run", address, "--lease", str(LEASE_S), "--", "true"]
     worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     threads = [threading.Thread(target=work) for _ in range(3)]

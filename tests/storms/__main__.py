@@ -1,0 +1,52 @@
+"""The long run: `python -m tests.storms updates SECONDS [SEED]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests import tally
+from tests.concurrency.processes import Child
+from tests.storms import updates
+
+STORMS = {"updates": updates.play_and_clean}
+FAULTS = int(os.environ.get("FSQUEUE_TEST_FAULTS", "60"))
+
+
+def main() -> int:
+    """Play rounds until the time is over; 1 if anything broke."""
+    parser = argparse.ArgumentParser(description="Storms of updates and of hops (docs/testing.md).")
+    parser.add_argument("storm", choices=STORMS)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("seed", type=int, nargs="?", default=random.randrange(10**6))
+    options = parser.parse_args()
+    print(f"{options.storm}: from seed {options.seed}", flush=True)
+    total: Counter[str] = Counter()
+    broken, begun, seed = 0, time.monotonic(), options.seed
+    place = Path(tempfile.mkdtemp(prefix="storm-"))
+    while time.monotonic() - begun < options.seconds:
+        child = Child(STORMS[options.storm], place, seed, FAULTS)
+        try:
+            total.update(child.result())
+        except (AssertionError, TimeoutError) as error:
+            broken += 1
+            print(error, flush=True)
+        finally:
+            child.close()
+        total["rounds"] += 1
+        seed += 1
+    tally.note(f"storm of {options.storm}", total)
+    print(f"{options.storm}, seeds {options.seed} to {seed - 1}: {dict(total)}; {broken} rounds broke")
+    if not broken:
+        place.rmdir()
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The processes of a storm: workers and gateways, which are killed, stopped beyond their leases, and started anew."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from fsqueue import Group
+from tests.concurrency.processes import Child, at_a_random_moment
+from tests.concurrency.rounds import stop_for_a_while
+from tests.gateways import RealGateway
+from tests.waiting import until
+
+_libc = ctypes.CDLL(None)
+_PR_SET_CHILD_SUBREAPER = 36
+
+FAULTS = ("kill", "kill", "kill", "stop", "stop", "kill a gateway", "end a gateway", "stop a gateway")
+PAUSES_S = (0.01, 0.05, 0.2, 0.6)
+"""The longest times from one fault to the next."""
+STOPS_S = (0.05, 0.5, 3.0)
+"""The longest times for which a gateway is stopped."""
+
+Hire = Callable[[int, list[str]], Child]
+"""Starts the worker with a number, given the addresses of the gateways."""
+
+
+def adopt_orphans() -> None:
+    """Let this process be the parent of what its children leave behind."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+class Crew:
+    """Workers, each of which is hired anew when it was killed, and gateways of one group."""
+
+    def __init__(self, group: Group, home: Path, dice: random.Random, hire: Hire, workers: int, gateways: int) -> None:
+        self._dice, self._hire, self._number = dice, hire, 0
+        self.stderr = home / "gateways"
+        self.gateways = [RealGateway(group, home / f"{number}.sock", self.stderr) for number in range(gateways)]
+        self._workers: list[Child] = []
+        self.counts: Counter[str] = Counter()
+        for _ in range(workers):
+            self._workers.append(self._next())
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for worker in self._workers:
+            worker.close()
+        for gateway in self.gateways:
+            gateway.kill()
+
+    def _next(self) -> Child:
+        self._number += 1
+        return self._hire(self._number, [gateway.url for gateway in self.gateways])
+
+    def suffer(self, faults: int) -> None:
+        """Let this many faults happen, each after a random time."""
+        for _ in range(faults):
+            at_a_random_moment(self._dice, self._dice.choice(PAUSES_S))
+            fault = self._dice.choice(FAULTS if self.gateways else FAULTS[:5])
+            self.counts[fault] += 1
+            if fault == "kill":
+                place = self._dice.randrange(len(self._workers))
+                victim, self._workers[place] = self._workers[place], self._next()
+                victim.kill()
+                victim.close()
+            elif fault == "stop":
+                stop_for_a_while(self._workers, self._dice)
+            else:
+                self._trouble(fault, self._dice.choice(self.gateways))
+            for worker in self._workers:
+                assert worker.running, f"a worker has ended with {worker.status}: {worker.report()}"
+
+    def _trouble(self, fault: str, gateway: RealGateway) -> None:
+        if fault == "stop a gateway":
+            gateway.send(signal.SIGSTOP)
+            at_a_random_moment(self._dice, self._dice.choice(STOPS_S))
+            gateway.send(signal.SIGCONT)
+            return
+        gateway.kill(signal.SIGKILL if fault == "kill a gateway" else signal.SIGTERM)
+        at_a_random_moment(self._dice, 0.2)
+        gateway.start()
+
+    def results(self) -> list[dict[str, int]]:
+        """Return what the workers tell, once all have ended."""
+        return [worker.result() for worker in self._workers]
+
+    def odd(self) -> list[str]:
+        """Return what gateways have written that tells of an error of their own."""
+        said = self.stderr.read_text()
+        return [f"a gateway: {said}"] if "Traceback" in said or "InternalError" in said else []
+
+
+def what_is_left() -> list[str]:
+    """Return the processes that are children of this one, or have become so, and do not end."""
+    found: list[str] = []
+
+    def is_over() -> bool:
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return False
+                if os.waitstatus_to_exitcode(status) != 0:
+                    found.append(f"an orphan has ended with {os.waitstatus_to_exitcode(status)}")
+        return True
+
+    until(is_over, "the end of what was forked")
+    return found
