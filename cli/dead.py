@@ -24,17 +24,13 @@ from .common import (
     words,
     yes_option,
 )
-from .options import Condition, all_of, where_option
+from .conditions import Condition, all_of, where_option
 from .printing import hint, or_hint, plain, print_json, print_table, quoted, say
 
 EXAMPLES_MAX = 3
 """Maximum number of tasks of a group that are shown."""
 PAYLOAD_CHARS = 60
 """Maximum number of characters of a payload that are shown."""
-
-FIELDS = ("id", "payload", "reason", "at", "attempt", "worker")
-"""What conditions may be about."""
-dead_where_option = where_option(FIELDS, "reason~timeout, worker.host=node17, payload.size>100")
 
 
 @click.group()
@@ -54,9 +50,9 @@ class _Group:
     """Whether all their reasons have the same first line."""
 
 
-@dead.command("list", epilog=example("fsqueue dead list Q\nfsqueue dead list Q --where worker.host=node17 --all"))
+@dead.command("list", epilog=example("fsqueue dead list Q\nfsqueue dead list Q --where host=node17 --all"))
 @queue_argument
-@dead_where_option
+@where_option
 @click.option("--all", "each", is_flag=True, help="Each on a line of its own, not grouped.")
 @json_option
 def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bool) -> None:
@@ -110,10 +106,10 @@ def _first_line(letter: fsqueue.DeadLetter) -> str:
     return plain(letter.reason.partition("\n")[0])
 
 
-@dead.command(epilog=example("fsqueue dead retry Q --where reason~timeout"))
+@dead.command(epilog=example("fsqueue dead retry Q --where error~timeout"))
 @queue_argument
 @ids_argument
-@dead_where_option
+@where_option
 @json_option
 def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], as_json: bool) -> None:
     """Make dead letters of Q waiting tasks again, with all their attempts.
@@ -130,10 +126,10 @@ def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], a
     print_count("retried", count, as_json, unknown)
 
 
-@dead.command(epilog=example("fsqueue dead purge Q --where 'at<1790000000' --yes"))
+@dead.command(epilog=example("fsqueue dead purge Q --where 'finished_at<1790000000' --yes"))
 @queue_argument
 @ids_argument
-@dead_where_option
+@where_option
 @yes_option
 @json_option
 def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool) -> None:

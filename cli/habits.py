@@ -24,7 +24,6 @@ _MEMORY = (
     "No option limits memory. Limit it in the command: "
     "-- sh -c 'ulimit -v 4000000; exec \"$@\"' sh ./process {} (in KiB, for each process)."
 )
-_CONDITIONS = "Of finished tasks, use 'fsqueue results Q --where'; of dead letters, 'fsqueue dead list Q --where'."
 OPTIONS = {
     "run": {
         **dict.fromkeys(("-P", "-n", "--workers", "--parallel", "--max-procs"), _JOBS),
@@ -39,7 +38,6 @@ OPTIONS = {
         "--timeout": "--task-timeout limits a task; --max-runtime limits the worker.",
         "--halt": "--stop-after-failures 1 ends it at the first failure.",
     },
-    "ls": {"--where": _CONDITIONS},
     "set": {
         "--max-attempts": "Write max_attempts=N: fsqueue set Q max_attempts=3.",
         "--lease": "Write lease=DURATION: fsqueue set Q lease=1h.",

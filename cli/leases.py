@@ -20,6 +20,7 @@ from .common import (
     UNKNOWN_EXIT,
     confirm,
     example,
+    ids_argument,
     json_option,
     print_count,
     queue_argument,
@@ -29,6 +30,7 @@ from .common import (
     worker_option,
     yes_option,
 )
+from .conditions import Condition, all_of, where_option
 from .options import DURATION, PRIORITY
 from .printing import complain, print_done, print_json, say
 
@@ -323,19 +325,32 @@ def release_all(
     print_count("released", count, as_json)
 
 
-@click.command(epilog=example("fsqueue cancel Q 0193f0c2a4b97c31a2d5e8f001234567.12 --yes"))
+@click.command(
+    epilog=example(
+        """fsqueue cancel Q 0193f0c2a4b97c31a2d5e8f001234567.12 --yes
+fsqueue cancel Q --where 'payload.seed>100'"""
+    )
+)
 @queue_argument
-@click.argument("ids", metavar="TASK...", nargs=-1, required=True)
+@ids_argument
+@where_option
 @yes_option
 @json_option
-def cancel(queue: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Cancel waiting tasks by id ('-': read them from standard input) and print how many were.
+def cancel(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool) -> None:
+    """Cancel waiting tasks of Q and print how many were: the TASKs, or those that meet the conditions.
 
-    Leased and finished ones stay as they are. Exit code 13: there is no such task.
+    With both, those of the TASKs that meet the conditions. '-' reads TASKs from standard input. Leased and finished
+    ones stay as they are. Exit code 13: there is no such task.
     """
+    if not ids and not conditions:
+        raise click.UsageError("Say which tasks: TASKs or --where. 'fsqueue purge Q' drops all.")
     with queue_at(queue) as q:
-        chosen = list(words(ids))
-        confirm(f"Cancel {wording.counted(len(chosen), 'task')} of {q.path}?", yes)
-        unknown = outcomes.unknown(q.store, dict.fromkeys(chosen))  # before: without a history no trace is left
+        chosen = list(dict.fromkeys(words(ids)))
+        unknown = outcomes.unknown(q.store, chosen)  # before: without a history no trace is left
+        where = all_of(conditions)
+        if where is not None:
+            met = [task.id for task in q.tasks() if task.state != "leased" and where(task)]
+            chosen = [*filter(set(met).__contains__, chosen)] if ids else met
+        confirm(f"Cancel {wording.counted(len(chosen), 'task')} of {q.path}?", yes or not chosen)
         count = q.cancel(chosen)
     print_count("cancelled", count, as_json, unknown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from fsqueue.format import wording
 from fsqueue.views import outcomes
 
 from .common import brief, example, group_at, json_option, match_option, moment, queue_argument, queue_at, refuse_lost
+from .conditions import Condition, Item, all_of, where_option
 from .printing import or_hint, print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
@@ -24,20 +25,22 @@ FAILED = "failed"
     epilog=example(
         """fsqueue ls Q --state leased
 fsqueue ls /scratch/me/crawl --match '.*#fetch'          # the queues of a group
-fsqueue ls Q --json | jq -r 'select(.attempt > 1) | .id'"""
+fsqueue ls Q --where 'attempts>1' --json | jq -r .id"""
     )
 )
 @queue_argument
 @click.option("--state", type=click.Choice([*STATES, FAILED]),
               help="Only tasks in this state; failed: dead, or waiting for a retry [all unfinished].")  # fmt: skip
+@where_option
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N tasks, or N queues.")
 @match_option
 @click.option("--min", "tasks_min", type=click.IntRange(min=0), metavar="N",
               help="Of a group: only queues with at least N unfinished tasks; 0: all [1].")  # fmt: skip
 @json_option
 def ls(
-    queue: str, state: str | None, limit: int | None, match: str | None, tasks_min: int | None, as_json: bool
-) -> None:
+    queue: str, state: str | None, conditions: tuple[Condition, ...], limit: int | None, match: str | None,
+    tasks_min: int | None, as_json: bool,
+) -> None:  # fmt: skip
     """List the tasks of Q, in no particular order; or the queues of the group Q, by name.
 
     Finished tasks are listed while the history keeps them, with their payloads if it keeps those; completed ones with
@@ -49,19 +52,19 @@ def ls(
     """
     group = group_at(queue, {"--match": match, "--min": tasks_min})
     if group is not None:
-        if state is not None:
+        if state is not None or conditions:
             raise click.UsageError(f"{queue} is a group. To list tasks, name one of its queues: {queue}/NAME")
         _list_queues(group, match, 1 if tasks_min is None else tasks_min, limit, as_json)
         return
     with queue_at(queue) as q:
-        found = _failed(q) if state == FAILED else q.tasks(cast("fsqueue.State | None", state))
+        found = _listed(q, state, all_of(conditions))
         tasks: Iterator[fsqueue.TaskInfo] = islice(found, limit)
         if as_json:
             for task in tasks:
                 print_json(task.as_dict())
             return
         if limit != 0:
-            tasks = or_hint(tasks, _none(str(q.path), state))
+            tasks = or_hint(tasks, _none(str(q.path), state, bool(conditions)))
         heading: tuple[str, ...] = ("TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE")
         known = ((task, (task.id, task.state, str(task.attempt), _time_of(task, state))) for task in tasks)
         rows: Iterator[tuple[str, ...]]
@@ -77,14 +80,31 @@ def ls(
         print_table(rows, (36, 9, 7, 19, 8)[: len(heading) - 1], heading)
 
 
-def _none(path: str, state: str | None) -> str:
+def _none(path: str, state: str | None, is_conditional: bool) -> str:
     """Say that no task is listed. Of finished tasks only those are, that the history keeps."""
+    if is_conditional:
+        kind = "unfinished" if state is None else state
+        return f"{path} has no {kind} tasks{_on_record(state)} that meet the conditions"
     if state is None:
         return f"{path} has no unfinished tasks; --state lists finished ones"
     if state == FAILED:
         return f"{path} has no failed tasks: none is dead or waits for a retry"
-    on_record = " on record" if state in ("completed", "cancelled") else ""
-    return f"{path} has no {state} tasks{on_record}"
+    return f"{path} has no {state} tasks{_on_record(state)}"
+
+
+def _on_record(state: str | None) -> str:
+    return " on record" if state in ("completed", "cancelled") else ""
+
+
+def _listed(q: fsqueue.Queue, state: str | None, where: Callable[[Item], bool] | None) -> Iterator[fsqueue.TaskInfo]:
+    """Yield the tasks in a state that meet the conditions. What a finished one used, only its result tells."""
+    if state == FAILED:
+        return filter(where, _failed(q))
+    tasks = q.tasks(cast("fsqueue.State | None", state))
+    if where is None or state not in ("completed", "dead"):
+        return filter(where, tasks)
+    ids = {result.id for result in q.results(where, failed=state == "dead")}
+    return (task for task in tasks if task.id in ids)
 
 
 def _no_queue(path: str, match: str | None, tasks_min: int) -> str:

@@ -25,7 +25,7 @@ from .common import (
     say_unknown,
     words,
 )
-from .options import Condition, all_of, where_option
+from .conditions import Condition, all_of, where_option
 from .printing import Bar, complain, hint, is_screen, print_done, print_json, print_table, say
 
 Columns = list[Sequence[Any]]
@@ -57,7 +57,7 @@ fsqueue results Q --failed"""
 )
 @queue_argument
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path())
-@where_option(fsqueue.Result._fields, "payload.seed=7, 'result.loss<0.1', state=dead, host~node1")
+@where_option
 @click.option("--failed", is_flag=True, help="Only dead letters.")
 @json_option
 def results(queue: str, file: str | None, conditions: tuple[Condition, ...], failed: bool, as_json: bool) -> None:
@@ -173,7 +173,7 @@ fsqueue retry Q --state completed --where host=node17 --json"""
 @ids_argument
 @click.option("--state", type=click.Choice([COMPLETED, *_INSTEAD]), metavar="completed",
               help="The state that they are in (for dead letters: 'fsqueue dead retry').  [required]")  # fmt: skip
-@where_option(fsqueue.Result._fields, "'result.loss>0.5', payload.seed=7, host=node17, 'finished_at>1790000000'")
+@where_option
 @click.option("--all", "each", is_flag=True, help="Every completed task.")
 @json_option
 def retry(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 import pytest
 from fsqueue_cli.common import DEAD_EXIT, FINDINGS_EXIT, NOTHING_EXIT, TIMEOUT_EXIT
+from fsqueue_cli.conditions import FIELDS
 from fsqueue_cli.running import EXCLUDED, FAILURES
 
-from fsqueue import errors
+from fsqueue import Queue, errors
+from tests.cli.conftest import Run
 from tests.cli.test_options import OPTIONS
 
 pytestmark = pytest.mark.once
@@ -42,3 +44,15 @@ def test_what_a_command_finds_and_an_error_have_different_exit_codes() -> None:
     assert len(found) == 6
     raised = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
     assert raised & found == set()
+
+
+def test_where_has_the_same_fields_in_all_commands(fsqueue_cli: Run, queue: Queue) -> None:
+    conditional = {name: option.help for name, option in OPTIONS if "--where" in option.opts}
+    assert conditional.keys() >= {"ls", "cancel", "dead list", "dead retry", "dead purge", "results", "retry"}
+    assert len(set(conditional.values())) == 1
+    said = {
+        fsqueue_cli(*name.split(), queue.path, "--where", "nosuch=1", code=2).stderr.splitlines()[-1]
+        for name in conditional
+    }
+    [text] = said
+    assert ", ".join(FIELDS) in text

@@ -8,10 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from fsqueue_cli import dead
-from fsqueue_cli.options import condition
 
-from fsqueue import Bury, DeadLetter, Queue
+from fsqueue import Bury, Queue
 from fsqueue.functions import handler
 from tests.cli.conftest import Run
 from tests.conftest import QueueFactory
@@ -44,7 +42,7 @@ def test_list_groups_by_reason(fsqueue_cli: Run, buried: Queue) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--all",)])
 def test_an_empty_list_says_so_on_standard_error(fsqueue_cli: Run, buried: Queue, more: tuple[str, ...]) -> None:
-    done = fsqueue_cli("dead", "list", buried.path, "--where", "reason~nothing", *more)
+    done = fsqueue_cli("dead", "list", buried.path, "--where", "error~nothing", *more)
     assert (done.stdout, done.stderr) == ("", f"no dead letter of {buried.path} meets the conditions\n")
     buried.purge_dead()
     done = fsqueue_cli("dead", "list", buried.path, *more)
@@ -90,7 +88,7 @@ def test_retry_some_then_all(fsqueue_cli: Run, buried: Queue) -> None:
     one = next(buried.dead()).id
     assert fsqueue_cli("dead", "retry", buried.path, one).stdout == "1\n"
     assert (
-        fsqueue_cli("dead", "retry", buried.path, "--where", "payload.n>=3", "--where", "reason~odd|even").stdout
+        fsqueue_cli("dead", "retry", buried.path, "--where", "payload.n>=3", "--where", "error~odd|even").stdout
         in "2\n1\n"
     )
     fsqueue_cli("dead", "retry", buried.path)
@@ -119,42 +117,10 @@ def test_no_ids_on_standard_input_are_none_and_not_all(fsqueue_cli: Run, buried:
     assert buried.status().dead == 5
 
 
-@pytest.mark.parametrize("bad", ["", "reason", "size>3", "reason~(", "payload.n>many", "=", "__class__=x"])
+@pytest.mark.parametrize("bad", ["", "error", "size>3", "reason~x", "error~(", "payload.n>many", "=", "__class__=x"])
 def test_a_condition_that_is_none_is_a_usage_error(fsqueue_cli: Run, buried: Queue, bad: str) -> None:
     fsqueue_cli("dead", "retry", buried.path, "--where", bad, code=2)
     assert buried.status().dead == 5
-
-
-@pytest.mark.parametrize(
-    ("text", "holds"),
-    [
-        ("payload.name=x y", True),
-        ("payload.name!=x y", False),
-        ("payload.n=3", True),
-        ("payload.n = 3", True),
-        ("payload.n<3", False),
-        ("payload.n<=3", True),
-        ("payload.n>3", False),
-        ("payload.deep.er>=1", False),
-        ("payload.n>2.5", True),
-        ("payload.name>1", False),
-        ("payload.none=", True),
-        ("payload.deep.er=true", True),
-        ("payload.n.more=1", False),
-        ("reason~^Key", True),
-        ("reason!~^Key", False),
-        ("worker.host=node1", True),
-        ("attempt>=5", True),
-        ("at<100", True),
-        ('payload~"n":3', True),
-        ("id=a.0", True),
-        ("payload.name~=x", False),
-    ],
-)
-def test_conditions(text: str, holds: bool) -> None:
-    payload = {"name": "x y", "n": 3, "deep": {"er": True}}
-    letter = DeadLetter("a.0", payload, "KeyError: 'x'\nmore", 99.5, 5, {"host": "node1", "pid": 7})
-    assert condition(text, dead.FIELDS)(letter) is holds
 
 
 def test_after_a_wrong_deployment_the_page_s_command_brings_calls_back(

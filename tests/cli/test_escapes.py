@@ -153,7 +153,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
         ["Q", "--state", "completed", "--all"], ["Q", "--state", "completed", "--where", EVIL],
         ["Q", "--state", "completed", EVIL], ["Q", "--state", "completed", "COMPLETED"],
     ],
-    ("dead", "list"): [["Q"], ["Q", "--all"], ["Q", "--where", EVIL], ["Q", "--where", f"reason~{EVIL}("]],
+    ("dead", "list"): [["Q"], ["Q", "--all"], ["Q", "--where", EVIL], ["Q", "--where", f"error~{EVIL}("]],
     ("dead", "retry"): [["Q"], ["Q", EVIL], ["Q", "DEAD"], ["Q", "-"]],
     ("dead", "purge"): [["Q"], ["Q", "--yes"], ["Q", "DEAD", "--yes"]],
     ("lease",): [["Q", "-n", "9"], ["Q", "--tokens"], ["Q", "--worker", EVIL]],

@@ -71,7 +71,7 @@ def test_show_takes_a_token_and_tells_the_whole_story(fsqueue_cli: Run, queue: Q
     assert "second line" in story
 
 
-@pytest.mark.parametrize(("task", "code"), [("0" * 32 + ".0", 3), ("nonsense", 2), ("", 2), ("../../etc/passwd", 2)])
+@pytest.mark.parametrize(("task", "code"), [("0" * 32 + ".0", 13), ("nonsense", 2), ("", 2), ("../../etc/passwd", 2)])
 def test_show_of_no_task(fsqueue_cli: Run, queue: Queue, task: str, code: int) -> None:
     fsqueue_cli("show", queue.path, task, code=code)
 

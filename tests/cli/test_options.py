@@ -167,7 +167,6 @@ HABITS = {
     "ls Q --state running": "Use --state leased",
     "ls Q --state pending": "Use --state waiting",
     "ls Q --state error": "Use --state dead",
-    "ls Q --where payload.n=1": "'fsqueue results Q --where'; of dead letters, 'fsqueue dead list Q --where'",
     "status Q --watch 5": "--interval 5",
     "set Q --max-attempts 3": "max_attempts=3",
     "results Q --where took_s": "quote the condition, as in --where 'took_s>2'",

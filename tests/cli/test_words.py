@@ -228,10 +228,10 @@ def test_show_of_a_retried_letter_names_the_new_id(
     ("arguments", "question"),
     [
         ([], "Drop all dead letters of {path} for good?"),
-        (["--where", "reason~x"], "Drop all dead letters of {path} that meet the conditions for good?"),
+        (["--where", "error~x"], "Drop all dead letters of {path} that meet the conditions for good?"),
         (["{id}", "{id}"], "Drop the 1 named dead letter of {path} for good?"),
         (
-            ["{id}", "--where", "reason~x"],
+            ["{id}", "--where", "error~x"],
             "Drop those of the 1 named dead letter of {path} that meet the conditions for good?",
         ),
     ],
@@ -244,7 +244,7 @@ def test_dead_purge_asks_for_what_it_does(
     [letter] = mixed.dead()
     fsqueue_cli("dead", "purge", mixed.path, *[word.format(id=letter.id) for word in arguments])
     assert asked == [question.format(path=mixed.path)]
-    assert len(list(mixed.dead())) == (1 if "reason~x" in arguments else 0), "named, but does not meet the condition"
+    assert len(list(mixed.dead())) == (1 if "error~x" in arguments else 0), "named, but does not meet the condition"
 
 
 def test_delayed_tasks_are_listed_with_the_time_until_which_they_wait(fsqueue_cli: Run, mixed: Queue) -> None:

@@ -1,0 +1,101 @@
+"""Conditions on tasks, as `--where` takes them: all commands have the same fields, those of `fsqueue.Result`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+import fsqueue
+from fsqueue.views import results
+
+from . import habits
+
+FIELDS = fsqueue.Result._fields
+"""What conditions may be about, whatever a command lists: tasks, results or dead letters."""
+
+_CONDITION = re.compile(r"([\w.-]+?)\s*(!=|!~|<=|>=|=|~|<|>)(.*)", re.DOTALL)
+
+Item = fsqueue.TaskInfo | fsqueue.Result | fsqueue.DeadLetter
+Condition = Callable[[fsqueue.Result], bool]
+
+
+def condition(value: str) -> Condition:
+    """Parse FIELD=VALUE and the like. Return a function that tells whether a task meets it."""
+    match = _CONDITION.fullmatch(value)
+    path = match[1].split(".") if match else []
+    if match is None and value.partition(".")[0] in FIELDS:
+        raise click.BadParameter(f"{value!r} is a field without what it is compared with. {habits.NOT_QUOTED}")
+    if match is None or path[0] not in FIELDS:
+        raise click.BadParameter(
+            f"{value!r} is not a condition. Write FIELD=VALUE (or != < <= > >=; ~ and !~ search a regular expression) "
+            f"with a FIELD of {', '.join(FIELDS)}, or one inside, such as payload.name or result.loss."
+        )
+    operator, wanted = match[2], match[3].strip()
+    if "~" in operator:
+        try:
+            pattern = re.compile(wanted)
+        except re.error as error:
+            raise click.BadParameter(f"{wanted!r} is not a regular expression: {error}.") from None
+        return lambda result: (pattern.search(_shown(_field(result, path))) is not None) == (operator == "~")
+    if operator in ("=", "!="):
+        return lambda result: (_shown(_field(result, path)) == wanted) == (operator == "=")
+    try:
+        limit = float(wanted)
+    except ValueError:
+        raise click.BadParameter(f"{operator} compares numbers, and {wanted!r} is not a number.") from None
+    return lambda result: _compare(_field(result, path), operator, limit)
+
+
+where_option = click.option(
+    "--where",
+    "conditions",
+    type=condition,
+    multiple=True,
+    help="Only those with, for instance, payload.seed=7, 'result.loss<0.1', error~timeout, host=node17. "
+    "May be repeated.",
+)
+
+
+def all_of(conditions: tuple[Condition, ...]) -> Callable[[Item], bool] | None:
+    """Return a function that tells whether a task meets all conditions; None if there are none."""
+    if not conditions:
+        return None
+
+    def meets_all(item: Item) -> bool:
+        result = _as_result(item)
+        return all(holds(result) for holds in conditions)
+
+    return meets_all
+
+
+def _field(result: fsqueue.Result, path: list[str]) -> Any:
+    value = getattr(result, path[0])
+    for name in path[1:]:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _as_result(item: Item) -> fsqueue.Result:
+    """Return a task's facts as `fsqueue results` shows them. Of an unfinished one, some are None."""
+    if isinstance(item, fsqueue.Result):
+        return item
+    return results.of_letter(item) if isinstance(item, fsqueue.DeadLetter) else results.of_task(item)
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a user types it: strings as they are, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    import orjson
+
+    return "" if value is None else orjson.dumps(value, default=str).decode()
+
+
+def _compare(value: Any, operator: str, limit: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    below, equal = value < limit, value == limit
+    return (equal and "=" in operator) or (below if "<" in operator else not below and not equal)
