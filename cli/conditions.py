@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 import fsqueue
-from fsqueue.views import results
 
 from . import habits
 
@@ -80,9 +79,7 @@ def _field(result: fsqueue.Result, path: list[str]) -> Any:
 
 def _as_result(item: Item) -> fsqueue.Result:
     """Return a task's facts as `fsqueue results` shows them. Of an unfinished one, some are None."""
-    if isinstance(item, fsqueue.Result):
-        return item
-    return results.of_letter(item) if isinstance(item, fsqueue.DeadLetter) else results.of_task(item)
+    return item if isinstance(item, fsqueue.Result) else item.as_result()
 
 
 def _shown(value: Any) -> str:

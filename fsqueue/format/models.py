@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, NamedTuple
 
+from fsqueue.format import names
 from fsqueue.format.task_file import payload_fields
 
 State = Literal["waiting", "delayed", "leased", "completed", "dead", "cancelled"]
@@ -89,6 +90,24 @@ class TaskInfo(AsDict):
     """An atomic update that is not decided yet and changes this task. It is shown as it was before."""
     queue: str | None = None
     """The queue's name in its group; None outside of a group."""
+
+    def as_result(self) -> Result:
+        """Return what is known of the task, finished or not, as a result. It does not tell what an attempt used."""
+        worker = self.worker or {}
+        return Result(
+            self.id,
+            self.state,
+            self.attempt,
+            self.payload,
+            self.result,
+            self.error,
+            worker.get("name"),
+            worker.get("host"),
+            inserted_at=_birth(self.id),
+            started_at=self.since if self.state == LEASED else None,
+            finished_at=self.since if self.state in (COMPLETED, DEAD, CANCELLED) else None,
+            key=self.key,
+        )
 
 
 class Used(NamedTuple):
@@ -183,6 +202,24 @@ class DeadLetter(AsDict):
     priority: str | int | None = None
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
+
+    def as_result(self) -> Result:
+        """Return the dead letter as a result."""
+        worker = self.worker or {}
+        return Result(
+            self.id,
+            DEAD,
+            self.attempt,
+            self.payload,
+            error=self.reason,
+            worker=worker.get("name"),
+            host=worker.get("host"),
+            inserted_at=_birth(self.id),
+            finished_at=self.at,
+            cpu_s=self.cpu_s,
+            peak_memory_bytes=self.peak_memory_bytes,
+            key=self.key,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +339,8 @@ class GcReport(AsDict):
     busy: int = 0
     inodes_given_back: int = 0
     bytes_given_back: int = 0
+
+
+def _birth(task_id: str) -> float:
+    """Return about when a task was inserted (s): with the first one of its batch."""
+    return names.birth_ms(names.parse_task_id(task_id)[0]) / 1000

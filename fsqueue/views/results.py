@@ -8,9 +8,8 @@ from typing import Any
 
 from fsqueue.errors import QueuePurged
 from fsqueue.format import names
-from fsqueue.format.models import CANCELLED, LEASED, DeadLetter, Result, TaskInfo
 from fsqueue.format.models import COMPLETED as IS_COMPLETED
-from fsqueue.format.models import DEAD as IS_DEAD
+from fsqueue.format.models import DeadLetter, Result
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import COMPLETED
 from fsqueue.format.task_states import Lease
@@ -51,7 +50,7 @@ def columns(store: Store, failed: bool = False) -> Iterator[Columns]:
         for found in finished.batches(store, offsets=False):
             if found.batch not in seen:
                 yield _completed(found)
-    letters = map(of_letter, deadletters.letters(store))
+    letters = map(DeadLetter.as_result, deadletters.letters(store))
     while some := [*islice(letters, LETTERS_AT_ONCE)]:
         yield [*map(list, zip(*some, strict=True))]
     store.refresh(now=True)
@@ -114,46 +113,3 @@ def _inserted_at(found: FinishedBatch, indices: Sequence[int]) -> list[float]:
         return [birth] * len(indices)
     times = map(found.inserted_at, indices)
     return [birth if at is None else at / 1000 for at in times]
-
-
-def of_letter(letter: DeadLetter) -> Result:
-    """Return a dead letter as a result."""
-    worker = letter.worker or {}
-    return Result(
-        letter.id,
-        IS_DEAD,
-        letter.attempt,
-        letter.payload,
-        error=letter.reason,
-        worker=worker.get("name"),
-        host=worker.get("host"),
-        inserted_at=_birth(letter.id),
-        finished_at=letter.at,
-        cpu_s=letter.cpu_s,
-        peak_memory_bytes=letter.peak_memory_bytes,
-        key=letter.key,
-    )
-
-
-def of_task(task: TaskInfo) -> Result:
-    """Return what is known of a task, finished or not, as a result. It does not tell what its last attempt used."""
-    worker = task.worker or {}
-    return Result(
-        task.id,
-        task.state,
-        task.attempt,
-        task.payload,
-        task.result,
-        task.error,
-        worker.get("name"),
-        worker.get("host"),
-        inserted_at=_birth(task.id),
-        started_at=task.since if task.state == LEASED else None,
-        finished_at=task.since if task.state in (IS_COMPLETED, IS_DEAD, CANCELLED) else None,
-        key=task.key,
-    )
-
-
-def _birth(task_id: str) -> float:
-    """Return about when a task was inserted (s): with the first one of its batch."""
-    return names.birth_ms(names.parse_task_id(task_id)[0]) / 1000
