@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from fsqueue.errors import FsqueueError
+from fsqueue.errors import FsqueueError, HiddenTasks
 from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import movements, names, sparse
 from fsqueue.format.decisions import DecisionState, LogName, Outcome
@@ -196,7 +196,7 @@ def _committed(group: GroupDirectory, store: Store, update: UpdateId, told: Told
 
 
 def _is_committed(group: GroupDirectory, store: Store, log: LogName, update: UpdateId) -> bool:
-    with suppress(FsqueueError):
+    with suppress(FsqueueError, HiddenTasks):
         return given_outcomes.is_committed(group, log, update, store)
     return False
 

@@ -216,24 +216,34 @@ class GroupDirectory:
         return self.fs.hidden(layout.settings_file(path), code)
 
     def look_before_opening(self, directory: QueueDirectory) -> bool:
-        """Return whether a queue is there, by its file alone. NotAQueue if it was not made in this group; QueueFileLost
-        if the file is gone, and tasks are there. HiddenTasks if something else stands in the place of the file, or of
-        the queue: there may be tasks behind it.
+        """Return whether a queue is there, by its file alone. NotAQueue if it was not made in this group; other errors
+        as of `queue_state`.
 
-        No link is followed. To open a queue may write into it, on a network mount: into no other group's.
+        To open a queue may write into it, on a network mount: into no other group's.
+        """
+        state = self.queue_state(directory)
+        if state is None:
+            return False
+        self._refuse_foreign(state, self.path_of(directory))
+        return True
+
+    def queue_state(self, directory: QueueDirectory) -> QueueState | None:
+        """Return what the file of the queue at a place says, by a revalidating open; None if nothing is there. The
+        queue may be another group's. No link is followed.
+
+        HiddenTasks if something else stands in the place of the file, or of the queue: there may be tasks behind it.
+        QueueFileLost if the file is gone, and tasks are there. Other errors as of `layout.read_queue_state`; OSError.
         """
         path = self.path_of(directory)
         try:
-            state = layout.read_queue_state(sparse.joined(self.fs.read_pieces(layout.settings_file(path))), path)
+            return layout.read_queue_state(sparse.joined(self.fs.read_pieces(layout.settings_file(path))), path)
         except OSError as error:
             if is_gone(error):
                 remains.refuse(self.fs, path)
-                return False
+                return None
             if error.errno in NOT_FILES:
                 raise self._hidden(path, error.errno) from None
             raise
-        self._refuse_foreign(state, path)
-        return True
 
     def _refuse_foreign(self, state: QueueState, path: str) -> None:
         if state.group != self.state.id:

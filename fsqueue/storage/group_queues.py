@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fsqueue.errors import NotAQueue
-from fsqueue.filesystem import NOT_FILES, is_gone
-from fsqueue.format import layout, names, sparse
+from fsqueue.errors import HiddenTasks, NotAQueue, QueueFileLost
+from fsqueue.format import layout, names
 from fsqueue.format.decisions import LogName
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
@@ -16,19 +16,18 @@ from fsqueue.storage.store import Store
 
 
 def state_of(group: GroupDirectory, name: LogName) -> QueueState | None:
-    """Return what the `queue.jsonl` says of the very queue in which a log is; None if its name leads to another, or to
-    none. It is read by a revalidating open. Errors as `layout.read_queue_state`; OSError.
+    """Return what the `queue.jsonl` says of the very queue in which a log is; None if its name leads to another queue,
+    or to nothing.
+
+    HiddenTasks if the queue may be there all the same: something else stands in its place or in that of its file, or
+    the file is gone or damaged. FormatTooNew, FormatTooOld; OSError.
     """
-    path = group.path_of(name.directory)
     try:
-        state = layout.read_queue_state(sparse.joined(group.fs.read_pieces(layout.settings_file(path))), path)
-    except NotAQueue:
-        return None
-    except OSError as error:
-        if is_gone(error) or error.errno in NOT_FILES:
-            return None
-        raise
-    return state if state.id == queue_id(name) and state.group == group.state.id else None
+        state = group.queue_state(name.directory)
+    except (QueueFileLost, NotAQueue) as error:
+        how = "gone" if isinstance(error, QueueFileLost) else "damaged"
+        raise HiddenTasks(errno.ENODEV, layout.settings_file(group.path_of(name.directory)), how, "file") from error
+    return state if state is not None and state.id == queue_id(name) and state.group == group.state.id else None
 
 
 def generation(name: LogName) -> int:
@@ -59,7 +58,7 @@ def proven(group: GroupDirectory, directory: QueueDirectory, own: Store) -> Stor
 @contextmanager
 def opened(group: GroupDirectory, name: LogName, own: Store) -> Iterator[Store | None]:
     """Open the queue in which a log is, for the length of a block; `own` if it is that one. None if the log's
-    generation is not the present one, or the queue is not in its place. Errors as of `Store`.
+    generation is not the present one, or the queue is not in its place. Errors as of `state_of` and `Store`.
     """
     if own.path == group.path_of(name.directory):
         own.refresh(now=True)

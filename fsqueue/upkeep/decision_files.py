@@ -6,42 +6,58 @@ costs one file.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from contextlib import suppress
 
-from fsqueue.errors import FsqueueError, LockTimeout
-from fsqueue.filesystem import PassingOverStrays
+from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound, from_os_error
+from fsqueue.filesystem import NOT_FILES, PassingOverStrays, either_of_two
 from fsqueue.format import decisions, names, numbers
 from fsqueue.format.decisions import DecisionState, LogName
 from fsqueue.format.groups import group_file
 from fsqueue.format.names import DecisionFileName, UpdateId
+from fsqueue.format.wording import counted
 from fsqueue.protocol import deciding
 from fsqueue.storage import decisions as stored
-from fsqueue.storage import group_queues, jsonl, published
+from fsqueue.storage import group_queues, jsonl, listing
 from fsqueue.storage import numbers as stored_numbers
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
+
+logger = logging.getLogger("fsqueue")
 
 AGE_MS = 86_400_000
 """A file is retired a day after its last line."""
 FULL_AGE_MS = 3_600_000
 """A full one, to which its owner adds nothing: an hour after it."""
 AWAY_MS = 30 * AGE_MS
-"""How long a queue that is not in its place keeps the files that name it: it may have been moved, and come back."""
+"""How long a queue that is not in its place keeps the files that name it: it may have been moved, and come back. What
+hides a queue keeps them as long as it stands there."""
 WAIT_S = 2.0
 """Seconds to wait for a lock. Then the file is left to the next upkeep."""
 
 
 def retire(store: Store) -> int:
-    """Retire the decision files of the group that an open queue lies in; how many. 0 if it lies in none."""
+    """Retire the decision files of the group that an open queue lies in; how many. 0 if it lies in none.
+
+    Log a warning for each reason why a queue that a file names cannot be read: it keeps the file.
+    """
     group = stored.group_if_in_place(store)
     if group is None:
         return 0
-    retired = 0
+    retired, kept = 0, Counter[str]()
     for name in stored.files(group):
         with PassingOverStrays():  # fsck tells of them: one link must not stop the upkeep of all queues
-            retired += _retire(store, group, name)
+            retired += _retire(store, group, name, kept)
+    for reason, count in kept.items():
+        logger.warning(
+            "kept %s of the group %s: a queue that cannot be read may lack outcomes of updates. %s",
+            counted(count, "decision file"),
+            group.path,
+            reason,
+        )
     return retired
 
 
@@ -62,8 +78,11 @@ def refresh(store: Store) -> int:
     return touched
 
 
-def _retire(store: Store, group: GroupDirectory, name: DecisionFileName) -> bool:
-    """Retire a file, if it is old and all of its logs are settled. Return whether it was removed."""
+def _retire(store: Store, group: GroupDirectory, name: DecisionFileName, kept: Counter[str]) -> bool:
+    """Retire a file, if it is old and all of its logs are settled. Return whether it was removed.
+
+    `kept`: by the reason, how many files stay since a queue that they name cannot be read.
+    """
     path = decisions.path_of(group.path, name)
     state = stored.read(group, name)
     if state is None:
@@ -76,6 +95,9 @@ def _retire(store: Store, group: GroupDirectory, name: DecisionFileName) -> bool
             return False
         return _remove(store, group, path, state)
     except (LockTimeout, FileNotFoundError):
+        return False
+    except _Unreadable as unreadable:
+        kept[str(unreadable)] += 1
         return False
 
 
@@ -94,8 +116,31 @@ def _logs_of(state: DecisionState) -> list[tuple[LogName, list[UpdateId]]]:
     return sorted(found.items())
 
 
+class _Unreadable(Exception):
+    """A queue cannot be read, or something may hide it: an update may still have no outcome in its log."""
+
+
 def _settle(store: Store, group: GroupDirectory, name: LogName, updates: list[UpdateId], age_ms: int) -> bool:
     """Give a log the outcomes that it lacks, and sync it. Return whether it has them all on disk, or needs none.
+
+    LockTimeout, FileNotFoundError: the next upkeep tries again.
+    """
+    try:
+        return _settle_in(store, group, name, updates, age_ms)
+    except LockTimeout:
+        raise
+    except QueueNotFound:
+        return False  # it was deleted just now
+    except FsqueueError as error:
+        raise _Unreadable(str(error)) from error
+    except OSError as error:
+        if error.errno not in NOT_FILES:
+            raise
+        raise _Unreadable(str(from_os_error(error, "giving a queue the outcomes of updates"))) from error
+
+
+def _settle_in(store: Store, group: GroupDirectory, name: LogName, updates: list[UpdateId], age_ms: int) -> bool:
+    """Do what `_settle` says.
 
     A line `closed` excuses no log: a deletion can be refused, and taken back.
     """
@@ -106,18 +151,17 @@ def _settle(store: Store, group: GroupDirectory, name: LogName, updates: list[Up
         return True
     if state.closed:
         return False
-    try:
-        with group_queues.opened(group, name, store) as queue:
-            if queue is None:
-                return False  # the next upkeep finds out why
-            if _give(queue, name, updates):
-                return True
-            is_absent = not published.names_of(queue, queue.layout, name.batch) and not queue.fs.exists(
-                queue.layout.log(name.batch)
-            )
-            return is_absent and group_queues.state_of(group, name) is not None
-    except FsqueueError:
-        return False
+    with group_queues.opened(group, name, store) as queue:
+        return queue is not None and (
+            _give(queue, name, updates) or (_is_absent(queue, name) and group_queues.state_of(group, name) is not None)
+        )
+
+
+def _is_absent(queue: Store, name: LogName) -> bool:
+    """Return whether neither the log nor its task file is there. HiddenTasks if something may hide one of them."""
+    shard = queue.layout.shard(name.batch)
+    listed = either_of_two(lambda: listing.task_files(queue, shard))
+    return name.batch not in listed and not queue.fs.exists(queue.layout.log(name.batch))
 
 
 def _give(queue: Store, name: LogName, updates: list[UpdateId]) -> bool:

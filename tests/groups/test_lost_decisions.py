@@ -194,3 +194,37 @@ def test_a_log_that_cannot_be_read_decides_nothing(group: Path) -> None:
         assert [task.payload for task in queue.lease(9)] == ["old"]
     assert b"abort" not in decision_file(group).read_bytes()
     assert [task.payload for task in queue.lease(9)] == ["new"]
+
+
+def link(place: Path, aside: Path) -> None:
+    place.symlink_to(aside)
+
+
+def gap(place: Path, aside: Path) -> None:
+    """A cleaner has removed it. fsck writes it again."""
+
+
+def damaged(place: Path, aside: Path) -> None:
+    place.touch()
+
+
+@pytest.mark.parametrize("damage", [remove, older])
+@pytest.mark.parametrize(
+    ("place", "hide"), [("A", link), ("A/queue.jsonl", link), ("A/queue.jsonl", gap), ("A/queue.jsonl", damaged)]
+)
+def test_a_log_that_is_hidden_decides_nothing(
+    group: Path, place: str, hide: Callable[[Path, Path], object], damage: Callable[[Path], None]
+) -> None:
+    """An `abort` could be wrong: the tasks wait until the queue is back that has the outcome. Others are leased."""
+    damage(group)
+    (group / place).rename(group.parent / "aside")
+    hide(group / place, group.parent / "aside")
+    queue = Queue(group / "B", clock=clock_of_later())
+    [old] = queue.lease(9)
+    old.release()
+    found = [one for one in queue.fsck(repair=True) if one.kind in OF_UPDATES]
+    assert [one.repaired for one in found] == [False] * len(found)
+    if (group / place).is_symlink():
+        (group / place).unlink()
+    (group.parent / "aside").rename(group / place)
+    whole(group)

@@ -139,6 +139,66 @@ def test_a_queue_that_is_away_keeps_it_for_thirty_days(group: Group) -> None:
     assert gc(group, "a", decision_files.AWAY_MS + 60_000) == 1
 
 
+def links(group: Group) -> Path:
+    """The disk was full: the queue was moved to another one, and a link left in its place."""
+    return aside(group.path / "b", Path.symlink_to)
+
+
+def links_its_file(group: Group) -> Path:
+    return aside(group.path / "b" / "queue.jsonl", Path.symlink_to)
+
+
+def stands_there(group: Group) -> Path:
+    return aside(group.path / "b", lambda path, _: path.touch())
+
+
+def links_the_tasks(group: Group) -> Path:
+    """The log is gone, as after a power loss; its task file is hidden."""
+    [log] = (group.path / "b").rglob("movements/*/*.jsonl")
+    log.unlink()
+    [tasks] = (group.path / "b").glob("*/queue/*")
+    return aside(tasks, Path.symlink_to)
+
+
+def loses_its_file(group: Group) -> Path:
+    """A cleaner has removed it. fsck writes it again."""
+    return aside(group.path / "b" / "queue.jsonl", lambda path, _: None)
+
+
+def damages_its_file(group: Group) -> Path:
+    return aside(group.path / "b" / "queue.jsonl", lambda path, _: path.touch())
+
+
+def aside(path: Path, stand: Callable[[Path, Path], object]) -> Path:
+    """Move what is at a path aside, and put something else there. Return the path."""
+    away = path.parents[path.parts[::-1].index("group")] / "aside"
+    path.rename(away)
+    stand(path, away)
+    return path
+
+
+HIDDEN = [links, links_its_file, stands_there, links_the_tasks, loses_its_file, damages_its_file]
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+def test_a_queue_that_is_hidden_keeps_it_for_ever(
+    group: Group, hide: Callable[[Group], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only a proof that the queue is elsewhere lets its thirty days begin. Upkeep says why the file stays."""
+    group.close()
+    at = hide(group)
+    assert gc(group, "a", 3 * decision_files.AWAY_MS) == 0
+    assert len(files(group)) == 1
+    [said] = [record.message for record in caplog.records if "decision file" in record.message]
+    assert said.startswith(f"kept 1 decision file of the group {group.path}: ")
+    assert str(group.path / "b") in said
+    if hide is not links_the_tasks:
+        if os.path.lexists(at):
+            at.unlink()
+        (group.path.parent / "aside").rename(at)
+        assert left(group) == {"a": [], "b": ["here", "x"]}
+
+
 @pytest.mark.parametrize("end", ["purge", "finish"])
 def test_a_log_that_has_ended_needs_no_outcome(group: Group, end: str) -> None:
     if end == "purge":
