@@ -19,6 +19,7 @@ import fsqueue.fsck  # noqa: F401 - else a test may import it while what it impo
 from fsqueue import Queue
 from fsqueue.clock import ManualClock
 from tests import levels
+from tests.garbage import collect_and_keep
 from tests.waiting import until_nothing_reaps
 
 levels.load_profile()
@@ -112,8 +113,7 @@ def descriptors_are_closed() -> Iterator[None]:
     What the modules before have left for good, as parsed sources, is kept from the garbage collector: else each look at
     all of it takes a second. It is kept at a module's begin: at its end pytest still holds the last test.
     """
-    gc.collect()
-    gc.freeze()
+    collect_and_keep()
     before = set(os.listdir("/proc/self/fd"))
     yield
     gc.collect()

@@ -32,6 +32,7 @@ from fsqueue.groups import drained
 from fsqueue.groups import leasing as group_leasing
 from fsqueue.groups import queue as group_queue
 from fsqueue.storage import absence, group_directory, nested, open_logs, queue_file, store
+from tests.garbage import collect_and_keep
 from tests.simulation.disk import Directory
 from tests.simulation.kernel import Process
 
@@ -403,10 +404,9 @@ def undisturbed() -> Iterator[None]:
     is_outermost = gc.isenabled()
     if is_outermost:
         gc.disable()
-        gc.collect()  # else garbage would stay, with the files that it has open
-        # For good: what is there before, as caches of cases, need not be looked through each time. Not within another
-        # one: the world that is told of there would stay when it is over, and later tests would meet its files.
-        gc.freeze()
+        # What is there before, as caches of cases, need not be looked through each time. Not within another one: the
+        # world that is told of there would stay when it is over, and later tests would meet its files.
+        collect_and_keep()
     logging.disable(logging.WARNING)
     try:
         with simulated_machine():

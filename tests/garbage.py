@@ -1,0 +1,21 @@
+"""What the garbage collector need not look through any more."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+_NOT_OF_TESTS = frozenset(threading.enumerate())
+"""Threads that ran before the first test: the main one, and those of pytest-xdist."""
+
+
+def collect_and_keep() -> None:
+    """Collect garbage, and keep what is left for good: then no later look goes through it.
+
+    While a thread of a test runs, nothing is kept. What that thread holds is garbage when it has ended, and would have
+    its files open as long as this process runs.
+    """
+    no_test_runs_on = _NOT_OF_TESTS.issuperset(threading.enumerate())  # first: what ends meanwhile is not collected yet
+    gc.collect()
+    if no_test_runs_on:
+        gc.freeze()
