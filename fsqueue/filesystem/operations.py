@@ -17,7 +17,7 @@ from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import HiddenTasks
 from fsqueue.filesystem import forked, locks, resources, syncs, trees
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, LOOK_FLAGS, open_at
-from fsqueue.filesystem.expected_errors import asking_again, kind_of
+from fsqueue.filesystem.expected_errors import NOT_FILES, asking_again, kind_of
 from fsqueue.filesystem.mounts import mount_of
 from fsqueue.filesystem.places import place_of
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted, Stamp, stamp_of
@@ -329,6 +329,17 @@ class Filesystem(Rooted):
             if stands != f"a {kind}":
                 return HiddenTasks(code, place, stands, kind)
         return HiddenTasks(code, path, "something else", wanted)
+
+    def unless_absent(self, path: str, read: Callable[[], T]) -> T | None:
+        """Return what `read` says of a file; None if there is none. HiddenTasks if something else has its name."""
+        try:
+            return read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in NOT_FILES:
+                raise
+            raise self.hidden(path, error.errno or 0) from error
 
     def entries(self, directory: str) -> list[tuple[str, str]]:
         """Return name and kind of what is in a directory, unordered; [] if it does not exist. A hint, as every listing.

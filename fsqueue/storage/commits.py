@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from fsqueue.errors import CommitLost, FsqueueError, HiddenTasks, InvalidArgument, LockTimeout, StorageError
-from fsqueue.filesystem import NOT_FILES, either_of_two, is_gone
+from fsqueue.filesystem import either_of_two, is_gone
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import CommitPart
@@ -172,14 +172,7 @@ def proposed(store: Store, layout: Layout, identity: Uuid) -> Record | None:
 
 def _content(store: Store, path: str) -> bytes | None:
     """Return what a file holds, by a revalidating open; None if there is none. HiddenTasks."""
-    try:
-        return sparse.joined(store.fs.read_pieces(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno not in NOT_FILES:
-            raise
-        raise store.fs.hidden(path, error.errno or 0) from error
+    return store.fs.unless_absent(path, lambda: sparse.joined(store.fs.read_pieces(path)))
 
 
 def is_decided(store: Store, layout: Layout, record: Record) -> bool:
