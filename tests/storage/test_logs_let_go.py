@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fsqueue import Group, LeaseLost, Queue, connect
+from fsqueue import Group, LeasedTask, LeaseLost, Queue, connect
 from fsqueue.clock import ManualClock
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.open_logs import CHECKED, UNUSED_S
@@ -199,27 +199,31 @@ def test_updates_keep_few_logs_in_each_queue(tmp_path: Path) -> None:
 def of_many(queue: Queue, process: Process, batches: int = 20) -> None:
     """Have a process complete one of two tasks of each batch, and hold nothing then."""
     queue.insert_many(range(2 * batches), batch_tasks=2)
-    process(f"opened.complete([opened.lease(2)[0] for _ in range({batches})])")
+    process(
+        f"held = opened.lease({2 * batches})\n"
+        "done = {task.batch: task for task in held}.values()\n"
+        "opened.complete([*done])\n"
+        "opened.release([task for task in held if task not in done])"
+    )
 
 
 @pytest.fixture
 def pairs(queue_factory: QueueFactory) -> Queue:
-    """A queue with batches of two tasks. Leases end soon: what a process has leased and does not do, others do."""
-    return queue_factory(batch_tasks_max=2, durability="none", lease_s=0.5)
+    """A queue with batches of two tasks."""
+    return queue_factory(batch_tasks_max=2, durability="none")
 
 
-def finish_all(queue: Queue, batches: int = 20) -> None:
-    def is_done() -> bool:
-        queue.complete(queue.lease(50))
-        return queue.status().completed == 2 * batches
-
-    until(is_done, "the leases to run out")
+def rest_of(queue: Queue, batches: int = 20) -> list[LeasedTask]:
+    """Lease what `of_many` has left."""
+    held = queue.lease(batches + 1)
+    assert len({task.batch for task in held}) == len(held) == batches
+    return held
 
 
 def test_the_next_look_that_finds_nothing_closes_logs_of_batches_that_another_has_finished(pairs: Queue) -> None:
     with processes(pairs.path, 1) as (mine,):
         of_many(pairs, mine)
-        finish_all(pairs)
+        pairs.complete(rest_of(pairs))
         assert len(mine.unlinked) > FEW, "what is asked for must be possible"
         mine("assert opened.lease() == []")
         assert mine.unlinked == []
@@ -237,8 +241,7 @@ def test_the_next_look_that_finds_nothing_closes_logs_of_batches_that_another_ha
 def test_what_waits_closes_logs_of_batches_that_another_finishes_meanwhile(pairs: Queue, waiting: str) -> None:
     with processes(pairs.path, 1) as (mine,):
         of_many(pairs, mine)
-        held = []
-        until(lambda: held.extend(pairs.lease(50, lease_s=600)) or len(held) == 20, "the leases to run out")
+        held = rest_of(pairs)
         mine("assert opened.lease() == []")
         assert len(mine.logs) > FEW, "their batches have not finished"
         mine.begin(waiting)
@@ -282,9 +285,10 @@ def test_a_group_that_waits_closes_logs_in_all_its_queues(tmp_path: Path) -> Non
     for name in names:
         group[name].insert_many(range(10), batch_tasks=2)
     with processes(group.path, 1) as (mine,):
-        mine("opened.lease(40, lease_s=0.2)[0].complete()")
-        held = []
-        until(lambda: held.extend(group.lease(39, lease_s=600)) or len(held) == 39, "the leases to run out")
+        mine("first, *others = opened.lease(40)\nfirst.complete()\nfor task in others: task.release()")
+        assert len(mine.logs) > FEW
+        held = group.lease(40)
+        assert len(held) == 39
         mine.begin("opened.lease(wait_s=600)")
         for task in held:
             task.complete()
@@ -298,16 +302,15 @@ def test_batches_that_end_otherwise_are_let_go_of(pairs: Queue, ended_by: str) -
     with processes(pairs.path, 1) as (mine,):
         of_many(pairs, mine)
         assert len(mine.logs) > FEW
+        held = rest_of(pairs)  # a look that finds a task closes nothing
         if ended_by == "cancel":
-            until(lambda: not any(task.state == "leased" for task in pairs.tasks()), "the leases to run out")
+            pairs.release(held)
             pairs.cancel([task.id for task in pairs.tasks()])
         elif ended_by == "purge":
             pairs.purge()
         elif ended_by == "delete":
             pairs.delete()
         else:
-            held = []
-            until(lambda: held.extend(pairs.lease(50)) or len(held) == 20, "the leases to run out")
             for task in held:
                 task.bury("no")
             pairs.gc()
@@ -401,7 +404,7 @@ def test_a_lease_whose_log_was_let_go_of_is_lost_as_ever(queue_factory: QueueFac
 
 def test_a_worker_that_waits_keeps_no_log_of_a_batch_that_another_has_finished(pairs: Queue) -> None:
     pairs.insert_many(range(40), batch_tasks=2)
-    held = pairs.lease(40, lease_s=600)
+    held = pairs.lease(40)
     taken = list({task.batch: task for task in held}.values())
     pairs.release([task for task in held if task not in taken])
     worker = subprocess.Popen([sys.executable, "-m", "fsqueue_cli", "run", str(pairs.path), "--forever", "--", "true"])
@@ -419,7 +422,7 @@ def test_a_worker_that_waits_keeps_no_log_of_a_batch_that_another_has_finished(p
 def test_a_worker_with_a_long_task_keeps_no_log_of_a_finished_batch(pairs: Queue) -> None:
     """It looks for no other task meanwhile, but renews its lease."""
     pairs.insert_many(range(40), batch_tasks=2)
-    held = pairs.lease(40, lease_s=600)
+    held = pairs.lease(40)
     taken = list({task.batch: task for task in held}.values())
     pairs.release([task for task in held if task not in taken])
     begun, over = pairs.path.parent / "begun", pairs.path.parent / "over"
