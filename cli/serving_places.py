@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
+from typing import ClassVar, Protocol
+from weakref import WeakKeyDictionary
 
 
 class PlacedConnection(Protocol):
@@ -21,6 +22,13 @@ class ConnectionPlaces:
 
     A client without a token could otherwise keep out those that have one, by connections that ask for nothing.
     """
+
+    _of: ClassVar[WeakKeyDictionary[object, ConnectionPlaces]] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, server: object) -> ConnectionPlaces:
+        """Return those of a server, which is any object that all of its connections have in common."""
+        return cls._of.setdefault(server, cls())
 
     def __init__(self) -> None:
         self._strangers: OrderedDict[PlacedConnection, None] = OrderedDict()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar
 
 import httptools
 import uvicorn
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from fsqueue.service import faults, gate
 from fsqueue.service.application import last_answer
@@ -29,6 +29,10 @@ _TOO_SLOW = last_answer(faults.refusal(408, "BadRequest", "The head of the reque
 
 HEAD_BYTES_MAX = 64 << 10
 """Maximum length of the head of a request. Also of the rest of a chunked body, and of a chunk's first line."""
+
+
+SHORTAGE_TOLD_EACH_S = 600.0
+"""How often the log tells that connections cannot be accepted. Clients could fill the disk."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -58,13 +62,14 @@ class BoundedProtocol(HttpToolsProtocol):
     """Length of what has come since the last head, part of a body, or end of a request."""
     _is_in_head = _is_in_body = False
     _has_shown_token = False
-    _places_of: ClassVar[WeakKeyDictionary[ServerState, ConnectionPlaces]] = WeakKeyDictionary()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to count the time. Take a place, or be told that there is none."""
         super().connection_made(transport)
         self._count()
-        if not self._places().admit(self, len(self.connections), self.connections_max, self.refused_max):
+        if not ConnectionPlaces.of(self.server_state).admit(
+            self, len(self.connections), self.connections_max, self.refused_max
+        ):
             self.app = _NO_PLACE
 
     def data_received(self, data: bytes) -> None:
@@ -96,7 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Count no more. Give the place back."""
         self._stop()
-        self._places().leave(self)
+        ConnectionPlaces.of(self.server_state).leave(self)
         super().connection_lost(exc)
 
     # -- places -----------------------------------------------------------------------------------------------
@@ -116,9 +121,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing() and not (self._is_asked() and self.cycle.response_started):
             self._write(_NO_PLACE)
         self.transport.abort()  # `close` waits for a client that reads nothing, or does not end TLS
-
-    def _places(self) -> ConnectionPlaces:
-        return self._places_of.setdefault(self.server_state, ConnectionPlaces())
 
     # -- the parser's calls -----------------------------------------------------------------------------------
 
@@ -244,6 +246,8 @@ class GatewayServer(uvicorn.Server):
     """Called in the event loop when connections are accepted, and signals are this server's."""
     on_stop: Callable[[], object] = staticmethod(lambda: None)
     """Called in the event loop when the first signal has come."""
+    _tells_shortage_from = -math.inf
+    """The event loop's time from which on a shortage is logged again."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -257,6 +261,7 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and tell it."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         await super().startup(sockets)
         if self.started:
             self.on_start()
@@ -265,6 +270,24 @@ class GatewayServer(uvicorn.Server):
         """End what is under way. From now on uvicorn logs nothing: it would log what it cuts off with a traceback."""
         uvicorn.server.logger.setLevel("CRITICAL")
         await super().shutdown(sockets)
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what no code of this server hears of.
+
+        asyncio would log a traceback for each connection that it cannot accept. It tries again after a second.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or not context["message"].startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+            return
+        ConnectionPlaces.of(self.server_state).end_oldest()  # its descriptor is for the next one
+        if loop.time() >= self._tells_shortage_from:
+            self._tells_shortage_from = loop.time() + SHORTAGE_TOLD_EACH_S
+            faults.logger.warning(
+                "The gateway can accept no connection for now: %s. Clients wait. It tries again each second. If it is "
+                "open files that are missing, raise their limit (ulimit -n).",
+                os.strerror(error.errno or 0),
+            )
 
     def _note(self, number: int, frame: object) -> None:
         self.force_exit = self.should_exit

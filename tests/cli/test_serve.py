@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -336,8 +337,10 @@ def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: 
 
 
 @contextmanager
-def served_with(soft: int, hard: int, *words: object) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
-    """A gateway that may open so many files. Yield it with its host and port."""
+def served_with(
+    soft: int, hard: int, *words: object, logged: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """A gateway that may open so many files, and logs what matches a pattern. Yield it with its host and port."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -353,7 +356,7 @@ def served_with(soft: int, hard: int, *words: object) -> Iterator[tuple[subproce
             process.terminate()
         assert process.wait(PATIENCE_S) == 143
         assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert re.fullmatch(logged, process.stderr.read())
 
 
 def test_it_raises_its_limit_of_open_files(tmp_path: Path) -> None:
@@ -385,6 +388,38 @@ def test_idle_connections_take_no_descriptor_from_the_queues(tmp_path: Path) -> 
             answer = kept.getresponse()
             assert (answer.status, json.loads(answer.read())["inserted"]) == (201, True)
     assert {queue.name: queue.status().waiting for queue in group.queues()} == {f"new{n}": 1 for n in range(20)}
+
+
+def test_a_gateway_that_has_no_descriptor_for_a_connection_says_so_in_one_line(tmp_path: Path) -> None:
+    """asyncio logs a traceback for each try. And an idle connection of a client without a token gives its own up."""
+    Queue.create(tmp_path / "q", shards=1)
+    said = r"The gateway can accept no connection for now: Too many open files\. [^\n]*raise their limit[^\n]*\n"
+    words = (tmp_path / "q", "--token-file", tmp_path / "tokens")
+    with served_with(256, 256, *words, logged=said) as (process, host, port), ExitStack() as opened:
+        may = {"Authorization": f"Bearer {tokens_of(tmp_path / 'tokens')['write']}"}
+
+        def connect() -> http.client.HTTPConnection:
+            made = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
+            made.connect()
+            opened.callback(made.close)
+            return made
+
+        def has_answered(connection: http.client.HTTPConnection) -> bool:
+            return status(connection, "/v1", **may) == 200
+
+        first = connect()
+        assert has_answered(first)
+        stranger = connect()
+        assert status(stranger, "/healthz") == 200
+        files = len(os.listdir(f"/proc/{process.pid}/fd"))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (files, 256))
+        assert has_answered(connect()), "the stranger's descriptor has become this one's"
+        assert stranger.sock.recv(4096).startswith(b"HTTP/1.1 503 ")
+        waiting = connect()
+        waiting.request("GET", "/v1", headers=may)
+        assert has_answered(first), "the others go on"
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (256, 256))
+        assert waiting.getresponse().status == 200
 
 
 def has_ipv6() -> bool:
