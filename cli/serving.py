@@ -19,7 +19,7 @@ import click
 
 from . import process
 from .common import example, leave_soon
-from .printing import complain, is_screen, say
+from .printing import complain, hint, is_screen, say
 
 if TYPE_CHECKING:
     from fsqueue.service.gate import Role
@@ -98,7 +98,8 @@ def serve(
     on the queue directly beside them.
 
     On a TCP port each request needs a token. The file has two, one that may do everything and one that may only read.
-    One line on standard output tells the address when the gateway is ready.
+    When the gateway is ready, it prints its address, in the one line on standard output. All else, as the tokens, goes
+    to standard error.
     """
     address = address_in(listen)
     if (tls_cert is None) != (tls_key is None):
@@ -204,8 +205,8 @@ def default_token_file() -> Path:
 def tokens_in(path: Path) -> dict[Role, str]:
     """Return the tokens of a file: lines `write TOKEN` and `read TOKEN`. It is made if missing.
 
-    The tokens are shown then, on a terminal alone. The file appears whole: of two gateways that begin at once, one
-    makes it and both read it.
+    The tokens are shown then, on standard error, if that is a terminal. The file appears whole: of two gateways that
+    begin at once, one makes it and both read it.
     """
     try:
         text = _private_text(path)
@@ -215,12 +216,14 @@ def tokens_in(path: Path) -> dict[Role, str]:
             "read": secrets.token_urlsafe(TOKEN_BYTES),
         }
         if _make_private(path, "".join(f"{role} {token}\n" for role, token in made.items())):
-            if is_screen(sys.stdout):
-                say(f"Tokens were made, and are shown this once. They are in {path}.")
-                say(f"  to do everything: {made['write']}")
-                say(f"  to read only:     {made['read']}")
+            if is_screen(sys.stderr):
+                hint(
+                    f"Tokens were made, and are shown this once. They are in {path}.",
+                    f"  to do everything: {made['write']}",
+                    f"  to read only:     {made['read']}",
+                )
             else:  # a batch job's output and the journal have other readers
-                say(f"Tokens were made. They are in {path}, and are shown only on a terminal.")
+                hint(f"Tokens were made. They are in {path}, and are shown only on a terminal.")
         text = _private_text(path)
     found: dict[Role, str] = {}
     for line in text.splitlines():

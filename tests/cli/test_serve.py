@@ -27,16 +27,18 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = pytest.mark.once
 
 
-def tokens_of(path: Path) -> dict[str, str]:
-    return dict(line.split() for line in path.read_text().splitlines())  # type: ignore[misc]
+def tokens_at(path: Path) -> dict[str, str]:
+    """Return the tokens of a file. It is made if missing: a gateway that makes it says so on standard error."""
+    from fsqueue_cli.serving import tokens_in
+
+    return dict(tokens_in(path))
 
 
 def address_of(process: object) -> str:
     """Return the address that a gateway tells when it is ready."""
-    for line in process.stdout:  # type: ignore[attr-defined]
-        if line.startswith("fsqueue serves "):
-            return str(line.rstrip().rpartition(" on ")[2])
-    raise AssertionError("it has ended: " + process.stderr.read())  # type: ignore[attr-defined]
+    line = process.stdout.readline()  # type: ignore[attr-defined]
+    assert line.startswith("fsqueue serves "), line + process.stderr.read()  # type: ignore[attr-defined]
+    return str(line.rstrip().rpartition(" on ")[2])
 
 
 class ToSocket(http.client.HTTPConnection):
@@ -71,9 +73,9 @@ def sent(address: str, request: bytes) -> bytes:
 
 def test_it_tells_its_address_and_ends_at_a_signal(tmp_path: Path, spawn: Spawn) -> None:
     Queue.create(tmp_path / "q", shards=1)
+    token = tokens_at(tmp_path / "tokens")["write"]
     served = spawn("serve", tmp_path / "q", "--listen", "localhost:0", "--token-file", tmp_path / "tokens")
     address = address_of(served).removeprefix("http://")
-    token = tokens_of(tmp_path / "tokens")["write"]
     connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     assert status(connection, "/healthz") == 200
     assert status(connection, "/v1/nothing") == 401
@@ -90,8 +92,24 @@ def test_it_tells_its_address_and_ends_at_a_signal(tmp_path: Path, spawn: Spawn)
     assert served.stderr.read() == "", "what clients send fills no log"  # type: ignore[union-attr]
 
 
+def test_the_address_is_all_that_is_on_standard_output(tmp_path: Path, spawn: Spawn) -> None:
+    """Scripts read it there. The first time, the gateway also tells that it has made tokens."""
+    Queue.create(tmp_path / "q", shards=1)
+    served = spawn("serve", tmp_path / "q", "--listen", "127.0.0.1:0", "--token-file", tmp_path / "tokens")
+    assert served.stdout is not None
+    assert served.stderr is not None
+    printed = served.stdout.readline()
+    assert re.fullmatch(rf"fsqueue serves {re.escape(str(tmp_path))}/q on http://127\.0\.0\.1:\d+\n", printed)
+    served.send_signal(signal.SIGTERM)
+    assert served.wait(PATIENCE_S) == 143
+    assert served.stdout.read() == ""
+    told = f"Tokens were made. They are in {tmp_path}/tokens, and are shown only on a terminal.\n"
+    assert served.stderr.read() == told
+
+
 def test_a_port_that_other_hosts_reach_without_tls_is_told(tmp_path: Path, spawn: Spawn) -> None:
     Queue.create(tmp_path / "q", shards=1)
+    tokens_at(tmp_path / "tokens")
     served = spawn("serve", tmp_path / "q", "--listen", "0.0.0.0:0", "--token-file", tmp_path / "tokens")
     address_of(served)
     assert served.stderr is not None
@@ -101,6 +119,7 @@ def test_a_port_that_other_hosts_reach_without_tls_is_told(tmp_path: Path, spawn
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_without_a_traceback(tmp_path: Path, spawn: Spawn, number: int) -> None:
     Queue.create(tmp_path / "q", shards=1)
+    tokens_at(tmp_path / "tokens")
     served = spawn("serve", tmp_path / "q", "--listen", "localhost:0", "--token-file", tmp_path / "tokens")
     host, _, port = address_of(served).removeprefix("http://").rpartition(":")
     assert status(http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S), "/healthz") == 200
@@ -312,11 +331,13 @@ def test_tokens_are_shown_on_a_terminal_alone(
 
     made = serving.tokens_in(tmp_path / "a")
     printed = capsys.readouterr()
-    assert str(tmp_path / "a") in printed.out
-    assert not [token for token in made.values() if token in printed.out + printed.err]
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    made = serving.tokens_in(tmp_path / "b")
-    assert [token for token in made.values() if token in capsys.readouterr().out] != []
+    assert str(tmp_path / "a") in printed.err
+    assert not [token for token in made.values() if token in printed.err]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    shown = serving.tokens_in(tmp_path / "b")
+    again = capsys.readouterr()
+    assert [token in again.err for token in shown.values()] == [True, True]
+    assert printed.out + again.out == "", "scripts read the address there"
 
 
 def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: Spawn, fsqueue_cli: Run) -> None:
@@ -338,14 +359,15 @@ def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: 
 
 @contextmanager
 def served_with(
-    soft: int, hard: int, *words: object, logged: str = ""
+    soft: int, hard: int, path: Path, tokens: Path, logged: str = ""
 ) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     """A gateway that may open so many files, and logs what matches a pattern. Yield it with its host and port."""
+    tokens_at(tokens)
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    command = [sys.executable, "-m", "fsqueue_cli", "serve", *map(str, words), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "fsqueue_cli", "serve", path, "--token-file", tokens, "--listen", "127.0.0.1:0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit
     ) as process:
@@ -361,7 +383,7 @@ def served_with(
 
 def test_it_raises_its_limit_of_open_files(tmp_path: Path) -> None:
     Queue.create(tmp_path / "q", shards=1)
-    with served_with(128, 1000, tmp_path / "q", "--token-file", tmp_path / "tokens") as (process, _, _):
+    with served_with(128, 1000, tmp_path / "q", tmp_path / "tokens") as (process, _, _):
         limits = Path(f"/proc/{process.pid}/limits").read_text()
     [files] = [line.split() for line in limits.splitlines() if line.startswith("Max open files")]
     assert files[3:5] == ["1000", "1000"]
@@ -370,8 +392,8 @@ def test_it_raises_its_limit_of_open_files(tmp_path: Path) -> None:
 def test_idle_connections_take_no_descriptor_from_the_queues(tmp_path: Path) -> None:
     """Clients without a token open more connections than it may have files: those that have one go on."""
     group = Group.create(tmp_path / "group", shards=2)
-    with served_with(128, 256, group.path, "--token-file", tmp_path / "tokens") as (_, host, port), ExitStack() as idle:
-        token = tokens_of(tmp_path / "tokens")["write"]
+    with served_with(128, 256, Path(group.path), tmp_path / "tokens") as (_, host, port), ExitStack() as idle:
+        token = tokens_at(tmp_path / "tokens")["write"]
         kept = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
         idle.callback(kept.close)
         assert status(kept, "/v1", Authorization=f"Bearer {token}") == 200
@@ -394,9 +416,11 @@ def test_a_gateway_that_has_no_descriptor_for_a_connection_says_so_in_one_line(t
     """asyncio logs a traceback for each try. And an idle connection of a client without a token gives its own up."""
     Queue.create(tmp_path / "q", shards=1)
     said = r"The gateway can accept no connection for now: Too many open files\. [^\n]*raise their limit[^\n]*\n"
-    words = (tmp_path / "q", "--token-file", tmp_path / "tokens")
-    with served_with(256, 256, *words, logged=said) as (process, host, port), ExitStack() as opened:
-        may = {"Authorization": f"Bearer {tokens_of(tmp_path / 'tokens')['write']}"}
+    with (
+        served_with(256, 256, tmp_path / "q", tmp_path / "tokens", said) as (process, host, port),
+        ExitStack() as opened,
+    ):
+        may = {"Authorization": f"Bearer {tokens_at(tmp_path / 'tokens')['write']}"}
 
         def connect() -> http.client.HTTPConnection:
             made = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
