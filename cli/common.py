@@ -42,7 +42,7 @@ def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 queue_argument = click.argument("queue", metavar="Q", shell_complete=_directories)
 queues_argument = click.argument("queues", metavar="Q...", nargs=-1, required=True, shell_complete=_directories)
 ids_argument = click.argument("ids", metavar="[TASK]...", nargs=-1)
-optional_queue_argument = click.argument("queue", metavar="[Q]", required=False, shell_complete=_directories)
+optional_queues_argument = click.argument("queues", metavar="[Q]...", nargs=-1, shell_complete=_directories)
 worker_option = click.option("--worker", metavar="NAME", help="The worker's name in histories.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 match_option = click.option("--match", metavar="RE", help="Of a group: only queues whose whole names match.")

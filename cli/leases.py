@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Literal
 
 import click
@@ -22,9 +23,11 @@ from .common import (
     example,
     ids_argument,
     json_option,
+    match_option,
     print_count,
     queue_argument,
     queue_at,
+    queues_argument,
     say_unknown,
     words,
     worker_option,
@@ -33,6 +36,7 @@ from .common import (
 from .conditions import Condition, all_of, where_option
 from .options import DURATION, PRIORITY
 from .printing import complain, print_done, print_json, say
+from .targets import Targets, is_address
 
 WAIT_STEP_S = (0.5, 5.0)
 """Shortest and longest wait after which an interrupted `lease --wait` notices. It grows with the time waited."""
@@ -296,10 +300,12 @@ def bury(queue: str, tokens: tuple[str, ...], reason: str, as_json: bool) -> Non
 @click.command(
     epilog=example(
         """fsqueue release-all Q --host node17 --yes
+fsqueue release-all /scratch/me/crawl --match '.*#fetch' --yes       # queues of a group
 fsqueue release-all Q --job 4711 --yes            # of an array, all of it; 4711_3 is one element (PBS, LSF: 4711[3])"""
     )
 )
-@queue_argument
+@queues_argument
+@match_option
 @click.option("--worker", metavar="NAME", help="Only leases of workers with this name.")
 @click.option("--host", help="Only leases of workers on this host, or Slurm node.")
 @click.option("--job", metavar="JOB", help="Only leases of this job of a batch scheduler, or element of an array.")
@@ -308,21 +314,29 @@ fsqueue release-all Q --job 4711 --yes            # of an array, all of it; 4711
 @yes_option
 @json_option
 def release_all(
-    queue: str, worker: str | None, host: str | None, job: str | None, slurm_job: str | None, offline: bool, yes: bool,
-    as_json: bool,
+    queues: tuple[str, ...], match: str | None, worker: str | None, host: str | None, job: str | None,
+    slurm_job: str | None, offline: bool, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or job.
 
-    A worker that is still at such a task loses its lease, and the task runs again. No attempt is charged.
+    Q may be a group: then of all its queues. A worker that is still at such a task loses its lease, and the task runs
+    again. No attempt is charged.
     """
     given = {"worker": worker, "host": host, "job": job, "slurm_job": slurm_job}
     only = {name: value for name, value in given.items() if value is not None}
     chosen = [f"{name.replace('slurm_job', 'Slurm job')} {value}" for name, value in only.items()]
-    with queue_at(queue) as q:
-        whose = f"of {', '.join(chosen)} " if chosen else ""
-        confirm(f"Take all leases {whose}on tasks of {q.path} away{', offline' if offline else ''}?", yes)
-        count = q.release_all(**only, offline=offline)
-    print_count("released", count, as_json)
+    targets = Targets(queues, match, as_json)
+    if offline and (remote := [one for one in queues if is_address(one)]):
+        raise click.UsageError(f"--offline writes the queue's files, and {remote[0]} is an address. Nothing was done.")
+    whose = f"of {', '.join(chosen)} " if chosen else ""
+    targets.confirm(
+        f"Take all leases {whose}on tasks of {targets.described} away{', offline' if offline else ''}?", yes
+    )
+    for target in targets:
+        with target as q:
+            ends: Callable[..., int] = partial(q.release_all, offline=True) if offline else q.release_all  # type: ignore[call-arg]
+            target.print_count("released", ends(**only))
+    targets.end()
 
 
 @click.command(

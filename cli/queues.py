@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -17,25 +18,27 @@ from fsqueue.filesystem import mountadvice
 from fsqueue.format import wording
 from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS
 from fsqueue.upkeep.trash import reap, until_finished
+from fsqueue.views.rates import total
 
 from .common import (
-    confirm,
-    each_queue,
     example,
     group_at,
     json_option,
+    match_option,
     named,
-    optional_queue_argument,
-    path_of,
+    optional_queues_argument,
     queue_argument,
     queue_at,
-    refuse_lost,
+    queues_argument,
     yes_option,
 )
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit
 from .printing import complain, hint, print_done, print_json, quoted, say
+from .targets import Target, Targets, is_address
 
 LEFT_EXIT = 1
+REAPED_MAX = 1_000
+"""Maximum number of directories that a command has emptied in the background; 'fsqueue gc' does the others."""
 DAY_S = 86_400
 DEFAULTS = fsqueue.Settings()
 
@@ -249,39 +252,60 @@ def _show(
         say(*lines)
 
 
-@click.command(epilog=example('fsqueue pause /scratch/me/tiles --reason "the licence server is down"'))
-@queue_argument
+@click.command(
+    epilog=example(
+        """fsqueue pause /scratch/me/tiles --reason "the licence server is down"
+fsqueue pause /scratch/me/crawl --match '.*#fetch'      # queues of a group
+fsqueue pause http://localhost:8750/fetch               # a queue of a gateway"""
+    )
+)
+@queues_argument
+@match_option
 @click.option("--reason", metavar="TEXT", help="Why. Workers, status and wait show it.")
 @json_option
-def pause(queue: str, reason: str | None, as_json: bool) -> None:
+def pause(queues: tuple[str, ...], match: str | None, reason: str | None, as_json: bool) -> None:
     """Keep all processes from leasing tasks of Q until 'fsqueue resume Q'.
 
     Within two seconds, the workers on all hosts stop leasing, and say so. They finish the tasks that they hold. Then
     they wait, and do not end. Inserting, completing and everything else goes on. A purge does not end a pause.
+
+    Q may be a group: then its queues that are there now are paused, each by itself. A queue that comes later is not.
     """
-    with queue_at(queue) as q:
-        is_new = q.pause(reason)
-        _say_whether_paused(q, as_json, "is paused" if is_new else "is paused already", is_new)
+    targets = Targets(queues, match, as_json)
+    for target in targets:
+        with target as q:
+            is_new = q.pause(reason)
+            _say_whether_paused(target, as_json, "is paused" if is_new else "is paused already", is_new)
+    targets.end()
 
 
-@click.command(epilog=example("fsqueue resume /scratch/me/tiles"))
-@queue_argument
+@click.command(
+    epilog=example(
+        """fsqueue resume /scratch/me/tiles
+fsqueue resume /scratch/me/crawl --match '.*#fetch'     # queues of a group"""
+    )
+)
+@queues_argument
+@match_option
 @json_option
-def resume(queue: str, as_json: bool) -> None:
-    """End the pause of the queue Q: its tasks may be leased again.
+def resume(queues: tuple[str, ...], match: str | None, as_json: bool) -> None:
+    """End the pause of the queue Q: its tasks may be leased again. Q may be a group: then of all its queues.
 
     Idle workers of this host go on at once, those of other hosts within eight seconds.
     """
-    with queue_at(queue) as q:
-        is_new = q.resume()
-        _say_whether_paused(q, as_json, "is resumed" if is_new else "was not paused", is_new)
+    targets = Targets(queues, match, as_json)
+    for target in targets:
+        with target as q:
+            is_new = q.resume()
+            _say_whether_paused(target, as_json, "is resumed" if is_new else "was not paused", is_new)
+    targets.end()
 
 
-def _say_whether_paused(q: fsqueue.Queue, as_json: bool, what: str, is_new: bool) -> None:
-    found = q.paused
-    line = f"{q.path} {what}" + (f" {found}" if found is not None else "")
+def _say_whether_paused(target: Target, as_json: bool, what: str, is_new: bool) -> None:
+    found = target.queue.paused
+    line = f"{target.path} {what}" + (f" {found}" if found is not None else "")
     paused = found.as_dict() if found is not None else None
-    print_done(as_json, {"queue": str(q.path), "changed": is_new, "paused": paused}, *[line] * is_new)
+    print_done(as_json, target.as_dict({"changed": is_new, "paused": paused}), *[line] * is_new)
     if not (is_new or as_json):
         complain(line)
 
@@ -306,56 +330,110 @@ def _create_group(path: str, given: dict[str, Any], exist_ok: bool, allow_unsafe
     print_done(as_json, {"group": str(group.path), "created": is_new, "settings": asdict(group.settings)}, *made)
 
 
-@click.command(epilog=example("fsqueue purge /scratch/me/tiles --yes"))
-@queue_argument
+@click.command(
+    epilog=example(
+        """fsqueue purge /scratch/me/tiles --yes
+fsqueue purge /scratch/me/crawl --match '.*#fetch'      # asks; queues of a group"""
+    )
+)
+@queues_argument
+@match_option
 @yes_option
 @json_option
-def purge(queue: str, yes: bool, as_json: bool) -> None:
-    """Drop all tasks of Q, leased ones and dead letters too, and begin to count from zero. The settings stay."""
-    with queue_at(queue) as q:
-        lost = q.status()
-        confirm(f"Drop {_inventory(lost)} of {q.path}?", yes)
-        q.purge()
-        _reap_in_background(q.path.absolute())
-        print_done(as_json, {"purged": str(q.path), **lost.as_dict()})
+def purge(queues: tuple[str, ...], match: str | None, yes: bool, as_json: bool) -> None:
+    """Drop all tasks of Q, leased ones and dead letters too, and begin to count from zero. The settings stay.
+
+    Q may be a group: then its queues that are there now are emptied, one after the other.
+    """
+    targets = Targets(queues, match, as_json)
+    if not yes:
+        targets.confirm(f"Drop {_inventory(_sum_of(targets))} of {targets.described}?", yes)
+    purged: list[Path] = []
+    for target in targets:
+        with target as q:
+            lost = q.status()
+            q.purge()
+            if isinstance(q, fsqueue.Queue):  # a gateway cleans up by itself
+                purged.append(q.path.absolute())
+            target.print_done({"purged": True} | lost.as_dict(), *[f"dropped {_inventory(lost)}"] * targets.is_several)
+    _reap_in_background(purged)
+    targets.end()
+
+
+def _sum_of(targets: Targets) -> fsqueue.Status:
+    found = fsqueue.Status()
+    for target in targets:
+        with target as q:
+            found = total((found, q.status()))
+    return found
 
 
 @click.command(
     epilog=example(
         """fsqueue delete /scratch/me/tiles --yes
-fsqueue delete /scratch/me/crawl --queue 'google.com#fetch' --yes"""
+fsqueue delete /scratch/me/crawl --queue 'google.com#fetch' --yes
+fsqueue delete /scratch/me/crawl --match 'google.com#.*'     # asks; all queues of a group: --match '.*'"""
     )
 )
-@queue_argument
+@queues_argument
 @click.option("--queue", "name", metavar="NAME", help="Of the group Q: delete the queue of this name.")
+@match_option
 @click.option("--foreground", is_flag=True, help="Stay until all its files are gone.")
 @yes_option
 @json_option
-def delete(queue: str, name: str | None, foreground: bool, yes: bool, as_json: bool) -> None:
+def delete(
+    queues: tuple[str, ...], name: str | None, match: str | None, foreground: bool, yes: bool, as_json: bool
+) -> None:
     """Delete the queue Q. It is gone at once; its files are removed in the background.
+
+    Of a group Q, delete the queue that --queue names, or those whose whole names match --match. The group stays.
 
     \b
     Exit codes:
       1    with --foreground: Q is deleted, but some of its files could not be removed
     """
-    group = group_at(queue, {"--queue": name})
-    if group is not None and name is None:
+    targets = Targets(_named_in_group(queues, name) if name is not None else queues, match, as_json)
+    if targets.groups and match is None:
+        group = queues[0]
         raise click.UsageError(
-            f"{queue} is a group of queues. Nothing was deleted. Name one of its queues: --queue NAME. To list "
-            f"them: fsqueue ls --min 0 {quoted(queue)}. When no process uses the group any more: rm -r {quoted(queue)}"
+            f"{group} is a group of queues. Nothing was deleted. Name one of its queues (--queue NAME), or --match. To "
+            f"list them: fsqueue ls --min 0 {quoted(group)}. When no process uses the group any more: rm -r "
+            f"{quoted(group)}"
         )
-    with queue_at(queue) if group is None or name is None else group[named(group, name)] as q:
-        if isinstance(q, fsqueue.GroupQueue) and not q.exists():
-            raise fsqueue.QueueNotFound(f"There is no queue {q.name!r} in the group {q.group.path}. Nothing was done.")
-        lost = q.status()
-        confirm(f"Delete the queue {q.path} with {_inventory(lost)}?", yes)
-        parent = q.path.absolute().parent
-        left = q.delete(wait=foreground)
-    if not foreground:
-        _reap_in_background(parent)
-    print_done(as_json, {"deleted": path_of(q), **lost.as_dict()} | ({"left": left} if foreground else {}))
-    if left:  # the log has said so
-        raise click.exceptions.Exit(LEFT_EXIT)
+    if not yes:
+        targets.confirm(f"Delete {targets.described} with {_inventory(_sum_of(targets))}?", yes)
+    parents = []
+    for target in targets:
+        with target as q:
+            if not isinstance(q, fsqueue.Queue):
+                if foreground:
+                    raise click.UsageError(f"--foreground needs a directory, and {target.path} is an address.")
+                lost, left = q.status(), q.delete()
+            else:
+                if isinstance(q, fsqueue.GroupQueue) and not q.exists():
+                    raise fsqueue.QueueNotFound(
+                        f"There is no queue {q.name!r} in the group {q.group.path}. Nothing was done."
+                    )
+                lost, parent = q.status(), q.path.absolute().parent
+                left = q.delete(wait=foreground)
+                parents += [] if foreground else [parent]
+            said = [f"deleted, with {_inventory(lost)}"] * targets.is_several
+            target.print_done({"deleted": True} | lost.as_dict() | ({"left": left} if foreground else {}), *said)
+            if left:  # the log has said so
+                targets.leave_with(LEFT_EXIT)
+    _reap_in_background(parents)
+    targets.end()
+
+
+def _named_in_group(queues: tuple[str, ...], name: str) -> list[str]:
+    """Return the path or address of the queue of a group that --queue names."""
+    if len(queues) > 1:
+        raise click.UsageError("--queue NAME is for one group. Nothing was deleted.")
+    if is_address(queues[0]):
+        return [f"{queues[0].rstrip('/')}/{quote(name, safe='')}"]
+    group = group_at(queues[0], {"--queue": name})
+    assert group is not None
+    return [f"{group.path}/{named(group, name)}"]
 
 
 @click.command(
@@ -364,7 +442,8 @@ def delete(queue: str, name: str | None, foreground: bool, yes: bool, as_json: b
 fsqueue gc --trash /scratch/me"""
     )
 )
-@optional_queue_argument
+@optional_queues_argument
+@match_option
 @click.option("--touch", is_flag=True,
               help="Renew the times of its files, so that a scratch filesystem does not purge them.")  # fmt: skip
 @click.option(
@@ -382,47 +461,60 @@ fsqueue gc --trash /scratch/me"""
     metavar="BYTES",
     help=f"Drop the oldest days' files of payloads beyond this size; today's files stay [{PAYLOAD_BYTES >> 30} GiB].",
 )
-@click.option("--trash", type=click.Path(path_type=Path), metavar="DIR", help="Only remove what was deleted from DIR.")
+@click.option("--trash", type=click.Path(path_type=Path), metavar="DIR", multiple=True,
+              help="Only remove what was deleted from DIR (repeatable).")  # fmt: skip
 @json_option
 def gc(
-    queue: str | None,
+    queues: tuple[str, ...],
+    match: str | None,
     touch: bool,
     history_age_s: float | None,
     payload_age_s: float | None,
     payload_bytes: int | None,
-    trash: Path | None,
+    trash: tuple[Path, ...],
     as_json: bool,
 ) -> None:
     """Clean up the queue Q: finish what crashed workers left half done, remove leftovers and trash.
 
-    Q may be a group: then the command goes over its queues, and prints the sum. If the own file of one is gone, the
-    command cleans up the others, and ends with exit code 5.
+    Q may be a group: then the command goes over its queues, and prints the sum, as it does for several. If the own file
+    of one is gone, the command cleans up the others, and ends with exit code 5.
 
     Running it is safe at any time, and never necessary for correctness.
     """
-    if (queue is None) == (trash is None):
+    if bool(queues) == bool(trash):
         raise click.UsageError("Name either a queue or --trash DIR.")
     kept = _days("history", history_age_s) | _days("payload", payload_age_s)
     kept |= {} if payload_bytes is None else {"payload_bytes": payload_bytes}
-    if queue is None and (touch or kept):
+    if trash and (touch or kept):
         raise click.UsageError("--touch, --history-age, --payload-age and --payload-bytes need a queue.")
-    lost: list[fsqueue.QueueFileLost] = []
-    if queue is None:
-        assert trash is not None
-        reaping = until_finished(lambda: reap(trash), time.sleep)
-        found: dict[str, Any] = {"reaped": reaping.removed}
-        stayed = reaping.left
-    else:
-        stayed = {}
-        found = fsqueue.GcReport().as_dict()
-        for each in each_queue(queue, lost):
-            with each as q:
-                report = q.gc(touch=touch, **kept).as_dict()
+    if (touch or kept) and (remote := [one for one in queues if is_address(one)]):
+        raise click.UsageError(
+            f"A gateway cleans up without options, and {remote[0]} is an address. Nothing was done. Type the command "
+            "on a host that has mounted the filesystem."
+        )
+    if trash:
+        _empty_trash(trash, as_json)
+        return
+    targets = Targets(queues, match, as_json)
+    found: dict[str, int] = fsqueue.GcReport().as_dict()
+    for target in targets:
+        with target as q:
+            report = (q.gc(touch=touch, **kept) if isinstance(q, fsqueue.Queue) else q.gc()).as_dict()
             found = {name: count + report[name] for name, count in found.items()}
-    lines = [f"{path} was left alone: {why}." for path, why in stayed.items()]
-    lines += _cleaned(found) if any(found.values()) else ["nothing was to be cleaned up"] if not lost else []
-    print_done(as_json, found | ({"left": stayed} if queue is None else {}), *lines)
-    refuse_lost(lost)
+    lines = _cleaned(found) if any(found.values()) else ["nothing was to be cleaned up"] * targets.is_sound
+    print_done(as_json, found, *lines)
+    targets.end()
+
+
+def _empty_trash(directories: tuple[Path, ...], as_json: bool) -> None:
+    """Remove what was deleted from these."""
+    removed, left = 0, dict[str, str]()
+    for one in directories:
+        reaping = until_finished(lambda one=one: reap(one), time.sleep)  # type: ignore[misc]
+        removed, left = removed + reaping.removed, left | reaping.left
+    lines = [f"{path} was left alone: {why}." for path, why in left.items()]
+    lines += _cleaned({"reaped": removed}) if removed else ["nothing was to be cleaned up"]
+    print_done(as_json, {"reaped": removed, "left": left}, *lines)
 
 
 def _days(what: str, age_s: float | None) -> dict[str, int]:
@@ -489,15 +581,18 @@ def _inventory(status: fsqueue.Status) -> str:
     )
 
 
-def _reap_in_background(directory: Path) -> None:
-    """Start a process that removes what was purged or deleted in `directory`. It outlives this command."""
+def _reap_in_background(directories: Iterable[Path]) -> None:
+    """Start a process that removes what was purged or deleted in these. It outlives this command."""
+    each = [str(one) for one in dict.fromkeys(directories)][:REAPED_MAX]
+    if not each:
+        return
     try:
         subprocess.Popen(
-            [sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "gc", "--trash", str(directory)],
+            [sys.executable, "-P", "-m", __package__ or "fsqueue_cli", "gc", *(f"--trash={one}" for one in each)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
     except OSError as error:
-        complain(f"its files stay until 'fsqueue gc --trash {quoted(str(directory))}': {error}")
+        complain(f"its files stay until 'fsqueue gc --trash {quoted(each[0])}': {error}")

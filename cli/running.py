@@ -34,6 +34,7 @@ from .common import (
 from .options import DURATION, AfterDashes, at_argument
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
+from .targets import is_address
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -389,7 +390,7 @@ def _source_at(
     path: str, worker: str | None, match: str | None, patience_s: float
 ) -> fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue:
     """Return the queue at a path, or the queues of the group at it; with `match`, those whose whole names match."""
-    if "://" in path and not path.startswith("fq://"):
+    if is_address(path):
         return _remote_at(path, worker, match, patience_s)
     if group_at(path, {"--match": match}) is None:
         return queue_at(path, worker)

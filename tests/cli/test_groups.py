@@ -336,7 +336,7 @@ def test_delete_one_queue_of_a_group(fsqueue_cli: Run, group: Group) -> None:
         group[name].insert(1)
     assert "--queue NAME" in fsqueue_cli("delete", group.path, "--yes", code=2).stderr
     deleted = json.loads(fsqueue_cli("delete", group.path, "--queue", "a/b", "--yes", "--json").stdout)
-    assert (deleted["deleted"], deleted["waiting"]) == (f"{group.path}/a/b", 1)
+    assert (deleted["queue"], deleted["deleted"], deleted["waiting"]) == (f"{group.path}/a/b", True, 1)
     fsqueue_cli("delete", f"{group.path}/c", "--yes")
     fsqueue_cli("delete", group.path, "--queue", "c", "--yes", code=5)
     assert [*group.queues(tasks_min=0)] == []
@@ -360,7 +360,7 @@ def test_commands_that_go_over_all_queues(fsqueue_cli: Run, group: Group, tmp_pa
 
 @pytest.mark.parametrize(
     "command",
-    [["show", "x"], ["results"], ["dead list"], ["lease"], ["purge", "--yes"], ["pause"], ["workers"]],
+    [["show", "x"], ["results"], ["dead list"], ["lease"], ["workers"]],
 )
 def test_commands_for_one_queue_say_so(fsqueue_cli: Run, group: Group, command: list[str]) -> None:
     verb, *rest = command

@@ -154,7 +154,8 @@ def test_release_all_of_one_worker(fsqueue_cli: Run, queue: Queue) -> None:
     assert fsqueue_cli("release-all", queue.path, "--worker", "bob", "--yes").stdout == "3\n"
     assert fsqueue_cli("release-all", queue.path, "--host", "elsewhere", "--yes").stdout == "0\n"
     assert fsqueue_cli("release-all", queue.path, "--slurm-job", "1", "--yes").stdout == "0\n"
-    assert json.loads(fsqueue_cli("release-all", queue.path, "--offline", "--yes", "--json").stdout) == {"released": 2}
+    done = json.loads(fsqueue_cli("release-all", queue.path, "--offline", "--yes", "--json").stdout)
+    assert done == {"queue": str(queue.path), "released": 2}
     assert queue.status().waiting == 6
 
 

@@ -46,9 +46,10 @@ def test_create_purge_and_delete_have_json(fsqueue_cli: Run, tmp_path: Path) -> 
     fsqueue_cli("insert", path, input="1\n2\n")
     fsqueue_cli("lease", path)
     counts = {"inserted": 2, "waiting": 1, "delayed": 0, "leased": 1, "completed": 0, "dead": 0}
-    assert json.loads(fsqueue_cli("purge", path, "--yes", "--json").stdout) == {"purged": str(path), **counts}
+    gone = json.loads(fsqueue_cli("purge", path, "--yes", "--json").stdout)
+    assert gone == {"queue": str(path), "purged": True, **counts}
     gone = json.loads(fsqueue_cli("delete", path, "--yes", "--json", "--foreground").stdout)
-    assert gone == {"deleted": str(path), **dict.fromkeys(counts, 0), "left": {}}
+    assert gone == {"queue": str(path), "deleted": True, **dict.fromkeys(counts, 0), "left": {}}
 
 
 def test_create_in_memory_says_what_is_lost(fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +399,7 @@ run("show", path, json.loads(task)["id"])
 run("run", path, "--", "true")
 run("gc", "--trash", directory)
 named(run("doctor", path), "path")
-named(run("purge", path, "--yes"), "purged"); named(run("delete", path, "--yes", "--foreground"), "deleted")
+named(run("purge", path, "--yes")); named(run("delete", path, "--yes", "--foreground"))
 """
     done = subprocess.run([sys.executable, "-c", code, directory, path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

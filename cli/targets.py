@@ -1,0 +1,244 @@
+"""Turn what a user names into the queues that a command acts on: paths, groups with `--match`, addresses of gateways.
+
+    targets = Targets(queues, match, as_json)
+    for target in targets:
+        with target as q:
+            target.report("released", q.release_all())
+    targets.end()
+
+One queue that is named by itself behaves as ever: its error ends the command. Of several, or of a group's, each is
+named in what the command prints. An error of one is said, the others go on, and the command ends with the exit code of
+the first error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+import fsqueue
+from fsqueue.format import wording
+from fsqueue.views import outcomes
+
+from .common import NAMED_MAX, UNKNOWN_EXIT, confirm, group_at, path_of, queue_at, queues_there, say_unknown
+from .printing import complain, hint, plain, print_done, print_json, say
+
+if TYPE_CHECKING:
+    AnyQueue = fsqueue.Queue | fsqueue.RemoteQueue
+
+GATEWAY_PATIENCE_S = 10.0
+"""How long a command asks again for a gateway that is away: a user waits for it."""
+
+
+class Named(NamedTuple):
+    """A queue that is meant, before it is opened."""
+
+    path: str
+    """As the user would type it: a path, GROUP/NAME, or an address."""
+    open: Callable[[], AnyQueue]
+    is_member: bool = False
+    """Whether the user has named its group, and not the queue."""
+
+
+def is_address(given: str) -> bool:
+    """Return whether this is the address of a gateway, and no path."""
+    return given.startswith(("http://", "https://", "http+unix://"))
+
+
+def unknown_in(q: AnyQueue, ids: Iterable[str]) -> list[str]:
+    """Return those ids that neither a queue nor its history knows."""
+    wanted = list(dict.fromkeys(ids))
+    if not wanted:
+        return []
+    if isinstance(q, fsqueue.Queue):
+        return outcomes.unknown(q.store, wanted)
+    return [one for one in wanted if not _is_known(q, one)]
+
+
+def _is_known(q: AnyQueue, task_id: str) -> bool:
+    try:
+        q.task(task_id)
+    except fsqueue.TaskNotFound:
+        return False
+    return True
+
+
+class Targets:
+    """The queues that a command acts on, in the order in which they were named, each once; see the module's text."""
+
+    def __init__(self, given: Sequence[str], match: str | None = None, as_json: bool = False) -> None:
+        self.given, self.match, self.as_json = list(dict.fromkeys(given)), match, as_json
+        self.is_several = len(self.given) > 1
+        """Whether what is printed names each queue: several were named, or a group."""
+        self.count = 0
+        """Number of queues that were opened."""
+        self._code = 0
+        self._sum: tuple[str, int] | None = None
+        self._said: set[str] = set()
+        self.groups: list[fsqueue.Group | fsqueue.RemoteGroup] = []
+        self.named: list[Named] = []
+        for one in self.given:
+            try:
+                self.named += self._resolved(one)
+            except fsqueue.FsqueueError as error:
+                self._fail(error, one)
+        if not self.named and not self._code:
+            hint(self._none())
+
+    def _resolved(self, given: str) -> list[Named]:
+        if is_address(given):
+            return self._resolved_address(given)
+        group = group_at(given, {"--match": self.match})
+        if group is None:
+            q = queue_at(given)  # at once: an error comes before any question
+            return [Named(path_of(q), lambda: q)]
+        self.is_several = True
+        self.groups.append(group)
+        return [
+            Named(f"{group.path}/{one.name}", partial(group.__getitem__, one.name), is_member=True)
+            for one in group.queues(self.match, tasks_min=0)
+        ]
+
+    def _resolved_address(self, url: str) -> list[Named]:
+        found = fsqueue.connect(url, patience_s=GATEWAY_PATIENCE_S)
+        if isinstance(found, fsqueue.RemoteGroup):
+            self.is_several = True
+            self.groups.append(found)
+            return [
+                Named(one.url, partial(found.__getitem__, one.name), is_member=True)
+                for one in found.queues(self.match, tasks_min=0)
+            ]
+        if self.match is not None:
+            raise click.UsageError(f"--match is for the queues of a group, and {url} is one queue. Nothing was done.")
+        return [Named(found.url, lambda: found)]
+
+    def _none(self) -> str:
+        """Return a hint: no queue is meant."""
+        groups = ", ".join(self.given)
+        if self.match is None:
+            return f"hint: {groups} has no queue yet"
+        return f"hint: {groups} has no queue whose whole name matches {self.match}. {queues_there(self.groups[-1])}"
+
+    def confirm(self, question: str, yes: bool) -> None:
+        """Go on only with `--yes`, or if the user at the terminal agrees; without a question if no queue is meant."""
+        if self.named:
+            confirm(question, yes)
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether nothing went wrong with any so far."""
+        return not self._code
+
+    @property
+    def described(self) -> str:
+        """Return which queues are meant, for a question."""
+        paths = [one.path for one in self.named]
+        if len(paths) <= 1:
+            return "".join(paths)
+        more = f" and {len(paths) - NAMED_MAX:,} more" if len(paths) > NAMED_MAX else ""
+        return f"{wording.counted(len(paths), 'queue')} ({', '.join(paths[:NAMED_MAX])}{more})"
+
+    def __iter__(self) -> Iterator[Target]:
+        """Open one after the other. What has the place of a queue in a group and is none is named, and left out."""
+        seen: set[str] = set()
+        self.count = 0
+        for one in self.named:
+            try:
+                q = one.open()
+                path = path_of(q)
+                if path in seen or (one.is_member and not q.exists()):  # type: ignore[union-attr]  # a group's has it
+                    continue
+            except fsqueue.NotAQueue as error:
+                if not one.is_member:
+                    self._fail(error, one.path)
+                    continue
+                if one.path not in self._said:
+                    self._said.add(one.path)
+                    complain(str(error))
+            except fsqueue.FsqueueError as error:
+                self._fail(error, one.path)
+            else:
+                seen.add(path)
+                self.count += 1
+                yield Target(self, q, path)
+
+    def _fail(self, error: fsqueue.FsqueueError, path: str) -> None:
+        """Say the error of one of several queues; raise that of a single one."""
+        if not self.is_several:
+            raise error
+        self._code = self._code or error.exit_code
+        if path in self._said:
+            return
+        self._said.add(path)
+        text = str(error)
+        complain(text if path in text else f"{path}: {text}")
+        if self.as_json:
+            print_json({"queue": path, "error": text})
+
+    def add(self, what: str, count: int) -> None:
+        """Add to the sum that `end` prints."""
+        self._sum = what, count + (self._sum[1] if self._sum is not None else 0)
+
+    def leave_with(self, code: int) -> None:
+        """End the command with this code at its `end`, unless something went wrong before."""
+        self._code = self._code or code
+
+    def end(self) -> None:
+        """Print the sum, if several queues were counted, and end the command with the code of the first error."""
+        if self._sum is not None and self.is_several and not self.as_json:
+            what, count = self._sum
+            say(f"{what} {count:,} in {wording.counted(self.count, 'queue')}")
+        if self._code:
+            raise click.exceptions.Exit(self._code)
+
+
+class Target:
+    """One queue, held open for a `with` block."""
+
+    def __init__(self, targets: Targets, queue: AnyQueue, path: str) -> None:
+        self._targets, self.queue, self.path = targets, queue, path
+
+    @property
+    def name(self) -> str:
+        """Return what tables call it: its name in its group, or that of its directory."""
+        q = self.queue
+        return plain(q.path.name if type(q) is fsqueue.Queue else q.name)  # type: ignore[union-attr]
+
+    def __enter__(self) -> AnyQueue:
+        return self.queue
+
+    def __exit__(self, kind: object, error: BaseException | None, at: TracebackType | None) -> bool:
+        if isinstance(self.queue, fsqueue.Queue):  # a gateway's queues share a connection, which goes with the process
+            self.queue.close()
+        if isinstance(error, fsqueue.FsqueueError):
+            self._targets._fail(error, self.path)
+            return True
+        return False
+
+    def as_dict(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Return what was found, or done, with the queue's path as `queue`."""
+        return {"queue": self.path} | value
+
+    def print_done(self, value: dict[str, Any], *lines: str) -> None:
+        """Print what was done to this queue: as JSON, or in lines, which name it among several."""
+        prefix = f"{self.path}: " if self._targets.is_several else ""
+        print_done(self._targets.as_json, self.as_dict(value), *(prefix + line for line in lines))
+
+    def print_count(self, what: str, count: int, unknown: Sequence[str] = ()) -> None:
+        """Print how many tasks something was done to. Ids that the queue does not know are named.
+
+        Among several queues, those with none are not named, and `Targets.end` prints the sum.
+        """
+        value = {what: count} | ({"unknown": list(unknown)} if unknown else {})
+        if self._targets.is_several:
+            self._targets.add(what, count)
+            self.print_done(value, *[f"{what} {count:,}"] * bool(count))
+        else:
+            self.print_done(value, f"{count}")
+        say_unknown(unknown)
+        if unknown:
+            self._targets.leave_with(UNKNOWN_EXIT)
