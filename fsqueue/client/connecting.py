@@ -75,7 +75,7 @@ def _found(wire: Wire) -> tuple[Wire, Any]:
 def _about(wire: Wire) -> Any:
     about = wire.ask("GET", "", again=True, bytes_max=ABOUT_BYTES_MAX)
     if about.get("service") != "fsqueue":
-        raise not_a_gateway(wire.address.host, about)
+        raise not_a_gateway(wire.address.host, about, "GET")
     return about
 
 

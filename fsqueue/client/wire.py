@@ -99,7 +99,7 @@ class Wire:
             with _Answer(self, method, self._target(path, query), body, told, wait_s) as answer:
                 return _read(answer, bytes_max)
 
-        return _in_one_process(lambda: _value_of(self._patiently(once, again, DONE), self.address.host))
+        return _in_one_process(lambda: _value_of(self._patiently(once, again, DONE), self.address.host, method))
 
     def call(
         self, name: str, given: Mapping[str, Any] = MappingProxyType({}), *, body: bytes | None = None,
@@ -140,7 +140,7 @@ class Wire:
             except _Failed as failed:
                 raise failed.error if parts.has_begun else failed from failed.__cause__
 
-        return _in_one_process(lambda: _value_of(self._patiently(once), self.address.host))
+        return _in_one_process(lambda: _value_of(self._patiently(once), self.address.host, route.method))
 
     def lines(self, path: str, query: dict[str, Any]) -> Iterator[Any]:
         """Yield the values of JSON Lines, as they come. It has a connection of its own.
@@ -155,9 +155,9 @@ class Wire:
                 for line in answer:
                     if not line.endswith(b"\n"):
                         raise http.client.IncompleteRead(line)
-                    value = _value_of(line, self.address.host)
+                    value = _value_of(line, self.address.host, "GET")
                     if value.keys() == {"error"} and type(value["error"]) is dict:
-                        raise error_of(503, value)
+                        raise error_of(503, value, "GET")
                     if value.keys() == {"end"}:
                         break
                     yield value
@@ -339,7 +339,7 @@ class _Answer:
             self._answer = connection.getresponse()
             self._wire.comes(self._answer)
             if self._answer.status >= 300:
-                raise failure_of(self._answer.status, _read(self._answer, ERROR_BYTES_MAX))
+                raise failure_of(self._answer.status, _read(self._answer, ERROR_BYTES_MAX), method)
         except (FsqueueError, _Failed):
             self._end()
             raise
@@ -364,12 +364,13 @@ class _Answer:
             raise _Failed(away, nothing_done=True) from error
 
     def _broken_off(self, error: Exception) -> _Failed:
+        method = self._request[0]
         return _Failed(
             StorageError(
-                f"The gateway {self._wire.address.url} has broken off ({type(error).__name__}: {error}). Whether it "
-                "has done what it was asked is unknown. Look whether 'fsqueue serve' runs there."
+                f"The gateway {self._wire.address.url} has broken off ({type(error).__name__}: {error}). "
+                f"{what_is_done(method)} Look whether 'fsqueue serve' runs there."
             ),
-            nothing_done=False,
+            nothing_done=method == "GET",
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -398,6 +399,13 @@ def _read(answer: http.client.HTTPResponse, bytes_max: int | None = None) -> byt
     return body
 
 
+def what_is_done(method: str) -> str:
+    """Return the sentence about what a request has done whose answer is not one of a gateway, or not whole."""
+    if method == "GET":
+        return "Nothing was changed: the request only reads, and may be repeated."
+    return "Whether it has done what it was asked is unknown."
+
+
 class Answer(dict[str, Any]):
     """The fields of an answer. StorageError if one is asked for that is not there."""
 
@@ -417,22 +425,22 @@ class NoGateway(StorageError):
     """What answers is no gateway."""
 
 
-def _value_of(body: bytes, host: str) -> Answer:
+def _value_of(body: bytes, host: str, method: str) -> Answer:
     """Return what an answer holds, which is one object. NoGateway for anything else."""
     try:
         value = user_json.decode(body)
     except user_json.NotExact:
         value = None
     if type(value) is not dict:
-        raise not_a_gateway(host, body[:100])
+        raise not_a_gateway(host, body[:100], method)
     return Answer(value)
 
 
-def not_a_gateway(host: str, answer: object) -> NoGateway:
+def not_a_gateway(host: str, answer: object, method: str) -> NoGateway:
     """Return what is raised for an answer that no gateway gives."""
     return NoGateway(
-        f"What answers at {host} is no gateway of fsqueue: {answer!r:.120}. Whether it has done what it was asked is "
-        "unknown. Look at the address: 'fsqueue serve' prints it."
+        f"What answers at {host} is no gateway of fsqueue: {answer!r:.120}. {what_is_done(method)} Look at the "
+        "address: 'fsqueue serve' prints it."
     )
 
 
@@ -487,9 +495,9 @@ class _Said(NamedTuple):
     fields: dict[str, Any]
 
 
-def failure_of(status: int, body: bytes) -> Exception:
+def failure_of(status: int, body: bytes, method: str) -> Exception:
     """Return what is raised for an answer that is an error: `_Failed` if the same may be asked again."""
-    error = error_of(status, body)
+    error = error_of(status, body, method)
     if status not in LATER:
         return error
     said = _said(body)
@@ -498,7 +506,7 @@ def failure_of(status: int, body: bytes) -> Exception:
     return _Failed(error, nothing_done=said is not None and bool(said.fields.get("nothing_done")))
 
 
-def error_of(status: int, body: bytes | dict[str, Any]) -> FsqueueError:
+def error_of(status: int, body: bytes | dict[str, Any], method: str) -> FsqueueError:
     """Return the exception that an answer stands for: that which the verb itself would have raised."""
     said = _said(body)
     try:
@@ -507,8 +515,7 @@ def error_of(status: int, body: bytes | dict[str, Any]) -> FsqueueError:
     except (AttributeError, KeyError, TypeError):
         pass
     return NoGateway(
-        f"The gateway, or a proxy before it, answered {status}: {body!r:.200}. Whether it has done what it was asked "
-        "is unknown."
+        f"The gateway, or a proxy before it, answered {status}: {body!r:.200}. {what_is_done(method)}"
     )
 
 

@@ -141,6 +141,25 @@ def test_what_may_be_repeated_is_repeated_wherever_its_answer_breaks_off(
     assert local.status().inserted == 500 + (verb == "a key")
 
 
+def test_an_error_says_that_reading_has_changed_nothing(remote: RemoteQueue, local: Queue, cutter: Cutter) -> None:
+    local.insert_many(range(500))
+    hurried = RemoteQueue(remote._wire.hurried(), "q", remote._holder)
+    reads: list[Callable[[], object]] = [hurried.status, hurried.exists, lambda: list(hurried.tasks())]
+    for read_ in reads:
+        cutter.left = 30
+        with pytest.raises(StorageError, match=r"broken off .*\. Nothing was changed: .* may be repeated\.") as broken:
+            read_()
+        assert "unknown" not in str(broken.value)
+        assert broken.value.is_exact
+    acts: list[Callable[[], object]] = [hurried.lease, lambda: hurried.insert(1)]
+    for act in acts:
+        cutter.left = 30
+        with pytest.raises(StorageError, match=r"broken off .* is unknown\.") as doubtful:
+            act()
+        assert not doubtful.value.is_exact
+    assert cutter.cuts == 5
+
+
 @pytest.mark.parametrize("cut", CUTS)
 def test_an_address_is_that_of_the_gateway_wherever_its_first_answer_breaks_off(
     group: Group, serve: Serve, cut: int
@@ -205,6 +224,7 @@ def test_no_part_of_a_list_counts_as_all_of_it(remote: RemoteQueue, full: Queue,
         found, error = read(LISTS[kind](remote))
         if error is not None:
             assert "broken off" in str(error)
+            assert "Nothing was changed" in str(error)
             broken += 1
         else:
             assert found == whole

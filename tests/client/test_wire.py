@@ -341,6 +341,6 @@ def test_a_type_that_is_no_class_becomes_the_one_that_the_page_says() -> None:
     assert said == told
     for kind in told:
         for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 500):
-            error = wire.error_of(status, {"error": {"type": kind, "message": "why"}})
+            error = wire.error_of(status, {"error": {"type": kind, "message": "why"}}, "POST")
             assert type(error) is (InvalidArgument if status in (400, 413, 415) else FsqueueError)
             assert str(error) == "why"
