@@ -16,6 +16,11 @@ PORTS = {"http": 80, "https": 443}
 """The port of an address that names none, as in a browser."""
 LOOPBACK = ("127.0.0.1", "::1")
 """What "localhost" means. Many hosts know one of the two by that name, and the gateway may listen on the other one."""
+LOOKS_LIKE = (
+    "The address of a gateway looks like http://localhost:8750 or http+unix://%2Fhome%2Fme%2Fs.sock, and one of its "
+    "queues like https://node7:8750/QUEUE. If a proxy has the gateway below a path, that comes before the queue: "
+    "https://portal/PREFIX/QUEUE. The queue's name is percent-encoded: a/b is a%2Fb."
+)
 _SEGMENT = re.compile(r"(?!\.\.?$)(?:[\w!$&'()*+,;=:@.~-]|%[0-9A-Fa-f]{2})+", re.ASCII)
 """A segment of a path as it is sent. Proxies take "." and ".." out."""
 
@@ -68,10 +73,7 @@ def address_of(url: str) -> GatewayAddress:
                 return GatewayAddress(parts.scheme, parts.hostname, port, None, prefix, queue)
         except (ValueError, UnicodeDecodeError):
             pass
-    raise InvalidArgument(
-        f"{url!r:.200} is no address of a gateway. It looks like http://localhost:8750, https://node7:8750/QUEUE, "
-        "https://portal/PREFIX/QUEUE or http+unix://%2Fhome%2Fme%2Fs.sock, with the queue's name percent-encoded."
-    )
+    raise InvalidArgument(f"{url!r:.200} is no address of a gateway. {LOOKS_LIKE}")
 
 
 class UnixConnection(http.client.HTTPConnection):

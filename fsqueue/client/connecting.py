@@ -7,10 +7,10 @@ import socket
 from typing import Any
 
 from fsqueue.arguments import worker_of
-from fsqueue.client.addresses import address_of
+from fsqueue.client.addresses import LOOKS_LIKE, address_of
 from fsqueue.client.remote_group import RemoteGroup
 from fsqueue.client.remote_queue import RemoteQueue
-from fsqueue.client.wire import NoGateway, Wire, check_token, not_a_gateway
+from fsqueue.client.wire import NoGateway, NothingThere, Wire, check_token, not_a_gateway
 from fsqueue.clock import duration_ms
 
 ABOUT_BYTES_MAX = 64 << 10
@@ -73,7 +73,12 @@ def _found(wire: Wire) -> tuple[Wire, Any]:
 
 
 def _about(wire: Wire) -> Any:
-    about = wire.ask("GET", "", again=True, bytes_max=ABOUT_BYTES_MAX)
+    try:
+        about = wire.ask("GET", "", again=True, bytes_max=ABOUT_BYTES_MAX)
+    except NothingThere:
+        raise NoGateway(
+            f"There is no gateway at {wire.address.url:.200}, but one that answers at another path. {LOOKS_LIKE}"
+        ) from None
     if about.get("service") != "fsqueue":
         raise not_a_gateway(wire.address.host, about, "GET")
     return about

@@ -425,6 +425,10 @@ class NoGateway(StorageError):
     """What answers is no gateway."""
 
 
+class NothingThere(FsqueueError):
+    """A gateway has nothing at the path that it was asked for."""
+
+
 def _value_of(body: bytes, host: str, method: str) -> Answer:
     """Return what an answer holds, which is one object. NoGateway for anything else."""
     try:
@@ -533,6 +537,8 @@ def _error_of(told: _Said, status: int) -> FsqueueError:
     kind, message, said = told
     found: Any = getattr(errors, kind, None)
     if not (isinstance(found, type) and issubclass(found, FsqueueError)) or found is errors.ForkedChild:
+        if status == 404:
+            return NothingThere(message)
         return InvalidArgument(message) if status in REFUSED else FsqueueError(message)
     if issubclass(found, LeaseLost):
         return found(message, said.get("tokens", ()), said.get("reason", ""))

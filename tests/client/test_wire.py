@@ -253,6 +253,13 @@ def test_a_gateway_below_a_path_is_used_as_any_other(group: Group, serve: Serve)
             fsqueue.connect(f"{at.removesuffix('/portal/my%20crawl')}/elsewhere/q")
 
 
+@pytest.mark.parametrize("more", ["/a/b/c", "/a/b", "/a/"])
+def test_an_address_with_too_many_parts_is_told_what_one_looks_like(group: Group, serve: Serve, more: str) -> None:
+    with pytest.raises(StorageError, match=r"another path\. The address of a gateway looks like http://") as refused:
+        fsqueue.connect(f"{serve(group.path)}{more}")
+    assert "a/b is a%2Fb" in str(refused.value)
+
+
 def test_a_gateway_above_is_asked_first(group: Group, serve: Serve) -> None:
     found = fsqueue.connect(f"{serve(group.path)}/crawl")
     assert isinstance(found, RemoteQueue)
@@ -342,5 +349,6 @@ def test_a_type_that_is_no_class_becomes_the_one_that_the_page_says() -> None:
     for kind in told:
         for status in (400, 401, 403, 404, 405, 408, 413, 415, 421, 500):
             error = wire.error_of(status, {"error": {"type": kind, "message": "why"}}, "POST")
-            assert type(error) is (InvalidArgument if status in (400, 413, 415) else FsqueueError)
+            assert isinstance(error, FsqueueError)
+            assert isinstance(error, InvalidArgument) == (status in (400, 413, 415))
             assert str(error) == "why"
