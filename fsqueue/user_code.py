@@ -47,9 +47,17 @@ _OURS = (list, tuple, range, dict, set, frozenset, str)
 """Types whose iteration runs no user code."""
 
 
+def reads_alike(given: Iterable[T]) -> bool:
+    """Return whether each iteration over what the caller has given is known to yield all of it, and to raise nothing.
+
+    A generator goes on where the iteration before has ended. Other types of users may, too.
+    """
+    return type(given) in _OURS
+
+
 def user_items(given: Iterable[T]) -> Iterable[T]:
     """Iterate over what the caller has given. An error of user code is raised as UserCodeError."""
-    return given if type(given) in _OURS else _carried(given)
+    return given if reads_alike(given) else _carried(given)
 
 
 def _carried(given: Iterable[T]) -> Iterator[T]:

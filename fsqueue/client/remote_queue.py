@@ -62,7 +62,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses
 from fsqueue.protocol import encoding, insert_errors, transitions
 from fsqueue.storage.nodes import FailingNode
-from fsqueue.user_code import UserCodeError, user_function
+from fsqueue.user_code import UserCodeError, reads_alike, user_function
 from fsqueue.views import attaching
 
 WAIT_S = 30.0
@@ -185,15 +185,21 @@ class RemoteQueue(OverWire):
         total: int | None = None,
         strict: bool = False,
     ) -> int:
-        """Insert a stream of payloads or Tasks in bounded memory; return how many are new: see `Queue.insert_many`."""
+        """Insert a stream of payloads or Tasks in bounded memory; return how many are new: see `Queue.insert_many`.
+
+        If the gateway breaks off, a list, tuple, range or set that has a name (`commit`) is sent again. None of it is
+        new then if the gateway had inserted it before it broke off. Whatever else has a name may be sent again by the
+        caller.
+        """
         if total is not None:
             whole("total", total, 0)
         if commit is not None:
             names.commit_name(commit)
         tasks = payloads_of(payloads, "insert_many")
-        stream = _Stream(unchanged(tasks) if strict else tasks, encoding.default_when(delay_s), commit is not None)
+        stream = _Stream(tasks, strict, encoding.default_when(delay_s), commit is not None)
+        query, again = {"commit": commit, "total": total}, commit is not None and reads_alike(payloads)
         try:
-            found = self._wire.call_with_lines("insert", stream, {"commit": commit, "total": total}, self.name)
+            found = self._wire.call_with_lines("insert", stream, query, self.name, again)
         except UserCodeError as foreign:  # with a commit's name: nothing shows
             foreign.count(0, 0)
             raise foreign.error from None
@@ -527,14 +533,14 @@ class RemoteQueue(OverWire):
 class _Stream:
     """The tasks of a call as lines for a gateway. Without a commit's name, what came before a bad one is inserted."""
 
-    def __init__(self, tasks: Iterable[Any], default: encoding.When, is_whole: bool) -> None:
-        self._tasks, self._default, self._is_whole = tasks, default, is_whole
+    def __init__(self, tasks: Iterable[Any], strict: bool, default: encoding.When, is_whole: bool) -> None:
+        self._tasks, self._strict, self._default, self._is_whole = tasks, strict, default, is_whole
         self._count = 0
         self._broken: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for index, item in enumerate(self._tasks):
+            for index, item in enumerate(unchanged(self._tasks) if self._strict else self._tasks):
                 task = item if isinstance(item, Task) else Task(item)
                 yield task_line(encoding.encode(task, BYTES_MAX, index, self._default)) + b"\n"
                 self._count = index + 1

@@ -125,10 +125,13 @@ class Wire:
         _, route = routed(name)
         return self.lines(path_of(route, queue), dict(given))
 
-    def call_with_lines(self, name: str, lines: Iterable[bytes], query: dict[str, Any], queue: str) -> Any:
+    def call_with_lines(
+        self, name: str, lines: Iterable[bytes], query: dict[str, Any], queue: str, again: bool
+    ) -> Any:  # fmt: skip
         """Return what a verb of the table answers to a body of JSON Lines, which is sent as it comes.
 
-        It is sent again only if the gateway cannot be reached: then no line was read yet.
+        `again`: see `ask`; each iteration over `lines` yields all of them then. Otherwise they are sent again only if
+        the gateway cannot be reached: then no line was read yet.
         """
         parts, (_, route) = _Parts(lines), routed(name)
         target = self._target(path_of(route, queue), query)
@@ -138,9 +141,9 @@ class Wire:
                 with _Answer(self, route.method, target, parts, {"content-type": NDJSON}, 0) as answer:
                     return _read(answer)
             except _Failed as failed:
-                raise failed.error if parts.has_begun else failed from failed.__cause__
+                raise failed.error if parts.has_begun and not again else failed from failed.__cause__
 
-        return _in_one_process(lambda: _value_of(self._patiently(once), self.address.host, route.method))
+        return _in_one_process(lambda: _value_of(self._patiently(once, again), self.address.host, route.method))
 
     def lines(self, path: str, query: dict[str, Any]) -> Iterator[Any]:
         """Yield the values of JSON Lines, as they come. It has a connection of its own.
@@ -454,7 +457,7 @@ class _Parts:
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = lines
         self.has_begun = False
-        """Whether a line was asked for. The stream cannot be sent a second time then."""
+        """Whether a line was asked for. Most streams cannot be sent a second time then."""
 
     def __iter__(self) -> Iterator[bytes]:
         self.has_begun = True
@@ -518,9 +521,7 @@ def error_of(status: int, body: bytes | dict[str, Any], method: str) -> FsqueueE
             return _error_of(said, status)
     except (AttributeError, KeyError, TypeError):
         pass
-    return NoGateway(
-        f"The gateway, or a proxy before it, answered {status}: {body!r:.200}. {what_is_done(method)}"
-    )
+    return NoGateway(f"The gateway, or a proxy before it, answered {status}: {body!r:.200}. {what_is_done(method)}")
 
 
 def _said(body: bytes | dict[str, Any]) -> _Said | None:

@@ -31,7 +31,9 @@ class Cutter:
         self._listener = socket.create_server(("localhost", 0))
         self.url = f"http://localhost:{self._listener.getsockname()[1]}"
         self.left: int | None = None
-        """How many bytes are passed on until the next cut; None: no cut comes."""
+        """How many bytes of the answers are passed on until the next cut; None: no cut comes."""
+        self.left_to_send: int | None = None
+        """The same for the requests."""
         self.cuts = 0
 
     def accept(self) -> None:
@@ -49,11 +51,18 @@ class Cutter:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    @staticmethod
-    def _pass(client: socket.socket, gateway: socket.socket) -> None:
+    def _pass(self, client: socket.socket, gateway: socket.socket) -> None:
         with suppress(OSError):
             while part := client.recv(1 << 16):
+                left = self.left_to_send
+                if left is not None and len(part) >= left:
+                    self.left_to_send, self.cuts = None, self.cuts + 1
+                    gateway.sendall(part[:left])
+                    client.shutdown(socket.SHUT_RDWR)
+                    break
                 gateway.sendall(part)
+                if left is not None:
+                    self.left_to_send = left - len(part)
         with suppress(OSError):  # the client has gone: no place is held for it
             gateway.shutdown(socket.SHUT_RDWR)
 
@@ -169,6 +178,65 @@ def test_an_address_is_that_of_the_gateway_wherever_its_first_answer_breaks_off(
         remote = fsqueue.connect(f"{cutter.url}/q")
         assert isinstance(remote, RemoteQueue)
         assert remote.url == f"{cutter.url}/q"
+
+
+SENT_AGAIN: dict[str, Callable[[], Any]] = {
+    "a list": lambda: [{"n": n} for n in range(300)],
+    "a tuple": lambda: tuple(range(300)),
+    "a range": lambda: range(300),
+    "a set": lambda: {*range(300)},
+}
+
+
+@pytest.mark.parametrize("kind", SENT_AGAIN)
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_has_the_name_of_a_commit_is_sent_again_wherever_its_answer_breaks_off(
+    remote: RemoteQueue, local: Queue, cutter: Cutter, kind: str, strict: bool
+) -> None:
+    for number, cut in enumerate(CUTS[::6], 1):
+        cutter.left = cut
+        new = remote.insert_many(SENT_AGAIN[kind](), commit=f"commit-{cut}", strict=strict)
+        cutter.left = None
+        assert new in (0, 300), "the answer may be whole before the cut"
+        assert local.status().inserted == 300 * number
+    assert cutter.cuts > 3
+
+
+def test_what_has_the_name_of_a_commit_is_sent_again_wherever_its_request_breaks_off(
+    remote: RemoteQueue, local: Queue, cutter: Cutter
+) -> None:
+    """What the gateway has got of a request that has broken off is no commit."""
+    payloads = ["x" * 1000] * 300
+    for number, cut in enumerate((1, 100, 5_000, 70_000, 200_000), 1):
+        cutter.left_to_send = cut
+        assert remote.insert_many(payloads, commit=f"commit-{cut}") == 300
+        assert (cutter.cuts, cutter.left_to_send) == (number, None)
+        assert local.status().inserted == 300 * number
+
+
+class Shared:
+    """Each iteration goes on where the one before has ended, though this is no iterator itself."""
+
+    def __init__(self) -> None:
+        self._items = iter(range(300))
+
+    def __iter__(self) -> Iterator[int]:
+        return self._items
+
+
+@pytest.mark.parametrize("payloads", [lambda: (n for n in range(300)), lambda: iter([1] * 300), Shared])
+@pytest.mark.parametrize("to_send", [None, 100])
+def test_what_cannot_be_read_twice_is_not_sent_again_and_its_caller_may_do_so(
+    remote: RemoteQueue, local: Queue, cutter: Cutter, payloads: Callable[[], Any], to_send: int | None
+) -> None:
+    """A part of it would be sent, and be the whole commit."""
+    cutter.left, cutter.left_to_send = None if to_send else 20, to_send
+    with pytest.raises(StorageError, match=r"broken off .* is unknown") as broken:
+        remote.insert_many(payloads(), commit="once")
+    assert not broken.value.is_exact
+    assert cutter.cuts == 1
+    assert remote.insert_many(payloads(), commit="once") == (300 if to_send else 0)
+    assert local.status().inserted == 300
 
 
 def test_a_loop_goes_on_over_answers_that_break_off(remote: RemoteQueue, local: Queue, cutter: Cutter) -> None:
