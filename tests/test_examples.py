@@ -26,7 +26,8 @@ def test_a_generator_task_inserts_the_next_hundred_as_it_completes(tmp_path: Pat
     assert said == f"500 numbers, the sum of their squares is {sum(n * n for n in range(500))}\n"
     queue = Group(tmp_path / "squares")["squares"]
     assert queue.status().completed == 505
-    assert len({info.id.partition(".")[0] for info in queue.tasks("completed")}) == 1, "all of it is in one log"
+    logs = {info.id.partition(".")[0] for info in queue.tasks("completed")}
+    assert len(logs) < 5, "what several tasks have inserted is in one log; a slow process begins further ones"
 
 
 def test_the_converter_gives_up_what_cannot_be_converted_with_the_reason(tmp_path: Path) -> None:
