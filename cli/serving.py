@@ -121,6 +121,7 @@ def serve(
             f"The gateway needs the package {error.name}, which is not installed. Nothing was done. To install it: "
             "pip install 'fsqueue-tasks[serve]'."
         ) from None
+    from .serving_places import Handshakes
     from .serving_protocol import BoundedProtocol, GatewayServer
 
     made = application.gateway(path, None)  # before tokens are made: a wrong path makes none
@@ -146,6 +147,9 @@ def serve(
     )
     BoundedProtocol.head_s = made.limits.head_s
     BoundedProtocol.connections_max, BoundedProtocol.refused_max = most, spare
+    if tls_cert:
+        BoundedProtocol.handshakes = Handshakes(spare)
+        listeners = [BoundedProtocol.handshakes.listener(listening) for listening in listeners]
     server = GatewayServer(config)
     server.on_stop = made.stop
     try:

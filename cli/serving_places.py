@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections import OrderedDict
-from typing import ClassVar, Protocol
+from contextlib import suppress
+from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 
@@ -66,3 +68,44 @@ class ConnectionPlaces:
         """Forget a connection that has ended."""
         self._strangers.pop(connection, None)
         self._refused.pop(connection, None)
+
+
+class Handshakes:
+    """The connections within a TLS handshake. When there are more than `most`, the oldest one ends.
+
+    asyncio tells the server of a connection only after its handshake, for which a client has a minute. Clients that
+    begin none could otherwise take all descriptors.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._under_way: OrderedDict[int, socket.socket] = OrderedDict()
+        """By descriptor. Those of connections that have ended within the handshake stay until these are the oldest, or
+        until another connection has the descriptor."""
+
+    def listener(self, listening: socket.socket) -> socket.socket:
+        """Return a socket that listens in the place of another one. Its connections begin with a handshake."""
+        made = _Listener(fileno=listening.detach())
+        made.handshakes = self
+        return made
+
+    def begin(self, connection: socket.socket) -> None:
+        """Note a new connection."""
+        self._under_way.pop(connection.fileno(), None)
+        self._under_way[connection.fileno()] = connection
+        if len(self._under_way) > self._most:
+            with suppress(OSError):  # it has ended
+                self._under_way.popitem(last=False)[1].shutdown(socket.SHUT_RDWR)
+
+    def end(self, descriptor: int) -> None:
+        """Forget a connection whose handshake is over."""
+        self._under_way.pop(descriptor, None)
+
+
+class _Listener(socket.socket):
+    handshakes: Handshakes
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, where = super().accept()
+        self.handshakes.begin(connection)
+        return connection, where

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from fsqueue.service import faults, gate
 from fsqueue.service.application import last_answer
 
-from .serving_places import ConnectionPlaces
+from .serving_places import ConnectionPlaces, Handshakes
 
 _NO_PLACE = last_answer(
     faults.answer_to(faults.Overloaded("The gateway has too many connections at once. Nothing was done: come again."))
@@ -57,6 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
     head_s: ClassVar[float] = 20.0
     connections_max: ClassVar[int] = 8_192
     refused_max: ClassVar[int] = 1_024
+    handshakes: ClassVar[Handshakes | None] = None
+    """Those of this server's connections that have not come to `connection_made` yet."""
     _deadline: asyncio.TimerHandle | None = None
     _undecided_bytes = 0
     """Length of what has come since the last head, part of a body, or end of a request."""
@@ -66,6 +68,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to count the time. Take a place, or be told that there is none."""
         super().connection_made(transport)
+        if self.handshakes is not None:
+            self.handshakes.end(transport.get_extra_info("socket").fileno())
         self._count()
         if not ConnectionPlaces.of(self.server_state).admit(
             self, len(self.connections), self.connections_max, self.refused_max

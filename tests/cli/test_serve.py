@@ -13,7 +13,7 @@ import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -340,12 +340,18 @@ def test_tokens_are_shown_on_a_terminal_alone(
     assert printed.out + again.out == "", "scripts read the address there"
 
 
+def certificate(home: Path) -> tuple[Path, Path]:
+    """Make a certificate for localhost. Return its file and that of its key."""
+    cert, key = home / "cert.pem", home / "key.pem"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    made += f" -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout {key} -out {cert}"
+    subprocess.run(made.split(), check=True, capture_output=True)
+    return cert, key
+
+
 def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: Spawn, fsqueue_cli: Run) -> None:
     Queue.create(tmp_path / "q", shards=1)
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    made += f" -addext subjectAltName=DNS:localhost -keyout {key} -out {cert}"
-    subprocess.run(made.split(), check=True, capture_output=True)
+    cert, key = certificate(tmp_path)
     options = ["serve", tmp_path / "q", "--listen", "localhost:0", "--token-file", tmp_path / "tokens"]
     served = spawn(*options, "--tls-cert", cert, "--tls-key", key)
     address = address_of(served)
@@ -359,7 +365,7 @@ def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: 
 
 @contextmanager
 def served_with(
-    soft: int, hard: int, path: Path, tokens: Path, logged: str = ""
+    soft: int, hard: int, path: Path, tokens: Path, logged: str = "", options: Sequence[object] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     """A gateway that may open so many files, and logs what matches a pattern. Yield it with its host and port."""
     tokens_at(tokens)
@@ -367,12 +373,23 @@ def served_with(
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    command = [sys.executable, "-m", "fsqueue_cli", "serve", path, "--token-file", tokens, "--listen", "127.0.0.1:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "fsqueue_cli",
+        "serve",
+        path,
+        "--token-file",
+        tokens,
+        "--listen",
+        "127.0.0.1:0",
+        *options,
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit
     ) as process:
         try:
-            host, _, port = address_of(process).removeprefix("http://").rpartition(":")
+            host, _, port = address_of(process).partition("://")[2].rpartition(":")
             yield process, host, int(port)
         finally:
             process.terminate()
@@ -444,6 +461,30 @@ def test_a_gateway_that_has_no_descriptor_for_a_connection_says_so_in_one_line(t
         assert has_answered(first), "the others go on"
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (256, 256))
         assert waiting.getresponse().status == 200
+
+
+def test_connections_that_begin_no_handshake_or_show_no_token_take_no_place_from_others(tmp_path: Path) -> None:
+    Queue.create(tmp_path / "q", shards=1)
+    cert, key = certificate(tmp_path)
+    options = ("--tls-cert", cert, "--tls-key", key)
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with (
+        served_with(128, 128, tmp_path / "q", tmp_path / "tokens", options=options) as (_, host, port),
+        ExitStack() as opened,
+    ):
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection((host, port), timeout=PATIENCE_S))
+
+        may = {"Authorization": f"Bearer {tokens_at(tmp_path / 'tokens')['write']}"}
+        silent = [connect() for _ in range(200)]
+        assert silent[0].recv(1) == b"", "it has ended for one of the others"
+        strangers = [opened.enter_context(trusting.wrap_socket(connect(), server_hostname=host)) for _ in range(70)]
+        assert strangers[0].recv(4096).startswith(b"HTTP/1.1 503 ")
+        for _ in range(3):
+            client = http.client.HTTPSConnection(host, port, context=trusting, timeout=PATIENCE_S)
+            opened.callback(client.close)
+            assert status(client, "/v1", **may) == 200
 
 
 def has_ipv6() -> bool:
