@@ -279,12 +279,8 @@ class GroupQueue(Queue):
             failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
             insert_errors.note_nothing(failure)
             raise failure from error
-        except GroupNotFound as error:
-            missing = GroupNotFound(f"{error} {insert_errors.NOTHING}")
-            insert_errors.note_nothing(missing)
-            raise missing from error
         except FsqueueError as error:
-            insert_errors.note_nothing(error)
+            insert_errors.say_nothing(error)
             raise
 
     def _begin_or_open(self, verifies: bool) -> None:
@@ -304,9 +300,7 @@ class GroupQueue(Queue):
                 administration.finish_deletion(str(self._path))
             except QueueMoved:
                 continue
-        raise StorageError(
-            f"Other processes delete the queue {self._path} as often as this one makes it. {insert_errors.NOTHING}"
-        )
+        raise StorageError(f"Other processes delete the queue {self._path} as often as this one makes it.")
 
     def insert(
         self,

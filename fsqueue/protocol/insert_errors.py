@@ -63,6 +63,12 @@ def note_nothing(error: FsqueueError) -> None:
         error.inserted = error.new = 0
 
 
+def say_nothing(error: FsqueueError) -> None:
+    """Say in an error, in its text too, that nothing was inserted."""
+    error.args = (f"{error} {NOTHING}", *error.args[1:])
+    note_nothing(error)
+
+
 def _one(
     store: Store, error: OSError | FsqueueError, then: str, inserted: int, new: int, is_exact: bool
 ) -> FsqueueError:

@@ -346,14 +346,14 @@ class GroupDirectory:
         if present:
             raise NotAQueue(
                 f"{path} is in the way of a queue of this group: it has {present[0]!r} in it, and no queue. It was "
-                "left as it is, and nothing was inserted. Move it elsewhere, or choose another name."
+                "left as it is. Move it elsewhere, or choose another name."
             )
         mine, group = self.fs.stat(path), self.fs.stat(self.path)
         is_members = group.st_mode & stat.S_ISGID and group.st_mode & stat.S_IWGRP and mine.st_gid == group.st_gid
         if mine.st_uid not in (0, os.geteuid(), group.st_uid) and not is_members:
             raise NotAQueue(
                 f"{path} is an empty directory of another user, who could read and replace what is put there. It was "
-                "left as it is, and nothing was inserted. Choose another name, or have its owner remove it."
+                "left as it is. Choose another name, or have its owner remove it."
             )
 
 

@@ -162,6 +162,9 @@ def test_each_verb_names_what_has_the_place_of_a_queue(group: Group, place: str,
     with pytest.raises(QueueFileLost, match=said(at)) as caught:
         VERBS[verb](Group(group.path))
     assert caught.value.exit_code == 5
+    if verb in ("insert", "insert_many"):
+        assert str(caught.value).endswith(" Nothing was inserted; the call may be repeated.")
+        assert (caught.value.inserted, caught.value.new, caught.value.is_exact) == (0, 0, True)
     assert "Move it elsewhere" not in str(caught.value), "with its tasks"
 
 
