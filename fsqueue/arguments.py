@@ -30,6 +30,8 @@ from fsqueue.format.names import Batch
 from fsqueue.format.plain import plain
 from fsqueue.format.results import encode_result
 from fsqueue.leased_task import LeasedTask
+from fsqueue.protocol import encoding
+from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_items
 from fsqueue.views.activity import LEAST_S
@@ -288,6 +290,56 @@ def one_task(payload: Any, key: object, priority: object) -> Task:
             )
         task = replace(task, **{name: given})  # type: ignore[arg-type]
     return task
+
+
+def task_to_insert(
+    payload: Any,
+    bytes_max: int,
+    *,
+    key: object = None,
+    priority: object = None,
+    delay_s: float = 0,
+    available_at: float | None = None,
+    strict: bool = False,
+) -> EncodedTask:
+    """Check what `insert` takes, and encode the task. InvalidArgument; InvalidTask; TaskTooLarge if the task is longer
+    than `bytes_max`.
+    """
+    task = one_task(payload, key, priority)
+    if strict:
+        task_file.check_unchanged(task.payload)
+    when = encoding.NOW
+    if available_at is not None or type(delay_s) is not int or delay_s:
+        when = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
+    return encoding.encode(task, bytes_max, default=when)
+
+
+def tasks_to_insert(
+    payloads: object,
+    *,
+    batch_tasks: object = None,
+    delay_s: float = 0,
+    commit: object = None,
+    total: object = None,
+    strict: bool = False,
+) -> Iterable[Any]:
+    """Check what `insert_many` takes, and return its stream, of which nothing is read. InvalidArgument."""
+    if batch_tasks is not None:
+        whole("batch_tasks", batch_tasks)
+    if total is not None:
+        whole("total", total, 0)
+    if commit is not None:
+        names.commit_name(commit)
+    tasks = payloads_of(payloads, "insert_many")
+    encoding.default_when(delay_s)
+    return unchanged(tasks) if strict else tasks
+
+
+def check_commit(name: object, *, attempt: object = None) -> None:
+    """Raise InvalidArgument for what is wrong of what `commit` takes."""
+    names.commit_name(name)
+    if attempt is not None:
+        names.attempt_name(attempt)
 
 
 def payloads_of(tasks: object, verb: str) -> Iterable[Any]:

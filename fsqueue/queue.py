@@ -18,14 +18,13 @@ from fsqueue.arguments import (
     holder_of,
     leased,
     one_of,
-    one_task,
-    payloads_of,
     pieces_of,
     refuse,
     results_of,
     task_ids,
+    task_to_insert,
+    tasks_to_insert,
     translated,
-    unchanged,
     verb,
     whole,
     window_ms,
@@ -44,9 +43,9 @@ from fsqueue.errors import (
     text_of,
 )
 from fsqueue.filesystem import Filesystem, resources
-from fsqueue.format import names, task_file
+from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
-from fsqueue.format.models import STATES, Movement, Result, State, Status, Task, TaskInfo, TaskRef
+from fsqueue.format.models import STATES, Movement, Result, State, Status, TaskInfo, TaskRef
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.poll import EndCheck, Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
@@ -267,11 +266,15 @@ class Queue(Maintenance):
         seconds) on; a Task may say otherwise. InvalidTask or TaskTooLarge if it cannot be stored.
         """
         try:
-            item = one_task(payload, key, priority)
-            if strict:
-                task_file.check_unchanged(item.payload)
-            default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
-            task = encoding.encode(item, self.store.settings.task_bytes_max, default=default)
+            task = task_to_insert(
+                payload,
+                self.store.settings.task_bytes_max,
+                key=key,
+                priority=priority,
+                delay_s=delay_s,
+                available_at=available_at,
+                strict=strict,
+            )
             if task.key is not None:
                 return self._keyed.insert(task)
             if self._inserter.takes(task):
@@ -312,13 +315,9 @@ class Queue(Maintenance):
         read. InvalidArgument if no tasks were committed under it, and here are some.
         `strict` refuses payloads that would come back changed: see `insert`.
         """
-        if batch_tasks is not None:
-            whole("batch_tasks", batch_tasks)
-        if total is not None:
-            whole("total", total, 0)
-        tasks = payloads_of(payloads, "insert_many")
-        if strict:
-            tasks = unchanged(tasks)
+        tasks = tasks_to_insert(
+            payloads, batch_tasks=batch_tasks, delay_s=delay_s, commit=commit, total=total, strict=strict
+        )
         if commit is not None:
             return insert_once(self.store, tasks, commit, delay_s, batch_tasks)
         inserter = self._inserter if batch_tasks is None else None

@@ -16,8 +16,6 @@ from fsqueue.arguments import (
     leased,
     node_of,
     one_of,
-    one_task,
-    payloads_of,
     pieces_of,
     reason_of,
     refuse,
@@ -25,7 +23,9 @@ from fsqueue.arguments import (
     selector,
     settings_of,
     task_ids,
+    task_to_insert,
     tasks_meant,
+    tasks_to_insert,
     unchanged,
     whole,
     window_ms,
@@ -43,7 +43,7 @@ from fsqueue.client.values import (
 from fsqueue.client.wire import Answer, OverWire, Wire, encoded, segment
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
-from fsqueue.format import names, task_file
+from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import (
     STATES,
@@ -164,11 +164,15 @@ class RemoteQueue(OverWire):
     ) -> TaskRef:
         """Insert one task: see `Queue.insert`. Without a key it is not repeated if the gateway breaks off."""
         try:
-            item = one_task(payload, key, priority)
-            if strict:
-                task_file.check_unchanged(item.payload)
-            default = encoding.available_from(Task(None, delay_s=delay_s, available_at=available_at), None)
-            task = encoding.encode(item, BYTES_MAX, default=default)
+            task = task_to_insert(
+                payload,
+                BYTES_MAX,
+                key=key,
+                priority=priority,
+                delay_s=delay_s,
+                available_at=available_at,
+                strict=strict,
+            )
             found = self._wire.call("insert", body=task_line(task), queue=self.name, again=task.key is not None)
         except FsqueueError as error:
             if error.new is None:
@@ -191,11 +195,7 @@ class RemoteQueue(OverWire):
         new then if the gateway had inserted it before it broke off. Whatever else has a name may be sent again by the
         caller.
         """
-        if total is not None:
-            whole("total", total, 0)
-        if commit is not None:
-            names.commit_name(commit)
-        tasks = payloads_of(payloads, "insert_many")
+        tasks = tasks_to_insert(payloads, delay_s=delay_s, commit=commit, total=total)
         stream = _Stream(tasks, strict, encoding.default_when(delay_s), commit is not None)
         query, again = {"commit": commit, "total": total}, commit is not None and reads_alike(payloads)
         try:

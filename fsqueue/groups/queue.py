@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Protocol
 
 from fsqueue import administration
-from fsqueue.arguments import check_lease, whole
+from fsqueue.arguments import (
+    check_commit,
+    check_lease,
+    task_to_insert,
+    tasks_to_insert,
+    verb,
+    whole,
+)
 from fsqueue.clock import Backoff, Clock, Entropy, duration_ms
 from fsqueue.errors import (
     FsqueueError,
@@ -29,12 +37,17 @@ from fsqueue.format.models import Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until
-from fsqueue.protocol import insert_errors, losses
+from fsqueue.protocol import insert_errors, keyed_inserts, losses
 from fsqueue.protocol.waiting import BELL_S
 from fsqueue.queue import Order, Queue, open_store
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
+from fsqueue.storage.store import domain_of
 from fsqueue.user_code import user_function
 from fsqueue.verbs.table import OF_QUEUES
+
+Check = Callable[[Settings, str], object]
+"""Raises InvalidArgument if what is to be inserted does not go into a new queue of these settings, in this domain: see
+`Store`."""
 
 _OPENED = ("store", "_inserter", "_keyed")
 """What a queue has while it is open."""
@@ -265,25 +278,28 @@ class GroupQueue(Queue):
         self._let_go()
         return True
 
-    def _begin(self, verifies: bool) -> None:
+    def _begin(self, verifies: bool, check: Check) -> None:
         """Make the queue if it is not there, and open it. `verifies`: ask whether one that is open was deleted.
 
-        An error says that nothing was inserted: nothing was, by then.
+        `check` is called before it is made. An error says that nothing was inserted: nothing was, by then.
         """
         store = self.__dict__.get("store")
         if store is not None and (not verifies or store.queue_file.is_unchanged()):
             return  # as in most cases
         try:
-            self._begin_or_open(verifies)
+            self._begin_or_open(verifies, check)
         except OSError as error:
             failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
             insert_errors.note_nothing(failure)
             raise failure from error
+        except InvalidArgument as error:
+            insert_errors.note_nothing(error)
+            raise
         except FsqueueError as error:
             insert_errors.say_nothing(error)
             raise
 
-    def _begin_or_open(self, verifies: bool) -> None:
+    def _begin_or_open(self, verifies: bool, check: Check) -> None:
         for _ in range(BEGIN_TRIES):
             try:
                 if self._opens():
@@ -295,7 +311,9 @@ class GroupQueue(Queue):
                 continue
             try:
                 with resources.Scope():
-                    self.group.directory().begin(self._directory)
+                    group = self.group.directory()
+                    check(group.state.settings, domain_of(group.fs))
+                    group.begin(self._directory)
             except QueueClosed:
                 administration.finish_deletion(str(self._path))
             except QueueMoved:
@@ -314,7 +332,9 @@ class GroupQueue(Queue):
     ) -> TaskRef:
         """Insert one task: see `Queue.insert`. The queue comes into being, if there is none."""
         for left in reversed(range(BEGIN_TRIES)):
-            self._begin(verifies=False)
+            if "store" not in self.__dict__:
+                given = {"key": key, "priority": priority, "delay_s": delay_s, "available_at": available_at}
+                self._begin(False, partial(self._check_insert, payload, given | {"strict": strict}))
             try:
                 return super().insert(
                     payload, key=key, priority=priority, delay_s=delay_s, available_at=available_at, strict=strict
@@ -324,6 +344,12 @@ class GroupQueue(Queue):
                 if not left or error.new or not error.is_exact:  # it may be in the queue, if that was moved elsewhere
                     raise
         raise AssertionError("unreachable")
+
+    @verb("inserting")
+    def _check_insert(self, payload: Any, given: dict[str, Any], settings: Settings, domain: str) -> None:
+        task = task_to_insert(payload, settings.task_bytes_max, **given)
+        if task.key is not None:
+            keyed_inserts.check(task, str(self._path), settings, domain)
 
     # -- while it is not there ------------------------------------------------------------------------------------
 
@@ -515,8 +541,8 @@ def _of_one_that_is_there(name: str) -> Callable[..., Any]:
     return acting
 
 
-def _makes_it(name: str) -> Callable[..., Any]:
-    """Return a verb of Queue that makes the queue if there is none.
+def _makes_it(name: str, check: Callable[..., object]) -> Callable[..., Any]:
+    """Return a verb of Queue that makes the queue if there is none. `check` takes what the verb takes, before.
 
     QueueNotFound if it is deleted meanwhile: what was inserted by then was deleted with it.
     """
@@ -524,7 +550,9 @@ def _makes_it(name: str) -> Callable[..., Any]:
 
     @wraps(method)
     def making(self: GroupQueue, *args: Any, **named: Any) -> Any:
-        self._begin(verifies=True)
+        inspect.signature(method).bind(self, *args, **named)
+        check(*args, **named)
+        self._begin(True, lambda settings, domain: None)
         try:
             return method(self, *args, **named)
         except QueueNotFound:
@@ -534,10 +562,13 @@ def _makes_it(name: str) -> Callable[..., Any]:
     return making
 
 
+_CHECKS: dict[str, Callable[..., object]] = {"insert_many": tasks_to_insert, "commit": check_commit}
+
+
 for _verb in OF_QUEUES:
     if callable(_verb.absent):
         setattr(GroupQueue, _verb.name, _or_empty(_verb.name, _verb.absent))
     elif _verb.absent == "raises":
         setattr(GroupQueue, _verb.name, _of_one_that_is_there(_verb.name))
     elif _verb.absent == "made" and _verb.name not in vars(GroupQueue):
-        setattr(GroupQueue, _verb.name, _makes_it(_verb.name))
+        setattr(GroupQueue, _verb.name, _makes_it(_verb.name, _CHECKS[_verb.name]))

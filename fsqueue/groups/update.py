@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from fsqueue.errors import GroupNotFound, InvalidArgument, TaskTooLarge, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import names
+from fsqueue.format.layout import Settings
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.pending_update import NOTHING, PendingUpdate
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
-from fsqueue.protocol.single_inserts import SingleInserter
+from fsqueue.protocol.single_inserts import SingleInserter, may_append
 from fsqueue.protocol.update_plan import Applied, QueuePlan
 from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
@@ -103,16 +105,9 @@ class Update(PendingUpdate[Queue, QueuePlan]):
         elif plan.endings:
             queue._open_and_verify()  # an empty queue would be in the way of one that is moved back
         else:
-            queue._begin(verifies=True)
-        store, inserter = queue.store, queue._inserter
-        if plan.has_inserts and not inserter.has_open_batches:
-            raise InvalidArgument(
-                f"The queue {queue.path} has a file for each task (batch_tasks_max is "
-                f"{store.settings.batch_tasks_max}), or this host has no boot id: an update cannot insert into it. "
-                f"{NOTHING}"
-            )
-        _check_sizes(store, plan)
-        return store, inserter, queue._keyed
+            queue._begin(True, partial(_check, plan, str(queue.path)))
+        _check(plan, queue.store.path, queue.store.settings, queue.store.domain)
+        return queue.store, queue._inserter, queue._keyed
 
 
 def _opened(opener: weakref.WeakMethod[Any], directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
@@ -123,10 +118,17 @@ def _opened(opener: weakref.WeakMethod[Any], directory: QueueDirectory) -> tuple
     return found
 
 
-def _check_sizes(store: Store, plan: QueuePlan) -> None:
-    """Raise TaskTooLarge if an insert, or a new payload, is longer than the queue takes."""
-    if plan.longest > store.settings.task_bytes_max:
+def _check(plan: QueuePlan, path: str, settings: Settings, domain: str) -> None:
+    """Raise InvalidArgument if a queue takes no inserts of an update; TaskTooLarge if one, or a new payload, is longer
+    than it takes.
+    """
+    if plan.has_inserts and not may_append(settings, domain):
+        raise InvalidArgument(
+            f"The queue {path} has a file for each task (batch_tasks_max is {settings.batch_tasks_max}), or this host "
+            f"has no boot id: an update cannot insert into it. {NOTHING}"
+        )
+    if plan.longest > settings.task_bytes_max:
         raise TaskTooLarge(
-            f"A task for {store.path} takes {plan.longest:,} bytes; the queue takes {store.settings.task_bytes_max:,}. "
-            f"{NOTHING} Store the data in a file, and insert its path."
+            f"A task for {path} takes {plan.longest:,} bytes; the queue takes {settings.task_bytes_max:,}. {NOTHING} "
+            "Store the data in a file, and insert its path."
         )

@@ -18,7 +18,7 @@ from fsqueue.errors import FsqueueError, InvalidTask, StorageError, TaskTooLarge
 from fsqueue.filesystem import LOST
 from fsqueue.format import names
 from fsqueue.format.keys import KeyClaim
-from fsqueue.format.layout import Layout
+from fsqueue.format.layout import Layout, Settings
 from fsqueue.format.models import TaskRef
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, UpdateId
@@ -43,6 +43,32 @@ class _Moved(Exception):
     """A purge or a key epoch has begun since this process locked the key's file, or it was removed: insert anew."""
 
 
+def check(given: EncodedTask, path: str, settings: Settings, domain: str) -> None:
+    """Raise InvalidTask if a task with a key does not go into an open batch of the queue at `path`. It says why, and
+    what to do. `domain`: as of its `Store`.
+    """
+    task, index = task_at(given.place), given.place
+    if settings.batch_tasks_max == 1:
+        raise InvalidTask(
+            f"{task} has a key, and the queue {path} takes none: it has one task in each batch. Leave the key out, or "
+            "create the queue with a batch_tasks_max of 2 or more.",
+            index,
+        )
+    if not domain:
+        raise InvalidTask(
+            f"{task} has a key, and this host cannot insert it into {path}: the host does not tell when it was booted "
+            "(/proc/sys/kernel/random/boot_id cannot be read), and a key on a local disk needs that. Make that file "
+            "readable, or leave the key out.",
+            index,
+        )
+    if len(given.line) > TASK_BYTES_MAX:
+        raise TaskTooLarge(
+            f"{task} takes {len(given.line):,} bytes with its key; a task with a key may take {TASK_BYTES_MAX:,}. "
+            "Store the data in a file and queue its path, or leave the key out.",
+            index,
+        )
+
+
 class KeyedInserter:
     """Insert tasks with keys into one queue. Threads may share it."""
 
@@ -58,8 +84,7 @@ class KeyedInserter:
         unknown. InvalidTask, before anything is written, if the task does not go into an open batch.
         """
         store = self.store
-        if not self._single.takes(task):
-            raise self._refusal(task)
+        check(task, store.path, store.settings, store.domain)
         store.refresh()
         for _ in range(TRIES):
             layout, epochs = store.layout, store.queue_state.key_epochs
@@ -138,28 +163,6 @@ class KeyedInserter:
             key_file.remove()
             raise _Moved
         return living
-
-    def _refusal(self, given: EncodedTask) -> InvalidTask:
-        """Return the error for a task that does not go into an open batch. It says why, and what to do."""
-        task, path, index = task_at(given.place), self.store.path, given.place
-        if self.store.settings.batch_tasks_max == 1:
-            return InvalidTask(
-                f"{task} has a key, and the queue {path} takes none: it has one task in each batch. Leave the key out, "
-                "or create the queue with a batch_tasks_max of 2 or more.",
-                index,
-            )
-        if not self.store.domain:
-            return InvalidTask(
-                f"{task} has a key, and this host cannot insert it into {path}: the host does not tell when it was "
-                "booted (/proc/sys/kernel/random/boot_id cannot be read), and a key on a local disk needs that. Make "
-                "that file readable, or leave the key out.",
-                index,
-            )
-        return TaskTooLarge(
-            f"{task} takes {len(given.line):,} bytes with its key; a task with a key may take {TASK_BYTES_MAX:,}. "
-            "Store the data in a file and queue its path, or leave the key out.",
-            index,
-        )
 
     def _announcing(self, key_file: KeyFile, key: str, sync: bool = False) -> Callable[[Layout, Batch, str], None]:
         """Return a function that appends a claim to the key's file. Call it before the `insert` record is appended."""

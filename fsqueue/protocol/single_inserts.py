@@ -24,7 +24,7 @@ from fsqueue import forks
 from fsqueue.errors import FULL, NO_DESCRIPTORS, FsqueueError, LockTimeout, QueueClosed, StorageError
 from fsqueue.filesystem import LOST, resources
 from fsqueue.format import movements, names, sparse, task_file
-from fsqueue.format.layout import Layout
+from fsqueue.format.layout import Layout, Settings
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
@@ -93,6 +93,11 @@ class _Unknown(Exception):
     """It cannot be found out whether a task is in a batch that is gone."""
 
 
+def may_append(settings: Settings, domain: str) -> bool:
+    """Return whether a process may insert into open batches of a queue. `domain`: as of its `Store`."""
+    return settings.batch_tasks_max > 1 and bool(domain)
+
+
 class SingleInserter:
     """Insert tasks one at a time into one queue. Threads may share it."""
 
@@ -112,11 +117,11 @@ class SingleInserter:
     @property
     def has_open_batches(self) -> bool:
         """Tell whether this process may insert into open batches of this queue."""
-        return self.store.settings.batch_tasks_max > 1 and bool(self.store.domain)
+        return may_append(self.store.settings, self.store.domain)
 
     def takes(self, task: EncodedTask) -> bool:
         """Return whether a task goes into an open batch. Else insert it as a file of its own."""
-        return len(task.line) <= TASK_BYTES_MAX and self.has_open_batches
+        return len(task.line) <= TASK_BYTES_MAX and may_append(self.store.settings, self.store.domain)
 
     def takes_all(self, encoded: Encoded) -> bool:
         """Return whether the tasks of a batch that is encoded may go into an open one, by one append."""

@@ -35,6 +35,11 @@ PROBES = 3
 """Maximum number of measurements of the clock at a time."""
 
 
+def domain_of(fs: Filesystem) -> str:
+    """Return what `Store.domain` is of the queues on a filesystem."""
+    return task_file.SHARED if fs.shared else boot_id()
+
+
 class Store:
     """An open queue, before any verb. Safe to share between threads; a forked child starts over.
 
@@ -86,7 +91,7 @@ class Store:
         order are, too.
         """
         self._logs_generation = self.queue_state.generation
-        self.domain = task_file.SHARED if self.fs.shared else boot_id()
+        self.domain = domain_of(self.fs)
         """Whose inserts this process may add to an open batch. On a local disk a power loss may have taken records that
         were not synced, and that others had acted upon: so only those of the same boot. "" if that is not known.
         """

@@ -83,6 +83,72 @@ def test_the_first_insert_of_each_kind_makes_the_queue(group: Group) -> None:
     assert [task.payload for task in group["one"].lease()] == [{"a": 1}]
 
 
+class Unencodable:
+    """A payload whose own code fails."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+    __repr__ = __str__
+
+
+def updating(queue: str, *given: Any, **how: Any) -> Callable[[Group], object]:
+    def call(group: Group) -> object:
+        with group.update() as update:
+            update.insert(queue, *given, **how)
+        return update
+
+    return call
+
+
+REFUSED: dict[str, Callable[[Group], object]] = {
+    "no JSON": lambda group: group["new"].insert({1, 2}),
+    "an object": lambda group: group["new"].insert(Unencodable()),
+    "too large": lambda group: group["new"].insert("x" * 2_000),
+    "strict": lambda group: group["new"].insert((1, 2), strict=True),
+    "a key": lambda group: group["new"].insert(1, key=""),
+    "a key in a queue of files": lambda group: group["new"].insert(1, key="k"),
+    "two keys": lambda group: group["new"].insert(fsqueue.Task(1, key="a"), key="b"),
+    "a priority": lambda group: group["new"].insert(1, priority=1.5),  # type: ignore[arg-type]
+    "delay_s": lambda group: group["new"].insert(1, delay_s=-1),
+    "available_at": lambda group: group["new"].insert(1, available_at=-1),
+    "delay_s and available_at": lambda group: group["new"].insert(1, delay_s=1, available_at=1),
+    "an unknown word": lambda group: group["new"].insert(1, foo=1),  # type: ignore[call-arg]
+    "no stream": lambda group: group["new"].insert_many(5),  # type: ignore[arg-type]
+    "one text": lambda group: group["new"].insert_many("abc"),
+    "batch_tasks": lambda group: group["new"].insert_many([1], batch_tasks=0),
+    "total": lambda group: group["new"].insert_many([1], total=-1),
+    "delay_s of many": lambda group: group["new"].insert_many([1], delay_s=-1),
+    "commit": lambda group: group["new"].insert_many([1], commit="a/b"),
+    "delay_s of a commit": lambda group: group["new"].insert_many([1], commit="a", delay_s=-1),
+    "an unknown word of many": lambda group: group["new"].insert_many([1], foo=1),  # type: ignore[call-arg]
+    "a commit's name": lambda group: group["new"].commit(""),
+    "a commit's attempt": lambda group: group["new"].commit("a", attempt="b"),
+    "an update of a queue of files": updating("new", 1),
+    "an update with no JSON": updating("new", {1, 2}),
+    "an update with a key": updating("new", 1, key=""),
+    "an update with delay_s": updating("new", 1, delay_s=-1),
+    "an update with a payload that is too large": updating("new", "x" * 2_000),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_bad_argument_makes_no_queue(tmp_path: Path, call: str) -> None:
+    group = Group.create(
+        tmp_path / "group", durability="none", task_bytes_max=1_000,
+        batch_tasks_max=1 if "queue of files" in call else 1_000,
+    )  # fmt: skip
+    with pytest.raises(TypeError if "unknown" in call else (InvalidArgument, ZeroDivisionError)) as caught:
+        REFUSED[call](group)
+    assert os.listdir(group.path) == [groups.GROUP_FILE]
+    again = Group.create(tmp_path / "again", durability="none", task_bytes_max=1_000,
+                         batch_tasks_max=group.settings.batch_tasks_max)  # fmt: skip
+    again["new"].insert(1)
+    with pytest.raises(type(caught.value)) as known:
+        REFUSED[call](again)
+    assert str(caught.value) == str(known.value).replace(str(again.path), str(group.path)), "as of one that is there"
+
+
 def test_settings_are_those_of_the_group_and_others_are_refused(tmp_path: Path) -> None:
     group = Group.create(tmp_path / "a" / "group", lease_s=77, max_attempts=None)
     group["q"].insert(1)
