@@ -278,9 +278,10 @@ def run(
     Exit codes:
       0    drained, or ended as asked (--max-tasks, --max-runtime, --idle-timeout, end of the job)
       1    the queue's filesystem fails: it is read-only for 15 seconds, or another error lasts for --patience
+           (of several filesystems: and the others are drained)
       2    COMMAND or the function cannot be found
       5    a queue is not there; of several queues: the others are drained, and one is not there
-      7    no room on the queue's disk for --patience, or for what is printed
+      7    no room on the queue's disk for --patience (of several: and the others are drained), or for what is printed
       9    drained, but this worker has made tasks dead letters
            ('fsqueue wait' ends with 9 for dead letters of any run)
       11   stopped by --stop-after-failures

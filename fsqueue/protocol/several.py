@@ -93,8 +93,8 @@ class Several:
         """Those that are to be asked what they have."""
         self._believed_until = -math.inf
         """Until when the others need not be asked (monotonic clock)."""
-        self._errors: dict[Watch, FsqueueError] = {}
-        """Of the watches that failed during this look."""
+        self.errors: dict[Watch, FsqueueError] = {}
+        """Of the watches that failed during the last look."""
         self._tried: dict[Watch, Rank] = {}
         """Of those that gave nothing the last time in this look: within which bound.
 
@@ -109,15 +109,15 @@ class Several:
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks, each once. [] as `IdlePoller.look` of each queue."""
         held: list[LeasedTask] = []
-        self._errors.clear()
+        self.errors.clear()
         self._take(held, n)
         for watch in list(self._watches) if not held else ():
             held += self._ask(watch, partial(watch.look, n), [])
             if held:
                 self._put_last(watch)
                 break
-        if self._errors and not held:
-            raise next(iter(self._errors.values()))
+        if self.errors and not held:
+            raise next(iter(self.errors.values()))
         return latest(held)
 
     def due_s(self) -> float:
@@ -204,7 +204,7 @@ class Several:
         self._promised, self._unknown = {}, {}
 
     def _ask(self, watch: Watch, act: Callable[[], T], otherwise: T) -> T:
-        if watch in self._errors:
+        if watch in self.errors:
             return otherwise
         try:
             found = act()
@@ -216,7 +216,7 @@ class Several:
             if watch.is_gone and self._skips_gone and self._watches != [watch]:
                 self._leave_out(watch)
             else:
-                self._errors[watch] = error
+                self.errors[watch] = error
             # Not each time: of a filesystem that has become read-only, or is full, looks succeed between two failures.
             kind = type(error), getattr(error.__cause__, "errno", None)
             if watch.warned_of != kind:

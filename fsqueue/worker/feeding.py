@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +32,7 @@ from fsqueue.worker.copied import CopyCheck
 from fsqueue.worker.limits import Limits
 from fsqueue.worker.remote import RemoteWatch
 from fsqueue.worker.settling import BROKEN, RETRY_S, is_hopeless, patience_with
-from fsqueue.worker.sources import Away, Sources
+from fsqueue.worker.sources import Away, Failing, Sources
 
 logger = logging.getLogger("fsqueue")
 
@@ -45,6 +45,8 @@ this host. Each pause is as long as the worker has waited by then. That reads th
 It tells of those that two looks in a row have found dead."""
 AWAY_LOOK_S = 5.0
 """How often a worker looks whether a queue or a group is there that was not: that opens it."""
+FAILING_LOOK_S = (5.0, 60.0)
+"""Shortest and longest pause before a worker tries to lease again on a filesystem that failed while others work."""
 CHECKS = 2
 """Number of times that a worker asks whether all is done when it was notified and found no task, or when its own last
 outcome was told: after that look and after the next one. While others still count their last batches, a check may say
@@ -122,6 +124,8 @@ class Feeder(BackgroundThread):
         """What was asked when the loop looked, and since when it has seen that."""
         self._has_fed = False
         """Whether tasks were ever leased."""
+        self._unrecorded: list[tuple[Hashable, FsqueueError]] = []
+        """Filesystems on which outcomes cannot be recorded, and why. The loop adds them."""
         self._copies = CopyCheck()
         self._queues, self._lease_s, self._ends = queues, lease_s, not limits.forever
         self._patience_s, self._taking, self._report, self._trouble = limits.patience_s, taking, report, trouble
@@ -160,6 +164,12 @@ class Feeder(BackgroundThread):
         if self._ends:
             self._is_nudged = True
             self.wake()
+
+    def leave_out(self, root: Hashable, error: FsqueueError) -> None:
+        """Lease nothing on a filesystem for some time, since outcomes cannot be recorded there. The loop calls it."""
+        self._unrecorded.append((root, error))
+        self._is_nudged = True
+        self.wake()
 
     def silent_since(self) -> float:
         """Return since when what is asked at this moment has not answered, as far as the loop has seen; infinite if
@@ -307,6 +317,49 @@ class Feeder(BackgroundThread):
             self._sleep(RETRY_S[0], deaf=True)
         return True
 
+    def _leave_out_failing(self) -> bool:
+        """Go on without the filesystems on which the last look has failed. Return whether there are such, and others
+        are left.
+        """
+        errors = self._watches.errors if isinstance(self._watches, Several) else {}
+        if not errors or not all(isinstance(error, BROKEN) for error in errors.values()):
+            return False
+        by_root = {self._queues.root_at(watch.store.path): error for watch, error in errors.items()}
+        left = [self._leave_out(root, error) for root, error in by_root.items()]
+        for watch in errors:
+            if failing := self._queues.failing.get(self._queues.root_at(watch.store.path)):
+                failing.warned_of[watch.store.path] = watch.warned_of
+        return all(left)
+
+    def _leave_out(self, root: Hashable, error: FsqueueError, is_unrecorded: bool = False) -> bool:
+        """Go on without a filesystem, and try it again from time to time. Return False if there is no other one."""
+        now, known = self._now(), self._queues.failing.get(root)
+        failing = known or Failing(-math.inf if is_unrecorded else now, Backoff(FAILING_LOOK_S, self._random, 2))
+        failing.is_unrecorded |= is_unrecorded
+        enough_s, again_at = patience_with(error, self._patience_s), now + failing.tries.next_s()
+        if failing.is_unrecorded:
+            again_at = max(again_at, now + enough_s)
+        away = Away(
+            "", lambda: None, waits_until=failing.since + enough_s, is_named=True,
+            answers=lambda: self._now() >= again_at, error=error,
+        )  # fmt: skip
+        if not self._queues.leave_out(root, away):
+            return False
+        if known is None:
+            self._queues.failing[root] = failing
+            if not is_unrecorded:
+                self._trouble(error)
+        self._watch_anew()
+        self._is_nudged = True  # ask soon whether the others are drained
+        return True
+
+    def _note_recovered(self, tasks: list[LeasedTask]) -> None:
+        """Forget that the filesystems have failed that these tasks were leased on."""
+        for root in {self._queues.root_of(task.queue) for task in tasks}:
+            failing = self._queues.failing.get(root)
+            if failing is not None and not failing.is_unrecorded:
+                self._queues.failing.pop(root, None)
+
     def _name_away(self) -> None:
         """Name what is away, each once, and decide when to look for it."""
         now, away = self._now(), self._queues.away
@@ -327,11 +380,12 @@ class Feeder(BackgroundThread):
         finally:
             self._look_began = math.inf
         self._name_away()
-        if found:
+        if any(one.error is None for one in found):
             self._copies.forget()
+        if found:
             self._watch_anew()
         for one in found:
-            if one.is_named:
+            if one.is_named and one.error is None:
                 what = "it has to be drained, too" if one.is_upstream else "its tasks are taken, too"
                 self._say("away", f"{one.path} is there: {what}.")
 
@@ -340,7 +394,11 @@ class Feeder(BackgroundThread):
         leaser.gave_up = partial(self._gave_up, queue.store.path)
         leaser.run_id = self.run_id
         self._copies.begun.append(queue)
-        return Watch(leaser, queue._lease_ms(self._lease_s), may_go=isinstance(queue, GroupQueue))
+        watch = Watch(leaser, queue._lease_ms(self._lease_s), may_go=isinstance(queue, GroupQueue))
+        failing = self._queues.failing.get(self._queues.root_of(queue))
+        if failing is not None and queue.store.path in failing.warned_of:
+            watch.warned_of = failing.warned_of[queue.store.path]
+        return watch
 
     def _streaks_of(self, stores: Sequence[Store]) -> list[NodeFailures]:
         after = self._exclude_after
@@ -405,12 +463,22 @@ class Feeder(BackgroundThread):
             if self._streaks and (excluded := self._excluded()):
                 return Fed(excluded=excluded)
             is_nudged, self._is_nudged = self._is_nudged, False
+            while self._unrecorded:
+                root, error = self._unrecorded.pop()
+                if not self._leave_out(root, error, is_unrecorded=True):
+                    return Fed(error=error)
             with self._taking:
                 self._begin_to_ask(lambda: getattr(self._watches, "asking", None))
                 try:
                     got = self._watches.look(n)
+                except BROKEN:
+                    if not self._leave_out_failing():
+                        raise
+                    continue
                 finally:
                     self._look_began = math.inf
+                if self._queues.failing:
+                    self._note_recovered(got)
                 if got:
                     self._has_fed, self._untaken = True, got
                     if self._is_abandoned:  # asked after `_untaken` is set: see `abandon`
@@ -438,6 +506,9 @@ class Feeder(BackgroundThread):
                             tell_of_end(self._each_store())
                         return Fed(drained=True)
                     if now >= max(one.waits_until for one in away):
+                        for one in away:
+                            if one.error is not None:
+                                return Fed(error=one.error)
                         return Fed(away=" and ".join(f"{one.path} {one.why}" for one in away))
             checks = max(0, checks - 1)
             if now >= judge_at:

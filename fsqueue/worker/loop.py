@@ -101,7 +101,10 @@ class Loop:
             def renewed(answer: Renewed) -> None:
                 self._renewed(answer, root)
 
-            reporter = OutcomeReporter(limits, self._taking, posted(self._settled), posted(untold), died)
+            def settled(answer: Settled) -> None:
+                self._settled(answer, root)
+
+            reporter = OutcomeReporter(limits, self._taking, posted(settled), posted(untold), died)
             root = _Root(reporter, LeaseRenewer(lease_s, self._taking, posted(renewed), died))
             return root
 
@@ -583,7 +586,7 @@ class Loop:
         """Tell whether some task is at work since before those that failed: it may well succeed."""
         return any(job.began < self._failed_since for job in self._executor.at_work())
 
-    def _settled(self, settled: Settled) -> None:
+    def _settled(self, settled: Settled, root: _Root | None = None) -> None:
         for outcome, kind, said in settled.counted:
             if outcome.begun:
                 self._report.count(kind, outcome.task.attempt)
@@ -591,9 +594,29 @@ class Loop:
                     self._say("lost", said, task=outcome.task.id)
             self._untold.pop(id(outcome), None)  # last, for `completed_about`
         if settled.error is not None:
-            self._give_up(settled.error)
-        elif self._is_idle():  # the feeder may have waited for long, and this may have been the last task of all
+            self._leave_out(root or self._first, settled)
+            return
+        for key in self._keys_of(root or self._first) if self._queues.failing and settled.counted else ():
+            self._queues.failing.pop(key, None)
+        if self._is_idle():  # the feeder may have waited for long, and this may have been the last task of all
             self._feeder.check_soon()
+
+    def _leave_out(self, root: _Root, settled: Settled) -> None:
+        """Go on without a filesystem on which outcomes could not be recorded for too long, if there are others."""
+        assert settled.error is not None
+        keys = self._keys_of(root)
+        if self._ending or len(keys) != 1:
+            self._give_up(settled.error)
+            return
+        lost = sum(kind == "lost" and outcome.begun for outcome, kind, _ in settled.counted)
+        if lost:
+            what = f"{counted(lost, 'outcome')} could not be recorded, and the tasks come back when their leases end"
+            self._say("storage", f"{what}: {settled.error}")
+        self._feeder.leave_out(keys[0], settled.error)
+
+    def _keys_of(self, root: _Root) -> list[Hashable]:
+        """Return the filesystems that `root` tells."""
+        return [key for key, one in self._roots.items() if one is root]
 
     # -- leases
 

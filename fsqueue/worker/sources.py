@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from fsqueue.clock import Backoff
 from fsqueue.errors import FsqueueError, GroupNotFound, InvalidArgument, QueueClosed, QueueNotFound
 from fsqueue.filesystem import resources
 from fsqueue.format import layout
@@ -24,7 +25,9 @@ from fsqueue.worker.remote import RemoteSource
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A queue or a group that a worker is to take tasks from, and that is not there: perhaps it is not mounted."""
+    """A queue or a group that a worker is to take tasks from, and that is not there: perhaps it is not mounted. Or no
+    task can be leased from it, since its filesystem fails.
+    """
 
     path: str
     open: Callable[[], object]
@@ -36,14 +39,31 @@ class Away:
     """From when on it is worth a word, on the monotonic clock."""
     is_named: bool = False
     answers: Callable[[], bool] | None = None
-    """Tells whether it answers again, if that is what it is away for. It asks no filesystem."""
+    """Tells whether it answers again, or is to be tried again, if that is what it is away for. It asks no filesystem.
+    """
     is_upstream: bool = False
     """Whether no tasks are taken from it: it only has to be drained, too."""
+    error: FsqueueError | None = None
+    """What is raised if all else is drained and it is still away: its filesystem is full, for example."""
 
     @property
     def text(self) -> str:
         """Return what to say of it."""
         return f"{self.path} {self.why}; it is tried again"
+
+
+@dataclass(slots=True)
+class Failing:
+    """A filesystem on which no task can be leased, or no outcome recorded, while others work."""
+
+    since: float
+    """On the monotonic clock."""
+    tries: Backoff
+    """The pauses before it is tried again."""
+    warned_of: dict[str, tuple[type, int | None] | None] = field(default_factory=dict)
+    """By the path of each queue in which no task could be leased: what was warned of last."""
+    is_unrecorded: bool = False
+    """Whether outcomes could not be recorded: what is leased there may be done in vain."""
 
 
 class Sources(list[Queue]):
@@ -72,8 +92,11 @@ class Sources(list[Queue]):
         """By the path of each source that was ever there."""
         self.has_several_roots = False
         """Whether they lie on several filesystems, of which one may not answer while another one does."""
+        self.failing: dict[Hashable, Failing] = {}
+        """By what stands for the filesystem. One goes once a task is leased there, or, by the loop, once an outcome is
+        recorded."""
         self._silent: list[Queue] = []
-        """Those that are open, and whose filesystem does not answer: tasks of them may be at work."""
+        """Those that are open, and whose filesystem does not answer, or fails: tasks of them may be at work."""
         self._settings: dict[str, Settings] = {}
         """Those that the queues of a group begin with, by the group's path: the loop reads them, and may not wait."""
         if any(isinstance(source, Selected) for source in given):
@@ -126,10 +149,22 @@ class Sources(list[Queue]):
             return None
         away += [replace(late, path=_path_of(source), open=_opens(source)) for source in silent]
         others = Sources([], self.upstream, away=away)
-        others._roots, others._settings = self._roots, self._settings
+        others._roots, others._settings, others.failing = self._roots, self._settings, self.failing
         others._silent = [*self._silent, *(queue for queue in list(self) if self.root_of(queue) == root)]
         others._take([source for source in self.given if source not in silent])
         return others
+
+    def leave_out(self, root: Hashable, failing: Away) -> bool:
+        """Put away what lies on a filesystem, as `failing` is away. Return False, and put nothing away, if nothing that
+        tasks are taken from would be left. It asks no filesystem.
+        """
+        gone = [source for source in self.given if self._roots[_path_of(source)] == root]
+        if len(gone) == len(self.given):
+            return False
+        self.away += [replace(failing, path=_path_of(source), open=_opens(source)) for source in gone]
+        self._silent += [queue for queue in self if self.root_of(queue) == root]
+        self._take([source for source in self.given if source not in gone])
+        return True
 
     def come_back(self) -> list[Away]:
         """Return those that were away and are there now, and have them open."""

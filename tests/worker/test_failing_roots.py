@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, Queue, StorageError, StorageFull, Worker, WorkerReport
+from fsqueue import FsqueueError, Group, Queue, StorageError, StorageFull, Worker, WorkerReport
 from fsqueue.worker import Event, feeding, settling
 from tests.disks import run, small_disk
 from tests.support import QueueFactory
@@ -19,10 +19,18 @@ from tests.waiting import until
 pytestmark = pytest.mark.once
 
 
+@pytest.fixture(autouse=True)
+def tries_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what fails tried again soon, and ask often whether the others are drained."""
+    monkeypatch.setattr(feeding, "FAILING_LOOK_S", (0.05, 0.2))
+    monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
+    monkeypatch.setattr(feeding, "DRAIN_CHECK_S", 0.05)
+
+
 class Work:
     """Tasks of `mine` wait for their turn; the run's events, and how it ends."""
 
-    def __init__(self, mine: Queue, other: Queue, **options: Any) -> None:
+    def __init__(self, mine: Queue, other: Queue | Group, **options: Any) -> None:
         self.turns, self.events, self.ends = threading.Semaphore(0), list[Event](), list[WorkerReport | FsqueueError]()
         worker = Worker([mine, other], self.act, threads=1, prefetch=1, tell=self.events.append, **options)
         self.thread = threading.Thread(target=self.run, args=[worker], daemon=True)
@@ -133,4 +141,89 @@ def test_the_end_of_a_worker_one_of_whose_disks_stays_full_or_read_only(
         if kind == "full":
             filled.__exit__(None, None, None)
             assert other.status().dead == 0
+        other.close()
+
+
+def said(work: Work, text: str) -> list[str]:
+    return [one.text for one in work.events if one.kind == "storage" and text in one.text]
+
+
+def failing(disk: Path, kind: str) -> Any:
+    if kind == "full":
+        return full(disk)
+    run("mount", "-o", "remount,abort", str(disk))
+    return nullcontext()
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+@pytest.mark.parametrize("kind", ["full", "read-only"])
+def test_a_disk_that_stays_full_or_read_only_is_put_away_while_the_others_are_not_drained(
+    tmp_path: Path, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    kind: str, is_group: bool,
+) -> None:  # fmt: skip
+    """Nothing else is to be leased, and its time is over: the run goes on. It is named once, and tried again."""
+    monkeypatch.setattr(settling, "HOPELESS_S", 0.0)
+    mine = queue_factory("mine")
+    mine.insert("held")
+    [held] = mine.lease(lease_s=1e6)
+    mine.insert("waits")
+    with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
+        if is_group:
+            group = Group.create(disk / "g", durability="none")
+            other, given = group["q"], Group(group.path)
+        else:
+            other = given = Queue.create(disk / "q", durability="none")
+        work = Work(mine, given, patience_s=0)
+        until(lambda: mine.status().leased == 2, "the worker to be at its task")
+        other.insert_many(range(20))
+        with failing(disk, kind):
+            work.turns.release()
+            until(lambda: said(work, "tasks cannot be leased"), "the trouble")
+            for count in (2, 3, 4):
+                mine.insert(count)
+                completed(mine, count)
+            assert not work.ends
+            assert len(left_out(caplog, other)) == 1
+            assert len(said(work, "tasks cannot be leased")) == 1
+        if kind == "full":
+            completed(other, 20)
+        held.complete()
+        end = work.end()
+        if kind == "full":
+            assert isinstance(end, WorkerReport)
+            assert (end.completed, end.ended, end.lost) == (24, "drained", 0)
+        else:
+            assert isinstance(end, StorageError)
+            assert "The filesystem is mounted read-only" in str(end)
+        given.close()
+        other.close()
+        if is_group:
+            group.close()
+
+
+def test_outcomes_that_a_read_only_disk_does_not_take_end_no_run_while_the_others_are_not_drained(
+    tmp_path: Path, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are lost, which is said. At the end the disk's error is raised."""
+    monkeypatch.setattr(settling, "HOPELESS_S", 0.0)
+    mine = queue_factory("mine")
+    mine.insert("held")
+    [held] = mine.lease(lease_s=1e6)
+    with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
+        other = Queue.create(disk / "q", durability="none")
+        other.insert("waits")
+        work = Work(mine, Queue(other.path), patience_s=0)
+        until(lambda: other.status().leased == 1, "the worker to be at its task")
+        with failing(disk, "read-only"):
+            work.turns.release()
+            until(lambda: said(work, "1 outcome could not be recorded, and the tasks come back"), "the loss")
+            for count in (1, 2, 3):
+                mine.insert(count)
+                completed(mine, count)
+            assert not work.ends
+            held.complete()
+            end = work.end()
+        assert isinstance(end, StorageError)
+        assert end.exit_code == 1
+        assert "The filesystem is mounted read-only" in str(end)
         other.close()
