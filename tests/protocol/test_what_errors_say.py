@@ -573,7 +573,6 @@ OTHERS = {
     "fsqueue/arguments.py": "an argument that is refused first",
     "fsqueue/service/streaming.py": "lines of a gateway's client: tests/service/test_bodies.py",
     "fsqueue/spark/options.py": "an option that is refused first",
-    "fsqueue/storage/group_directory.py": "the queue of a group could not be begun: tests/groups",
     "fsqueue/storage/queue_changes.py": "the queue is gone",
     "fsqueue/storage/staging.py": "an inserter that was away for half a day: tests/upkeep/test_collect.py",
     "fsqueue/worker/inserts.py": "an outcome that is refused before its update begins: tests/worker/test_then.py",
