@@ -237,11 +237,21 @@ def size(count: int) -> str:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Go on only with `--yes`, or if the user at the terminal agrees."""
+    """Before work is destroyed: go on only with `--yes`, or if the user at the terminal agrees."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Standard input is no terminal, so no user can answer: add --yes.")
+    _ask(question)
+
+
+def confirm_at_terminal(question: str, yes: bool) -> None:
+    """Before work is repeated: ask the user if there is a terminal. Elsewhere, as in a cron job, go on."""
+    if not yes and sys.stdin.isatty():
+        _ask(question)
+
+
+def _ask(question: str) -> None:
     if not ask(question):
         complain("nothing was changed")
         raise click.exceptions.Exit(1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 import fsqueue
+from fsqueue.format import wording
 
 from . import habits
 
@@ -68,6 +70,16 @@ def all_of(conditions: tuple[Condition, ...]) -> Callable[[Item], bool] | None:
         return all(holds(result) for holds in conditions)
 
     return meets_all
+
+
+def in_words(noun: str, named: Sequence[str] | None, path: Path, conditions: tuple[Condition, ...]) -> str:
+    """Return which tasks of a queue a command is about to change. `named`: their ids; None for all."""
+    if named is None:
+        which = f"all {noun}s of {path}"
+    else:
+        which = f"the {wording.counted(len(named), f'named {noun}')} of {path}"
+        which = f"those of {which}" if conditions else which
+    return f"{which} that meet the conditions" if conditions else which
 
 
 def _field(result: fsqueue.Result, path: list[str]) -> Any:

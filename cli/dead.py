@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import click
 
 import fsqueue
-from fsqueue.format import wording
 from fsqueue.views import outcomes
 from fsqueue.views.activity import alike
 
 from .common import (
     brief,
     confirm,
+    confirm_at_terminal,
     example,
     ids_argument,
     json_option,
@@ -24,7 +24,7 @@ from .common import (
     words,
     yes_option,
 )
-from .conditions import Condition, all_of, where_option
+from .conditions import Condition, all_of, in_words, where_option
 from .printing import hint, or_hint, plain, print_json, print_table, quoted, say
 
 EXAMPLES_MAX = 3
@@ -50,10 +50,10 @@ class _Group:
     """Whether all their reasons have the same first line."""
 
 
-@dead.command("list", epilog=example("fsqueue dead list Q\nfsqueue dead list Q --where host=node17 --all"))
+@dead.command("list", epilog=example("fsqueue dead list Q\nfsqueue dead list Q --where host=node17 --each"))
 @queue_argument
 @where_option
-@click.option("--all", "each", is_flag=True, help="Each on a line of its own, not grouped.")
+@click.option("--each", is_flag=True, help="Each on a line of its own, not grouped.")
 @json_option
 def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bool) -> None:
     """List the dead letters of Q, grouped by the first line of their reason; with --json, each.
@@ -97,7 +97,7 @@ def list_(queue: str, conditions: tuple[Condition, ...], each: bool, as_json: bo
 def _say_what_next(path: str, task_id: str) -> None:
     queue = quoted(path)
     hint(
-        f"The whole of one: fsqueue show {queue} {task_id}. Each on a line: fsqueue dead list {queue} --all",
+        f"The whole of one: fsqueue show {queue} {task_id}. Each on a line: fsqueue dead list {queue} --each",
         f"When the cause is mended: fsqueue dead retry {queue}. To drop them for good: fsqueue dead purge {queue}",
     )
 
@@ -110,16 +110,26 @@ def _first_line(letter: fsqueue.DeadLetter) -> str:
 @queue_argument
 @ids_argument
 @where_option
+@yes_option
 @json_option
-def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], as_json: bool) -> None:
-    """Make dead letters of Q waiting tasks again, with all their attempts.
+def retry(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool) -> None:
+    """Make dead letters of Q waiting tasks again, with all their attempts, as 'fsqueue retry Q' does.
 
     Without TASKs and conditions, the command retries all dead letters. With TASKs ('-': from standard input) or
     conditions, it retries only these; with both, those of the TASKs that meet the conditions. The tasks get new ids:
-    'fsqueue show' of an old id tells the new id, and of a new one the old. Exit code 13: there is no such task.
+    'fsqueue show' of an old id tells the new id, and of a new one the old. On a terminal, the command asks first.
+    Exit code 13: there is no such task.
     """
+    retry_letters(queue, ids, conditions, yes, as_json)
+
+
+def retry_letters(
+    queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool
+) -> None:
+    """Retry dead letters: those with these ids that meet the conditions."""
     with queue_at(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
+        confirm_at_terminal(f"Retry {in_words('dead letter', chosen if ids else None, q.path, conditions)}?", yes)
         where = all_of(conditions)
         count = q.retry_dead(chosen, where=where) if ids else q.retry_dead(where=where)
         unknown = outcomes.unknown(q.store, chosen) if chosen else []
@@ -140,13 +150,7 @@ def purge(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], y
     """
     with queue_at(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
-        whose = f"dead letters of {q.path}"
-        if not ids:
-            which = f"all {whose} that meet the conditions" if conditions else f"all {whose}"
-        else:
-            which = f"the {wording.counted(len(chosen), 'named dead letter')} of {q.path}"
-            which = f"those of {which} that meet the conditions" if conditions else which
-        confirm(f"Drop {which} for good?", yes)
+        confirm(f"Drop {in_words('dead letter', chosen if ids else None, q.path, conditions)} for good?", yes)
         where = all_of(conditions)
         count = q.purge_dead(chosen, where=where) if ids else q.purge_dead(where=where)
         unknown = outcomes.unknown(q.store, chosen) if chosen else []

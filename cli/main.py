@@ -33,7 +33,7 @@ GROUPS = {
         "show": ("looking", "Show all about one task, with its history."),
         "results": ("results", "Print results beside their inputs, or write them as CSV, JSON Lines or Parquet."),
         "dead": ("dead", "List, retry or purge dead letters."),
-        "retry": ("results", "Insert completed tasks again, for instance those with a bad result."),
+        "retry": ("results", "Insert dead letters again, or completed tasks, for instance those with a bad result."),
         "workers": ("workers", "List workers: what each holds, whether it is alive; --release-dead."),
         "serve": ("serving", "Serve a queue or a group over HTTP: for other hosts, programs and a browser."),
         "spark": ("spark", "Seed, audit, report, drain, requeue on Spark: queues too large for one machine."),

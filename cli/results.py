@@ -1,4 +1,4 @@
-"""results, retry: completed tasks, their inputs beside their outputs, as a table; or inserted again."""
+"""results, retry: completed tasks and dead letters, their inputs beside their outputs; or inserted again."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fsqueue.views import outcomes
 from .common import (
     UNKNOWN_EXIT,
     brief,
+    confirm_at_terminal,
     example,
     ids_argument,
     json_option,
@@ -24,8 +25,10 @@ from .common import (
     queue_at,
     say_unknown,
     words,
+    yes_option,
 )
-from .conditions import Condition, all_of, where_option
+from .conditions import Condition, all_of, in_words, where_option
+from .dead import retry_letters
 from .printing import Bar, complain, hint, is_screen, print_done, print_json, print_table, say
 
 Columns = list[Sequence[Any]]
@@ -37,14 +40,6 @@ HEADING = ("TASK", "STATE", "ATTEMPTS", "FINISHED", "TOOK", "HOST", "PAYLOAD -> 
 SHOW_EVERY = 256
 """Number of tasks that are looked at between two steps of the bar."""
 UNKEPT_EXIT = 1
-COMPLETED = "completed"
-_INSTEAD = {
-    "dead": "Of dead letters: 'fsqueue dead retry Q'.",
-    "waiting": "They will be executed anyway.",
-    "delayed": "They will be executed anyway.",
-    "leased": "They are being executed.",
-    "cancelled": "Insert them anew.",
-}
 
 
 @click.command(
@@ -165,41 +160,56 @@ def _row(result: fsqueue.Result) -> tuple[str, ...]:
 
 @click.command(
     epilog=example(
-        """fsqueue retry Q --state completed --where 'result.loss>0.5'
-fsqueue retry Q --state completed --where host=node17 --json"""
+        """fsqueue retry Q
+fsqueue retry Q --where error~timeout
+fsqueue retry Q --completed --where 'result.loss>0.5'"""
     )
 )
 @queue_argument
 @ids_argument
-@click.option("--state", type=click.Choice([COMPLETED, *_INSTEAD]), metavar="completed",
-              help="The state that they are in (for dead letters: 'fsqueue dead retry').  [required]")  # fmt: skip
 @where_option
-@click.option("--all", "each", is_flag=True, help="Every completed task.")
+@click.option("--completed", is_flag=True, help="Completed tasks in place of dead letters; which ones must be said.")
+@click.option("--all", "each", is_flag=True, help="With --completed: every completed task.")
+@yes_option
 @json_option
 def retry(
-    queue: str, ids: tuple[str, ...], state: str | None, conditions: tuple[Condition, ...], each: bool, as_json: bool
-) -> None:
-    """Insert completed tasks of Q again, with new ids and all their attempts.
+    queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], completed: bool, each: bool, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Insert dead letters of Q again, the tasks that were given up, with new ids and all their attempts.
 
-    Those that meet the conditions, or the TASKs that are named ('-': from standard input). With both, those of the
-    TASKs that meet the conditions. 'fsqueue results Q --where ...' shows them first. Their payloads come from the
-    history. Each is retried once: type an interrupted command again. 'fsqueue show' of an old one tells the new one,
-    and of a new one the old.
+    Without TASKs and conditions, the command retries all dead letters. With TASKs ('-': from standard input) or
+    conditions, it retries only these; with both, those of the TASKs that meet the conditions. On a terminal, it asks
+    first.
 
-    Exit code 1: the payloads of some are not kept. Exit code 13: there is no such task.
+    With --completed it inserts completed tasks again: those of the TASKs, those that meet the conditions, or with --all
+    every one. 'fsqueue results Q --where ...' shows them first. Their payloads come from the history. Each is retried
+    once: type an interrupted command again.
+
+    'fsqueue show' of an old task tells the new one, and of a new one the old.
+
+    Exit code 1: the payloads of some completed tasks are not kept. Exit code 13: there is no such task.
     """
-    if state is None:
-        typed = "--all, of which state" if each else "--where, of which state" if conditions else "Which tasks"
-        raise click.UsageError(
-            f"{typed}? Those that were given up: 'fsqueue dead retry Q'. Completed ones, to execute them again: "
-            f"'fsqueue retry Q --state {COMPLETED}' with TASKs, --where or --all."
-        )
-    if state != COMPLETED:
-        raise click.UsageError(f"Only completed tasks are retried here, not {state} ones. {_INSTEAD[state]}")
+    if not completed:
+        if each:
+            raise click.UsageError(
+                "--all is for --completed. 'fsqueue retry Q' retries all dead letters, 'fsqueue retry Q --completed "
+                "--all' every completed task."
+            )
+        retry_letters(queue, ids, conditions, yes, as_json)
+        return
     if each == bool(ids or conditions):
         raise click.UsageError("Say which completed tasks: TASKs, --where, or else --all.")
+    _retry_completed(queue, ids, conditions, yes, as_json)
+
+
+def _retry_completed(
+    queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool
+) -> None:
+    chosen, holds = list(dict.fromkeys(words(ids))), all_of(conditions)
     with queue_at(queue) as q, Bar("retry", " tasks") as progress:
-        chosen, holds = list(dict.fromkeys(words(ids))), all_of(conditions)
+        which = in_words("completed task", chosen if ids else None, q.path, conditions)
+        confirm_at_terminal(f"Execute {which} once more?", yes)
         total, looked_at = q.status(exact=False).completed, 0
 
         def where(result: fsqueue.Result) -> bool:

@@ -14,7 +14,7 @@ from fsqueue.format import wording
 
 from .common import (
     FINDINGS_EXIT,
-    confirm,
+    confirm_at_terminal,
     example,
     json_option,
     queue_argument,
@@ -248,10 +248,13 @@ def _function(name: str) -> Callable[[Any], Any]:
 @spark_options
 @json_option
 def requeue(queue: str, sql: str, yes: bool, connect: Connect, as_json: bool) -> None:
-    """Put the dead tasks of Q that match a condition back into Q, with new ids and no attempts used."""
+    """Put the dead tasks of Q that match a condition back into Q, with new ids and no attempts used.
+
+    On a terminal, the command asks first.
+    """
     import fsqueue.spark as jobs
 
-    confirm(f"Put the dead tasks of {queue} back for which {sql} holds?", yes)
+    confirm_at_terminal(f"Put the dead tasks of {queue} back for which {sql} holds?", yes)
     retried = jobs.requeue(connect(), queue, sql)
     line = f"{wording.counted(retried, 'task')} {'was' if retried == 1 else 'were'} put back"
     print_done(as_json, {"retried": retried}, line)

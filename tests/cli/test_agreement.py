@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 import pytest
 from fsqueue_cli.common import DEAD_EXIT, FINDINGS_EXIT, NOTHING_EXIT, TIMEOUT_EXIT
@@ -10,6 +12,7 @@ from fsqueue_cli.running import EXCLUDED, FAILURES
 
 from fsqueue import Queue, errors
 from tests.cli.conftest import Run
+from tests.cli.terminal import Terminal
 from tests.cli.test_options import OPTIONS
 
 pytestmark = pytest.mark.once
@@ -56,3 +59,48 @@ def test_where_has_the_same_fields_in_all_commands(fsqueue_cli: Run, queue: Queu
     }
     [text] = said
     assert ", ".join(FIELDS) in text
+
+
+DESTROYS = {
+    "cancel": ["--where", "payload>=0"], "dead purge": [], "delete": [], "purge": [], "release-all": [],
+}  # fmt: skip
+REPEATS = {"retry", "dead retry", "spark requeue"}
+
+
+def test_only_what_destroys_or_repeats_work_asks() -> None:
+    assert {name for name, option in OPTIONS if "--yes" in option.opts} == {*DESTROYS, *REPEATS}
+    assert {tuple(option.opts) for _, option in OPTIONS if option.name == "yes"} == {("--yes", "-y")}
+
+
+@pytest.mark.parametrize("name", DESTROYS)
+def test_what_destroys_work_refuses_where_no_user_can_answer(fsqueue_cli: Run, mixed: Queue, name: str) -> None:
+    before = mixed.status()
+    said = fsqueue_cli(*name.split(), mixed.path, *DESTROYS[name], code=2).stderr
+    assert "Standard input is no terminal, so no user can answer: add --yes." in said
+    assert mixed.status() == before
+    fsqueue_cli(*name.split(), mixed.path, *DESTROYS[name], "-y")
+    assert not mixed.path.exists() or mixed.status() != before
+
+
+@pytest.mark.parametrize("name", [*DESTROYS, "retry", "dead retry", "retry --completed --all"])
+def test_on_a_terminal_all_of_them_ask(mixed: Queue, name: str) -> None:
+    before = mixed.status()
+    screen = Terminal(*name.split(), mixed.path, *DESTROYS.get(name, []), columns=300)
+    try:
+        screen.read(lambda text: "[y/N]:" in text)
+        os.write(screen.main, b"n\n")
+        code, text = screen.end()
+    finally:
+        screen.close()
+    assert code == 1
+    assert "nothing was changed" in text
+    assert mixed.status() == before
+
+
+@pytest.mark.parametrize(("name", "waiting"), [("retry", 1), ("dead retry", 1), ("retry --completed --all", 3)])
+def test_what_repeats_work_goes_on_where_no_user_can_answer(
+    fsqueue_cli: Run, mixed: Queue, name: str, waiting: int
+) -> None:
+    before = mixed.status().waiting
+    fsqueue_cli(*name.split(), mixed.path)
+    assert mixed.status().waiting == before + waiting

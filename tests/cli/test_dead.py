@@ -40,7 +40,7 @@ def test_list_groups_by_reason(fsqueue_cli: Run, buried: Queue) -> None:
     assert "\x1b" not in "".join(lines)
 
 
-@pytest.mark.parametrize("more", [(), ("--all",)])
+@pytest.mark.parametrize("more", [(), ("--each",)])
 def test_an_empty_list_says_so_on_standard_error(fsqueue_cli: Run, buried: Queue, more: tuple[str, ...]) -> None:
     done = fsqueue_cli("dead", "list", buried.path, "--where", "error~nothing", *more)
     assert (done.stdout, done.stderr) == ("", f"no dead letter of {buried.path} meets the conditions\n")
@@ -52,7 +52,7 @@ def test_an_empty_list_says_so_on_standard_error(fsqueue_cli: Run, buried: Queue
 
 def test_a_list_ends_with_what_to_type_next(fsqueue_cli: Run, buried: Queue) -> None:
     said = fsqueue_cli("dead", "list", buried.path).stderr
-    for command in re.findall(r"fsqueue (show|dead list|dead retry) (\S+)((?: [0-9a-f]+\.\d+| --all)?)", said):
+    for command in re.findall(r"fsqueue (show|dead list|dead retry) (\S+)((?: [0-9a-f]+\.\d+| --each)?)", said):
         verb, path, more = command
         fsqueue_cli(*verb.split(), path.rstrip("."), *more.split())
     assert (buried.status().waiting, buried.status().dead) == (5, 0)
@@ -78,7 +78,7 @@ def test_exit_statuses_are_no_mere_numbers(fsqueue_cli: Run, queue: Queue) -> No
 
 
 def test_list_each_and_as_json(fsqueue_cli: Run, buried: Queue) -> None:
-    assert len(fsqueue_cli("dead", "list", buried.path, "--all").stdout.splitlines()) == 5
+    assert len(fsqueue_cli("dead", "list", buried.path, "--each").stdout.splitlines()) == 5
     letters = [json.loads(line) for line in fsqueue_cli("dead", "list", buried.path, "--json").stdout.splitlines()]
     assert {letter["payload"]["n"] for letter in letters} == {0, 1, 2, 3, 4}
     assert all(letter["worker"]["pid"] and letter["at"] for letter in letters)

@@ -150,10 +150,10 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("show",): [["Q", "WAITING"], ["Q", "LEASED"], ["Q", "COMPLETED"], ["Q", "DEAD"], ["Q", "FAILED"], ["Q", "BYTES"]],
     ("results",): [["Q"], ["Q", "--failed"], ["Q", "--where", EVIL], ["Q", f"{EVIL}.csv"], ["Q", EVIL]],
     ("retry",): [
-        ["Q", "--state", "completed", "--all"], ["Q", "--state", "completed", "--where", EVIL],
+        ["Q", "--completed", "--all"], ["Q", "--completed", "--where", EVIL],
         ["Q", "--state", "completed", EVIL], ["Q", "--state", "completed", "COMPLETED"],
     ],
-    ("dead", "list"): [["Q"], ["Q", "--all"], ["Q", "--where", EVIL], ["Q", "--where", f"error~{EVIL}("]],
+    ("dead", "list"): [["Q"], ["Q", "--each"], ["Q", "--where", EVIL], ["Q", "--where", f"error~{EVIL}("]],
     ("dead", "retry"): [["Q"], ["Q", EVIL], ["Q", "DEAD"], ["Q", "-"]],
     ("dead", "purge"): [["Q"], ["Q", "--yes"], ["Q", "DEAD", "--yes"]],
     ("lease",): [["Q", "-n", "9"], ["Q", "--tokens"], ["Q", "--worker", EVIL]],

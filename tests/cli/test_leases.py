@@ -232,7 +232,7 @@ def test_bytes_are_printed_as_they_stand_in_the_file(fsqueue_cli: Run, queue_fac
         queue.attach(task["token"]).bury("no")
         found = json.loads(fsqueue_cli("dead", "list", queue.path, "--json").stdout)
         assert (found[key], len({"payload", "b64"} & found.keys())) == (shown, 1)
-        assert f" {text} " in fsqueue_cli("dead", "list", queue.path, "--all").stdout
+        assert f" {text} " in fsqueue_cli("dead", "list", queue.path, "--each").stdout
         assert queue.purge_dead() == 1
 
 

@@ -83,7 +83,7 @@ def test_a_task_file_that_nests_too_deep_keeps_nothing_from_working(
     assert [reason for reason in reasons if "unreadable" in reason] == [
         "unreadable: its line in the task file is damaged"
     ]
-    fsqueue_cli("dead", "list", queue.path, "--all")
+    fsqueue_cli("dead", "list", queue.path, "--each")
     fsqueue_cli("dead", "purge", queue.path, "--where", "error~unreadable", "--yes")
     fsqueue_cli("dead", "retry", queue.path)
     fsqueue_cli("bury", queue.path, json.loads(fsqueue_cli("lease", queue.path).stdout)["token"], "--reason", "x")

@@ -25,7 +25,7 @@ def fill(queue: Queue, *given: Any) -> list[str]:
 
 def test_a_condition_chooses_and_repeating_changes_nothing(fsqueue_cli: Run, queue: Queue) -> None:
     fill(queue, "a", "bb", "ccc")
-    command = ("retry", queue.path, "--state", "completed", "--where", "result.loss>1")
+    command = ("retry", queue.path, "--completed", "--where", "result.loss>1")
     assert fsqueue_cli(*command).stdout == "2\n"
     assert sorted(task.payload for task in queue.tasks()) == ["bb", "ccc"]
     again = fsqueue_cli(*command)
@@ -39,7 +39,7 @@ def test_a_condition_chooses_and_repeating_changes_nothing(fsqueue_cli: Run, que
 def test_show_of_the_old_one_tells_the_new_one(fsqueue_cli: Run, queue: Queue) -> None:
     [old] = fill(queue, "a")
     assert "settled" not in json.loads(fsqueue_cli("show", queue.path, old, "--json").stdout)
-    fsqueue_cli("retry", queue.path, old, "--state", "completed")
+    fsqueue_cli("retry", queue.path, old, "--completed")
     [new] = queue.tasks()
     shown = json.loads(fsqueue_cli("show", queue.path, old, "--json").stdout)
     assert (shown["state"], shown["settled"], shown["retried_as"]) == ("completed", "retried", new.id)
@@ -48,7 +48,7 @@ def test_show_of_the_old_one_tells_the_new_one(fsqueue_cli: Run, queue: Queue) -
 
 def test_show_of_the_new_one_tells_the_old_one(fsqueue_cli: Run, queue: Queue) -> None:
     [old] = fill(queue, "a")
-    fsqueue_cli("retry", queue.path, old, "--state", "completed")
+    fsqueue_cli("retry", queue.path, old, "--completed")
     [new] = queue.tasks()
     shown = fsqueue_cli("show", queue.path, new.id).stdout
     assert f"  insert    repeats {old}\n" in shown
@@ -59,45 +59,41 @@ def test_show_of_the_new_one_tells_the_old_one(fsqueue_cli: Run, queue: Queue) -
 
 def test_tasks_without_a_payload_are_named_with_what_to_do(fsqueue_cli: Run, queue: Queue) -> None:
     [_, long] = fill(queue, "a", "x" * 2000)
-    done = fsqueue_cli("retry", queue.path, "--state", "completed", "--all", code=1)
+    done = fsqueue_cli("retry", queue.path, "--completed", "--all", code=1)
     assert done.stdout == "1\n"
     assert f"{long}: its payload is not kept" in done.stderr
     assert "1 task cannot be retried: the payload is not kept. Insert them anew" in done.stderr
     assert "fsqueue set Q keep_payloads=BYTES" in done.stderr
-    told = fsqueue_cli("retry", queue.path, "--state", "completed", "--all", "--json", code=1)
+    told = fsqueue_cli("retry", queue.path, "--completed", "--all", "--json", code=1)
     assert json.loads(told.stdout) == {"retried": 0, "repeated": 1, "unkept": 1, "unkept_ids": [long]}
 
 
 def test_tasks_that_are_unknown_are_named(fsqueue_cli: Run, queue: Queue) -> None:
     [known] = fill(queue, "a")
     unknown = f"{'0' * 32}.0"
-    done = fsqueue_cli("retry", queue.path, unknown, "-", "--state", "completed", code=13, input=f"{known}\n")
+    done = fsqueue_cli("retry", queue.path, unknown, "-", "--completed", code=13, input=f"{known}\n")
     assert done.stdout == "1\n"
     assert f"{unknown}: neither the queue nor its history has this task" in done.stderr
-    told = json.loads(fsqueue_cli("retry", queue.path, unknown, "--state", "completed", "--json", code=13).stdout)
+    told = json.loads(fsqueue_cli("retry", queue.path, unknown, "--completed", "--json", code=13).stdout)
     assert told == {"retried": 0, "repeated": 0, "unkept": 0, "unkept_ids": [], "unknown": [unknown]}
 
 
 def test_a_queue_without_a_history_says_so(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
     queue = queue_factory(keep_history=False)
     fill(queue, "a")
-    done = fsqueue_cli("retry", queue.path, "--state", "completed", "--all")
+    done = fsqueue_cli("retry", queue.path, "--completed", "--all")
     assert (done.stdout, "forgets completed tasks at once" in done.stderr) == ("0\n", True)
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ((), "Which tasks? Those that were given up: 'fsqueue dead retry Q'. Completed"),
-        (("--all",), "--all, of which state? Those that were given up: 'fsqueue dead retry Q'. Completed"),
-        (("--where", "result.loss>1"), "--where, of which state? Those that were given up: 'fsqueue dead retry Q'."),
-        ((), "Those that were given up: 'fsqueue dead retry Q'. Completed ones, to execute them again: 'fsqueue"),
-        (("--state", "dead"), "fsqueue dead retry Q"),
-        (("--state", "leased"), "They are being executed"),
-        (("--state", "completed"), "or else --all"),
-        (("--state", "completed", "--all", "--where", "result.loss>1"), "or else --all"),
-        (("--state", "completed", "--where", "reason~x"), "is not a condition"),
-        (("--state", "completed", "nonsense"), "not a task id"),
+        (("--all",), "--all is for --completed"),
+        (("--state", "completed"), "No such option '--state'"),
+        (("--completed",), "or else --all"),
+        (("--completed", "--all", "--where", "result.loss>1"), "or else --all"),
+        (("--completed", "--where", "loss~x"), "is not a condition"),
+        (("--completed", "nonsense"), "not a task id"),
     ],
 )
 def test_wrong_use_changes_nothing(fsqueue_cli: Run, queue: Queue, more: tuple[str, ...], said: str) -> None:
@@ -110,21 +106,35 @@ def test_wrong_use_changes_nothing(fsqueue_cli: Run, queue: Queue, more: tuple[s
 def test_no_ids_on_standard_input_are_none_and_not_all(fsqueue_cli: Run, queue: Queue, more: tuple[str, ...]) -> None:
     """As from a search that has found nothing."""
     fill(queue, "a", "b")
-    assert fsqueue_cli("retry", queue.path, "-", "--state", "completed", *more, input="\n").stdout == "0\n"
+    assert fsqueue_cli("retry", queue.path, "-", "--completed", *more, input="\n").stdout == "0\n"
     assert queue.status().inserted == 2
 
 
 def test_ids_and_conditions_choose_what_meets_both(fsqueue_cli: Run, queue: Queue) -> None:
     ids = fill(queue, "a", "bb", "ccc")
-    fsqueue_cli("retry", queue.path, *ids[:2], "--state", "completed", "--where", "result.loss>1")
+    fsqueue_cli("retry", queue.path, *ids[:2], "--completed", "--where", "result.loss>1")
     assert [task.payload for task in queue.tasks()] == ["bb"]
 
 
 def test_an_unknown_task_counts_for_more_than_payloads_that_are_not_kept(fsqueue_cli: Run, queue: Queue) -> None:
     ids, unknown = fill(queue, *(f"{number:2000}" for number in range(23))), f"{'0' * 32}.0"
-    done = fsqueue_cli("retry", queue.path, *ids, unknown, "--state", "completed", code=13)
+    done = fsqueue_cli("retry", queue.path, *ids, unknown, "--completed", code=13)
     assert done.stdout == "0\n"
     assert done.stderr.count(": its payload is not kept\n") == 20
     assert "ids not shown: 3\n" in done.stderr
     assert "23 tasks cannot be retried" in done.stderr
     assert f"{unknown}: neither the queue nor its history" in done.stderr
+
+
+def test_without_completed_it_retries_what_failed(fsqueue_cli: Run, queue: Queue) -> None:
+    fill(queue, "a")
+    queue.insert_many(["b", "cc", "ddd"], batch_tasks=1)
+    ids = {}
+    for task in queue.lease(3):
+        ids[task.payload] = task.id
+        task.bury(f"too long: {len(task.payload)}")
+    assert fsqueue_cli("retry", queue.path, ids["b"]).stdout == "1\n"
+    assert fsqueue_cli("retry", queue.path, "--where", "error~3").stdout == "1\n"
+    assert json.loads(fsqueue_cli("retry", queue.path, "--json").stdout) == {"retried": 1}
+    assert sorted(task.payload for task in queue.tasks()) == ["b", "cc", "ddd"]
+    assert queue.status().completed == 1

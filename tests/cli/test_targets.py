@@ -70,7 +70,7 @@ def test_every_command_says_what_it_takes() -> None:
 ARGUMENTS = {
     "bury": "{token} --reason x", "cancel": "{id} -y", "complete": "{token}", "dead purge": "-y", "delete": "-y",
     "fail": "{token} --reason x", "insert": "--task 1", "purge": "-y", "release": "{token}", "release-all": "-y",
-    "renew": "{token}", "retry": "--state completed --all", "run": "--max-tasks 1 --idle-timeout 0.01 -- true",
+    "renew": "{token}", "retry": "--completed --all", "run": "--max-tasks 1 --idle-timeout 0.01 -- true",
     "show": "{id}", "update": "--insert a=1", "wait": "--timeout 0",
 }  # fmt: skip
 """What else each command is given."""

@@ -222,7 +222,7 @@ def test_letters_that_are_hidden_are_not_none(queue: Queue, place: str, kind: An
 
 
 @pytest.mark.parametrize("place", ["letters", "a file of letters"])
-@pytest.mark.parametrize("command", ["list", "list --json", "list --all", "retry", "purge --yes"])
+@pytest.mark.parametrize("command", ["list", "list --json", "list --each", "retry", "purge --yes"])
 def test_a_command_about_letters_names_the_place(fsqueue_cli: Run, queue: Queue, place: str, command: str) -> None:
     queue.insert("dead")
     queue.lease()[0].bury("no")
