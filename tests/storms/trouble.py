@@ -56,7 +56,7 @@ class Trouble:
         number = self.counts["calls"]
         if number % FORK_EVERY == 0:
             return self._forking(kind, act)
-        if number % INTERRUPT_EVERY == 0:
+        if number % INTERRUPT_EVERY == 2:
             return self._interrupted(kind, act)
         begun = time.perf_counter()
         try:

@@ -27,9 +27,14 @@ def _is_known(more: dict[str, Any]) -> bool:
 
 
 class Truth:
-    """What has become of each task, as the queues say."""
+    """What has become of each task, as the queues say.
 
-    def __init__(self, group: Group) -> None:
+    A process that is killed while it finishes a batch may take the payloads with it (docs/design.md, section 4.9): what
+    task that was is known by the journals of those who have leased it, or looked it up.
+    """
+
+    def __init__(self, group: Group, written: Read) -> None:
+        births = {task: (by, number) for call in written.calls.values() for task, by, number in _named(call)}
         self.tasks: dict[str, TaskInfo] = {}
         self.by_birth: dict[tuple[str, int], list[TaskInfo]] = defaultdict(list)
         for queue in group.queues(tasks_min=0):
@@ -37,7 +42,9 @@ class Truth:
                 for info in queue.tasks(state):
                     assert info.id not in self.tasks, f"{info.id} is there twice"
                     self.tasks[info.id] = info
-                    self.by_birth[info.payload["by"], info.payload["i"]].append(info)
+                    payload = info.payload
+                    birth = (payload["by"], payload["i"]) if payload is not None else births[info.id]
+                    self.by_birth[birth].append(info)
 
     def is_ended(self, task: str, state: str, call: str) -> bool:
         """Return whether a call has ended a task so."""
@@ -47,6 +54,12 @@ class Truth:
         if state == "completed":
             return bool(info.result["by"] == call)
         return state == "cancelled" or info.error == call
+
+
+def _named(call: Call) -> Iterator[list[Any]]:
+    """Yield the tasks that a call has named: the id, and by whom, and as which one of the call, it was inserted."""
+    for kind in ("complete", "bury", "cancel", "replace"):
+        yield from (one[:3] for one in call.effects.get(kind, ()))
 
 
 def judge(group: Group, notes: Path) -> tuple[dict[str, int], list[str]]:
@@ -61,7 +74,8 @@ def judge(group: Group, notes: Path) -> tuple[dict[str, int], list[str]]:
         with mock.patch.object(finishing, "LINGER_MS", 0):
             check_sound(queue)
     wrong += [f"fsck of the group: {finding}" for finding in group.fsck()]
-    written, truth = read(notes), Truth(group)
+    written = read(notes)
+    truth = Truth(group, written)
     wrong += [f"{who}: {what} {more}" for _, who, what, more in written.said if what in ODD and not _is_known(more)]
     wrong += _of_children(written)
     retried = {task for call in written.calls.values() for task in call.effects.get("retry", ())}
@@ -80,7 +94,7 @@ def _evidence(call: Call, truth: Truth) -> Iterator[tuple[str, bool]]:
         found = truth.by_birth.get((call.name, number), [])
         yield f"insert of {number} into {queue}", bool(found)
     for kind, state in (("complete", "completed"), ("bury", "dead")):
-        for _, task in call.effects.get(kind, ()):
+        for task, *_ in call.effects.get(kind, ()):
             yield f"{kind} {task}", truth.is_ended(task, state, call.name)
 
 
@@ -106,7 +120,7 @@ def _of_call(call: Call, truth: Truth, retried: set[str]) -> Iterator[str]:
     if call.effects.get("whole", True) and call.told not in (DONE, REFUSED) and missing and _happened(call, truth):
         yield f"{call}: half of it has happened, and not {missing}"
     if _happened(call, truth):
-        for _, task in call.effects.get("cancel", ()):
+        for task, *_ in call.effects.get("cancel", ()):
             if task not in truth.tasks or truth.tasks[task].state != "cancelled":
                 yield f"{call} has happened, but {task} is not cancelled: {truth.tasks.get(task)}"
 
@@ -123,9 +137,9 @@ def _of_births(written: Read, truth: Truth, happened: list[Call]) -> Iterator[st
     for info in truth.tasks.values():
         if info.state == "completed":
             call = written.calls.get(info.result["by"])
-            if call is None or info.id not in [task for _, task in call.effects.get("complete", ())]:
+            if call is None or info.id not in [task for task, *_ in call.effects.get("complete", ())]:
                 yield f"{info} was completed by {call}"
-    cancelled = Counter(task for call in happened for _, task in call.effects.get("cancel", ()))
+    cancelled = Counter(task for call in happened for task, *_ in call.effects.get("cancel", ()))
     for task, times in cancelled.items():
         if times > 1:
             yield f"{task} was cancelled {times} times"
@@ -138,10 +152,11 @@ def _of_changes(written: Read, truth: Truth, happened: list[Call]) -> Iterator[s
     """Yield which tasks have not been replaced once by each call that has replaced them."""
     versions: dict[tuple[str, int], list[int]] = defaultdict(list)
     for call in happened:
-        for _, _, by, number, version in call.effects.get("replace", ()):
+        for _, by, number, version in call.effects.get("replace", ()):
             versions[by, number].append(version)
     for birth, found in truth.by_birth.items():
-        if sorted(versions[birth]) != list(range(1, found[0].payload["r"] + 1)):
+        last = found[0].payload["r"] if found[0].payload is not None else len(versions[birth])
+        if sorted(versions[birth]) != list(range(1, last + 1)):
             yield f"{found[0]} was replaced by {sorted(versions[birth])}"
 
 

@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -294,7 +294,7 @@ class Actor:
                     update.replace(seen, _next_of(seen))
                 update.insert("done", self._payloads(call, 1)[0])
 
-        change = {"cancel": [[seen.queue, seen.id]]} if is_cancel else {"replace": [_replaced(seen)]}
+        change = _ends("cancel", [seen]) if is_cancel else {"replace": [_replaced(seen)]}
         self.call("change", act, lambda call: {**_inserts(call, "done", 1), **change})
 
     def count(self) -> None:
@@ -323,7 +323,7 @@ class Actor:
             self.call(
                 "count",
                 act_held,
-                lambda call, task=task: {**_inserts(call, "done", 1), "replace": [_replaced(task, COUNTER)]},
+                lambda call, task=task: {**_inserts(call, "done", 1), "replace": [_replaced(task)]},
             )
             self.call("release", lambda _, task=task: task.release())
 
@@ -369,16 +369,16 @@ def _inserts(call: str, queue: str, count: int) -> dict[str, Any]:
     return {"insert": [[queue, number] for number in range(count)]}
 
 
-def _ends(kind: str, tasks: list[LeasedTask]) -> dict[str, Any]:
-    return {kind: [[None, task.id] for task in tasks]}
+def _ends(kind: str, tasks: Sequence[LeasedTask | TaskInfo]) -> dict[str, Any]:
+    return {kind: [[task.id, task.payload["by"], task.payload["i"]] for task in tasks]}
 
 
 def _next_of(task: TaskInfo | LeasedTask) -> dict[str, Any]:
     return {**task.payload, "r": task.payload["r"] + 1}
 
 
-def _replaced(task: TaskInfo | LeasedTask, queue: str | None = None) -> list[Any]:
-    return [queue, task.id, task.payload["by"], task.payload["i"], task.payload["r"] + 1]
+def _replaced(task: TaskInfo | LeasedTask) -> list[Any]:
+    return [task.id, task.payload["by"], task.payload["i"], task.payload["r"] + 1]
 
 
 # -- processes -----------------------------------------------------------------------------------------
