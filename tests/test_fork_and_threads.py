@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import ForkedChild, FsqueueError, LeasedTask, LeaseLost, Queue, StorageError, Task, Worker, forks
+from fsqueue import ForkedChild, FsqueueError, Group, LeasedTask, LeaseLost, Queue, StorageError, Task, Worker, forks
 from fsqueue.clock import Entropy
 from fsqueue.filesystem import Filesystem, resources
 from fsqueue.protocol import encoding
@@ -541,6 +541,23 @@ def test_a_child_of_the_payloads_inserts_nothing(queue: Queue, end: str, keys: b
     ending(lambda: queue.insert_many(stream, batch_tasks=1))
     assert statuses == [expected]
     assert sorted(info.payload for info in queue.tasks()) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("end", ENDS)
+def test_a_child_of_the_payloads_of_an_update_applies_nothing(tmp_path: Path, end: str) -> None:
+    group = Group.create(tmp_path / "group", shards=1)
+    act, expected = ENDS[end]
+    statuses: list[int] = []
+
+    def insert() -> None:
+        update = group.update()
+        update.insert_many("q", forks_in(["a", "b", "c"], act, statuses))
+        update.apply()
+
+    ending(insert)
+    assert statuses == [expected]
+    assert sorted(info.payload for info in group["q"].tasks()) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("end", ENDS)

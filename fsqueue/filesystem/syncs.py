@@ -5,26 +5,35 @@ A journaling filesystem writes together what it is asked for together: two syncs
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from fsqueue import forks
+from fsqueue.errors import ForkedChild, ForkedInCall
 
 AT_ONCE_MAX = 16
 """Maximum number of syncs that run at the same time."""
+FORK_LOOK_S = 0.2
+"""How long a child that a signal handler has forked waits at most for the threads of its parent."""
 
 
-class _Failures:
-    """What calls of several threads have raised."""
+class _Calls:
+    """Calls that several threads make, and what these have raised."""
 
     def __init__(self) -> None:
-        self.found: list[BaseException] = []
+        self.raised: list[BaseException] = []
+        self.ended: SimpleQueue[None] = SimpleQueue()
+        """Has an item for each thread that has ended."""
 
-    def of(self, calls: Sequence[Callable[[], object]]) -> None:
+    def make(self, calls: Sequence[Callable[[], object]]) -> None:
         """Make calls, one after the other. Note what they raise."""
         for call in calls:
             try:
                 call()
             except BaseException as error:
-                self.found.append(error)
+                self.raised.append(error)
+        self.ended.put(None)
 
 
 def at_once(calls: Sequence[Callable[[], object]]) -> None:
@@ -33,24 +42,32 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
 
     The threads end with their calls: an idle one would be in the way of a fork. If this thread is interrupted, the
     others end their calls by themselves, so each call must hold what it uses. Without threads (EAGAIN) the calls are
-    made here.
+    made here. `threading.Thread` waits without end in a child that a signal handler forks while it starts or joins, and
+    its `start` turns what a signal handler raises into a KeyError.
     """
-    failures, started = _Failures(), list[threading.Thread]()
+    process, all_calls, threads = forks.depth, _Calls(), 0
     own: list[Callable[[], object]] = []
     for place in range(min(AT_ONCE_MAX, len(calls))):
         mine = calls[place::AT_ONCE_MAX]
         if not place:
             own += mine
             continue
-        thread = threading.Thread(target=failures.of, args=(mine,), name="fsqueue-sync", daemon=True)
         try:
-            thread.start()
+            _thread.start_new_thread(all_calls.make, (mine,))
         except RuntimeError:
             own += mine
         else:
-            started.append(thread)
-    failures.of(own)
-    for thread in started:
-        thread.join()
-    if failures.found:
-        raise min(failures.found, key=lambda error: isinstance(error, Exception))
+            threads += 1
+    all_calls.make(own)
+    ended = 0
+    while ended <= threads:
+        try:
+            all_calls.ended.get(timeout=FORK_LOOK_S)
+        except Empty:
+            pass
+        else:
+            ended += 1
+        if forks.depth != process:  # these threads are the parent's
+            raise ForkedInCall(ForkedChild("a call"))
+    if all_calls.raised:
+        raise min(all_calls.raised, key=lambda error: isinstance(error, Exception))

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from fsqueue import forks
 from fsqueue.arguments import one_task, payloads_of, refuse, results_of
 from fsqueue.clock import duration_ms
-from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge, said, text_of
+from fsqueue.errors import ForkedInCall, InvalidArgument, InvalidTask, TaskTooLarge, said, text_of
 from fsqueue.filesystem import resources
 from fsqueue.format import names, task_file
 from fsqueue.format.decisions import OPERATIONS_MAX
@@ -117,8 +117,8 @@ class PendingUpdate(ABC, Generic[Q, P]):
             tasks = [
                 _encoded(item, index, encoding.NOW) for index, item in enumerate(payloads_of(payloads, "insert_many"))
             ]
-        except UserCodeError as foreign:
-            raise foreign.error from None
+        except (UserCodeError, ForkedInCall) as carried:
+            raise carried.error from None
         plan = self._plan_for(queue, len(tasks))
         for task in tasks:
             plan.insert(task)

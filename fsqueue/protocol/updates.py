@@ -289,8 +289,8 @@ class _Try:
                 raise
             decision = self._settle(file.name, error)
             self._give(decision.outcome)
-            if not isinstance(error, Exception):
-                raise
+            if not isinstance(error, (OSError, FsqueueError)):
+                raise  # that of a signal handler: it ends the call, whatever is decided
             if decision.outcome == "abort":
                 raise _Anew(str(error)) from error
         else:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
+import os
+import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import pytest
 
+from fsqueue.errors import ForkedInCall
 from fsqueue.filesystem import syncs
+from tests.concurrency.processes import Child
 from tests.waiting import PATIENCE_S
 
 
@@ -54,6 +62,61 @@ def test_many_are_made_by_a_few_threads() -> None:
 
 def test_where_no_thread_can_be_started_all_are_made_here() -> None:
     threads: list[int] = []
-    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+    with mock.patch.object(_thread, "start_new_thread", side_effect=RuntimeError("can't start new thread")):
         syncs.at_once([lambda: threads.append(threading.get_ident())] * 3)
     assert threads == [threading.get_ident()] * 3
+
+
+@contextmanager
+def handled(handler: Callable[..., object]) -> Iterator[Callable[[], None]]:
+    """Yield what sends this thread a signal, to be handled so."""
+    before, me = signal.signal(signal.SIGUSR1, handler), threading.get_ident()
+    try:
+        yield lambda: signal.pthread_kill(me, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_signal_handler_raises_behind_the_start_of_a_thread_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, start = threading.Event(), _thread.start_new_thread
+
+    def interrupted(*args: Any) -> None:
+        start(*args)
+        assert runs.wait(PATIENCE_S)
+        raise ValueError("of a signal handler")
+
+    monkeypatch.setattr(threading, "_start_new_thread", interrupted)  # where threading.Thread would have it
+    monkeypatch.setattr(_thread, "start_new_thread", interrupted)
+    with pytest.raises(ValueError, match="of a signal handler"):
+        syncs.at_once([runs.set, runs.set])
+
+
+def test_a_child_that_a_signal_handler_forks_does_not_wait_for_its_parents_threads() -> None:
+    def round_() -> int:
+        children: list[int] = []
+        forked = threading.Event()
+
+        def forks(*_: object) -> None:
+            pid = os.fork()
+            if pid:
+                children.append(pid)
+                forked.set()
+
+        def call() -> None:
+            send()
+            forked.wait(PATIENCE_S)  # so it is under way when the child begins
+
+        with handled(forks) as send:
+            try:
+                syncs.at_once([lambda: None, call])
+            except ForkedInCall:
+                os._exit(7)
+            [child] = children
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    for _ in range(20):
+        child = Child(round_)
+        try:
+            assert child.result() == 7
+        finally:
+            child.close()

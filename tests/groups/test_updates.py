@@ -928,6 +928,26 @@ def test_the_order_of_syncs(tmp_path: Path) -> None:
     assert said.count("sync .updates") == 2  # its name, and the decision
 
 
+@pytest.mark.parametrize("where", ["write", "unlock"])
+def test_what_a_signal_handler_raises_comes_out_though_the_update_is_decided(tmp_path: Path, where: str) -> None:
+    group, token = begun(tmp_path / "group", over_three)
+    raised: list[str] = []
+
+    def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        found = call(*args)
+        if step == where and not raised and "/.updates/" in os.readlink(f"/proc/self/fd/{args[0]}"):
+            decided = b'"op":"commit"' in b"".join(path.read_bytes() for path in files_of(group))
+            if decided:
+                raised.append(step)
+                raise RuntimeError("of a signal handler")
+        return found
+
+    with trapped(group.path, trap) as mine, pytest.raises(RuntimeError, match="of a signal handler"):
+        over_three(mine, token)
+    assert raised == [where]
+    assert has_happened(group, over_three)
+
+
 def test_its_logs_are_synced_at_the_same_time(tmp_path: Path) -> None:
     """And so an update over any number of queues waits for two syncs in a row: of its logs, and of the decision."""
     group, token = begun(tmp_path / "group", over_three)
