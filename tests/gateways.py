@@ -75,6 +75,11 @@ class RealGateway:
         assert self._process.stdout is not None
         assert "fsqueue serves" in self._process.stdout.readline()
 
+    @property
+    def pid(self) -> int:
+        """Return the number of its process."""
+        return self._process.pid
+
     def send(self, number: signal.Signals) -> None:
         """Send it a signal."""
         self._process.send_signal(number)

@@ -33,6 +33,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/worker/test_attempts.py", "test_every_attempt_is_executed_however_slow_syncs_are"): "a slow disk",
     # What is compared is an order in time, or a time with its bounds: none is too late.
     ("tests/concurrency/test_keys.py", "test_many_inserters_and_workers"): "in which order processes acted",
+    ("tests/storms/hops.py", "Asker._in_time"): "which came first, the answer or the end of what it may take",
     ("tests/peers/test_how_filequeue_breaks.py", "test_16_sixty_four_workers_and_no_false_empty"): "which came first",
     ("tests/spark/test_jobs.py", "test_report_tells_what_a_queue_went_through"): "a time between two others",
     ("tests/spark/test_jobs.py", "test_drain_with_a_function"): "the parts add up to no more than the whole",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import tempfile
@@ -12,11 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 from tests import tally
-from tests.concurrency.processes import Child
-from tests.storms import updates
+from tests.storms import hops, updates
+from tests.storms.rounds import play_apart
 
-STORMS = {"updates": updates.play_and_clean}
-FAULTS = int(os.environ.get("FSQUEUE_TEST_FAULTS", "60"))
+STORMS = {storm.name: storm for storm in (updates.STORM, hops.STORM)}
 
 
 def main() -> int:
@@ -25,20 +23,18 @@ def main() -> int:
     parser.add_argument("storm", choices=STORMS)
     parser.add_argument("seconds", type=float)
     parser.add_argument("seed", type=int, nargs="?", default=random.randrange(10**6))
+    parser.add_argument("--faults", type=int, default=40, help="in a round [40]")
     options = parser.parse_args()
     print(f"{options.storm}: from seed {options.seed}", flush=True)
+    storm, place = STORMS[options.storm], Path(tempfile.mkdtemp(prefix=f"storm-of-{options.storm}-"))
     total: Counter[str] = Counter()
     broken, begun, seed = 0, time.monotonic(), options.seed
-    place = Path(tempfile.mkdtemp(prefix="storm-"))
     while time.monotonic() - begun < options.seconds:
-        child = Child(STORMS[options.storm], place, seed, FAULTS)
         try:
-            total.update(child.result())
+            total.update(play_apart(storm, place, seed, options.faults))
         except (AssertionError, TimeoutError) as error:
             broken += 1
             print(error, flush=True)
-        finally:
-            child.close()
         total["rounds"] += 1
         seed += 1
     tally.note(f"storm of {options.storm}", total)

@@ -8,7 +8,6 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -89,8 +88,13 @@ class Crew:
         at_a_random_moment(self._dice, 0.2)
         gateway.start()
 
+    @property
+    def pids(self) -> set[int]:
+        """Return the processes of the gateways."""
+        return {gateway.pid for gateway in self.gateways}
+
     def results(self) -> list[dict[str, int]]:
-        """Return what the workers tell, once all have ended."""
+        """Return what the workers tell, once all have ended. What they have forked may live on."""
         return [worker.result() for worker in self._workers]
 
     def odd(self) -> list[str]:
@@ -99,19 +103,20 @@ class Crew:
         return [f"a gateway: {said}"] if "Traceback" in said or "InternalError" in said else []
 
 
-def what_is_left() -> list[str]:
-    """Return the processes that are children of this one, or have become so, and do not end."""
+def wait_for_orphans(known: set[int]) -> list[str]:
+    """Wait for the end of all children of this process but those known, also of what it has adopted.
+
+    Return what went wrong in one: a killed worker may leave children that it has forked, and they end by themselves.
+    """
     found: list[str] = []
 
-    def is_over() -> bool:
-        with suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return False
-                if os.waitstatus_to_exitcode(status) != 0:
-                    found.append(f"an orphan has ended with {os.waitstatus_to_exitcode(status)}")
-        return True
+    def are_over() -> bool:
+        children = set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())) - known
+        for pid in children:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended and os.waitstatus_to_exitcode(status) != 0:
+                found.append(f"an orphan, process {pid}, has ended with {os.waitstatus_to_exitcode(status)}")
+        return not children
 
-    until(is_over, "the end of what was forked")
+    until(are_over, "the end of what was forked")
     return found

@@ -23,6 +23,10 @@ class Journal:
         self._diary = Diary(directory / name)
         self._calls = 0
 
+    def close(self) -> None:
+        """Close the file."""
+        self._diary.__exit__()
+
     def _note(self, *words: Any) -> None:
         self._diary.note(json.dumps([time.monotonic(), *words]))
 
@@ -31,12 +35,7 @@ class Journal:
         self._calls += 1
         return f"{self.name}.{self._calls}"
 
-    @property
-    def calls(self) -> int:
-        """Return how many calls there were."""
-        return self._calls
-
-    def will(self, call: str, kind: str, **effects: Any) -> None:
+    def will(self, call: str, kind: str, /, **effects: Any) -> None:
         """Say what a call is about to do."""
         self._note("will", call, {"kind": kind, **effects})
 
@@ -44,7 +43,7 @@ class Journal:
         """Say what is known of a call: see DONE."""
         self._note("did", call, {"told": told, **more})
 
-    def say(self, what: str, **more: Any) -> None:
+    def say(self, what: str, /, **more: Any) -> None:
         """Write down something else."""
         self._note(what, "", more)
 
