@@ -191,10 +191,13 @@ def _refuse_purged(before: dict[str, tuple[str, int]], now: dict[str, tuple[str,
     for path, state in before.items():
         if now.get(path) != state:
             what = "purged or overwritten" if path in now else "deleted"
-            raise QueuePurged(
+            error = QueuePurged(
                 f"The queue {path} was {what} while it was waited for: what was in it was not worked off. Wait again "
                 "for what is there now."
             )
+            if path not in now:
+                error.exit_code = QueueNotFound.exit_code
+            raise error
 
 
 def status_of(source: Source, exact: bool = True) -> Status:
