@@ -47,13 +47,15 @@ OPTIONS = {
 }
 """What to type instead of an option, by the command."""
 
+_FAILED = "Use --state dead for tasks that were given up, --state retrying for those that will be tried again."
 VALUES = {
     ("ls", "--state", "done"): "Use --state completed.",
     ("ls", "--state", "finished"): "Use --state completed.",
     ("ls", "--state", "running"): "Use --state leased.",
     ("ls", "--state", "pending"): "Use --state waiting, or --state delayed for those that become available later.",
     ("ls", "--state", "queued"): "Use --state waiting, or --state delayed for those that become available later.",
-    ("ls", "--state", "error"): "Use --state dead for those that were given up; failed has those to be retried, too.",
+    ("ls", "--state", "failed"): _FAILED,
+    ("ls", "--state", "error"): _FAILED,
     ("run", "--output", "none"): "All output is passed on: ungrouped, as it comes, is what 'none' was called. To see "
     "none of it, append >/dev/null 2>&1; --keep-output DIR keeps it in files.",
 }

@@ -17,8 +17,8 @@ from .conditions import Condition, Item, all_of, where_option
 from .printing import or_hint, print_json, print_table, say
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
-FAILED = "failed"
-"""Dead letters, and tasks whose last attempt has failed and that wait to be tried again. No state of its own."""
+RETRYING = "retrying"
+"""Waiting or delayed, since the last attempt has failed. No state of its own."""
 
 
 @click.command(
@@ -29,8 +29,8 @@ fsqueue ls Q --where 'attempts>1' --json | jq -r .id"""
     )
 )
 @queue_argument
-@click.option("--state", type=click.Choice([*STATES, FAILED]),
-              help="Only tasks in this state; failed: dead, or waiting for a retry [all unfinished].")  # fmt: skip
+@click.option("--state", type=click.Choice([*STATES, RETRYING]),
+              help="Only tasks in this state; retrying: to be tried again [all unfinished].")  # fmt: skip
 @where_option
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N tasks, or N queues.")
 @match_option
@@ -87,8 +87,6 @@ def _none(path: str, state: str | None, is_conditional: bool) -> str:
         return f"{path} has no {kind} tasks{_on_record(state)} that meet the conditions"
     if state is None:
         return f"{path} has no unfinished tasks; --state lists finished ones"
-    if state == FAILED:
-        return f"{path} has no failed tasks: none is dead or waits for a retry"
     return f"{path} has no {state} tasks{_on_record(state)}"
 
 
@@ -98,12 +96,12 @@ def _on_record(state: str | None) -> str:
 
 def _listed(q: fsqueue.Queue, state: str | None, where: Callable[[Item], bool] | None) -> Iterator[fsqueue.TaskInfo]:
     """Yield the tasks in a state that meet the conditions. What a finished one used, only its result tells."""
-    if state == FAILED:
-        return filter(where, _failed(q))
+    if state == RETRYING:
+        return filter(where, _retrying(q))
     tasks = q.tasks(cast("fsqueue.State | None", state))
     if where is None or state not in ("completed", "dead"):
         return filter(where, tasks)
-    ids = {result.id for result in q.results(where, failed=state == "dead")}
+    ids = {result.id for result in q.results(where, dead=state == "dead")}
     return (task for task in tasks if task.id in ids)
 
 
@@ -139,12 +137,8 @@ def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit:
     refuse_lost(lost)
 
 
-def _failed(q: fsqueue.Queue) -> Iterator[fsqueue.TaskInfo]:
-    """Yield the tasks that wait for a retry, then the dead letters."""
-    for task in q.tasks():
-        if task.error is not None and task.state != "leased":
-            yield task
-    yield from q.tasks("dead")
+def _retrying(q: fsqueue.Queue) -> Iterator[fsqueue.TaskInfo]:
+    return (task for task in q.tasks() if task.error is not None and task.state != "leased")
 
 
 def _time_of(task: fsqueue.TaskInfo, state: str | None) -> str:

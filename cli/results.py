@@ -47,15 +47,15 @@ UNKEPT_EXIT = 1
         """fsqueue results Q results.csv
 fsqueue results Q --where 'result.loss<0.1' --where payload.seed=7
 fsqueue results Q best.parquet --where 'result.loss<0.1'
-fsqueue results Q --failed"""
+fsqueue results Q --dead"""
     )
 )
 @queue_argument
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path())
 @where_option
-@click.option("--failed", is_flag=True, help="Only dead letters.")
+@click.option("--dead", is_flag=True, help="Only dead letters.")
 @json_option
-def results(queue: str, file: str | None, conditions: tuple[Condition, ...], failed: bool, as_json: bool) -> None:
+def results(queue: str, file: str | None, conditions: tuple[Condition, ...], dead: bool, as_json: bool) -> None:
     """Print the results of Q: what was put into each finished task beside what came out of it.
 
     FILE ends in .csv, .jsonl or .parquet. There each field of a payload and of a result is a column. A name that is
@@ -68,13 +68,13 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
     """
     with queue_at(queue) as q:
         condition = all_of(conditions)
-        found = CountedResults(q, failed)
+        found = CountedResults(q, dead)
         if file is not None:
             _write(found, file, condition, as_json)
         else:
             found_now = found.results(condition)
             first = [*islice(found_now, 1)]
-            if not first and not (as_json or failed or found.missing):
+            if not first and not (as_json or dead or found.missing):
                 more = " that meets the conditions" if condition is not None else ""
                 hint(f"{q.path} has no finished task on record{more}")
             rows = chain(first, found_now)
@@ -94,8 +94,8 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], fai
 class CountedResults:
     """The results of a queue, counted as they are read."""
 
-    def __init__(self, q: fsqueue.Queue, failed: bool) -> None:
-        self._q, self._failed = q, failed
+    def __init__(self, q: fsqueue.Queue, dead: bool) -> None:
+        self._q, self._dead = q, dead
         self.total = 0
         """Number of finished tasks that the queue has counted, once they are asked for."""
         self.missing = 0
@@ -106,10 +106,10 @@ class CountedResults:
         known = self._q.status(exact=False)
         self.total = known.completed + known.dead
         completed = 0
-        for columns in self._q.result_columns(self._failed):
+        for columns in self._q.result_columns(self._dead):
             completed += columns[_STATE].count("completed")
             yield columns
-        if not self._failed:  # what ends meanwhile is counted by neither, or by the second alone
+        if not self._dead:  # what ends meanwhile is counted by neither, or by the second alone
             self.missing = max(0, known.completed - completed)
 
     def results(self, condition: Condition | None) -> Iterator[fsqueue.Result]:
@@ -146,7 +146,7 @@ def _in_columns(found: Iterator[fsqueue.Result]) -> Iterator[Columns]:
 
 
 def _row(result: fsqueue.Result) -> tuple[str, ...]:
-    came = f"failed: {brief(result.error, 60)}" if result.state == "dead" else brief(result.result, 60)
+    came = f"given up: {brief(result.error, 60)}" if result.state == "dead" else brief(result.result, 60)
     return (
         result.id,
         result.state,
@@ -169,11 +169,11 @@ fsqueue retry Q --completed --where 'result.loss>0.5'"""
 @ids_argument
 @where_option
 @click.option("--completed", is_flag=True, help="Completed tasks in place of dead letters; which ones must be said.")
-@click.option("--all", "each", is_flag=True, help="With --completed: every completed task.")
+@click.option("--all", "every", is_flag=True, help="With --completed: every completed task.")
 @yes_option
 @json_option
 def retry(
-    queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], completed: bool, each: bool, yes: bool,
+    queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], completed: bool, every: bool, yes: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Insert dead letters of Q again, the tasks that were given up, with new ids and all their attempts.
@@ -191,14 +191,14 @@ def retry(
     Exit code 1: the payloads of some completed tasks are not kept. Exit code 13: there is no such task.
     """
     if not completed:
-        if each:
+        if every:
             raise click.UsageError(
                 "--all is for --completed. 'fsqueue retry Q' retries all dead letters, 'fsqueue retry Q --completed "
                 "--all' every completed task."
             )
         retry_letters(queue, ids, conditions, yes, as_json)
         return
-    if each == bool(ids or conditions):
+    if every == bool(ids or conditions):
         raise click.UsageError("Say which completed tasks: TASKs, --where, or else --all.")
     _retry_completed(queue, ids, conditions, yes, as_json)
 

@@ -716,8 +716,8 @@ class Queue(Maintenance):
             one_of("state", state, STATES)
         return translated(self, inspection.tasks(self.store, state), "listing tasks")
 
-    def results(self, where: Callable[[Result], bool] | None = None, failed: bool = False) -> Iterator[Result]:
-        """Yield the tasks that were completed, then the dead letters; with `failed` the latter alone.
+    def results(self, where: Callable[[Result], bool] | None = None, dead: bool = False) -> Iterator[Result]:
+        """Yield the tasks that were completed, then the dead letters; with `dead` the latter alone.
 
         Each has its payload, its result or error, and who worked on it, when and for how long. They go back as far as
         the queue keeps its history. `where`: a function that tells which to yield. For DataFrames:
@@ -727,17 +727,17 @@ class Queue(Maintenance):
         if where is not None:
             user_function(where)  # raises InvalidArgument if it is no function
         self._write_letters()
-        found = chain.from_iterable(translated(self, results.results(self.store, failed), "reading results"))
+        found = chain.from_iterable(translated(self, results.results(self.store, dead), "reading results"))
         return found if where is None else filter(where, found)
 
-    def result_columns(self, failed: bool = False) -> Iterator[list[Sequence[Any]]]:
+    def result_columns(self, dead: bool = False) -> Iterator[list[Sequence[Any]]]:
         """Yield what `results` yields, but in columns, up to some thousand tasks at a time: several times as fast.
 
         Each item has a sequence for each field of `fsqueue.Result`, in their order, with the values of those tasks.
         Payloads of one shape may be a `UniformObjects`, which makes a dict of each when it is asked.
         """
         self._write_letters()
-        return translated(self, results.columns(self.store, failed), "reading results")
+        return translated(self, results.columns(self.store, dead), "reading results")
 
     @verb("reading the history")
     def history(self, id: str) -> list[Movement]:

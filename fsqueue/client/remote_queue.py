@@ -410,11 +410,11 @@ class RemoteQueue(OverWire):
         """Return what happened to a task: see `Queue.history`."""
         return [made(Movement, one) for one in self._ask_of(id, "history")]
 
-    def results(self, where: Callable[[Result], bool] | None = None, failed: bool = False) -> Iterator[Result]:
+    def results(self, where: Callable[[Result], bool] | None = None, dead: bool = False) -> Iterator[Result]:
         """Yield the tasks that have ended, inputs beside outputs: see `Queue.results`."""
         if where is not None:
             user_function(where)
-        found = self._iterate(Result, "results", failed=bool(failed))
+        found = self._iterate(Result, "results", dead=bool(dead))
         return found if where is None else filter(where, found)
 
     def activity(self, window_s: float | None = None) -> dict[str, Any]:

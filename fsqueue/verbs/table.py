@@ -209,7 +209,7 @@ OF_QUEUES: Sequence[Verb] = (
          _get(f"{QUEUE}/tasks", Field("state", "text", "Of this state.", choices=STATES), gives=NDJSON),
          absent=_no_items, command="ls"),
     Verb("results", "Inputs beside outputs of the tasks that have ended.", "reads",
-         _get(f"{QUEUE}/results", Field("failed", "flag", "Dead letters alone.", default=False), gives=NDJSON),
+         _get(f"{QUEUE}/results", Field("dead", "flag", "Dead letters alone.", default=False), gives=NDJSON),
          absent=_no_items, command="results"),
     Verb("result_columns", "The same in columns.", "reads", absent=_no_items, command="results"),
     Verb("dead", "The dead letters.", "reads", _get(f"{QUEUE}/dead", gives=NDJSON), absent=_no_items,

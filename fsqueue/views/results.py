@@ -24,17 +24,17 @@ Columns = list[Sequence[Any]]
 """Results as columns: for each field of `Result`, in its order, the values of all tasks."""
 
 
-def results(store: Store, failed: bool = False) -> Iterator[list[Result]]:
-    """Yield the tasks that were completed and those that are dead letters, many at a time; `failed`: the latter alone.
+def results(store: Store, dead: bool = False) -> Iterator[list[Result]]:
+    """Yield the tasks that were completed and those that are dead letters, many at a time; `dead`: the latter alone.
 
     A hint while others work: a task that ends meanwhile may be missing. None comes twice, unless it is retried. Memory
     is bounded by a batch, and by some 400 bytes for each batch that is kept.
     """
-    for found in columns(store, failed):
+    for found in columns(store, dead):
         yield [*map(Result._make, zip(*found, strict=True))]
 
 
-def columns(store: Store, failed: bool = False) -> Iterator[Columns]:
+def columns(store: Store, dead: bool = False) -> Iterator[Columns]:
     """Yield the same as columns, those of a batch at a time. That is several times as fast as an object for each task.
 
     Logs are read before the history, so that a batch which finishes in between is in one of them. QueuePurged, at the
@@ -42,7 +42,7 @@ def columns(store: Store, failed: bool = False) -> Iterator[Columns]:
     """
     store.verify()
     layout = store.layout
-    if not failed:
+    if not dead:
         seen: set[Batch] = set()
         for at_work in inspection.partly_done(store):
             seen.add(at_work.batch)

@@ -104,3 +104,10 @@ def test_what_repeats_work_goes_on_where_no_user_can_answer(
     before = mixed.status().waiting
     fsqueue_cli(*name.split(), mixed.path)
     assert mixed.status().waiting == before + waiting
+
+
+def test_attempts_fail_and_tasks_are_given_up_or_retried() -> None:
+    """No option and no value calls a task failed: one that failed once may have been completed since."""
+    words = {flag for _, option in OPTIONS for flag in option.opts}
+    words |= {str(value) for _, option in OPTIONS for value in getattr(option.type, "choices", ())}
+    assert {word for word in words if "failed" in word} == set()

@@ -148,7 +148,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("slurm",): [["Q", "-J", EVIL, "--print", "--", "true", EVIL], ["Q", "--", "true"], ["Q", "--", EVIL]],
     ("ls",): [["Q"], *(["Q", "--state", state] for state in ("leased", "completed", "dead", "delayed", "cancelled"))],
     ("show",): [["Q", "WAITING"], ["Q", "LEASED"], ["Q", "COMPLETED"], ["Q", "DEAD"], ["Q", "FAILED"], ["Q", "BYTES"]],
-    ("results",): [["Q"], ["Q", "--failed"], ["Q", "--where", EVIL], ["Q", f"{EVIL}.csv"], ["Q", EVIL]],
+    ("results",): [["Q"], ["Q", "--dead"], ["Q", "--where", EVIL], ["Q", f"{EVIL}.csv"], ["Q", EVIL]],
     ("retry",): [
         ["Q", "--completed", "--all"], ["Q", "--completed", "--where", EVIL],
         ["Q", "--state", "completed", EVIL], ["Q", "--state", "completed", "COMPLETED"],

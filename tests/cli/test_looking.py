@@ -29,7 +29,7 @@ def test_ls(fsqueue_cli: Run, mixed: Queue) -> None:
         (None, "no unfinished tasks; --state lists finished ones"),
         ("leased", "no leased tasks"),
         ("completed", "no completed tasks on record"),
-        ("failed", "no failed tasks: none is dead or waits for a retry"),
+        ("retrying", "no retrying tasks"),
     ],
 )
 def test_ls_without_tasks_says_so_on_standard_error(
@@ -112,7 +112,7 @@ def test_a_priority_is_shown_as_up_to_takes_it(fsqueue_cli: Run, queue: Queue, g
     assert PRIORITY.convert(shown[14:], None, None) == given
 
 
-def test_failed_tasks_are_dead_ones_and_those_that_wait_for_a_retry(fsqueue_cli: Run, queue: Queue) -> None:
+def test_retrying_are_those_that_come_back_after_a_failed_attempt(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many(range(4))
     first, second, third, fourth = queue.lease(4)
     first.fail("later", delay_s=1000)
@@ -121,7 +121,7 @@ def test_failed_tasks_are_dead_ones_and_those_that_wait_for_a_retry(fsqueue_cli:
     fourth.fail("once", delay_s=0)
     assert [task.id for task in queue.lease()] == [fourth.id], "which is being tried again"
     found = [
-        json.loads(line) for line in fsqueue_cli("ls", queue.path, "--state", "failed", "--json").stdout.splitlines()
+        json.loads(line) for line in fsqueue_cli("ls", queue.path, "--state", "retrying", "--json").stdout.splitlines()
     ]
-    assert {(task["id"], task["state"]) for task in found} == {(first.id, "delayed"), (second.id, "dead")}
-    assert len(fsqueue_cli("ls", queue.path, "--state", "failed", "--limit", "1").stdout.splitlines()) == 2
+    assert {(task["id"], task["state"]) for task in found} == {(first.id, "delayed")}
+    assert len(fsqueue_cli("ls", queue.path, "--state", "retrying", "--limit", "1").stdout.splitlines()) == 2

@@ -166,6 +166,7 @@ HABITS = {
     "ls Q --state running": "Use --state leased",
     "ls Q --state pending": "Use --state waiting",
     "ls Q --state error": "Use --state dead",
+    "ls Q --state failed": "--state retrying",
     "status Q --watch 5": "--interval 5",
     "set Q --max-attempts 3": "max_attempts=3",
     "results Q --where took_s": "quote the condition, as in --where 'took_s>2'",

@@ -454,8 +454,8 @@ def test_without_a_file_json_lines_keep_payload_and_result_whole(fsqueue_cli: Ru
         (["--where", "result.loss<0.3", "--where", "payload.name=n1"], [1]),
         (["--where", "state=dead"], [9]),
         (["--where", "error~expl"], [9]),
-        (["--failed"], [9]),
-        (["--failed", "--where", "payload.x=1"], []),
+        (["--dead"], [9]),
+        (["--dead", "--where", "payload.x=1"], []),
     ],
 )
 def test_some_are_chosen(fsqueue_cli: Run, sweep: Queue, options: list[str], found: list[int]) -> None:
@@ -549,8 +549,8 @@ def test_of_a_queue_that_is_purged_meanwhile_nothing_is_written(
     (tmp_path / "out.csv").write_text("before")
     read = Queue.result_columns
 
-    def purged(self: Queue, failed: bool = False) -> Iterator[Any]:
-        found = read(self, failed)
+    def purged(self: Queue, dead: bool = False) -> Iterator[Any]:
+        found = read(self, dead)
         yield next(found)
         Queue(sweep.path).purge()
         yield from found
@@ -583,7 +583,7 @@ def test_what_is_missing_is_said(
     done = fsqueue_cli("results", queue.path, *options)
     are = "2 completed tasks of {} have no row: they are" if tasks == 2 else "1 completed task of {} has no row: it is"
     assert done.stderr.startswith(f"fsqueue: {are.format(queue.path)} not in the history")
-    assert fsqueue_cli("results", queue.path, "--failed").stderr == "", "they were not asked for"
+    assert fsqueue_cli("results", queue.path, "--dead").stderr == "", "they were not asked for"
 
 
 def test_a_queue_without_results_is_told_and_a_directory_of_queues_is_no_queue(

@@ -18,7 +18,7 @@ Q = "/v1/queues/q"
 QUERIES = {
     "/queue": ["name=q"], "/dead": ["queue=q"], "/task": ["queue=q&id={id}"],
     f"{Q}/tasks": ["", *(f"state={one}" for one in ("waiting", "delayed", "leased", "completed", "dead", "cancelled"))],
-    "/group/q": ["owned=no", "owned=yes"], f"{Q}/results": ["", "failed=true"], f"{Q}/wait": ["timeout_s=0"],
+    "/group/q": ["owned=no", "owned=yes"], f"{Q}/results": ["", "dead=true"], f"{Q}/wait": ["timeout_s=0"],
     f"{Q}/peek": ["n=99"],
 }  # fmt: skip
 """What routes are asked for beside their paths."""
@@ -113,7 +113,7 @@ def test_a_dead_letter_that_is_retried_and_completed_is_hidden_at_once(client: T
     task = inserted(group, "singly")
     group["q"].change_settings(keep_payloads=0)
     task.bury("no")
-    assert showing(client, task) >= {f"{Q}/dead?", f"{Q}/tasks?state=dead", "/dead?queue=q", f"{Q}/results?failed=true"}
+    assert showing(client, task) >= {f"{Q}/dead?", f"{Q}/tasks?state=dead", "/dead?queue=q", f"{Q}/results?dead=true"}
     group["q"].retry_dead()
     for again in group["q"].lease(9):
         again.complete()

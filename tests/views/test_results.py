@@ -62,7 +62,7 @@ def test_inputs_are_beside_outputs(q: Queue, clock: ManualClock, whole: int, mon
         if result.state == "completed":
             assert result.took_s == pytest.approx(3)
             assert result.started_at == pytest.approx(result.finished_at - 3)
-    assert [result.payload["x"] for result in q.results(failed=True)] == [9]
+    assert [result.payload["x"] for result in q.results(dead=True)] == [9]
 
 
 def test_a_batch_at_work_shows_what_is_completed(q: Queue, clock: ManualClock) -> None:
@@ -136,7 +136,7 @@ def test_columns_are_the_fields_of_results(q: Queue, clock: ManualClock) -> None
     rows = [Result._make(row) for item in q.result_columns() for row in zip(*item, strict=True)]
     assert rows == [*q.results()]
     assert {row.payload["x"] for row in rows} == {1, 2, 4, 9}
-    [letters] = q.result_columns(failed=True)
+    [letters] = q.result_columns(dead=True)
     assert [row.id for row in rows if row.state == "dead"] == letters[0]
 
 
@@ -199,8 +199,8 @@ def test_many_dead_letters_come_some_at_a_time(q: Queue, clock: ManualClock, mon
     given = {q.insert({"x": x}, key=f"k{x}").id: f"k{x}" for x in range(5)}
     for task in q.lease(5):
         task.bury("no")
-    found = list(q.results(failed=True))
+    found = list(q.results(dead=True))
     assert {result.id: result.key for result in found} == given
-    assert [len(columns[0]) for columns in q.result_columns(failed=True)] == [2, 2, 1]
+    assert [len(columns[0]) for columns in q.result_columns(dead=True)] == [2, 2, 1]
     assert {(result.attempts, result.started_at) for result in found} == {(1, None)}
     assert [result.finished_at for result in found] == [pytest.approx(AT)] * 5

@@ -141,8 +141,8 @@ def look(queue: Queue, state: fsqueue.State) -> Iterator[dict[str, Any]]:
     print(rate, left, held, failures, locks, queue.is_drained(), queue.wait(timeout_s=5, poll=print))
     print(timeline.completed, [holder.node for holder in holders])
     infos: list[fsqueue.TaskInfo] = [*queue.peek(3), queue.task("id"), *queue.tasks("waiting"), *queue.tasks(state)]
-    results: list[fsqueue.Result] = [*queue.results(), *queue.results(lambda result: result.attempts > 1, failed=True)]
-    ids: list[str] = [id for columns in queue.result_columns(failed=False) for id in columns[0]]
+    results: list[fsqueue.Result] = [*queue.results(), *queue.results(lambda result: result.attempts > 1, dead=True)]
+    ids: list[str] = [id for columns in queue.result_columns(dead=False) for id in columns[0]]
     assert len(ids) >= 0
     for result in results:
         print(result.payload, result.result, result.took_s, result.as_dict()["error"])
