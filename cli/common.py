@@ -41,6 +41,9 @@ def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 queue_argument = click.argument("queue", metavar="Q", shell_complete=_directories)
 queues_argument = click.argument("queues", metavar="Q...", nargs=-1, required=True, shell_complete=_directories)
+queues_and_tasks_argument = click.argument(
+    "arguments", metavar="Q... [TASK]...", nargs=-1, required=True, shell_complete=_directories
+)
 ids_argument = click.argument("ids", metavar="[TASK]...", nargs=-1)
 optional_queues_argument = click.argument("queues", metavar="[Q]...", nargs=-1, shell_complete=_directories)
 worker_option = click.option("--worker", metavar="NAME", help="The worker's name in histories.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -72,7 +71,7 @@ def all_of(conditions: tuple[Condition, ...]) -> Callable[[Item], bool] | None:
     return meets_all
 
 
-def in_words(noun: str, named: Sequence[str] | None, path: Path, conditions: tuple[Condition, ...]) -> str:
+def in_words(noun: str, named: Sequence[str] | None, path: str, conditions: tuple[Condition, ...]) -> str:
     """Return which tasks of a queue a command is about to change. `named`: their ids; None for all."""
     if named is None:
         which = f"all {noun}s of {path}"

@@ -187,20 +187,23 @@ FORMATS: dict[str, tuple[Callable[[IO[bytes], Table, Step], None], Callable[[], 
 """By the end of a file's name: what writes it, and what is asked before anything is read."""
 
 
-def write(path: str, found: Iterable[Columns], reading: Step, writing: Step) -> tuple[int, int]:
+def write(
+    path: str, found: Iterable[Columns], reading: Step, writing: Step, with_queue: bool = False
+) -> tuple[int, int]:
     """Write results into a file, in the format that its name ends in. Return the numbers of rows and columns.
 
     `found` is as `Queue.result_columns` yields it; nothing is asked of it before the place of the file is found good.
     Two passes: the first notes the columns, and keeps the rows in a temporary file in the same directory; the second
     writes the table under a temporary name, and renames it when it is whole. An existing file is replaced. `reading`
-    and `writing` are told how many rows a pass has done.
+    and `writing` are told how many rows a pass has done. `with_queue`: `found` has one column more, the queue of each
+    row.
     """
     ending = os.path.splitext(path)[1].lower()
     if ending not in FORMATS:
         raise click.UsageError(f"{path!r} ends in none of {', '.join(FORMATS)}, so its format is not known.")
     writes, prepare = FORMATS[ending]
     prepare()
-    with place_of(path) as place, paused_collector(), Table(place.spool()) as table:
+    with place_of(path) as place, paused_collector(), Table(place.spool(), with_queue) as table:
         table.fill(found, reading)
         place.replace(lambda file: writes(file, table, writing))
         return table.rows, len(table.columns())

@@ -29,6 +29,8 @@ AFTER = (
     "key",
 )
 """The columns that every table has, before and after those of payloads and results."""
+QUEUE = "queue"
+"""The last column of a table with results of several queues."""
 COLUMNS_MAX = 2000
 """If objects have more fields than this together, each stays whole, as JSON in one column."""
 ROWS_AT_ONCE = 1_000
@@ -36,7 +38,7 @@ ROWS_AT_ONCE = 1_000
 NOT_FINITE = {"NaN": b"nan", "Infinity": b"inf", "-Infinity": b"-inf"}
 """The texts that stand for numbers which JSON does not have, and how a table has them that can have them."""
 OF_FIXED = {
-    **dict.fromkeys(("id", "state", "error", "worker", "host", "key"), "string"),
+    **dict.fromkeys(("id", "state", "error", "worker", "host", "key", QUEUE), "string"),
     **dict.fromkeys(("inserted_at", "started_at", "finished_at", "took_s", "cpu_s"), "float64"),
     **dict.fromkeys(("attempts", "peak_memory_bytes"), "int64"),
 }
@@ -49,7 +51,6 @@ Columns = list[Sequence[Any]]
 Step = Callable[[int], None]
 """What is told now and then how many rows are done."""
 
-_FIXED = (*BEFORE, *AFTER)
 _LACKING = object()
 _LARGE, _BEYOND = "an integer that no double has", "an integer beyond 64 bits with a sign"
 _CONSTANTS = frozenset((str, int, bool, float, type(None)))
@@ -78,8 +79,11 @@ class Block(NamedTuple):
 class Table:
     """Rows in a temporary file, and the columns that they need. Memory does not grow with the rows."""
 
-    def __init__(self, spool: IO[bytes]) -> None:
+    def __init__(self, spool: IO[bytes], with_queue: bool = False) -> None:
+        """`with_queue`: results have one column more, which is called `queue`."""
         self._spool = spool
+        self._after = (*AFTER, QUEUE) if with_queue else AFTER
+        self._fixed = (*BEFORE, *self._after)
         self.rows = 0
         self._kinds: dict[Field, set[Any]] = {}
         """All fields, in the order in which they were met, and what kinds of values each has."""
@@ -95,7 +99,8 @@ class Table:
 
     def fill(self, found: Iterable[Columns], step: Step) -> None:
         """Take in all results."""
-        pending: list[list[Any]] = [[] for _ in fsqueue.Result._fields]
+        width = len(fsqueue.Result._fields) + (QUEUE in self._after)
+        pending: list[list[Any]] = [[] for _ in range(width)]
         for columns in found:
             if not pending[0] and len(columns[0]) >= ROWS_AT_ONCE:
                 self._add(columns, step)
@@ -127,7 +132,7 @@ class Table:
             header.append((number, is_constant, is_text, []))
             lines.append(orjson.dumps(values[0] if is_constant else values))
         for field, (values, lacking) in fields.items():
-            number = self._numbers.setdefault(field, len(_FIXED) + len(self._numbers))
+            number = self._numbers.setdefault(field, len(self._fixed) + len(self._numbers))
             self._kinds.setdefault(field, set()).update(_kinds(values))
             is_constant, is_text = _form(values)
             is_constant = is_constant and not lacking
@@ -143,7 +148,7 @@ class Table:
 
     def columns(self) -> list[str]:
         """Return the names of the columns: those of all rows, and between them the fields of payloads and results."""
-        return [*BEFORE, *self._names().values(), *AFTER]
+        return [*BEFORE, *self._names().values(), *self._after]
 
     def types(self) -> list[str]:
         """Return the type of each column, as Arrow calls it: `string` if its values are of several."""
@@ -153,7 +158,7 @@ class Table:
     def _names(self) -> dict[Field, str]:
         """Return the name of each field's column: its own, or with a prefix where that is taken."""
         names: dict[Field, str] = {}
-        taken = {*_FIXED, "payload", "result"}
+        taken = {*self._fixed, "payload", "result"}
         for field in sorted(self._kinds, key=lambda field: (field[0], field[1] is not None)):  # stable otherwise
             whole, inside = field
             name = whole if inside is None else inside
@@ -166,7 +171,7 @@ class Table:
     def read(self, step: Step) -> Iterator[Block]:
         """Yield the rows, in their order, many at a time."""
         numbers = [*range(len(BEFORE)), *map(self._numbers.__getitem__, self._names())]
-        numbers += range(len(BEFORE), len(_FIXED))
+        numbers += range(len(BEFORE), len(self._fixed))
         self._spool.seek(0)
         done = 0
         while header := self._spool.readline():

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import fsqueue
 from fsqueue.format import wording
-from fsqueue.views import outcomes
 
 from .common import (
-    UNKNOWN_EXIT,
     brief,
-    confirm_at_terminal,
     example,
-    ids_argument,
     json_option,
+    match_option,
     moment,
-    queue_argument,
-    queue_at,
-    say_unknown,
-    words,
+    queues_and_tasks_argument,
     yes_option,
 )
-from .conditions import Condition, all_of, in_words, where_option
+from .conditions import Condition, Item, all_of, in_words, where_option
 from .dead import retry_letters
-from .printing import Bar, complain, hint, is_screen, print_done, print_json, print_table, say
+from .printing import Bar, complain, hint, is_screen, print_json, print_table, say
+from .targets import Target, Targets, is_address, unknown_in, with_tasks
+
+if TYPE_CHECKING:
+    from .targets import AnyQueue
 
 Columns = list[Sequence[Any]]
 """Results as `Queue.result_columns` yields them."""
 
 ROWS_AT_ONCE = 1_000
 """Number of chosen results that are turned into columns together."""
+WIDTHS = (36, 9, 8, 19, 9, 12)
 HEADING = ("TASK", "STATE", "ATTEMPTS", "FINISHED", "TOOK", "HOST", "PAYLOAD -> RESULT")
 SHOW_EVERY = 256
 """Number of tasks that are looked at between two steps of the bar."""
@@ -47,15 +47,18 @@ UNKEPT_EXIT = 1
         """fsqueue results Q results.csv
 fsqueue results Q --where 'result.loss<0.1' --where payload.seed=7
 fsqueue results Q best.parquet --where 'result.loss<0.1'
-fsqueue results Q --dead"""
+fsqueue results Q --dead
+fsqueue results /scratch/me/crawl --match '.*#fetch' all.csv     # of queues of a group; a column has the queue"""
     )
 )
-@queue_argument
-@click.argument("file", metavar="[FILE]", required=False, type=click.Path())
+@click.argument("arguments", metavar="Q... [FILE]", nargs=-1, required=True)
+@match_option
 @where_option
 @click.option("--dead", is_flag=True, help="Only dead letters.")
 @json_option
-def results(queue: str, file: str | None, conditions: tuple[Condition, ...], dead: bool, as_json: bool) -> None:
+def results(
+    arguments: tuple[str, ...], match: str | None, conditions: tuple[Condition, ...], dead: bool, as_json: bool
+) -> None:
     """Print the results of Q: what was put into each finished task beside what came out of it.
 
     FILE ends in .csv, .jsonl or .parquet. There each field of a payload and of a result is a column. A name that is
@@ -65,72 +68,102 @@ def results(queue: str, file: str | None, conditions: tuple[Condition, ...], dea
     Without FILE: a table on a terminal, elsewhere (and with --json) a JSON object for each task, with its payload and
     result as they are. Finished tasks are known while the history keeps them. Their payloads are known if they are
     not larger than the queue keeps ('fsqueue create --keep-payloads').
+
+    Q may be a group, or several queues: then the column "queue" of FILE has the path of each task's queue. A second
+    Q needs a slash (./Q2), which tells it from FILE.
     """
-    with queue_at(queue) as q:
-        condition = all_of(conditions)
-        found = CountedResults(q, dead)
-        if file is not None:
-            _write(found, file, condition, as_json)
+    *queues, last = arguments
+    file = last if queues and not _is_queue(last) else None
+    found = AllResults(Targets(arguments if file is None else queues, match, as_json), dead, all_of(conditions))
+    targets = found.targets
+    if file is not None:
+        _write(found, file, as_json)
+    else:
+        rows = found.rows()
+        first = [*islice(rows, 1)]
+        if not first and targets.named and not (as_json or dead or found.missing):
+            more = " that meets the conditions" if conditions else ""
+            hint(f"{targets.described} has no finished task on record{more}")
+        rows = chain(first, rows)
+        if as_json or not is_screen(sys.stdout):
+            for target, result in rows:
+                print_json(target.as_dict(result.as_dict()))
+        elif targets.is_several:
+            print_table(((target.name, *_row(one)) for target, one in rows), (20, *WIDTHS), ("QUEUE", *HEADING))
         else:
-            found_now = found.results(condition)
-            first = [*islice(found_now, 1)]
-            if not first and not (as_json or dead or found.missing):
-                more = " that meets the conditions" if condition is not None else ""
-                hint(f"{q.path} has no finished task on record{more}")
-            rows = chain(first, found_now)
-            if as_json or not is_screen(sys.stdout):
-                for result in rows:
-                    print_json(result.as_dict())
-            else:
-                print_table(map(_row, rows), (36, 9, 8, 19, 9, 12), HEADING)
-        if found.missing:
-            are = "has no row: it is" if found.missing == 1 else "have no row: they are"
-            complain(
-                f"{wording.counted(found.missing, 'completed task')} of {q.path} {are} not in the history, which was "
-                "not kept (create --no-history), was removed (gc --history-age), or is damaged ('fsqueue fsck' tells)."
-            )
+            print_table((_row(one) for _, one in rows), WIDTHS, HEADING)
+    for path, missing in found.missing.items():
+        are = "has no row: it is" if missing == 1 else "have no row: they are"
+        complain(
+            f"{wording.counted(missing, 'completed task')} of {path} {are} not in the history, which was not kept "
+            "(create --no-history), was removed (gc --history-age), or is damaged ('fsqueue fsck' tells)."
+        )
+    targets.end()
 
 
-class CountedResults:
-    """The results of a queue, counted as they are read."""
+def _is_queue(argument: str) -> bool:
+    """Return whether the last of several arguments is a queue, and no file for a table."""
+    from .result_files import FORMATS
 
-    def __init__(self, q: fsqueue.Queue, dead: bool) -> None:
-        self._q, self._dead = q, dead
+    ending = os.path.splitext(argument)[1].lower()
+    return "/" in argument and ending not in FORMATS and (not ending or is_address(argument) or os.path.isdir(argument))
+
+
+class AllResults:
+    """The results of the queues that are meant, counted as they are read."""
+
+    def __init__(self, targets: Targets, dead: bool, condition: Callable[[Item], bool] | None) -> None:
+        self.targets, self._dead, self._condition = targets, dead, condition
         self.total = 0
-        """Number of finished tasks that the queue has counted, once they are asked for."""
-        self.missing = 0
-        """Number of completed tasks of those that were not among the results, once all are read."""
+        """Number of finished tasks that the queues read so far have counted."""
+        self.missing: dict[str, int] = {}
+        """Number of completed tasks of a queue that were not among its results, by its path, once all are read."""
+
+    def rows(self) -> Iterator[tuple[Target, fsqueue.Result]]:
+        """Yield the results that meet the condition, each with its queue."""
+        for target in self.targets:
+            with target as q:
+                for columns in self._columns_of(target, q):
+                    each = map(fsqueue.Result._make, zip(*columns, strict=True))
+                    yield from ((target, result) for result in filter(self._condition, each))  # None: all are true
 
     def columns(self) -> Iterator[Columns]:
-        """Yield what `Queue.result_columns` yields."""
-        known = self._q.status(exact=False)
-        self.total = known.completed + known.dead
+        """Yield what `Queue.result_columns` yields; of several queues with one column more, the path of the queue."""
+        for target in self.targets:
+            with target as q:
+                found = self._columns_of(target, q)
+                if self._condition is not None:
+                    each = (fsqueue.Result._make(row) for columns in found for row in zip(*columns, strict=True))
+                    found = _in_columns(filter(self._condition, each))
+                for columns in found:
+                    yield [*columns, [target.path] * len(columns[0])] if self.targets.is_several else columns
+
+    def _columns_of(self, target: Target, q: AnyQueue) -> Iterator[Columns]:
+        known = q.status(exact=False)
+        self.total += known.completed + known.dead
         completed = 0
-        for columns in self._q.result_columns(self._dead):
+        is_local = isinstance(q, fsqueue.Queue)
+        for columns in q.result_columns(self._dead) if is_local else _in_columns(q.results(dead=self._dead)):  # type: ignore[union-attr]
             completed += columns[_STATE].count("completed")
             yield columns
-        if not self._dead:  # what ends meanwhile is counted by neither, or by the second alone
-            self.missing = max(0, known.completed - completed)
-
-    def results(self, condition: Condition | None) -> Iterator[fsqueue.Result]:
-        """Yield those that meet a condition."""
-        for columns in self.columns():
-            yield from filter(condition, map(fsqueue.Result._make, zip(*columns, strict=True)))  # None: all are true
+        if not self._dead and known.completed > completed:  # what ends meanwhile is counted by neither, or by one
+            self.missing[target.path] = known.completed - completed
 
 
 _STATE = fsqueue.Result._fields.index("state")
 
 
-def _write(found: CountedResults, file: str, condition: Condition | None, as_json: bool) -> None:
+def _write(found: AllResults, file: str, as_json: bool) -> None:
     from .result_files import write
 
     try:
         with Bar("reading results", " tasks") as progress, Bar("writing", " tasks") as bar:
             rows, columns = write(
                 file,
-                found.columns() if condition is None else _in_columns(found.results(condition)),
+                found.columns(),
                 lambda done: progress.show(min(done, found.total), found.total),
                 lambda done: bar.show(done, found.total),
+                with_queue=found.targets.is_several,
             )
     except fsqueue.QueuePurged as error:
         raise fsqueue.QueuePurged(f"{error} Nothing was written: {file} is as it was.") from None
@@ -162,19 +195,20 @@ def _row(result: fsqueue.Result) -> tuple[str, ...]:
     epilog=example(
         """fsqueue retry Q
 fsqueue retry Q --where error~timeout
+fsqueue retry /scratch/me/crawl --match '.*#fetch'          # of queues of a group
 fsqueue retry Q --completed --where 'result.loss>0.5'"""
     )
 )
-@queue_argument
-@ids_argument
+@queues_and_tasks_argument
+@match_option
 @where_option
 @click.option("--completed", is_flag=True, help="Completed tasks in place of dead letters; which ones must be said.")
 @click.option("--all", "every", is_flag=True, help="With --completed: every completed task.")
 @yes_option
 @json_option
 def retry(
-    queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], completed: bool, every: bool, yes: bool,
-    as_json: bool,
+    arguments: tuple[str, ...], match: str | None, conditions: tuple[Condition, ...], completed: bool, every: bool,
+    yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Insert dead letters of Q again, the tasks that were given up, with new ids and all their attempts.
 
@@ -188,6 +222,8 @@ def retry(
 
     'fsqueue show' of an old task tells the new one, and of a new one the old.
 
+    Q may be a group: then of all its queues. A second Q needs a slash (./Q2), which tells it from a TASK.
+
     Exit code 1: the payloads of some completed tasks are not kept. Exit code 13: there is no such task.
     """
     if not completed:
@@ -196,21 +232,37 @@ def retry(
                 "--all is for --completed. 'fsqueue retry Q' retries all dead letters, 'fsqueue retry Q --completed "
                 "--all' every completed task."
             )
-        retry_letters(queue, ids, conditions, yes, as_json)
+        retry_letters(arguments, match, conditions, yes, as_json)
         return
-    if every == bool(ids or conditions):
+    targets, chosen = with_tasks(arguments, match, as_json)
+    if every == bool(chosen is not None or conditions):
         raise click.UsageError("Say which completed tasks: TASKs, --where, or else --all.")
-    _retry_completed(queue, ids, conditions, yes, as_json)
+    which = in_words("completed task", chosen, targets.described, conditions)
+    targets.confirm_at_terminal(f"Execute {which} once more?", yes)
+    _retry_completed(targets, chosen, conditions, as_json)
 
 
 def _retry_completed(
-    queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], yes: bool, as_json: bool
+    targets: Targets, chosen: list[str] | None, conditions: tuple[Condition, ...], as_json: bool
 ) -> None:
-    chosen, holds = list(dict.fromkeys(words(ids))), all_of(conditions)
-    with queue_at(queue) as q, Bar("retry", " tasks") as progress:
-        which = in_words("completed task", chosen if ids else None, q.path, conditions)
-        confirm_at_terminal(f"Execute {which} once more?", yes)
-        total, looked_at = q.status(exact=False).completed, 0
+    for target in targets:
+        with target as q:
+            found = _retried(q, chosen, conditions)
+            target.print_count("retried", found.retried, unknown_in(q, chosen or ()), found.as_dict())
+            if not as_json:
+                _say_left_out(found)
+            if not q.settings.keep_history:
+                complain(f"{target.path} forgets completed tasks at once (create --no-history): none can be retried")
+            if found.unkept:
+                _say_unkept(found, target, q.settings.keep_payloads)
+                targets.leave_with(UNKEPT_EXIT)
+    targets.end()
+
+
+def _retried(q: AnyQueue, chosen: list[str] | None, conditions: tuple[Condition, ...]) -> fsqueue.RetryReport:
+    """Retry completed tasks of a queue; on a terminal with a bar, if that takes long."""
+    total, looked_at, holds = q.status(exact=False).completed, 0, all_of(conditions)
+    with Bar("retry", " tasks") as progress:
 
         def where(result: fsqueue.Result) -> bool:
             nonlocal looked_at
@@ -219,24 +271,16 @@ def _retry_completed(
                 progress.show(min(looked_at, total), total)
             return holds is None or holds(result)
 
-        found = q.retry_completed(chosen, where) if ids else q.retry_completed(where=where)
-        unknown = outcomes.unknown(q.store, chosen)
-        keeps_history, longest = q.settings.keep_history, q.settings.keep_payloads
-    print_done(as_json, found.as_dict() | ({"unknown": unknown} if unknown else {}), found.retried)
-    if not as_json:
-        _say_left_out(found)
-    if not keeps_history:
-        complain("this queue forgets completed tasks at once (create --no-history): none can be retried")
-    if found.unkept:
-        kept = "" if longest is None else f", and payloads of up to {wording.counted(longest, 'byte')}"
-        complain(
-            f"{wording.counted(found.unkept, 'task')} cannot be retried: the payload is not kept. Insert them anew "
-            f"from where they came from. This queue keeps payloads until 'fsqueue gc' removes them{kept}. "
-            "'fsqueue set Q keep_payloads=BYTES' keeps longer ones of tasks that finish from then on"
-        )
-    say_unknown(unknown)
-    if unknown or found.unkept:
-        raise click.exceptions.Exit(UNKNOWN_EXIT if unknown else UNKEPT_EXIT)
+        return q.retry_completed(where=where) if chosen is None else q.retry_completed(chosen, where)
+
+
+def _say_unkept(found: fsqueue.RetryReport, target: Target, longest: int | None) -> None:
+    kept = "" if longest is None else f", and payloads of up to {wording.counted(longest, 'byte')}"
+    complain(
+        f"{wording.counted(found.unkept, 'task')} cannot be retried: the payload is not kept. Insert them anew from "
+        f"where they came from. {target.path} keeps payloads until 'fsqueue gc' removes them{kept}. "
+        "'fsqueue set Q keep_payloads=BYTES' keeps longer ones of tasks that finish from then on"
+    )
 
 
 def _say_left_out(found: fsqueue.RetryReport) -> None:

@@ -24,7 +24,18 @@ import fsqueue
 from fsqueue.format import wording
 from fsqueue.views import outcomes
 
-from .common import NAMED_MAX, UNKNOWN_EXIT, confirm, group_at, path_of, queue_at, queues_there, say_unknown
+from .common import (
+    NAMED_MAX,
+    UNKNOWN_EXIT,
+    confirm,
+    confirm_at_terminal,
+    group_at,
+    path_of,
+    queue_at,
+    queues_there,
+    say_unknown,
+    words,
+)
 from .printing import complain, hint, plain, print_done, print_json, say
 
 if TYPE_CHECKING:
@@ -47,6 +58,29 @@ class Named(NamedTuple):
 def is_address(given: str) -> bool:
     """Return whether this is the address of a gateway, and no path."""
     return given.startswith(("http://", "https://", "http+unix://"))
+
+
+def with_tasks(arguments: Sequence[str], match: str | None, as_json: bool) -> tuple[Targets, list[str] | None]:
+    """Return the queues, and the ids of TASKs, that stand among arguments `Q... [TASK]...`; None for no TASKs.
+
+    An id has no slash, and a second queue must have one. So a mistyped id is never taken for a queue: the command would
+    act on all tasks of the first one. TASKs are of one queue: with several, which of them is meant is not said.
+    """
+    first, *others = arguments
+    ids = [one for one in others if "/" not in one]
+    for one in ids:
+        if one != "-":
+            try:
+                outcomes.check_id(one)
+            except fsqueue.InvalidArgument as error:
+                raise fsqueue.InvalidArgument(f"{error} If it is a queue in this directory: ./{one}") from None
+    targets = Targets([first, *(one for one in others if "/" in one)], match, as_json)
+    if ids and targets.is_several:
+        raise click.UsageError(
+            f"TASKs are of one queue, and {', '.join(targets.given)} may be several. Nothing was done. Name the queue "
+            "that has them."
+        )
+    return targets, list(dict.fromkeys(words(tuple(ids)))) if ids else None
 
 
 def unknown_in(q: AnyQueue, ids: Iterable[str]) -> list[str]:
@@ -127,6 +161,11 @@ class Targets:
         """Go on only with `--yes`, or if the user at the terminal agrees; without a question if no queue is meant."""
         if self.named:
             confirm(question, yes)
+
+    def confirm_at_terminal(self, question: str, yes: bool) -> None:
+        """Ask the user at a terminal, if any queue is meant; elsewhere go on."""
+        if self.named:
+            confirm_at_terminal(question, yes)
 
     @property
     def is_sound(self) -> bool:
@@ -228,12 +267,14 @@ class Target:
         prefix = f"{self.path}: " if self._targets.is_several else ""
         print_done(self._targets.as_json, self.as_dict(value), *(prefix + line for line in lines))
 
-    def print_count(self, what: str, count: int, unknown: Sequence[str] = ()) -> None:
-        """Print how many tasks something was done to. Ids that the queue does not know are named.
+    def print_count(
+        self, what: str, count: int, unknown: Sequence[str] = (), more: dict[str, Any] | None = None
+    ) -> None:
+        """Print how many tasks something was done to. Ids that the queue does not know are named. `more`: for JSON.
 
         Among several queues, those with none are not named, and `Targets.end` prints the sum.
         """
-        value = {what: count} | ({"unknown": list(unknown)} if unknown else {})
+        value = {what: count} | (more or {}) | ({"unknown": list(unknown)} if unknown else {})
         if self._targets.is_several:
             self._targets.add(what, count)
             self.print_done(value, *[f"{what} {count:,}"] * bool(count))

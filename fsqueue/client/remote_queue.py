@@ -43,6 +43,7 @@ from fsqueue.client.values import (
 from fsqueue.client.wire import Answer, OverWire, Wire, encoded, segment
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
+from fsqueue.filesystem.processes import Holder
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import (
@@ -64,6 +65,10 @@ from fsqueue.protocol import encoding, insert_errors, transitions
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.user_code import UserCodeError, reads_alike, user_function
 from fsqueue.views import attaching
+from fsqueue.views.lease_holders import LeaseHolder
+from fsqueue.views.priorities import PriorityRange
+from fsqueue.views.stuck_locks import StuckLock
+from fsqueue.views.usage import Usage
 
 WAIT_S = 30.0
 """How long one request waits at the gateway, in a loop that waits for longer."""
@@ -428,9 +433,9 @@ class RemoteQueue(OverWire):
         window_ms(window_s)
         return dict(self._ask("timeline", window_s=window_s, pieces=pieces_of(pieces)))
 
-    def workers(self) -> list[dict[str, Any]]:
-        """Return `Queue.workers` as dicts. Slurm is not asked."""
-        return list(self._ask("workers"))
+    def workers(self) -> list[LeaseHolder]:
+        """Return the workers that hold tasks: see `Queue.workers`. Slurm is not asked."""
+        return [made(LeaseHolder, one) for one in self._ask("workers")]
 
     def failing_nodes(self) -> list[FailingNode]:
         """Return the nodes on which the latest attempts failed, one after the other: see `Queue.failing_nodes`."""
@@ -440,17 +445,19 @@ class RemoteQueue(OverWire):
         """Forget a node's failures, so that it takes tasks again: see `Queue.admit_node`."""
         return bool(self._ask("admit_node", node=node_of(node)))
 
-    def usage(self) -> dict[str, dict[str, int]]:
-        """Return `Queue.usage` as dicts."""
-        return dict(self._ask("usage"))
+    def usage(self) -> dict[str, Usage]:
+        """Return files, directories and bytes, by what they are for: see `Queue.usage`."""
+        return {part: made(Usage, one) for part, one in self._ask("usage").items()}
 
-    def waiting_by_priority(self, ranges: int = 8) -> list[dict[str, Any]]:
-        """Return `Queue.waiting_by_priority` as dicts, for at most 1,000 ranges."""
-        return list(self._ask("waiting_by_priority", ranges=min(whole("ranges", ranges), RANGES_MAX)))
+    def waiting_by_priority(self, ranges: int = 8) -> list[PriorityRange]:
+        """Return how many tasks wait, by priority, in at most 1,000 ranges: see `Queue.waiting_by_priority`."""
+        found = self._ask("waiting_by_priority", ranges=min(whole("ranges", ranges), RANGES_MAX))
+        return [made(PriorityRange, one) for one in found]
 
-    def stuck(self) -> list[dict[str, Any]]:
-        """Return `Queue.stuck` as dicts."""
-        return list(self._ask("stuck"))
+    def stuck(self) -> list[StuckLock]:
+        """Return the locks that stay taken: see `Queue.stuck`. Their holders are processes of the gateway's host."""
+        found = ({**one, "holders": [made(Holder, each) for each in one["holders"]]} for one in self._ask("stuck"))
+        return [made(StuckLock, one) for one in found]
 
     # -- dead letters, and the whole queue ------------------------------------------------------------------------
 

@@ -28,6 +28,11 @@ def unknown(store: Store, ids: Iterable[str]) -> list[str]:
     return [task_id for task_id, became in _outcomes(store, wanted).items() if became is None]
 
 
+def check_id(task_id: str) -> None:
+    """Raise InvalidArgument for what is no id of a task, whether there is one or not."""
+    names.parse_task_id(task_id)
+
+
 class Loss(NamedTuple):
     """Say in a sentence why a lease no longer holds, and whether this very lease has completed its task."""
 

@@ -98,7 +98,10 @@ def test_retry_some_then_all(fsqueue_cli: Run, buried: Queue) -> None:
 def test_purge_some_then_all(fsqueue_cli: Run, buried: Queue) -> None:
     listed = fsqueue_cli("dead", "list", buried.path, "--json", "--where", "payload.n=4").stdout
     assert fsqueue_cli("dead", "purge", buried.path, "-", "--yes", input=listed).stdout == "1\n"
-    assert json.loads(fsqueue_cli("dead", "purge", buried.path, "--yes", "--json").stdout) == {"purged": 4}
+    assert json.loads(fsqueue_cli("dead", "purge", buried.path, "--yes", "--json").stdout) == {
+        "queue": str(buried.path),
+        "purged": 4,
+    }
     assert buried.status().inserted == 0
 
 

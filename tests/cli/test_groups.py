@@ -360,7 +360,7 @@ def test_commands_that_go_over_all_queues(fsqueue_cli: Run, group: Group, tmp_pa
 
 @pytest.mark.parametrize(
     "command",
-    [["show", "x"], ["results"], ["dead list"], ["lease"], ["workers"]],
+    [["show", "x"], ["lease"]],
 )
 def test_commands_for_one_queue_say_so(fsqueue_cli: Run, group: Group, command: list[str]) -> None:
     verb, *rest = command

@@ -161,7 +161,7 @@ def test_where_one_of_several_queues_fails_the_others_are_done(fsqueue_cli: Run,
     assert str(none) in result.stderr
     if command not in ONE_DOCUMENT:
         lines = [json.loads(line) for line in result.stdout.splitlines()]
-        assert [one["queue"] for one in lines if "error" in one and one["error"] is not None] == [str(none)]
+        assert [one["queue"] for one in lines if set(one) == {"queue", "error"}] == [str(none)]
         assert {str(q), str(q2)} <= {one["queue"] for one in lines}
 
 
@@ -237,3 +237,98 @@ def test_what_needs_the_files_refuses_an_address(fsqueue_cli: Run, home: Home) -
 def test_a_queue_of_a_group_on_a_gateway_is_deleted_by_its_name(fsqueue_cli: Run, home: Home) -> None:
     fsqueue_cli("delete", f"{home.url}/", "--queue", "a", "-y")
     assert [queue.name for queue in Group(home.path / "g").queues(tasks_min=0)] == ["b"]
+
+
+# -- dead letters and workers ---------------------------------------------------------------------------------------
+
+
+def test_dead_letters_of_a_group_are_grouped_together(fsqueue_cli: Run, group: Group) -> None:
+    for name in ("a#fetch", "b#fetch"):
+        [task] = group[name].lease()
+        task.bury("timeout after 17 s")
+    said = fsqueue_cli("dead", "list", group.path, "--match", ".*")
+    head, first, second = said.stdout.splitlines()
+    assert head.split()[:2] == ["2", "timeout"]
+    assert (first.split()[0], second.split()[0]) == ("a#fetch", "b#fetch")
+    assert f"fsqueue dead retry {group.path} --match '.*'" in said.stderr
+    assert "a#fetch" in fsqueue_cli("dead", "list", group.path, "--each").stdout
+    lines = fsqueue_cli("dead", "retry", group.path, "--where", "error~timeout").stdout.splitlines()
+    assert lines == [f"{group.path}/a#fetch: retried 1", f"{group.path}/b#fetch: retried 1", "retried 2 in 3 queues"]
+    assert "3 queues" in fsqueue_cli("dead", "list", group.path).stderr
+
+
+def test_a_mistyped_id_is_no_queue_and_drops_nothing(fsqueue_cli: Run, home: Home) -> None:
+    """Taken for a second queue, it would have the command drop all dead letters of the first."""
+    q, q2 = Queue(home.path / "q"), home.path / "q2"
+    for command in (["dead", "purge", "-y"], ["dead", "retry"]):
+        for wrong in ("0193f0c2", "q2", "0193f0c2a4b97c31a2d5e8f001234567"):
+            said = fsqueue_cli(*command[:2], q.path, wrong, *command[2:], code=2).stderr
+            assert f"./{wrong}" in said
+        [letter] = q.dead()
+        said = fsqueue_cli(*command[:2], q.path, q2, letter.id, *command[2:], code=2).stderr
+        assert "TASKs are of one queue" in said
+    assert [one.id for one in q.dead()] == [letter.id]
+    assert fsqueue_cli("dead", "purge", q.path, letter.id, "-y").stdout == "1\n"
+
+
+def test_an_id_that_a_gateways_queue_does_not_know_is_named(fsqueue_cli: Run, home: Home) -> None:
+    unknown = "0" * 32 + ".7"
+    result = fsqueue_cli("dead", "retry", f"{home.url}/a", unknown, code=fsqueue.TaskNotFound.exit_code)
+    assert unknown in result.stderr
+
+
+def test_workers_of_several_queues_have_a_column_for_their_queue(fsqueue_cli: Run, group: Group, home: Home) -> None:
+    heading, *rows = fsqueue_cli("workers", group.path, home.path / "q", home.path / "q2").stdout.splitlines()
+    assert heading.split()[:2] == ["QUEUE", "WORKER"]
+    assert [row.split()[0] for row in rows] == ["q", "q2"]
+    through = [json.loads(line) for line in fsqueue_cli("workers", f"{home.url}/", "--json").stdout.splitlines()]
+    assert [(one["queue"], len(one["workers"])) for one in through] == [(f"{home.url}/a", 1), (f"{home.url}/b", 1)]
+    assert "is an address" in fsqueue_cli("workers", f"{home.url}/a", "--release-dead", code=2).stderr
+
+
+# -- results --------------------------------------------------------------------------------------------------------
+
+
+def test_results_of_a_group_have_the_queue_of_each(fsqueue_cli: Run, home: Home, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in fsqueue_cli("results", home.path / "g", "--json").stdout.splitlines()]
+    assert [(Path(one["queue"]).name, one["state"]) for one in lines] == [
+        ("a", "completed"), ("a", "dead"), ("b", "completed"), ("b", "dead"),
+    ]  # fmt: skip
+    for place, of in ((home.path / "g", home.path / "g"), (f"{home.url}/", f"{home.url}")):
+        for ending in ("csv", "jsonl", "parquet"):
+            file = tmp_path / f"all.{ending}"
+            said = fsqueue_cli("results", place, "--where", "state=completed", file, "--json")
+            assert json.loads(said.stdout)["rows"] == 2
+            assert [str(one) for one in column(file, "queue")] == [f"{of}/a", f"{of}/b"]
+    fsqueue_cli("results", home.path / "q", tmp_path / "one.csv")
+    assert "queue" not in (tmp_path / "one.csv").read_text().splitlines()[0].split(",")
+
+
+def column(file: Path, name: str) -> list[Any]:
+    if file.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return list(parquet.read_table(file).column(name).to_pylist())
+    if file.suffix == ".csv":
+        import csv
+
+        with file.open() as lines:
+            return [row[name] for row in csv.DictReader(lines)]
+    return [json.loads(line)[name] for line in file.read_text().splitlines()]
+
+
+def test_a_payload_with_a_field_called_queue_keeps_it(fsqueue_cli: Run, group: Group, tmp_path: Path) -> None:
+    group["d"].insert({"queue": "mine"})
+    group["d"].lease()[0].complete()
+    file = tmp_path / "all.csv"
+    fsqueue_cli("results", group.path, file)
+    assert (column(file, "payload.queue"), column(file, "queue")) == (["mine"], [f"{group.path}/d"])
+
+
+def test_retry_of_completed_tasks_of_a_group(fsqueue_cli: Run, home: Home) -> None:
+    said = fsqueue_cli("retry", home.path / "g", "--completed", "--where", "result=1").stdout.splitlines()
+    assert said[-1] == "retried 2 in 2 queues"
+    assert Group(home.path / "g").status().status.completed == 2
+    again = fsqueue_cli("retry", home.path / "g", "--completed", "--all")
+    assert again.stdout == "retried 0 in 2 queues\n"
+    assert again.stderr.count("retried before") == 2

@@ -30,7 +30,11 @@ def without_fork_server(pid: int) -> bool:
 def test_nobody(fsqueue_cli: Run, queue: Queue) -> None:
     said = fsqueue_cli("workers", queue.path)
     assert (said.stdout, said.stderr) == ("", f"no worker holds a task of {queue.path}\n")
-    assert json.loads(fsqueue_cli("workers", queue.path, "--json").output) == {"workers": [], "nodes": []}
+    assert json.loads(fsqueue_cli("workers", queue.path, "--json").output) == {
+        "queue": str(queue.path),
+        "workers": [],
+        "nodes": [],
+    }
 
 
 def test_a_link_in_place_of_the_decision_files_is_told_in_a_sentence(fsqueue_cli: Run, tmp_path: Path) -> None:

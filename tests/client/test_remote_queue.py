@@ -207,14 +207,14 @@ def test_upkeep(remote: RemoteQueue, local: Queue) -> None:
     remote.lease(2)
     assert remote.release_all(worker="other") == 0
     [worker] = remote.workers()
-    assert (worker["worker"]["name"], len(worker["tasks"])) == ("me", 2)
+    assert (worker.worker["name"], len(worker.tasks)) == ("me", 2)
     assert remote.release_all(worker="me") == 2
     remote.complete(remote.lease(1))
     assert remote.retry_completed().retried == 1
     assert remote.activity(60)["at"] > 0
     assert sum(remote.timeline(60, pieces=3)["inserted"]) >= 3
-    assert remote.usage()["all"]["files"] >= 2
-    assert remote.waiting_by_priority()[-1]["waiting"] == 2
+    assert remote.usage()["all"].files >= 2
+    assert remote.waiting_by_priority()[-1].waiting == 2
     assert remote.stuck() == []
     assert remote.gc().trash_reaped == 0
 
