@@ -47,7 +47,7 @@ queues_and_tasks_argument = click.argument(
 ids_argument = click.argument("ids", metavar="[TASK]...", nargs=-1)
 optional_queues_argument = click.argument("queues", metavar="[Q]...", nargs=-1, shell_complete=_directories)
 worker_option = click.option("--worker", metavar="NAME", help="The worker's name in histories.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
 match_option = click.option("--match", metavar="RE", help="Of a group: only queues whose whole names match.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 

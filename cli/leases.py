@@ -66,7 +66,7 @@ fsqueue lease Q --up-to 5                # only tasks of priority 5 or more urge
 @click.option("--order", type=click.Choice(ORDERS), default="priority",
               help="The most urgent tasks first, or random ones [priority].")  # fmt: skip
 @worker_option
-@click.option("--tokens/--json", "tokens_only", help="Print tokens only / a JSON object a line (default).")
+@click.option("--tokens/--json", "tokens_only", help="Print tokens only / JSON, an object a line (default).")
 def lease(
     queue: str, n: int, lease_s: float | None, wait_s: float, up_to: str | int | None,
     order: Literal["priority", "random"], worker: str | None, tokens_only: bool,

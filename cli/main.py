@@ -80,6 +80,11 @@ Example:
 Durations are seconds (90, 1.5), units (5m, 1h30m, 7d) or clocks (1:00:00, 2-12:00:00).
 
 \b
+--json prints JSON Lines: an object a line. Commands that list tasks or findings (ls,
+results, dead list, lease, fsck) print a line for each, all others one for each queue,
+or one in all.
+
+\b
 Exit codes:
   0    done
   1    an error, said in a sentence

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
 import click
 import pytest
@@ -10,10 +12,10 @@ from fsqueue_cli.common import DEAD_EXIT, FINDINGS_EXIT, NOTHING_EXIT, TIMEOUT_E
 from fsqueue_cli.conditions import FIELDS
 from fsqueue_cli.running import EXCLUDED, FAILURES
 
-from fsqueue import Queue, errors
+from fsqueue import Group, Queue, errors
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
-from tests.cli.test_options import OPTIONS
+from tests.cli.test_options import OPTIONS, commands
 
 pytestmark = pytest.mark.once
 
@@ -111,3 +113,39 @@ def test_attempts_fail_and_tasks_are_given_up_or_retried() -> None:
     words = {flag for _, option in OPTIONS for flag in option.opts}
     words |= {str(value) for _, option in OPTIONS for value in getattr(option.type, "choices", ())}
     assert {word for word in words if "failed" in word} == set()
+
+
+PRINTS_NO_DATA = {"completion": "a script for a shell", "serve": "its address, for a script, and a log"}
+LISTS = {"ls": 8, "results": 4, "dead list": 1, "lease": 2, "fsck": 0}
+"""Commands that print a line for each task or finding, and how many they have in the queue of the test."""
+ARGUMENTS = {
+    "bury": "Q TOKEN --reason x", "cancel": "Q ID -y", "complete": "Q TOKEN", "dead purge": "Q -y", "delete": "Q -y",
+    "fail": "Q TOKEN --reason x", "insert": "Q --task 1", "purge": "Q -y", "release": "Q TOKEN", "lease": "Q -n 2",
+    "release-all": "Q -y", "renew": "Q TOKEN", "retry": "Q --completed --all", "show": "Q ID", "wait": "Q --timeout 0",
+    "run": "Q --max-tasks 1 --call json:dumps", "create": "DIR/new", "set": "Q max_attempts=3", "doctor": "DIR",
+    "bench": "DIR --tasks 1 --duration 0.01", "simulate": "--lag 10 --pops 10", "update": "DIR/group --insert a=1",
+    "slurm": "Q --print -- true",
+}  # fmt: skip
+"""What else than a queue a command is given."""
+JSON = {name for name, option in OPTIONS if "--json" in option.opts or "--json" in option.secondary_opts}
+
+
+def test_whatever_prints_data_prints_it_as_json_too() -> None:
+    everything = {name for name, _ in commands()}
+    assert everything - JSON == set(PRINTS_NO_DATA)
+    said = {option.help for _, option in OPTIONS if "--json" in option.opts}
+    assert said == {"Print JSON, an object a line."}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in JSON if not name.startswith("spark ")))
+def test_json_is_an_object_a_line(fsqueue_cli: Run, mixed: Queue, tmp_path: Path, name: str) -> None:
+    Group.create(tmp_path / "group")
+    [token] = [task.token for task in mixed.lease()]
+    values = {"Q": str(mixed.path), "ID": mixed.peek()[0].id, "TOKEN": token}
+    words = [values.get(word, word.replace("DIR", str(tmp_path))) for word in ARGUMENTS.get(name, "Q").split()]
+    at = words.index("--") if "--" in words else len(words)
+    done = fsqueue_cli(*name.split(), *words[:at], "--json", *words[at:], code=None)
+    assert done.exit_code in (0, 8, 9, 10, 124), done.output
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each for each in found if type(each) is not dict] == []
+    assert len(found) == LISTS.get(name, 1)
