@@ -15,6 +15,7 @@ from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.views.inspection import DrainCheck
 from tests.cli.conftest import Run, Spawn
 from tests.waiting import PATIENCE_S, until
+from tests.worker.support import until_there
 
 pytestmark = pytest.mark.once
 
@@ -123,7 +124,7 @@ def test_watch_says_it_of_a_queue_and_goes_on_with_the_other_one_of_a_group(spaw
 @pytest.mark.parametrize("at_work", [False, True])
 def test_run(spawn: Spawn, place: Place, tmp_path: Path, at_work: bool) -> None:
     """The run of a queue ends, with 5: it may be another one's. One of a group goes on with the new queue."""
-    script = f'echo "$1" >> {tmp_path}/done; while [ "$1" = waits ] && [ ! -e {tmp_path}/go ]; do sleep 0.05; done'
+    script = f'echo "$1" >> {tmp_path}/done; [ "$1" != waits ] || {until_there(tmp_path / "go")}'
     process = spawn("run", place.typed, "--forever", "--", "sh", "-c", script, "sh", "{}")
     place.queue.insert("waits" if at_work else "first")
     done = tmp_path / "done"

@@ -27,6 +27,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/adversary/acts.py", "Adversary.flicker"): "the adversary's random moments",
     ("tests/adversary/acts.py", "Adversary.take_away"): "the adversary's random moments",
     ("tests/adversary/test_groups.py", "module"): "commands that end soon, whatever they find",
+    ("tests/cli/test_targets.py", "module"): "a worker that ends soon, whatever it finds",
     ("tests/concurrency/processes.py", "at_a_random_moment"): "a fault comes at a random moment",
     ("tests/worker/tasks.py", "obey"): "a task that takes a while",
     ("tests/worker/tasks.py", "stormy"): "tasks that take a while",
