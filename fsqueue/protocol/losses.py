@@ -34,6 +34,7 @@ DELETED = "the queue was deleted"
 PURGED = "purged"
 FINISHED = "the batch has finished"
 FINISHED_OR_PURGED = "it has finished, or was purged"
+FINISHED_OR_DELETED = "it has finished, or its queue was deleted"
 
 
 def why_unknown(state: QueueState, generation: int) -> str:
@@ -41,8 +42,10 @@ def why_unknown(state: QueueState, generation: int) -> str:
 
     The caller has found that such a generation that is known has not ended. A generation's history goes with it.
     """
-    if generation or state.generation == 1:
+    if generation:
         return FINISHED
+    if state.generation == 1:  # another queue may have been at this path when the lease was given
+        return FINISHED_OR_DELETED
     return PURGED if state.settings.keep_history else FINISHED_OR_PURGED
 
 

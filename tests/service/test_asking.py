@@ -159,6 +159,28 @@ def test_a_body_that_is_compressed_or_in_parts_is_refused_by_its_name(
     assert not group["q"].exists()
 
 
+@pytest.mark.parametrize(
+    ("ends", "status", "reason"),
+    [
+        (["purge"], 410, "purged"), (["delete"], 410, "the queue was deleted"),
+        (["delete", "insert"], 409, "it has finished, or its queue was deleted"),
+        (["purge", "insert"], 410, "purged"),
+    ],
+)  # fmt: skip
+def test_a_gateway_that_had_not_opened_a_queue_tells_what_became_of_a_lease(
+    client: TestClient, group: Group, ends: list[str], status: int, reason: str
+) -> None:
+    """The token is all that it knows of the lease."""
+    group["elsewhere"].insert(1)
+    [task] = group["elsewhere"].lease()
+    for end in ends:
+        getattr(group["elsewhere"], end)(*([2] if end == "insert" else []))
+    answer = client.post("/v1/queues/elsewhere/complete", json={"tasks": [{"token": task.token}]})
+    assert (answer.status_code, said(answer)["type"], said(answer)["reason"]) == (status, "LeaseLost", reason)
+    answer = client.post("/v1/update", json={"complete": [{"queue": "elsewhere", "token": task.token}]})
+    assert (answer.status_code, [one[3] for one in said(answer)["missing"]]) == (409, [reason])
+
+
 @pytest.mark.parametrize(("end", "reason"), [("purge", "purged"), ("delete", "the queue was deleted")])
 def test_a_lease_on_what_was_purged_or_deleted_is_answered_by_410(
     client: TestClient, group: Group, end: str, reason: str
