@@ -60,7 +60,7 @@ def queue_at(path: str, worker: str | None = None) -> fsqueue.Queue:
     return fsqueue.Group.queue_at(path, worker)
 
 
-def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> str:
+def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | fsqueue.RemoteGroup) -> str:
     """Return the path of a queue as the user would type it, or that of a group; the address of a gateway's queue."""
     if isinstance(source, fsqueue.GroupQueue):
         return source.typed_path

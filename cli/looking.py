@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -12,9 +12,24 @@ import fsqueue
 from fsqueue.format import wording
 from fsqueue.views import outcomes
 
-from .common import brief, example, group_at, json_option, match_option, moment, queue_argument, queue_at, refuse_lost
+from .common import (
+    brief,
+    example,
+    json_option,
+    match_option,
+    moment,
+    path_of,
+    queue_argument,
+    queue_at,
+    queues_argument,
+    refuse_lost,
+)
 from .conditions import Condition, Item, all_of, where_option
 from .printing import or_hint, print_json, print_table, say
+from .targets import Target, Targets, group_named
+
+if TYPE_CHECKING:
+    from .targets import AnyQueue
 
 STATES = ("waiting", "delayed", "leased", "completed", "dead", "cancelled")
 RETRYING = "retrying"
@@ -25,10 +40,11 @@ RETRYING = "retrying"
     epilog=example(
         """fsqueue ls Q --state leased
 fsqueue ls /scratch/me/crawl --match '.*#fetch'          # the queues of a group
+fsqueue ls /scratch/me/crawl --state leased              # tasks of all its queues
 fsqueue ls Q --where 'attempts>1' --json | jq -r .id"""
     )
 )
-@queue_argument
+@queues_argument
 @click.option("--state", type=click.Choice([*STATES, RETRYING]),
               help="Only tasks in this state; retrying: to be tried again [all unfinished].")  # fmt: skip
 @where_option
@@ -38,46 +54,77 @@ fsqueue ls Q --where 'attempts>1' --json | jq -r .id"""
               help="Of a group: only queues with at least N unfinished tasks; 0: all [1].")  # fmt: skip
 @json_option
 def ls(
-    queue: str, state: str | None, conditions: tuple[Condition, ...], limit: int | None, match: str | None,
+    queues: tuple[str, ...], state: str | None, conditions: tuple[Condition, ...], limit: int | None, match: str | None,
     tasks_min: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """List the tasks of Q, in no particular order; or the queues of the group Q, by name.
+    """List the tasks of Q, in no particular order; or the queues of the group Q, by name, and which are paused.
 
-    Finished tasks are listed while the history keeps them, with their payloads if it keeps those; completed ones with
-    their results. 'fsqueue results' makes tables of them. A task that changes its state while the
-    command reads the queue may appear in either state.
+    With --state or --where, the tasks of all queues of a group are listed. Finished tasks are listed while the history
+    keeps them, with their payloads if it keeps those; completed ones with their results. 'fsqueue results' makes tables
+    of them. A task that changes its state while the command reads the queue may appear in either state.
 
     A queue of a group whose tasks cannot be counted is named on standard error. The others are listed, and the command
-    ends with exit code 5.
+    ends with exit code 5. With --min 0 no queue is looked into: neither tasks nor pauses are known.
     """
-    group = group_at(queue, {"--match": match, "--min": tasks_min})
-    if group is not None:
-        if state is not None or conditions:
-            raise click.UsageError(f"{queue} is a group. To list tasks, name one of its queues: {queue}/NAME")
-        _list_queues(group, match, 1 if tasks_min is None else tasks_min, limit, as_json)
+    lists_tasks = state is not None or bool(conditions)
+    if lists_tasks and tasks_min is not None:
+        raise click.UsageError("--min lists queues of a group; with --state or --where, tasks are listed.")
+    groups = [] if lists_tasks else [group_named(one, {"--match": match, "--min": tasks_min}) for one in queues]
+    others = [one for one, group in zip(queues, groups, strict=True) if group is None] if groups else queues
+    lost: list[fsqueue.QueueFileLost] = []
+    for group in groups:
+        if group is not None:
+            lost += _list_queues(group, match, 1 if tasks_min is None else tasks_min, limit, as_json)
+    if others:
+        _list_tasks(Targets(others, match if lists_tasks else None, as_json), state, conditions, limit, as_json)
+    refuse_lost(lost)
+
+
+def _list_tasks(
+    targets: Targets, state: str | None, conditions: tuple[Condition, ...], limit: int | None, as_json: bool
+) -> None:
+    found: Iterator[tuple[Target, fsqueue.TaskInfo]] = islice(_tasks_of(targets, state, conditions), limit)
+    if as_json:
+        for target, task in found:
+            print_json(task.as_dict() | target.as_dict({}))
+        targets.end()
         return
-    with queue_at(queue) as q:
-        found = _listed(q, state, all_of(conditions))
-        tasks: Iterator[fsqueue.TaskInfo] = islice(found, limit)
-        if as_json:
-            for task in tasks:
-                print_json(task.as_dict())
-            return
-        if limit != 0:
-            tasks = or_hint(tasks, _none(str(q.path), state, bool(conditions)))
-        heading: tuple[str, ...] = ("TASK", "STATE", "ATTEMPT", "UNTIL" if state == "delayed" else "SINCE")
-        known = ((task, (task.id, task.state, str(task.attempt), _time_of(task, state))) for task in tasks)
-        rows: Iterator[tuple[str, ...]]
-        if state == "completed":
-            rows = ((*begin, f"{brief(task.payload, 60)} -> {brief(task.result, 60)}") for task, begin in known)
-            heading = (*heading, "PAYLOAD -> RESULT")
-        elif q.has_priorities:
-            rows = ((*begin, _priority(task), brief(task.payload)) for task, begin in known)
-            heading = (*heading, "PRIORITY", "PAYLOAD")
-        else:
-            rows = ((*begin, brief(task.payload)) for task, begin in known)
-            heading = (*heading, "PAYLOAD")
-        print_table(rows, (36, 9, 7, 19, 8)[: len(heading) - 1], heading)
+    if limit != 0 and targets.named:
+        found = or_hint(found, _none(targets.described, state, bool(conditions)))
+    before: tuple[tuple[str, int], ...] = (("QUEUE", 20),) if targets.is_several else ()
+    columns = [*before, ("TASK", 36), ("STATE", 9), ("ATTEMPT", 7), ("UNTIL" if state == "delayed" else "SINCE", 19)]
+    known = (
+        ((target.name,) * len(before) + (task.id, task.state, str(task.attempt), _time_of(task, state)), task)
+        for target, task in found
+    )
+    rows: Iterator[tuple[str, ...]]
+    if state == "completed":
+        rows = ((*begin, f"{brief(task.payload, 60)} -> {brief(task.result, 60)}") for begin, task in known)
+        last = "PAYLOAD -> RESULT"
+    elif targets.is_several or any(_has_priorities(targets)):
+        rows = ((*begin, _priority(task), brief(task.payload)) for begin, task in known)
+        columns, last = [*columns, ("PRIORITY", 8)], "PAYLOAD"
+    else:
+        rows = ((*begin, brief(task.payload)) for begin, task in known)
+        last = "PAYLOAD"
+    print_table(rows, tuple(width for _, width in columns), (*(name for name, _ in columns), last))
+    targets.end()
+
+
+def _has_priorities(targets: Targets) -> Iterator[bool]:
+    for target in targets:
+        with target as q:
+            yield q.has_priorities
+
+
+def _tasks_of(
+    targets: Targets, state: str | None, conditions: tuple[Condition, ...]
+) -> Iterator[tuple[Target, fsqueue.TaskInfo]]:
+    """Yield the tasks that are meant, each with its queue."""
+    for target in targets:
+        with target as q:
+            for task in _listed(q, state, all_of(conditions)):
+                yield target, task
 
 
 def _none(path: str, state: str | None, is_conditional: bool) -> str:
@@ -94,7 +141,7 @@ def _on_record(state: str | None) -> str:
     return " on record" if state in ("completed", "cancelled") else ""
 
 
-def _listed(q: fsqueue.Queue, state: str | None, where: Callable[[Item], bool] | None) -> Iterator[fsqueue.TaskInfo]:
+def _listed(q: AnyQueue, state: str | None, where: Callable[[Item], bool] | None) -> Iterator[fsqueue.TaskInfo]:
     """Yield the tasks in a state that meet the conditions. What a finished one used, only its result tells."""
     if state == RETRYING:
         return filter(where, _retrying(q))
@@ -112,32 +159,39 @@ def _no_queue(path: str, match: str | None, tasks_min: int) -> str:
     return f"{path} has no queue{named}{tasks}" + ("; --min 0 lists all queues" if tasks_min else "")
 
 
-def _list_queues(group: fsqueue.Group, match: str | None, tasks_min: int, limit: int | None, as_json: bool) -> None:
-    """List queues of a group, each with a hint of how many tasks it has left; with 0 none is looked into.
+def _list_queues(
+    group: fsqueue.Group | fsqueue.RemoteGroup, match: str | None, tasks_min: int, limit: int | None, as_json: bool
+) -> list[fsqueue.QueueFileLost]:
+    """List queues of a group, each with a hint of how many tasks it has left, and whether it is paused.
 
-    A queue that cannot be counted is named, and the others are listed. Then the command ends as it does for that queue
-    alone.
+    With `tasks_min` 0 none is looked into. Return the errors of those that cannot be counted: the others are listed.
     """
     lost: list[fsqueue.QueueFileLost] = []
-    queues = islice(group.queues(match, tasks_min), limit)
-    for queue in queues if as_json or limit == 0 else or_hint(queues, _no_queue(str(group.path), match, tasks_min)):
+    each: Iterator[AnyQueue] = group.queues(match, tasks_min)
+    queues = islice(each, limit)
+    for queue in queues if as_json or limit == 0 else or_hint(queues, _no_queue(path_of(group), match, tasks_min)):
+        about: dict[str, Any] = {}
+        found: fsqueue.Pause | None = None
         try:
-            left = queue.status(exact=False).remaining if tasks_min else None
+            if tasks_min:
+                found = queue.paused
+                about = {"remaining": queue.status(exact=False).remaining, "paused": found and found.as_dict()}
         except fsqueue.QueueFileLost as error:
             lost.append(error)
             continue
+        name = queue.name  # type: ignore[union-attr]  # a group's has one
         if as_json:
-            about = {} if left is None else {"remaining": left}
-            print_json({"name": queue.name, "queue": f"{group.path}/{queue.name}", **about})
-        elif left is None:
-            say(queue.name)
+            print_json({"name": name, "queue": path_of(queue), **about})
+        elif not about:
+            say(name)
         else:
-            say(f"{left:>12,}  {queue.name}")
-        queue.close()
-    refuse_lost(lost)
+            say(f"{about['remaining']:>12,}  {name}" + (f"  (paused {found})" if found is not None else ""))
+        if isinstance(queue, fsqueue.Queue):
+            queue.close()
+    return lost
 
 
-def _retrying(q: fsqueue.Queue) -> Iterator[fsqueue.TaskInfo]:
+def _retrying(q: AnyQueue) -> Iterator[fsqueue.TaskInfo]:
     return (task for task in q.tasks() if task.error is not None and task.state != "leased")
 
 

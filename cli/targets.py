@@ -60,6 +60,14 @@ def is_address(given: str) -> bool:
     return given.startswith(("http://", "https://", "http+unix://"))
 
 
+def group_named(given: str, options: dict[str, object]) -> fsqueue.Group | fsqueue.RemoteGroup | None:
+    """Return the group that a path or an address means; None if it means a queue: see `group_at`."""
+    if not is_address(given):
+        return group_at(given, options)
+    found = fsqueue.connect(given, patience_s=GATEWAY_PATIENCE_S)
+    return found if isinstance(found, fsqueue.RemoteGroup) else None
+
+
 def with_tasks(arguments: Sequence[str], match: str | None, as_json: bool) -> tuple[Targets, list[str] | None]:
     """Return the queues, and the ids of TASKs, that stand among arguments `Q... [TASK]...`; None for no TASKs.
 

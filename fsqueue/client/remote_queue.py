@@ -147,6 +147,11 @@ class RemoteQueue(OverWire):
         found = self._ask("queue")["paused"]
         return None if found is None else made(Pause, found)
 
+    @property
+    def has_priorities(self) -> bool:
+        """Return whether tasks with priorities were ever inserted."""
+        return bool(self._ask("queue")["has_priorities"])
+
     def is_copy(self) -> bool:
         """Return whether its directory may be a copy of the one in which it was made. A hint."""
         return bool(self._ask("queue")["copy"])

@@ -332,3 +332,28 @@ def test_retry_of_completed_tasks_of_a_group(fsqueue_cli: Run, home: Home) -> No
     again = fsqueue_cli("retry", home.path / "g", "--completed", "--all")
     assert again.stdout == "retried 0 in 2 queues\n"
     assert again.stderr.count("retried before") == 2
+
+
+# -- ls -------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_of_a_group_marks_paused_queues(fsqueue_cli: Run, home: Home) -> None:
+    fsqueue_cli("pause", home.path / "g/b", "--reason", "disk full")
+    for place in (home.path / "g", f"{home.url}/"):
+        first, second = fsqueue_cli("ls", place).stdout.splitlines()
+        assert (first, "b  (paused since " in second, "disk full" in second) == (f"{2:>12}  a", True, True)
+        told = [json.loads(line) for line in fsqueue_cli("ls", place, "--json").stdout.splitlines()]
+        assert [one["paused"] and one["paused"]["reason"] for one in told] == [None, "disk full"]
+    assert fsqueue_cli("ls", f"{home.url}/", "--min", 0).stdout.split() == ["a", "b"]
+
+
+def test_ls_lists_tasks_of_several_queues(fsqueue_cli: Run, home: Home) -> None:
+    heading, *rows = fsqueue_cli("ls", home.path / "g", "--state", "leased").stdout.splitlines()
+    assert heading.split()[:2] == ["QUEUE", "TASK"]
+    assert [row.split()[0] for row in rows] == ["a", "b"]
+    lines = fsqueue_cli("ls", home.path / "q", f"{home.url}/a", "--json").stdout.splitlines()
+    assert [json.loads(line)["queue"] for line in lines] == [str(home.path / "q")] * 2 + [f"{home.url}/a"] * 2
+    assert (
+        len(fsqueue_cli("ls", home.path / "g", "--where", "payload>1", "--limit", 3, "--json").stdout.split("\n")) == 4
+    )
+    assert "--min" in fsqueue_cli("ls", home.path / "g", "--state", "dead", "--min", 2, code=2).stderr

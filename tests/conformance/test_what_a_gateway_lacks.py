@@ -12,7 +12,7 @@ from tests.house.source import TOP
 pytestmark = pytest.mark.once
 
 OF_A_PATH = {
-    "queue": {"create", "directory", "generation", "has_priorities", "id", "lease_for_others", "typed_path"},
+    "queue": {"create", "directory", "generation", "id", "lease_for_others", "typed_path"},
     "group": {"create", "directory", "group", "id", "lineage", "path"},
 }
 """What has to do with a directory on this host, or is what the layers above `Queue` and `Group` ask."""
