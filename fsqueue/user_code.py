@@ -10,6 +10,7 @@ User code may fork. The child that comes back into the verb would do again what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from fsqueue import forks
@@ -39,6 +40,15 @@ class UserCodeError(Exception):
             error.count(inserted, new)
         elif isinstance(error, FsqueueError):
             error.inserted, error.new, error.is_exact, error.advice = inserted, new, True, ""
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise what user code has raised in a block, and what a child gets that was forked there, as it is."""
+    try:
+        yield
+    except (UserCodeError, ForkedInCall) as carried:
+        raise carried.error from None
 
 
 _MISTAKEN = (OSError, FsqueueError, UserCodeError)

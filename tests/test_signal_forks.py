@@ -30,14 +30,15 @@ RETURNED, REFUSED, OTHER = 0, 1, 2
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to fork in each line, which takes minutes; else it is one of so many new lines:"""
 STRIDE = how_many(21, 7)
-RETURNS = ("return found", "return got", "return task", "leaser.holder = None")
+RETURNS = ("return found", "return got", "return task", "return self.results", "leaser.holder = None")
 """How verbs end, behind the look at whose process this is: see docs/design.md, section 11."""
 
 
 class Forker:
     """Forks in a line of fsqueue in which it has not forked before, once a run. The child goes on first."""
 
-    def __init__(self, in_child: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, in_child: Callable[[], object] = lambda: None, stride: int = STRIDE) -> None:
+        self.stride = stride
         self.seen: set[tuple[CodeType, int]] = set()
         self.is_last = False
         """Whether nothing is left to do in that line but to return: the child may do so."""
@@ -80,7 +81,7 @@ class Forker:
         key = frame.f_code, frame.f_lineno
         if event == "line" and not self.where and key not in self.seen:
             self.seen.add(key)
-            if len(self.seen) % (1 if EVERYWHERE else STRIDE):
+            if len(self.seen) % (1 if EVERYWHERE else self.stride):
                 return self._step
             self.is_last = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() in RETURNS
             self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"

@@ -7,10 +7,11 @@ import re
 import socket
 import ssl
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from fsqueue.errors import InvalidArgument
+from fsqueue.filesystem import resources
 
 PORTS = {"http": 80, "https": 443}
 """The port of an address that names none, as in a browser."""
@@ -76,7 +77,16 @@ def address_of(url: str) -> GatewayAddress:
     raise InvalidArgument(f"{url!r:.200} is no address of a gateway. {LOOKS_LIKE}")
 
 
-class UnixConnection(http.client.HTTPConnection):
+class _OfOneProcess(http.client.HTTPConnection):
+    """A connection by which a forked child sends nothing of a call that its parent had begun."""
+
+    def send(self, data: Any) -> None:
+        """Send a part of a request. ForkedInCall in such a child."""
+        resources.refuse_the_parents()
+        super().send(data)
+
+
+class UnixConnection(_OfOneProcess):
     """A connection to a Unix socket."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
@@ -95,7 +105,7 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock = made
 
 
-class TcpConnection(http.client.HTTPConnection):
+class TcpConnection(_OfOneProcess):
     """A connection to a port, by TLS if a context is given."""
 
     def __init__(self, host: str, port: int | None, timeout_s: float, secure: ssl.SSLContext | None) -> None:

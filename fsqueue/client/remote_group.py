@@ -9,7 +9,7 @@ from fsqueue.arguments import whole
 from fsqueue.client.remote_queue import RemoteQueue, lease_by, leasing
 from fsqueue.client.remote_update import RemoteUpdate
 from fsqueue.client.values import leased_task, made
-from fsqueue.client.wire import OverWire, Wire
+from fsqueue.client.wire import OverWire, Wire, in_one_process
 from fsqueue.errors import QueueFileLost
 from fsqueue.format import names
 from fsqueue.format.models import Status
@@ -58,6 +58,7 @@ class RemoteGroup(OverWire):
             )
         return {name: made(Status, one) for name, one in found["queues"].items()}
 
+    @in_one_process
     def lease(
         self,
         n: int = 1,

@@ -40,7 +40,7 @@ from fsqueue.client.values import (
     made,
     task_line,
 )
-from fsqueue.client.wire import Answer, OverWire, Wire, encoded, segment
+from fsqueue.client.wire import Answer, OverWire, Wire, encoded, in_one_process, segment
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
 from fsqueue.filesystem.processes import Holder
@@ -63,7 +63,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses
 from fsqueue.protocol import encoding, insert_errors, transitions
 from fsqueue.storage.nodes import FailingNode
-from fsqueue.user_code import UserCodeError, reads_alike, user_function
+from fsqueue.user_code import UserCodeError, reads_alike, unwrapped, user_function
 from fsqueue.views import attaching
 from fsqueue.views.lease_holders import LeaseHolder
 from fsqueue.views.priorities import PriorityRange
@@ -162,6 +162,7 @@ class RemoteQueue(OverWire):
 
     # -- inserting ----------------------------------------------------------------------------------------------
 
+    @in_one_process
     def insert(
         self,
         payload: Any,
@@ -190,6 +191,7 @@ class RemoteQueue(OverWire):
             raise
         return TaskRef(found["id"], found["inserted"])
 
+    @in_one_process
     def insert_many(
         self,
         payloads: Iterable[Any],
@@ -223,6 +225,7 @@ class RemoteQueue(OverWire):
 
     # -- leasing ------------------------------------------------------------------------------------------------
 
+    @in_one_process
     def lease(
         self,
         n: int = 1,
@@ -255,6 +258,7 @@ class RemoteQueue(OverWire):
 
         return ask
 
+    @in_one_process
     def lease_patiently(self, n: int, lease_s: float | None, wait_s: float) -> list[LeasedTask]:
         """Lease as a loop does, which goes on while the gateway is away. A lease whose answer was lost runs out."""
         asked = leasing(lease_s, None, self._holder)
@@ -286,6 +290,7 @@ class RemoteQueue(OverWire):
 
     # -- ending leases ------------------------------------------------------------------------------------------
 
+    @in_one_process
     def complete(self, tasks: LeasedTask | Iterable[LeasedTask], results: Mapping[str, Any] | None = None) -> None:
         """Report tasks as done: see `Queue.complete`."""
         told, refused = results_of(results) if results else ({}, {})
@@ -299,6 +304,7 @@ class RemoteQueue(OverWire):
         _end(mine)
         refuse(refused)
 
+    @in_one_process
     def renew(self, tasks: LeasedTask | Iterable[LeasedTask], lease_s: float | None = None) -> None:
         """Extend leases: see `Queue.renew`."""
         if lease_s is not None:
@@ -314,6 +320,7 @@ class RemoteQueue(OverWire):
         for task, until_s in zip(mine, [one for found in until for one in found["lease_until"]], strict=True):
             task.until_ms = round(until_s * 1000)
 
+    @in_one_process
     def release(self, tasks: LeasedTask | Iterable[LeasedTask], delay_s: float = 0) -> None:
         """Put tasks back: see `Queue.release`."""
         duration_ms(delay_s, "delay_s")
@@ -343,6 +350,7 @@ class RemoteQueue(OverWire):
     def _complete_one(self, task: LeasedTask, result: Any) -> None:
         self.complete([task], None if result is None else {task.id: result})
 
+    @in_one_process
     def _fail(self, task: LeasedTask, error: object, delay_s: float | None) -> None:
         if delay_s is not None:
             duration_ms(delay_s, "delay_s")
@@ -350,10 +358,12 @@ class RemoteQueue(OverWire):
         self._ask("fail", token=task.token, error=text, delay_s=delay_s)
         _end([task])
 
+    @in_one_process
     def _bury(self, task: LeasedTask, reason: object) -> None:
         self._ask("bury", token=task.token, reason=transitions.shorten(text_of(reason)))
         _end([task])
 
+    @in_one_process
     def cancel(self, ids: str | Iterable[str]) -> int:
         """Cancel tasks that no worker holds: see `Queue.cancel`."""
         return sum(self._of_ids("cancel", _sound(ids)))
@@ -376,6 +386,7 @@ class RemoteQueue(OverWire):
         """Return whether nothing is waiting, delayed or leased."""
         return bool(self._ask("is_drained"))
 
+    @in_one_process
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
         """Wait until the queue is drained, or `timeout_s` is over; return the last status: see `Queue.wait`."""
         deadline = math.inf if timeout_s is None else time.monotonic() + duration_ms(timeout_s, "timeout_s") / 1000
@@ -391,10 +402,8 @@ class RemoteQueue(OverWire):
                 )
             status: Status = made(Status, given)
             if told is not None:
-                try:
+                with unwrapped():
                     told(status)
-                except UserCodeError as foreign:
-                    raise foreign.error from None
             if given["drained"]:
                 return status
             if time.monotonic() >= deadline:
@@ -473,6 +482,7 @@ class RemoteQueue(OverWire):
         found = self._iterate(DeadLetter, "dead")
         return found if where is None else filter(where, found)
 
+    @in_one_process
     def retry_dead(
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
@@ -480,6 +490,7 @@ class RemoteQueue(OverWire):
         wanted = _chosen(_meant(ids, "dead letters"), where, self.dead)
         return sum(self._of_ids("retry_dead", wanted))
 
+    @in_one_process
     def purge_dead(
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[DeadLetter], bool] | None = None
     ) -> int:
@@ -491,6 +502,7 @@ class RemoteQueue(OverWire):
         user_function(where)
         return (one for one in self.results() if one.state == "completed" and where(one))
 
+    @in_one_process
     def retry_completed(
         self, ids: str | Iterable[str] | Every = EVERY, where: Callable[[Result], bool] | None = None
     ) -> RetryReport:
@@ -621,17 +633,13 @@ def as_seen(task: object, gateway: str) -> dict[str, Any]:
 
 
 def _listed(tasks: object) -> list[LeasedTask]:
-    try:
+    with unwrapped():
         return leased(tasks)
-    except UserCodeError as foreign:
-        raise foreign.error from None
 
 
 def _sound(ids: object) -> set[str]:
-    try:
+    with unwrapped():
         return task_ids(ids)
-    except UserCodeError as foreign:
-        raise foreign.error from None
 
 
 def _meant(ids: object, kind: str) -> set[str] | None:

@@ -13,8 +13,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from fsqueue import errors, forks
@@ -25,6 +26,7 @@ from fsqueue.format import user_json
 from fsqueue.format.wording import duration
 from fsqueue.verbs.table import NDJSON, VERBS, Route, Verb
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 logger = logging.getLogger("fsqueue")
@@ -45,6 +47,30 @@ LATER = (502, 503, 504)
 REFUSED = (400, 413, 415)
 """The status of an answer to a body that the gateway has not taken, mostly since it is too large."""
 TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
+
+
+def in_one_process(act: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a verb, or a part of one. In a child that was forked within it, it ends with ForkedChild.
+
+    What comes of the verb is its parent's: such a child sends no request of it, either.
+    """
+
+    @wraps(act)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        process = forks.depth
+        if forks.is_of_the_parent():  # a signal handler has forked in a verb that comes here
+            raise resources.in_child(None)
+        try:
+            found = act(*args, **kwargs)
+        except BaseException as error:
+            if process == forks.depth:
+                raise
+            raise resources.in_child(error) from None
+        if process != forks.depth:
+            raise resources.in_child(None)
+        return found
+
+    return whole
 
 
 class _Kept(threading.local):
@@ -81,6 +107,7 @@ class Wire:
         """Return a wire to the same address that repeats nothing."""
         return Wire(self.address, self._token, self.timeout_s, 0)
 
+    @in_one_process
     def ask(
         self, method: str, path: str, sent: Any = None, *, query: dict[str, Any] | None = None,
         again: bool = False, wait_s: float = 0, bytes_max: int | None = None,
@@ -99,7 +126,7 @@ class Wire:
             with _Answer(self, method, self._target(path, query), body, told, wait_s) as answer:
                 return _read(answer, bytes_max)
 
-        return _in_one_process(lambda: _value_of(self._patiently(once, again, DONE), self.address.host, method))
+        return _value_of(self._patiently(once, again, DONE), self.address.host, method)
 
     def call(
         self, name: str, given: Mapping[str, Any] = MappingProxyType({}), *, body: bytes | None = None,
@@ -125,6 +152,7 @@ class Wire:
         _, route = routed(name)
         return self.lines(path_of(route, queue), dict(given))
 
+    @in_one_process
     def call_with_lines(
         self, name: str, lines: Iterable[bytes], query: dict[str, Any], queue: str, again: bool
     ) -> Any:  # fmt: skip
@@ -143,7 +171,7 @@ class Wire:
             except _Failed as failed:
                 raise failed.error if parts.has_begun and not again else failed from failed.__cause__
 
-        return _in_one_process(lambda: _value_of(self._patiently(once, again), self.address.host, route.method))
+        return _value_of(self._patiently(once, again), self.address.host, route.method)
 
     def lines(self, path: str, query: dict[str, Any]) -> Iterator[Any]:
         """Yield the values of JSON Lines, as they come. It has a connection of its own.
@@ -154,7 +182,7 @@ class Wire:
         asked = _Answer(aside, "GET", self._target(path, query), None, {}, 0)
         try:
             with ExitStack() as opened:
-                answer = _in_one_process(lambda: aside._patiently(lambda: opened.enter_context(asked), again=True))
+                answer = in_one_process(aside._patiently)(lambda: opened.enter_context(asked), again=True)
                 for line in answer:
                     if not line.endswith(b"\n"):
                         raise http.client.IncompleteRead(line)
@@ -293,20 +321,6 @@ def _is_over(connection: http.client.HTTPConnection) -> bool:
     look = select.poll()
     look.register(connection.sock, select.POLLIN)
     return bool(look.poll(0))
-
-
-def _in_one_process(act: Callable[[], T]) -> T:
-    """Do something. ForkedChild in a child that was forked within: what comes of it is its parent's."""
-    process = forks.depth
-    try:
-        found = act()
-    except BaseException as error:
-        if process != forks.depth:
-            raise resources.in_child(error) from None
-        raise
-    if process != forks.depth:
-        raise resources.in_child(None)
-    return found
 
 
 class _Failed(Exception):

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from fsqueue import forks
 from fsqueue.arguments import one_task, payloads_of, refuse, results_of
 from fsqueue.clock import duration_ms
-from fsqueue.errors import ForkedInCall, InvalidArgument, InvalidTask, TaskTooLarge, said, text_of
+from fsqueue.errors import InvalidArgument, InvalidTask, TaskTooLarge, said, text_of
 from fsqueue.filesystem import resources
 from fsqueue.format import names, task_file
 from fsqueue.format.decisions import OPERATIONS_MAX
@@ -25,7 +25,7 @@ from fsqueue.protocol import encoding, transitions
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.single_inserts import TASK_BYTES_MAX
 from fsqueue.protocol.update_plan import Applied, SeenTask, TaskChange
-from fsqueue.user_code import UserCodeError
+from fsqueue.user_code import unwrapped
 
 ENCODED_BYTES_MAX = 1 << 30
 """A longer payload is not even encoded: the error that says so is the same."""
@@ -113,12 +113,10 @@ class PendingUpdate(ABC, Generic[Q, P]):
 
     def insert_many(self, queue: str | Q, payloads: Iterable[Any]) -> None:
         """Insert payloads or Tasks, in their order; those with keys after the others, as `insert` does."""
-        try:
+        with unwrapped():
             tasks = [
                 _encoded(item, index, encoding.NOW) for index, item in enumerate(payloads_of(payloads, "insert_many"))
             ]
-        except (UserCodeError, ForkedInCall) as carried:
-            raise carried.error from None
         plan = self._plan_for(queue, len(tasks))
         for task in tasks:
             plan.insert(task)
@@ -129,7 +127,8 @@ class PendingUpdate(ABC, Generic[Q, P]):
         """Report a task as done, with a small result to keep, as `task.complete` does."""
         encoded: bytes | None = None
         if result is not None:
-            found, refused = results_of({_held(task).id: result})
+            with unwrapped():
+                found, refused = results_of({_held(task).id: result})
             refuse(refused)
             encoded = found[task.batch, task.index]
         self._end(task, TaskChange("complete", _held(task), encoded))
@@ -200,8 +199,6 @@ class PendingUpdate(ABC, Generic[Q, P]):
         self._refuse_second()
         process = forks.depth
         applied = self._carry_out(timeout_s)
-        if forks.depth != process:
-            raise resources.in_child(None)
         self._is_applied = True
         for task in self._ended:
             task.done = True
@@ -210,6 +207,8 @@ class PendingUpdate(ABC, Generic[Q, P]):
         self.results = [call(outcome) for call in self._calls]
         self._calls = []
         self._forget()
+        if forks.depth != process:
+            raise resources.in_child(None)
         return self.results
 
     # -- what differs ------------------------------------------------------------------------------
