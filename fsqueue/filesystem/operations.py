@@ -347,10 +347,19 @@ class Filesystem(Rooted):
         Kinds: "file", "directory", "link" (symbolic), "other" (a pipe, a socket, a device).
         """
 
-        def scan() -> list[tuple[str, str]]:
+        return self._scan(directory, lambda found: [(entry.name, kind_of(entry)) for entry in found])
+
+    def names_but_files(self, directory: str) -> list[str]:
+        """Return the names of what is in a directory and is no regular file, unordered. As `entries`, in less time."""
+        return self._scan(
+            directory, lambda found: [entry.name for entry in found if not entry.is_file(follow_symlinks=False)]
+        )
+
+    def _scan(self, directory: str, take: Callable[[Iterator[os.DirEntry[str]]], list[T]]) -> list[T]:
+        def scan() -> list[T]:
             fd = self._open_listing(directory, self.lists_by_time)
             with resources.Closing(fd), os.scandir(fd) as found:
-                return [(entry.name, kind_of(entry)) for entry in found]
+                return take(found)
 
         try:
             return asking_again(scan)

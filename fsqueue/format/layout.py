@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
@@ -48,6 +49,8 @@ REQUIRED = (
     "keep_history",
 )
 """The settings that a queue must have: a default in place of `shards` would hide tasks. Later ones have a default."""
+SETTINGS_KEPT = 64
+"""Number of settings that are not decoded again: those of a group's queues are mostly the same."""
 REASON_CHARS_MAX = 1000
 """The reason of a pause is not longer than this."""
 
@@ -202,6 +205,12 @@ def settings_of(given: dict[str, Any]) -> Settings:
 
     Settings that this version does not know are ignored; those that came later than the queue have their defaults.
     """
+    return _settings_of(orjson.dumps(given))
+
+
+@lru_cache(SETTINGS_KEPT)
+def _settings_of(text: bytes) -> Settings:
+    given = orjson.loads(text)
     missing = [key for key in REQUIRED if key not in given]
     if missing:
         raise InvalidArgument(f"it lacks the setting{'s' * (len(missing) > 1)} {', '.join(missing)}")

@@ -13,7 +13,7 @@ import string
 import time
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, cast
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fsqueue.clock import MS_MAX, Entropy
@@ -89,8 +89,12 @@ _PASSING = re.compile(r"[0-9a-f]{16}\.(?:probe|whole)")
 _FRESH = re.compile(r"\.new-[0-9a-f]{16}")
 PLAIN = string.ascii_letters + string.digits + "_-.~@=+,"
 """The signs of a queue's name that stand for themselves in the name of its directory; a dot not at the beginning."""
-_ENCODED = re.compile(r"(?!\.)(?:[A-Za-z0-9_.~@=+,-]|%[0-9A-F]{2})+")
-_NEEDLESS = re.compile("%(?:" + "|".join(f"{ord(sign):02X}" for sign in "\0" + PLAIN) + ")")
+_BYTES = "|".join(f"{byte:02X}" for byte in range(1, 128) if chr(byte) not in PLAIN)
+"""Those below 128 that are encoded, in hexadecimal digits."""
+_BEGIN = r"(?:%2E|(?=[^.]))"
+_ASCII = re.compile(rf"{_BEGIN}(?:[A-Za-z0-9_.~@=+,-]++|%(?:{_BYTES}))*+")
+_ENCODED = re.compile(rf"{_BEGIN}(?:[A-Za-z0-9_.~@=+,-]++|%(?:{_BYTES}|[89A-F][0-9A-F]))*+")
+"""No byte that stands for itself is encoded. The bytes from 128 on may be no text."""
 _COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+@-]{0,199}")
 
 
@@ -389,12 +393,10 @@ def parse_queue_directory(text: str) -> str | None:
 
     A name that is not the encoding of what it decodes to is no queue's: otherwise two directories had one queue's name.
     """
-    if _ENCODED.fullmatch(text) is None or len(text) > NAME_BYTES_MAX:
+    if len(text) > NAME_BYTES_MAX or _ENCODED.fullmatch(text) is None:
         return None
     if "%" not in text:
         return text
-    if _NEEDLESS.search(text, 3 if text.startswith("%2E") else 0) is not None:
-        return None
     try:
         return unquote_to_bytes(text).decode()
     except UnicodeDecodeError:
@@ -404,6 +406,17 @@ def parse_queue_directory(text: str) -> str | None:
 def listed_queue_directory(text: str) -> QueueDirectory | None:
     """Return the name of a directory in a group as that of a queue's directory; None if it cannot be one."""
     return None if parse_queue_directory(text) is None else QueueDirectory(text)
+
+
+def listed_queue_directories(texts: Iterable[str]) -> list[QueueDirectory]:
+    """Return those of the names of directories in a group that can be queues' directories, in the same order."""
+    is_ascii = _ASCII.fullmatch
+    found = [
+        text
+        for text in texts
+        if (len(text) <= NAME_BYTES_MAX and is_ascii(text) is not None) or parse_queue_directory(text) is not None
+    ]
+    return cast("list[QueueDirectory]", found)
 
 
 def queue_id_of(data: bytes) -> QueueId:

@@ -34,14 +34,14 @@ from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupLeaser, GroupPoll
 from fsqueue.groups.lineage import Lineage, Search
 from fsqueue.groups.numbers import KnownNumbers, TaskNumbers
-from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.queue import GroupQueue, listed_queue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.groups.update import Update
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
 from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
-from fsqueue.storage import group_directory
+from fsqueue.storage import group_directory, unopened
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory, GroupFileLost
 from fsqueue.storage.store import Store
@@ -107,15 +107,17 @@ class GroupQueues(Selected):
         """
         whole("tasks_min", tasks_min, 0)
         matches = None if pattern is None else compiled(pattern).fullmatch
+        group = self.group
         for directory in sorted(self.directories()):
             if matches is not None and not matches(names.parse_queue_directory(directory) or ""):
                 continue
-            queue = self.queue_in(directory)
+            queue = listed_queue(group, directory)
             if not tasks_min:
                 yield queue
                 continue
             try:
-                is_meant = queue.status(exact=False).remaining >= tasks_min
+                left = unopened.remaining(group.directory(), directory)
+                is_meant = (queue.status(exact=False).remaining if left is None else left) >= tasks_min
             except NotAQueue:
                 continue
             except QueueFileLost:

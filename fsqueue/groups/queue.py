@@ -51,6 +51,13 @@ Check = Callable[[Settings, str], object]
 
 _OPENED = ("store", "_inserter", "_keyed")
 """What a queue has while it is open."""
+_MADE: dict[str, Callable[[GroupQueue], object]] = {
+    "name": lambda queue: names.parse_queue_directory(queue.directory) or queue.directory,
+    "_path": lambda queue: queue.group.path / queue.directory,
+    "_local": lambda queue: threading.local(),
+    "_opening": lambda queue: resources.Mutex(),
+}
+"""What a queue has from its first use on."""
 
 
 class HasQueues(Protocol):
@@ -101,24 +108,37 @@ class GroupQueue(Queue):
     All else is as in `Queue`. Safe to use from many threads, and after a fork; pickled, it is opened anew.
     """
 
+    name: str
+    _path: Path
+    _opening: resources.Mutex
+    _directory: names.QueueDirectory
+    _held: HasQueues | None
+    _seen: weakref.ref[HasQueues]
+    _open_group: Callable[[], HasQueues]
+    """Only of a queue that the group keeps, as `_seen`."""
+    _leases_for_others = False
+
     def __init__(self, group: HasQueues, name: str, *, is_kept: bool = False) -> None:
         """`is_kept`: the group keeps this object. Then this object does not keep the group: both end with the group's
         last user.
         """
-        self._seen, self._held = weakref.ref(group), None if is_kept else group
-        self._open_group = group.opener()
-        self.name = name
+        self._held = group
         self._directory = names.queue_directory(name)
-        self._path = group.path / self._directory
-        self._local = threading.local()
-        self._opening = resources.Mutex()
-        self._leases_for_others = False
+        self.name = name
+        if is_kept:
+            self._seen, self._open_group, self._held = weakref.ref(group), group.opener(), None
 
     def __getattr__(self, attribute: str) -> Any:
-        """Open the queue when something asks for its store. QueueNotFound if it has not come into being."""
-        if attribute not in _OPENED:
+        """Make what most queues that are listed never need. Open the queue when something asks for its store.
+
+        QueueNotFound if it has not come into being.
+        """
+        if attribute in _OPENED:
+            self._open()
+        elif attribute in _MADE:
+            self.__dict__.setdefault(attribute, _MADE[attribute](self))  # another thread may have made one just now
+        else:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
-        self._open()
         return self.__dict__[attribute]
 
     # -- what it is ---------------------------------------------------------------------------------------------
@@ -508,6 +528,13 @@ class GroupQueue(Queue):
                 left = super().delete(wait=wait)
         self._let_go()
         return left
+
+
+def listed_queue(group: HasQueues, directory: names.QueueDirectory) -> GroupQueue:
+    """Return the queue of a directory. A listing makes 100,000 of them, of which few are used."""
+    made = GroupQueue.__new__(GroupQueue)
+    made._held, made._directory = group, directory
+    return made
 
 
 def _or_empty(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:

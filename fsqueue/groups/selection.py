@@ -10,7 +10,7 @@ from fsqueue.errors import FsqueueError, InvalidArgument, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names
 from fsqueue.format.names import QueueDirectory
-from fsqueue.groups.queue import GroupQueue, HasQueues
+from fsqueue.groups.queue import GroupQueue, HasQueues, listed_queue
 from fsqueue.storage.group_directory import DirectoryStamp
 from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.queue_file import state_in
@@ -74,7 +74,7 @@ class Selected:
 
     def queue_in(self, directory: QueueDirectory) -> GroupQueue:
         """Return the queue whose directory this is."""
-        return GroupQueue(self.group, names.parse_queue_directory(directory) or directory)
+        return listed_queue(self.group, directory)
 
     def states(self) -> Iterator[tuple[str, tuple[str, int]]]:
         """Yield the path of each queue, with its id and generation. Those that cannot be read are left out.

@@ -97,6 +97,8 @@ class GroupDirectory:
         mount = mount_of(path)
         self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
         self.clock, self.entropy = Clock(), Entropy()
+        self.left_in_logs: dict[str, tuple[Stamp, int]] = {}
+        """How many tasks a log of an open batch said to be left, by its path, and the log's stamp then: `unopened`."""
         try:
             self._stamp, self.state = self._read()
         except GroupNotFound:
@@ -184,8 +186,7 @@ class GroupDirectory:
         Links are among them, and what is neither a directory nor a file: tasks may be behind it, and `hidden` tells.
         A file is not: no tasks are behind it, and the output of a job, for example, is no queue.
         """
-        named = (names.listed_queue_directory(name) for name, kind in self.fs.entries(self.path) if kind != "file")
-        return [directory for directory in named if directory is not None]
+        return names.listed_queue_directories(self.fs.names_but_files(self.path))
 
     def is_there(self, directory: QueueDirectory) -> bool:
         """Return whether there is something at a queue's path: a queue, what is left of one, or one that is coming."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,32 @@ def test_what_is_no_pattern_is_refused(group: Group, pattern: object) -> None:
         group.matching(pattern)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="no regular expression"):
         list(group.queues(pattern))  # type: ignore[arg-type]
+
+
+@given(st.lists(st.text(st.sampled_from("aZ0._-~@=+,%2EF4Cä#\n/ "), max_size=12)))
+def test_many_directories_are_parsed_as_one_is(texts: list[str]) -> None:
+    texts += [*WRONG, "%2Ea", "a%23b", "%C3%A4", "%C3", "x" * 255, "a" * 200 + "%"]
+    expected = [text for text in texts if names.parse_queue_directory(text) is not None]
+    assert names.listed_queue_directories(texts) == expected
+    assert all(names.queue_directory(names.parse_queue_directory(text)) == text for text in expected)
+
+
+def test_listing_a_queue_takes_few_steps(tmp_path: Path) -> None:
+    """A group may have 100,000 queues, of which the caller uses a few."""
+    group, steps = Group.create(tmp_path / "g"), 0
+    for number in range(1000):
+        (tmp_path / "g" / f"site{number}.example%23fetch").mkdir()
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal steps
+        steps += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        found = list(group.queues(tasks_min=0))
+    finally:
+        sys.setprofile(None)
+    assert steps < 8 * len(found)
+    assert found[1].name == "site1.example#fetch"
+    assert found[1] == group["site1.example#fetch"]
+    assert found[1].lease() == []
