@@ -5,6 +5,9 @@ tasks, which are completed. Each figure of a listing is the CPU time of the chea
 `os.scandir` of the same directory (the floor), by turns in one run. An idle look is one of a
 lessee that has looked into all of them before; the calls are system calls that go through the filesystem layer.
 
+Starts are lessees that begin while one queue, chosen by chance, has a task; and such as begin while none has, and find
+one in a queue that comes into being a moment later: seconds until that is leased, of the slowest.
+
 Pairs are a lease of one task and its completion, over groups and in a plain queue by turns. Each figure is the CPU time
 of this process, and what asking the queues costs at intervals is in it.
 """
@@ -14,10 +17,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +104,30 @@ def counted(group: fsqueue.Group, looks: int) -> dict[str, Any]:
     return {"tasks": taken, "full_look_s": full_s, "idle_opens_per_s": per_s, "bells_per_s_max": members.BELLS_PER_S}
 
 
+def starts(path: str, queues: int, rounds: int) -> dict[str, Any]:
+    """How long lessees take that begin, in a group without tasks, until they have the task of some queue, or a new one.
+
+    Seconds, and CPU seconds, of the slowest of the rounds.
+    """
+    group = fsqueue.Group(path)
+    found = dict.fromkeys(("start_some_s", "start_some_cpu_s", "start_new_s", "start_new_cpu_s"), 0.0)
+
+    def measure(name: str, early_s: float) -> None:
+        begin, cpu = time.perf_counter() + early_s, time.process_time()
+        [task] = fsqueue.Group(path).matching(".*").lease(wait_s=600)
+        found[f"{name}_s"] = max(found[f"{name}_s"], time.perf_counter() - begin)
+        found[f"{name}_cpu_s"] = max(found[f"{name}_cpu_s"], time.process_time() - cpu)
+        task.complete()
+
+    for turn in range(rounds):
+        group[f"site{random.randrange(queues)}.example#fetch"].insert(turn)
+        measure("start_some", 0)
+        inserted = threading.Timer(0.2, lambda turn=turn: group[f"new{turn}.example#fetch"].insert(turn))
+        inserted.start()
+        measure("start_new", 0.2)
+    return found
+
+
 def pairs(place: str, rounds: int, count: int) -> dict[str, Any]:
     """What a pair costs in a plain queue, and how many times that over 64 and 100 queues: one has tasks, or all have.
 
@@ -141,7 +170,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--with-task", type=int, default=1000, metavar="N", help="every N-th has a task [1000]")
     parser.add_argument("--worked-off", action="store_true", help="each queue has had tasks [they never had any]")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--looks", type=int, default=5, help="idle looks, one a second [5]; 0: lease nothing")
+    parser.add_argument("--looks", type=int, default=5, help="idle looks, one a second [5]; 0: no looks, no starts")
     parser.add_argument("--pairs", type=int, default=2000, help="pairs a round [2000]; 0: measure none")
     parser.add_argument("--place", help="the directory to work in [that of temporary files]")
     parser.add_argument("--json", action="store_true")
@@ -188,6 +217,7 @@ def main(arguments: list[str]) -> None:
         }
         if given.looks:
             found |= counted(group, given.looks)
+            found |= starts(path, given.queues, given.rounds)
             found["memory_with_looks_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
         if given.pairs:
             found |= pairs(place, given.rounds, given.pairs)

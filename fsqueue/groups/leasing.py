@@ -57,7 +57,7 @@ class GroupLeaser:
             left_s = deadline - clock.monotonic()
             if got:
                 return got
-            if not members.is_complete and members.due_s() == 0 and rounds <= members.rounds_max:
+            if members.goes_on and rounds <= members.rounds_max:
                 continue  # others are opened in place of those in which nothing was found
             if left_s <= 0:
                 return got

@@ -21,7 +21,9 @@ from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.drained import Source
 from fsqueue.groups.selection import Selected
 from fsqueue.protocol.several import Watch
+from fsqueue.protocol.waiting import AGAIN_S
 from fsqueue.queue import Queue
+from fsqueue.storage import unopened
 
 logger = logging.getLogger("fsqueue")
 
@@ -47,7 +49,9 @@ BELLS_MAX = 1000
 UNBORN_S = (0.1, 60.0)
 """Shortest and longest time after which a directory is looked into again that holds no queue, or a queue in which
 nothing was found although a name promised a task."""
-
+LOOKS_S = 0.1
+"""Queues are looked into for this long, and at least `OPEN_MAX` of them, before tasks of those that are open are
+leased. While there are such tasks, as much time passes before the next queues are looked into."""
 
 HELD_UP_S = 30.0
 """A queue that is paused or fails makes room for others, if there are more, and is tried again after this time."""
@@ -96,11 +100,29 @@ class _OfOne:
         new = [directory for directory in found if directory not in self.listed and not is_open(directory)]
         # Each lessee begins somewhere else: all of them would open the same queues, and leave the others.
         first = int(group.entropy.random() * len(new)) if len(new) > 1 else 0
-        self.wanted.update(dict.fromkeys(new[first:] + new[:first]))
+        self._want(new[first:] + new[:first])
         for directory in self.listed.keys() - found.keys():
             self.closed.pop(directory, None)
             self.wanted.pop(directory, None)
         self.listed = found
+
+    def _want(self, directories: Sequence[QueueDirectory]) -> None:
+        """Want queues of which something has become known, before all that were wanted by then."""
+        for directory in reversed(directories):
+            self.wanted[directory] = None
+            self.wanted.move_to_end(directory, last=False)
+
+    def has_nothing(self, directory: QueueDirectory) -> bool:
+        """Return whether a queue has no task, as a look without opening it says. Then it is noted as one of those."""
+        known = self.closed.get(directory)
+        bell = self.bell(directory)  # before the look: what is inserted after it rings once more
+        if unopened.remaining(self.selected.group.directory(), directory) != 0:
+            return False
+        # A process that has rung just now may insert without a further notification: see `Doorbell`.
+        is_rung = bell != b"" and (known is None or bell != known.bell)
+        due_s = AGAIN_S if is_rung else SWEEP_S * (0.75 + self.selected.group.directory().entropy.random() / 2)
+        self.closed[directory] = _Closed(bell, self._clock.monotonic() + due_s)
+        return True
 
     def forget(self, directory: QueueDirectory) -> None:
         """Forget a queue that was deleted. Another one may have come into being in its place: list again at once."""
@@ -119,14 +141,14 @@ class _OfOne:
         room = min(int((now - self._read_at) * BELLS_PER_S), BELLS_MAX)
         self._read_at = now
         for directory in [one for one, known in self.closed.items() if known.due_at <= now]:
-            self.wanted[directory] = None
+            self.wanted.setdefault(directory)
         if not self._in_turn:
             self._in_turn = list(self.closed)[::-1]
         asked = [self._in_turn.pop() for _ in range(min(room, len(self._in_turn)))]
         for directory, bell in zip(asked, self.selected.bells(asked), strict=False):
             known = self.closed.get(directory)
             if known is not None and bell != known.bell:
-                self.wanted[directory] = None
+                self._want([directory])
 
 
 class Members:
@@ -147,6 +169,8 @@ class Members:
         """The open queues of groups, by the place of the group: the one that was opened first comes first."""
         self.asking: Selected | None = None
         """The group that is asked by `refresh` at this moment, for other threads: it may not answer."""
+        self._looks_at = -math.inf
+        """When to look into further queues (monotonic clock), as long as open ones have tasks."""
         self._before: dict[tuple[int, QueueDirectory], _Closed] = {}
         """What was known of open queues before they were opened."""
 
@@ -154,6 +178,11 @@ class Members:
     def is_complete(self) -> bool:
         """Return whether each queue that is known was looked into, or is open."""
         return not any(group.wanted for group in self._groups)
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether to call `refresh` again at once if the last look found nothing: others are to be opened."""
+        return not self.is_complete and self.due_s() == 0
 
     @property
     def rounds_max(self) -> int:
@@ -177,21 +206,40 @@ class Members:
             group.list_anew(partial(self._is_open, place))
             if group.closed:
                 group.look_around()
-        idle: list[tuple[int, QueueDirectory]] | None = None
-        while any(group.wanted for group in self._groups):
-            if len(self._open) >= self._open_max:
-                if idle is None:
-                    idle = [key for key, (_, watch) in self._open.items() if has_nothing(watch)]
-                if not idle:
-                    break  # each of them may have more
-                self._close(idle.pop(0))
-            for place, group in enumerate(self._groups):
-                if group.wanted and len(self._open) < self._open_max:
-                    self._open_one(place, group, group.wanted.popitem(last=False)[0])
-            is_changed = True
+        if any(group.wanted for group in self._groups):
+            idle = [key for key, (_, watch) in self._open.items() if has_nothing(watch)]
+            if len(idle) == len(self._open) or self._clock.monotonic() >= self._looks_at:
+                is_changed |= self._look_into_wanted(idle)
         if is_changed:
             self.watches[self._fixed :] = [watch for _, watch in self._open.values()]
             self.queues[self._fixed :] = [queue for queue, _ in self._open.values()]
+        return is_changed
+
+    def _look_into_wanted(self, idle: list[tuple[int, QueueDirectory]]) -> bool:
+        """Look into queues that may have tasks, for a while, and open those that seem to, in place of `idle` ones.
+
+        Return whether any was opened.
+        """
+        begin, looks, is_changed = self._clock.monotonic(), 0, False
+        while any(group.wanted for group in self._groups):
+            if len(self._open) >= self._open_max and not idle:
+                break  # each of them may have more
+            if looks >= self._open_max and self._clock.monotonic() - begin >= LOOKS_S:
+                break
+            for place, group in enumerate(self._groups):
+                if not group.wanted or (len(self._open) >= self._open_max and not idle):
+                    continue
+                directory = group.wanted.popitem(last=False)[0]
+                looks += 1
+                if self._is_open(place, directory):
+                    continue
+                if len(self._open) >= self._open_max:
+                    if group.has_nothing(directory):
+                        continue
+                    self._close(idle.pop(0))
+                self._open_one(place, group, directory)
+                is_changed = True
+        self._looks_at = 2 * self._clock.monotonic() - begin
         return is_changed
 
     def _is_open(self, place: int, directory: QueueDirectory) -> bool:
@@ -199,8 +247,6 @@ class Members:
 
     def _open_one(self, place: int, group: _OfOne, directory: QueueDirectory) -> None:
         known, now = group.closed.pop(directory, None), self._clock.monotonic()
-        if (place, directory) in self._open:
-            return
         self.asking = group.selected
         queue = group.selected.queue_in(directory)
         if known is not None:

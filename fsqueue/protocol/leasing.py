@@ -120,6 +120,8 @@ class Leaser:
         batch may be locked meanwhile, so it must not block."""
         self.is_held_up = False
         """Whether the last look has given nothing because the queue is paused."""
+        self.let_go: Callable[[], None] = store.logs.let_go
+        """Close logs that are not needed, once a look has found nothing: see `OpenLogs`."""
         self._passed_over: dict[int, OSError] = {}
         """The first error of each number for which batches were skipped, until a warning is logged."""
         self._warned: dict[int, float] = {}
@@ -170,7 +172,7 @@ class Leaser:
         if store.clock.monotonic() - queue_file.read_at > FRESH_S or self.generation != queue_file.state.generation:
             self.begin()
         if (queue_file.state.paused is not None or self.is_held_up) and self.pause():
-            store.logs.let_go()
+            self.let_go()
             return []
         held: list[LeasedTask] = []
         self._bound = LAST
@@ -206,7 +208,7 @@ class Leaser:
             # The queue was purged during the look: the new generation may have tasks.
             return self.lease(n, lease_ms, strict, up_to)
         if not held:
-            store.logs.let_go()
+            self.let_go()
         return latest(held)
 
     def _has_none(self, bound: Rank) -> bool:

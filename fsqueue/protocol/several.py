@@ -14,6 +14,7 @@ from fsqueue.format.priority import LAST, Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import OVERPROMISED_MAX, Leaser
 from fsqueue.protocol.waiting import IdlePoller
+from fsqueue.storage import open_logs
 
 logger = logging.getLogger("fsqueue")
 
@@ -35,6 +36,7 @@ class Watch:
         self.may_go, self.is_gone = may_go, False
         """Whether it is no error if the queue is deleted; and whether it was."""
         self.store = leaser.store
+        leaser.let_go = leaser.store.logs.let_go_of_own  # `Several` asks the others: else each would ask each
         self._idle_poller = IdlePoller(leaser, lease_ms, up_to=up_to)
         self.due_s = self._idle_poller.due_s
         self.is_failing = False
@@ -116,8 +118,10 @@ class Several:
             if held:
                 self._put_last(watch)
                 break
-        if self.errors and not held:
-            raise next(iter(self.errors.values()))
+        if not held:
+            open_logs.let_go()
+            if self.errors:
+                raise next(iter(self.errors.values()))
         return latest(held)
 
     def due_s(self) -> float:

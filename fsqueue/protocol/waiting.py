@@ -65,8 +65,9 @@ class IdlePoller:
                 return got
         notification = store.doorbell.read()
         now = store.clock.monotonic()  # after it: what was inserted without a notification is there by `_again_at`
-        if idle and not notification:
-            leaser.begin(now=True)  # no process has ever notified; or the queue was deleted
+        if idle and not notification:  # no process has ever notified; or the queue was deleted
+            store.verify()
+            leaser.begin()
         told = (leaser.generation, notification)
         is_notified = idle and told != self._acted_on
         if told != self._acted_on:
@@ -77,7 +78,7 @@ class IdlePoller:
             due = leaser.selection.due(store.clock.now_ms())
             got = self._look_into(due, n) if due else []
             if not got:
-                store.logs.let_go()
+                leaser.let_go()
         else:  # if not idle, for what came between the look above and the reading of the bell
             store.verify()  # what came may be the first task with a priority
             got = leaser.lease(n, self._lease_ms, self._strict, self._up_to)

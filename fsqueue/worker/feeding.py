@@ -404,22 +404,21 @@ class Feeder(BackgroundThread):
         after = self._exclude_after
         return [] if after is None else [NodeFailures(store, after) for store in stores]
 
-    def _open_members(self) -> bool:
-        """Have those queues of groups open that may have tasks. Return whether there may be more of them."""
+    def _open_members(self) -> None:
+        """Have those queues of groups open that may have tasks."""
         members = self._members
         if members is None:
-            return False
+            return
         self._begin_to_ask(lambda: members.asking)
         try:
-            if not members.refresh():
-                return False
+            is_changed = members.refresh()
         finally:
             self._look_began = math.inf
-        assert isinstance(self._watches, Several)
-        self._watches.change(members.watches)
-        self._queues[:] = members.queues
-        self._listen_to([watch.store for watch in members.watches])
-        return not members.is_complete
+        if is_changed:
+            assert isinstance(self._watches, Several)
+            self._watches.change(members.watches)
+            self._queues[:] = members.queues
+            self._listen_to([watch.store for watch in members.watches])
 
     def _listen_to(self, stores: Sequence[Store]) -> None:
         """Be woken by these queues, and count failures in them."""
@@ -455,7 +454,7 @@ class Feeder(BackgroundThread):
         judge_at = began + DEATH_CHECK_S[0]
         while True:
             self._look_for_away()
-            may_be_more = self._open_members()
+            self._open_members()
             if self._copies.begun:
                 self._warn_of_copies()
             if self._is_left.is_set():
@@ -492,7 +491,7 @@ class Feeder(BackgroundThread):
                 self._say("pause", text)
             if self._is_closed:
                 return Fed()
-            if may_be_more:
+            if self._members is not None and self._members.goes_on:
                 continue
             now = self._now()
             if is_nudged or self._watches.is_deaf:  # deaf: the notification brought no task

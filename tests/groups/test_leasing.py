@@ -7,14 +7,16 @@ import copy
 import subprocess
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import fsqueue
 from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker, asyncpoll
-from fsqueue.clock import Entropy
+from fsqueue.clock import Entropy, ManualClock
 from fsqueue.groups import members
-from fsqueue.worker import reclaiming
+from fsqueue.storage.listening import Doorbell
+from fsqueue.worker import feeding, reclaiming
 from tests.support import calls, in_time
 from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
@@ -137,6 +139,86 @@ def test_a_look_at_many_queues_comes_to_an_end(group: Group, monkeypatch: pytest
         return not opened
 
     until(is_quiet, "looks that open no queue")
+
+
+def test_a_lessee_that_starts_opens_few_queues(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond the number that may be open are looked into without opening them: most have nothing to do."""
+    monkeypatch.setattr(members, "OPEN_MAX", 3)
+    for number in range(40):
+        group[f"q{number}"].insert(number)
+        if number != 20:
+            group[f"q{number}"].lease()[0].complete()
+    opened: list[object] = []
+    real = members.Members._open_one
+    monkeypatch.setattr(members.Members, "_open_one", lambda *args: opened.append(args) or real(*args))
+    assert [task.payload for task in group.lease(5)] == [20]
+    assert len(opened) <= 4
+    assert group.lease(5) == []
+
+
+def test_tasks_are_leased_before_all_queues_were_looked_into(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "OPEN_MAX", 2)
+    monkeypatch.setattr(members, "LOOKS_S", 0.0)
+    monkeypatch.setattr(Entropy, "random", lambda _: 0.0)
+    for number in range(30):
+        group[f"q{number:02}"].insert(number)
+        group[f"q{number:02}"].lease()[0].complete()
+    first = group.directory().directories()[0]  # each lessee begins there, by this chance
+    group[first].insert("first")
+    looks: list[object] = []
+    real = members.unopened.remaining
+    monkeypatch.setattr(members.unopened, "remaining", lambda *args: looks.append(args) or real(*args))
+    assert [task.payload for task in group.lease()] == ["first"]
+    assert len(looks) < 10
+    assert group.lease() == []
+    assert len(looks) >= 28
+
+
+def test_a_worker_that_starts_looks_into_all_queues_without_a_pause(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "OPEN_MAX", 2)
+    monkeypatch.setattr(members, "LOOKS_S", 0.0)
+    monkeypatch.setattr(Entropy, "random", lambda _: 0.0)
+    for number in range(30):
+        group[f"q{number:02}"].insert(number)
+        group[f"q{number:02}"].lease()[0].complete()
+    group[group.directory().directories()[-1]].insert("last")
+    slept: list[object] = []
+    real = feeding.Feeder._sleep
+    monkeypatch.setattr(feeding.Feeder, "_sleep", lambda *args: slept.append(args) or real(*args))
+    pauses: list[int] = []
+    Worker(group, lambda payload: pauses.append(len(slept)), threads=1).run()
+    assert pauses == [0]
+
+
+def test_a_queue_that_comes_is_looked_into_before_those_that_wait_for_it(group: Group) -> None:
+    for number in range(20):
+        group[f"q{number}"].insert(number)
+    clock = ManualClock()
+    known = members._OfOne(group, clock)
+    known.list_anew(lambda directory: False)
+    group["new"].insert("new")
+    clock.sleep(members.LIST_S)
+    known.list_anew(lambda directory: False)
+    assert len(known.wanted) == 21
+    assert next(iter(known.wanted)) == "new"
+
+
+def test_a_look_without_opening_trusts_no_silence_right_after_a_notification(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that inserts singly notifies once in a while: what it inserts in between is found by a second look."""
+    monkeypatch.setattr(members, "OPEN_MAX", 1)
+    for name in ("a", "b", "c"):
+        group[name].insert(name)
+        group[name].lease()[0].complete()
+    assert group.lease() == []
+    for name in ("a", "b", "c"):  # without a notification
+        with mock.patch.object(Doorbell, "ring"):
+            group[name].insert(name)
+    found = [task.payload for _ in range(3) for task in group.lease(wait_s=PATIENCE_S)]
+    assert sorted(found) == ["a", "b", "c"]
 
 
 def test_a_paused_queue_does_not_keep_others_from_being_looked_into(

@@ -20,7 +20,7 @@ import pytest
 from fsqueue import Group, LeasedTask, LeaseLost, Queue, connect
 from fsqueue.clock import ManualClock
 from fsqueue.storage.locked_batch import LockedBatch
-from fsqueue.storage.open_logs import CHECKED, UNUSED_S
+from fsqueue.storage.open_logs import CHECKED, UNUSED_S, OpenLogs
 from tests.gateways import gateways
 from tests.waiting import until
 
@@ -460,3 +460,21 @@ def test_a_gateway_keeps_few_logs_of_batches_that_others_finish(queue_factory: Q
             last("opened.complete(held)")
             most = max(most, len(logs_here(queue.path)))
     assert 0 < most <= FEW
+
+
+def test_idle_queues_do_not_ask_each_other_for_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lessee of a group has 64 of them open: each of its looks asked each of the others."""
+    group = Group.create(tmp_path / "g", durability="none")
+    for number in range(20):
+        group[f"q{number}"].insert(number)
+        group[f"q{number}"].lease()[0].complete()
+    group.close()
+    asked: list[OpenLogs] = []
+    real = OpenLogs.let_go_of_own
+    monkeypatch.setattr(OpenLogs, "let_go_of_own", lambda logs: asked.append(logs) or real(logs))
+    mine = Group(group.path)
+    assert mine.lease() == []
+    mine.lease()
+    del asked[:]
+    mine.lease()
+    assert len(asked) < 100  # 20 squared without this
