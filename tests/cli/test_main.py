@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fsqueue_cli.main import COMMANDS, GROUPS, cli
+from fsqueue_cli.main import COMMANDS, GROUPS
 
 from fsqueue import Queue
 from tests.cli.conftest import Run, Spawn, waits
@@ -48,18 +48,6 @@ def test_the_help_is_whole_where_python_leaves_docstrings_out(fsqueue_cli: Run, 
     done = subprocess.run([sys.executable, "-OO", "-c", code, *name.split(), "--help"], capture_output=True, text=True)
     assert done.stdout.split() == fsqueue_cli(*name.split(), "--help").output.split()
     assert done.returncode == 0
-
-
-def test_every_command_that_prints_data_has_json_and_what_destroys_has_yes() -> None:
-    context = cli.make_context("fsqueue", ["status", "Q"])
-    options = {
-        name: {option for parameter in cli.get_command(context, name).params for option in parameter.opts}  # type: ignore[union-attr]
-        for name in COMMANDS
-    }
-    silent = {"dead", "spark", "lease", "completion", "serve"}  # lease prints JSON anyway
-    assert {name for name, given in options.items() if "--json" not in given} == silent
-    asking = {"purge", "delete", "release-all", "cancel"}
-    assert {name for name, given in options.items() if "--yes" in given} == asking
 
 
 def test_help_imports_neither_the_queue_nor_its_tools() -> None:
