@@ -176,7 +176,7 @@ CHANGES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("delete", "Q", "--yes", "--json", "--foreground"): ('"deleted":true',),
     ("dead", "retry", "Q"): ("0",),
     ("dead", "purge", "Q", "--yes"): ("0",),
-    ("retry", "Q", "--completed", "--all", "--json"): ('{"retried":0',),
+    ("retry", "Q", "--completed", "--all", "--json"): ('"retried":0',),
     ("release-all", "Q", "--yes"): ("0",),
     ("gc", "Q"): ("nothing was to be cleaned up",),
     ("complete", "Q", "TOKEN", "--json"): ('{"completed":["',),

@@ -149,7 +149,7 @@ UNKNOWN = f"{'0' * 32}.7"
      ["cancel", UNKNOWN, "--yes"], ["dead", "retry", UNKNOWN], ["dead", "purge", UNKNOWN, "--yes"], ["show", UNKNOWN]],
     ids=lambda command: " ".join(word for word in command[:2] if word.isalpha()),
 )  # fmt: skip
-def test_an_unknown_task_exits_with_3_and_the_others_are_dealt_with(
+def test_an_unknown_task_has_an_exit_code_of_its_own_and_the_others_are_dealt_with(
     fsqueue_cli: Run, queue_factory: QueueFactory, command: list[str]
 ) -> None:
     queue = queue_factory(keep_history=False)
@@ -170,6 +170,7 @@ def test_an_unknown_task_exits_with_3_and_the_others_are_dealt_with(
         assert result.stdout == "1\n"
         more = json.loads(fsqueue_cli(*words, queue.path, UNKNOWN, *rest, "--json", code=13).stdout)
         assert more.pop("unknown") == [UNKNOWN]
+        assert more.pop("queue", str(queue.path)) == str(queue.path)
         assert list(more.values()) == [0]
 
 
@@ -241,7 +242,7 @@ def test_dead_purge_asks_for_what_it_does(
     fsqueue_cli: Run, mixed: Queue, monkeypatch: pytest.MonkeyPatch, arguments: list[str], question: str
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("fsqueue_cli.dead.confirm", lambda said, yes: asked.append(said))
+    monkeypatch.setattr("fsqueue_cli.targets.confirm", lambda said, yes: asked.append(said))
     [letter] = mixed.dead()
     fsqueue_cli("dead", "purge", mixed.path, *[word.format(id=letter.id) for word in arguments])
     assert asked == [question.format(path=mixed.path)]
