@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -15,6 +16,7 @@ import fsqueue
 from fsqueue.service import answers, bodies, fields, joined, operations, schema, streaming, updates
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField
+from fsqueue.service.streaming import selected
 from fsqueue.verbs.table import NDJSON, ROUTED, UPDATE_S, Route
 
 OFTEN = ("lease", "complete", "update", "insert", "renew", "lease_any")
@@ -29,6 +31,11 @@ def routes() -> list[routing.BaseRoute]:
         "about": _about,
         "queues": _queues,
         "group_status": _group_status,
+        "group_drained": _of_group(lambda group, given: {"drained": selected(group, given).is_drained()}),
+        "group_wait": streaming.wait_for_group,
+        "group_usage": _of_group(lambda group, given: answers.plain(group.usage())),
+        "group_settings": _of_group(lambda group, given: asdict(group.settings)),
+        "group_flows": _of_group(lambda group, given: {"flows": [flow._asdict() for flow in group.flows()]}),
         "update": _update,
         "complete": _complete,
         "insert": streaming.insert,
@@ -161,6 +168,17 @@ async def _group_status(request: Request, given: dict[str, Any]) -> Response:
         return gateway.served.group.status(given["match"], exact=given["exact"]).as_dict()
 
     return Json(await gateway.threads.run(counted))
+
+
+def _of_group(act: Callable[[fsqueue.Group, dict[str, Any]], Any]) -> Handler:
+    """Return what answers a verb of the group that a thread calls."""
+
+    async def called(request: Request, given: dict[str, Any]) -> Response:
+        gateway = request.app.state.gateway
+        group = streaming.group_of(gateway.served)
+        return Json(await gateway.threads.run(lambda: act(group, given)))
+
+    return called
 
 
 async def _openapi(request: Request) -> Response:

@@ -17,6 +17,7 @@ from fsqueue.service import answers, bodies, faults, fields, joined, updates
 from fsqueue.service.answers import Json
 from fsqueue.service.faults import BadField, Overloaded
 from fsqueue.service.lessees import AtOnce, Look
+from fsqueue.service.served import Served
 from fsqueue.verbs.fields import TASK
 
 T = TypeVar("T")
@@ -154,7 +155,7 @@ async def lease_any(request: Request, given: dict[str, Any]) -> Response:
     served = request.app.state.gateway.served
     if served.group is None:
         raise BadField("path", f"/v1/lease is for a group. Here is one queue: /v1/queues/{served.only}/lease.")
-    of = served.group if given["match"] is None else served.group.matching(given["match"])
+    of = selected(served.group, given)
     how, holder = {one: given[one] for one in ("lease_s", "up_to")}, holder_in(request, given)
 
     def look(n: int, wait_s: float) -> list[fsqueue.LeasedTask]:
@@ -233,27 +234,62 @@ async def _gone(request: Request) -> None:
 async def wait(request: Request, given: dict[str, Any]) -> Response:
     """Wait until a queue is drained; tell its status then, or at the end of the time."""
     gateway = request.app.state.gateway
-    timeout_s = min(given["timeout_s"], gateway.limits.wait_s_max)
 
-    async def waiting() -> tuple[bool, fsqueue.Status, str]:
-        loop = asyncio.get_running_loop()
-        deadline, pause_s = loop.time() + timeout_s, PAUSE_S[0]
-        is_drained = False
-        while not is_drained and (left_s := deadline - loop.time()) > 0 and not gateway.is_closing:
-            is_drained = await gateway.threads.run(lambda: _with(gateway, given["queue"], fsqueue.Queue.is_drained))
-            if not is_drained:
-                await gateway.pause(min(pause_s, left_s))
-                pause_s = min(pause_s * 1.5, PAUSE_S[1])
-        found: tuple[bool, fsqueue.Status, str] = await gateway.threads.run(lambda: counted(is_drained))
-        return found
+    def look() -> bool:
+        return _with(gateway, given["queue"], fsqueue.Queue.is_drained)
 
     def counted(is_drained: bool) -> tuple[bool, fsqueue.Status, str]:
         with gateway.served.queue(given["queue"]) as queue:
             return is_drained or queue.is_drained(), queue.status(), _state_of(queue)
 
-    is_drained, status, state = await while_there(request, asyncio.ensure_future(waiting()), lambda late: None)
+    is_drained, status, state = await _waited(request, given["timeout_s"], look, counted)
     # A status without a task proves nothing. After a proof, it tells whether something was inserted since.
     return Json({**status.as_dict(), "drained": is_drained and status.drained, "state": state})
+
+
+async def wait_for_group(request: Request, given: dict[str, Any]) -> Response:
+    """Wait until queues of the group are drained; tell the sum of their counts then, or at the end of the time."""
+    queues = selected(group_of(request.app.state.gateway.served), given)
+
+    def counted(is_drained: bool) -> tuple[bool, fsqueue.Status, dict[str, str]]:
+        states = {path.rpartition("/")[2]: f"{id}.{generation}" for path, (id, generation) in queues.states()}
+        status = queues.wait(0)  # with tasks in it, unless it is proven that there are none
+        return status.drained, status, states
+
+    is_drained, status, states = await _waited(request, given["timeout_s"], queues.is_drained, counted)
+    return Json({**status.as_dict(), "drained": is_drained, "states": states})
+
+
+def group_of(served: Served) -> fsqueue.Group:
+    """Return the group that is served; BadField if it is one queue."""
+    if served.group is None:
+        raise BadField("path", f"is for a group. Here is one queue: /v1/queues/{served.only}.")
+    return served.group
+
+
+def selected(group: fsqueue.Group, given: Mapping[str, Any]) -> fsqueue.GroupQueues:
+    """Return the queues of the group that a request means."""
+    return group if given["match"] is None else group.matching(given["match"])
+
+
+async def _waited(request: Request, wanted_s: float, look: Callable[[], bool], counted: Callable[[bool], T]) -> T:
+    """Look more and more rarely whether something is drained, for a time. Return what `counted` does at the end."""
+    gateway = request.app.state.gateway
+    timeout_s = min(wanted_s, gateway.limits.wait_s_max)
+
+    async def waiting() -> T:
+        loop = asyncio.get_running_loop()
+        deadline, pause_s = loop.time() + timeout_s, PAUSE_S[0]
+        is_drained = False
+        while not is_drained and (left_s := deadline - loop.time()) > 0 and not gateway.is_closing:
+            is_drained = await gateway.threads.run(look)
+            if not is_drained:
+                await gateway.pause(min(pause_s, left_s))
+                pause_s = min(pause_s * 1.5, PAUSE_S[1])
+        found: T = await gateway.threads.run(lambda: counted(is_drained))
+        return found
+
+    return await while_there(request, asyncio.ensure_future(waiting()), lambda late: None)
 
 
 def _state_of(queue: fsqueue.Queue) -> str:

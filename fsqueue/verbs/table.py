@@ -269,6 +269,17 @@ OF_GATEWAYS: Sequence[Verb] = (
         Field("after", "text", "Only names behind this one: `next` of the page before.", most=1024),
         Field("limit", "whole", "How many at most.", default=100, least=1, most=10_000))),
     Verb("group_status", "Counts and activity over queues of the group.", "reads", _get("/status", MATCH, EXACT)),
+    Verb("group_drained", "Tell whether at one instant nothing was waiting, delayed or leased in queues of the group.",
+         "reads", _get("/drained", MATCH, answer="drained"), command="wait"),
+    Verb("group_wait", "Wait until queues of the group are drained; tell the sum of their counts then, or at the end "
+         "of the time. `states` has what tells each queue from one that was purged or made anew since.", "reads",
+         _get("/wait", MATCH, TIMEOUT_S), command="wait"),
+    Verb("group_usage", "Files, directories and bytes of the group and its queues, by what they are for.", "reads",
+         _get("/usage"), command="status"),
+    Verb("group_settings", "The settings that the group's queues begin with.", "reads", _get("/settings"),
+         command="set"),
+    Verb("group_flows", "Which queues' tasks updates complete that insert into which, the most frequent first.",
+         "reads", _get("/flows", answer="flows")),
     Verb("lease_any", "Lease tasks of any queue of the group; each says of which.", "once",
          _post("/lease", *LEASE, MATCH)),
     Verb("update", "Changes to tasks of several queues that happen all together, or not at all.", "once", Route(

@@ -227,6 +227,8 @@ def test_a_group(group: Group, serve: Serve) -> None:
     assert [queue.name for queue in remote.queues()] == ["a/b", "fetch", "parse"]
     assert [queue.name for queue in remote.queues(".*h")] == ["fetch"]
     assert remote.status("p.*") == {"parse": fsqueue.Status(waiting=1)}
+    assert remote.matching("a") == remote.matching("a") != remote.matching("b")
+    assert len({remote, remote.matching("a"), remote.matching("a")}) == 2
     tasks = remote.lease(3, match="fetch|parse")
     assert sorted(task.payload for task in tasks) == ["fetch", "parse"]
     for task in tasks:

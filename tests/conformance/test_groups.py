@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
-from fsqueue import InvalidArgument, Status
+from fsqueue import InvalidArgument, QueuePurged, Status
 
 pytestmark = pytest.mark.once
 
@@ -75,3 +76,83 @@ def test_a_lease_depends_on_tasks_of_the_group(group: Any) -> None:
         with pytest.raises(InvalidArgument):
             group["work"].lease(depends=wrong)
     assert group["work"].status() == Status(waiting=1)
+
+
+def test_a_loop_over_a_group_takes_of_all_and_ends_when_all_are_drained(group: Any) -> None:
+    for name in ("fetch", "parse", "store"):
+        group[name].insert(name)
+    seen = []
+    for task in group.matching("fetch|parse").poll(prefetch=2):
+        with task:
+            seen.append(task.payload)
+            if task.payload == "fetch":
+                group["parse"].insert("late")
+    assert sorted(seen) == ["fetch", "late", "parse"]
+    assert not group.is_drained()
+    assert group.matching("fetch|parse").is_drained()
+    assert [task.payload for task in group.poll() if not task.complete()] == ["store"]
+    assert group.is_drained()
+
+
+def test_a_loop_that_is_left_puts_back_what_it_has_leased_ahead(group: Any) -> None:
+    for name in ("fetch", "parse"):
+        group[name].insert_many([1, 2])
+    poll = group.poll(prefetch=4)
+    next(poll).complete()
+    poll.close()
+    left = [group[name].status() for name in ("fetch", "parse")]
+    assert sum(status.waiting for status in left) == 3
+    assert sum(status.leased for status in left) == 0
+
+
+def test_a_wait_for_a_group_ends_with_it_or_with_its_time(group: Any) -> None:
+    for name in ("fetch", "parse"):
+        group[name].insert(name)
+    seen: list[Status] = []
+    assert group.wait(0, seen.append) == Status(waiting=2)
+    assert seen == [Status(waiting=2)]
+    tasks = group.lease(2)
+    assert group.matching("none").wait() == Status()
+    timers = [threading.Timer(0.1, task.complete) for task in tasks]
+    for timer in timers:
+        timer.start()
+    assert group.wait(60) == Status(completed=2)
+    for timer in timers:
+        timer.join()
+
+
+def test_a_purge_of_one_queue_ends_a_wait_for_the_group(group: Any) -> None:
+    for name in ("fetch", "parse"):
+        group[name].insert(name)
+
+    def purge(status: Status) -> None:
+        for name in ("fetch", "parse"):
+            group[name].purge()
+
+    with pytest.raises(QueuePurged, match="waited for"):
+        group.wait(60, purge)
+
+
+def test_a_group_tells_its_settings_its_usage_and_its_flows(group: Any) -> None:
+    assert (group.settings.lease_s, group.settings.backoff_s) == (60, (0.01, 0.01))
+    group["fetch"].insert(1)
+    assert group.flows() == []
+    with group.update() as update:
+        update.complete(group["fetch"].lease()[0])
+        update.insert("parse", 2)
+    [flow] = group.flows()
+    assert (flow.source, flow.target, flow.updates) == ("fetch", "parse", 1)
+    usage = group.usage()
+    assert usage["updates"].files == 1
+    assert usage["all"].files >= 4
+
+
+def test_a_selection_narrows_what_it_lists(group: Any) -> None:
+    for name in ("fetch", "fetch2", "parse"):
+        group[name].insert(1)
+    chosen = group.matching("fetch.*")
+    assert [queue.name for queue in chosen.queues()] == ["fetch", "fetch2"]
+    assert [queue.name for queue in chosen.queues(".*2|parse")] == ["fetch2"]
+    assert sorted(task.queue.name for task in chosen.lease(5)) == ["fetch", "fetch2"]
+    with pytest.raises(InvalidArgument):
+        group.matching("(")
