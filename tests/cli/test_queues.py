@@ -159,7 +159,7 @@ def test_other_urls_make_no_directory(
     fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for command in (["create", url], ["status", url], ["ls", url], ["gc", "--trash", url]):
+    for command in (["create", url], ["status", url], ["lease", url], ["gc", "--trash", url]):
         assert "mounted" in fsqueue_cli(*command, code=2).stderr
     assert list(tmp_path.iterdir()) == []
 
