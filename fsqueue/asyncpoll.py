@@ -6,12 +6,10 @@ import asyncio
 from contextlib import suppress
 
 from fsqueue import forks
-from fsqueue.clock import Backoff, Entropy
-from fsqueue.errors import QueueNotFound
 from fsqueue.leased_task import LeasedTask, in_thread
 from fsqueue.poll import Lessor, Poll
 from fsqueue.protocol.leasing import Leaser
-from fsqueue.protocol.waiting import BELL_S, IdlePoller
+from fsqueue.protocol.waiting import Pauses, TaskSource, listening_to
 from fsqueue.storage.listening import Listener
 
 
@@ -31,11 +29,15 @@ class AsyncPoll:
 
     def _begin(self) -> None:
         """Begin, or begin anew in a forked child: coroutines of its parent may have had their turn."""
-        self._leaser: Leaser | None = None
-        """Its own: the looks are made in several threads, one at a time. Made at the first look."""
+        self._source: TaskSource | None = None
+        """What is looked at. Made at the first look."""
         self._turn = asyncio.Lock()
         self._awake = asyncio.Event()
         """Set to end a sleep: by a notification, or by `aclose`."""
+
+    def _leaser(self) -> Leaser:
+        """Return a lessee of its own: the looks are made in several threads, one at a time."""
+        return Leaser(self._queue, self._queue.store)
 
     def __aiter__(self) -> AsyncPoll:
         return self
@@ -57,39 +59,31 @@ class AsyncPoll:
             return task
 
     async def _look_and_wait(self) -> None:
-        """Wait until something is leased or the iteration is ended; also for a queue of a group that is not there."""
-        queue, ahead, pauses = self._queue, self._poll._ahead, Backoff(BELL_S, Entropy().random)
-        while not (ahead.tasks or self._ended):
-            if not await in_thread(queue._opens):
-                await self._nap(pauses.next_s(), None)
-                continue
-            try:
-                with queue.store.listening() as listener:
-                    await self._wait(listener)
-            except QueueNotFound:
-                if not await in_thread(queue._may_come_again):
-                    raise
-                self._leaser = None
-
-    async def _wait(self, listener: Listener) -> None:
         """Lease ahead, and wait until something is leased or the iteration is ended."""
-        ahead = self._poll._ahead
-        self._leaser = self._leaser or Leaser(self._queue, self._queue.store)
-        idle_poller = IdlePoller(self._leaser, ahead.lease_ms)
-        backoff = Backoff(BELL_S, self._queue.store.entropy.random)
-        while not (ahead.tasks or self._ended):
-            if await in_thread(lambda: self._look(idle_poller)):
-                self._ended = True
-            elif not ahead.tasks:
-                seconds = max(0.001, min(backoff.next_s(), idle_poller.due_s()))
-                if idle_poller.is_deaf:
+        source = self._source = self._source or self._queue._source(self._leaser, self._poll._ahead.lease_ms)
+        pauses, is_over = Pauses(source), await self._look(source)
+        if is_over:
+            return
+        with listening_to(source) as listener:
+            while not is_over:
+                listener.turn_to([store.doorbell for store in source.stores])
+                seconds = pauses.next_s()
+                if source.is_deaf:
                     await self._nap(seconds, None)
                 elif listener.is_complete or not await in_thread(listener.listen):
                     await self._nap(seconds, listener)
+                is_over = await self._look(source)
 
-    def _look(self, idle_poller: IdlePoller) -> bool:
+    async def _look(self, source: TaskSource) -> bool:
+        """Lease ahead, if nothing is. Return whether something is, or the iteration has ended."""
+        ahead = self._poll._ahead
+        if not (ahead.tasks or self._ended) and await in_thread(lambda: self._lease_ahead(source)):
+            self._ended = True
+        return bool(ahead.tasks) or self._ended
+
+    def _lease_ahead(self, source: TaskSource) -> bool:
         """Lease ahead. Return whether the iteration has ended."""
-        got, ended = self._queue._look(idle_poller, self._poll._prefetch, self._poll._stop)
+        got, ended = self._queue._look(source, self._poll._prefetch, self._poll._stop)
         self._poll._ahead.add(got)
         return ended
 

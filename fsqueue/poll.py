@@ -31,7 +31,7 @@ from fsqueue.filesystem import resources
 from fsqueue.format.models import Status
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol.leasing import Leaser
-from fsqueue.protocol.waiting import IdlePoller, tell_of_end, tell_pauses
+from fsqueue.protocol.waiting import TaskSource, tell_of_end, tell_pauses
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_function
@@ -191,17 +191,14 @@ class Lessor(Verbs, Protocol):
     def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
         """Lease up to `n` tasks; wait for the first until `stop` says True."""
 
-    def _look(self, idle_poller: IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
+    def _look(self, source: TaskSource, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
         """Look once for up to `n` tasks. Return them, and whether none was found and `stop` says True."""
+
+    def _source(self, leaser: Callable[[], Leaser], lease_ms: int | None) -> TaskSource:
+        """Return what `_look` looks at. `leaser` makes its lessee."""
 
     def _end_check(self, ahead: Prefetched) -> Callable[[], bool]:
         """Return what tells a loop whether nothing is left to do."""
-
-    def _opens(self) -> bool:
-        """Return whether the queue is there: one of a group may not have come into being."""
-
-    def _may_come_again(self) -> bool:
-        """Return whether to go on waiting when the queue is gone."""
 
 
 class Prefetched:

@@ -46,6 +46,7 @@ from fsqueue.filesystem import Filesystem, resources
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, Movement, Result, State, Status, TaskInfo, TaskRef
+from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.poll import EndCheck, Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
@@ -360,6 +361,11 @@ class Queue(Maintenance):
         if type(n) is not int or n < 1:
             whole("n", n)
         lease_ms = None if lease_s is None else self._lease_ms(lease_s)
+        if wait_s != 0:
+            waits_s = duration_ms(wait_s, "wait_s") / 1000
+            return self._lease_waiting(
+                n, lease_ms, wait_s=waits_s, strict=strict, up_to=up_to, order=order, holder=holder
+            )
         leaser, bound = self._leaser, None
         if up_to is not None or order != "priority":
             leaser, bound = self._leaser_for(order), None if up_to is None else bound_of(up_to)
@@ -371,11 +377,7 @@ class Queue(Maintenance):
         before = resources.mark() if mine.sections or mine.fds or mine.fresh else resources.NOTHING
         process = forks.depth
         try:
-            if wait_s != 0:
-                looks = waiting.IdlePoller(leaser, lease_ms, strict, bound)
-                got = waiting.wait(looks, [self.store], n, duration_ms(wait_s, "wait_s") / 1000)
-            else:
-                got = leaser.lease(n, lease_ms, strict, bound)
+            got = leaser.lease(n, lease_ms, strict, bound)
             if process == forks.depth:
                 return got
             raise ForkedChild("a call")
@@ -466,29 +468,51 @@ class Queue(Maintenance):
         """Return what tells a loop whether the queue is drained, and tells its idle workers, too."""
         return EndCheck(self.store, ahead)
 
-    def _opens(self) -> bool:
-        """Return whether the queue is there, as far as this object knows."""
-        return True
-
-    def _may_come_again(self) -> bool:
-        """Return whether to go on waiting when the queue is gone."""
-        return False
-
     def _lease_ms(self, lease_s: float | None) -> int | None:
         """Return milliseconds; None for the queue's setting, which is looked up at each lease."""
         return None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)
 
     @verb("leasing")
-    def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
+    def _lease_waiting(
+        self,
+        n: int,
+        lease_ms: int | None,
+        stop: Callable[[], bool] = lambda: False,
+        wait_s: float = math.inf,
+        *,
+        strict: bool = False,
+        up_to: str | int | None = None,
+        order: Order = "priority",
+        holder: Mapping[str, Any] | None = None,
+    ) -> list[LeasedTask]:
+        one_of("order", order, ORDERS)
+        bound, who = None if up_to is None else bound_of(up_to), None if holder is None else holder_of(holder)
         put_back_dropped(self)
-        return waiting.wait(waiting.IdlePoller(self._leaser, lease_ms), [self.store], n, math.inf, stop)
+        used: list[Leaser] = []
+
+        def leaser() -> Leaser:
+            used.append(self._leaser_for(order))
+            used[-1].holder = who
+            return used[-1]
+
+        try:
+            return waiting.wait(self._source(leaser, lease_ms, strict, bound), n, wait_s, stop)
+        finally:
+            for one in used:
+                one.holder = None
 
     @verb("leasing")
-    def _look(self, idle_poller: waiting.IdlePoller, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
+    def _look(self, source: waiting.TaskSource, n: int, stop: Callable[[], bool]) -> tuple[list[LeasedTask], bool]:
         put_back_dropped(self)
-        got = idle_poller.look(n)
-        waiting.tell_pauses([self.store])
+        got = source.look(n)
+        waiting.tell_pauses(source.stores)
         return got, not got and stop()
+
+    def _source(
+        self, leaser: Callable[[], Leaser], lease_ms: int | None, strict: bool = False, up_to: Rank | None = None
+    ) -> waiting.TaskSource:
+        """Return what waits look at. `leaser`: makes its lessee, or returns it."""
+        return waiting.IdlePoller(leaser(), lease_ms, strict, up_to)
 
     @verb("attaching to a lease")
     def attach(self, token: str, *, verify: bool = True) -> LeasedTask:

@@ -66,7 +66,7 @@ def lease(
             got = unborn._lease_together(several, n, lease_ms, waits_s, bound)
         else:
             watches = [Watch(queue._leaser, queue._lease_ms(lease_s), bound) for queue in several]
-            got = wait(Several(watches, skips_gone=True), [queue.store for queue in several], n, waits_s)
+            got = wait(Several(watches, skips_gone=True), n, waits_s)
     if got:
         giver = next(queue for queue in several if queue == got[-1].queue)
         _turns.last = weakref.ref(giver)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import fsqueue
-from fsqueue import Queue, StorageError, asyncpoll
+from fsqueue import Queue, StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.leased_task import in_thread
+from fsqueue.protocol import waiting
 from fsqueue.storage import listening
 from fsqueue.storage.listening import Listener
 from tests.waiting import until_async
@@ -245,7 +246,7 @@ def test_a_task_inserted_on_this_host_wakes_an_idle_loop(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, naps: list[float], kind: str
 ) -> None:
     if kind == "listens":
-        monkeypatch.setattr(asyncpoll, "BELL_S", (600.0, 600.0))  # looking again would come too late
+        monkeypatch.setattr(waiting, "BELL_S", (600.0, 600.0))  # looking again would come too late
     if kind == "no inotify":
         monkeypatch.setattr(listening, "Changes", fail_to_listen)
 

@@ -477,7 +477,7 @@ def test_a_lingering_listener_keeps_no_queue_open(tmp_path: Path) -> None:
     """It is kept for the next wait. A disk could not be unmounted meanwhile, though its queue was let go of."""
     queue = Queue.create(tmp_path / "q")
     queue.insert(1)
-    with queue.store.listening() as listener:
+    with listening.over([queue.store.doorbell], queue.store.clock) as listener:
         listener.listen()
     assert listener.fd != listening.NONE
     del queue

@@ -31,7 +31,7 @@ from fsqueue.format.names import QueueDirectory, QueueId
 from fsqueue.format.priority import Rank
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
-from fsqueue.groups.leasing import GroupLeaser, GroupPoll
+from fsqueue.groups.leasing import GroupPoll, GroupSource
 from fsqueue.groups.lineage import Lineage, Search
 from fsqueue.groups.numbers import KnownNumbers, TaskNumbers
 from fsqueue.groups.queue import GroupQueue, listed_queue
@@ -39,6 +39,7 @@ from fsqueue.groups.selection import Selected, compiled
 from fsqueue.groups.update import Update
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
+from fsqueue.protocol import waiting
 from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage import group_directory, unopened
@@ -176,7 +177,7 @@ class GroupQueues(Selected):
     def _lease_together(
         self, given: Sequence[Queue], n: int, lease_ms: int | None, wait_s: float, up_to: Rank | None
     ) -> list[LeasedTask]:
-        return GroupLeaser(map(drained.source_of, given), lease_ms, up_to).lease(n, wait_s)
+        return waiting.wait(GroupSource(map(drained.source_of, given), lease_ms, up_to), n, wait_s)
 
     def lease(
         self,
@@ -200,10 +201,10 @@ class GroupQueues(Selected):
         put_back_dropped()
         how = lease_ms, bound, None if holder is None else holder_of(holder)
         if getattr(self._local, "how", None) != how:
-            self._local.how, self._local.leaser = how, GroupLeaser([self], *how)
-        leaser: GroupLeaser = self._local.leaser
+            self._local.how, self._local.source = how, GroupSource([self], *how)
+        source: GroupSource = self._local.source
         with resources.Scope():
-            return leaser.lease(n, duration_ms(wait_s, "wait_s") / 1000)
+            return waiting.wait(source, n, duration_ms(wait_s, "wait_s") / 1000)
 
     def poll(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsqueue.arguments import leased
-from fsqueue.clock import Backoff, Clock, Entropy
+from fsqueue.clock import Clock
 from fsqueue.errors import LeaseLost
 from fsqueue.filesystem import resources
 from fsqueue.format.priority import Rank
@@ -17,13 +17,13 @@ from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until, put_back_dropped
 from fsqueue.protocol.several import Several, Watch
-from fsqueue.protocol.waiting import BELL_S, tell_of_end, tell_pauses
+from fsqueue.protocol.waiting import tell_of_end, wait
 from fsqueue.queue import Queue
-from fsqueue.storage import listening
+from fsqueue.storage.store import Store
 
 
-class GroupLeaser:
-    """Lease from queues and groups: the most urgent task of all, in turn among equals. One thread's."""
+class GroupSource:
+    """Queues and groups as a `TaskSource`: the most urgent task of all, in turn among equals. One thread's."""
 
     def __init__(
         self,
@@ -32,62 +32,52 @@ class GroupLeaser:
         up_to: Rank | None = None,
         holder: tuple[dict[str, Any], str] | None = None,
     ) -> None:
-        self._clock, self._random = Clock(), Entropy().random
-
         def make_watch(queue: Queue) -> Watch:
             queue._leaser.holder = holder
             return Watch(queue._leaser, lease_ms, up_to, may_go=isinstance(queue, GroupQueue))
 
-        self._members = Members(list(sources), make_watch, self._clock)
+        self._members = Members(list(sources), make_watch, Clock())
         self._several = Several(self._members.watches)
 
-    def lease(self, n: int, wait_s: float, stop: Callable[[], bool] = lambda: False) -> list[LeasedTask]:
-        """Return up to `n` tasks; if there are none, look again and again for `wait_s` seconds, or until `stop()`.
+    @property
+    def stores(self) -> list[Store]:
+        """Return the queues that are open."""
+        return [queue.store for queue in self._members.queues]
 
-        The first [] comes after a full look at each queue; those after it, when nothing told of more.
+    @property
+    def is_deaf(self) -> bool:
+        """Return whether to sleep without listening for notifications."""
+        return self._several.is_deaf
+
+    def look(self, n: int) -> list[LeasedTask]:
+        """Return up to `n` tasks. The first [] comes after a full look at each queue.
+
+        Those in which nothing is found make room for others, until each was open.
         """
-        clock, members = self._clock, self._members
-        deadline, backoff = clock.monotonic() + wait_s, Backoff(BELL_S, self._random)
-        rounds = 0
+        members, rounds = self._members, 0
         while True:
             rounds += 1
             if members.refresh():
                 self._several.change(members.watches)
             got = self._several.look(n)
-            left_s = deadline - clock.monotonic()
-            if got:
+            if got or not members.goes_on or rounds > members.rounds_max:
                 return got
-            if members.goes_on and rounds <= members.rounds_max:
-                continue  # others are opened in place of those in which nothing was found
-            if left_s <= 0:
-                return got
-            stores = [queue.store for queue in members.queues]
-            tell_pauses(stores)
-            if stop():
-                return []
-            rounds = 0
-            pause_s = max(0.001, min(backoff.next_s(), self._several.due_s(), members.due_s(), left_s))
-            if not stores:
-                clock.sleep(pause_s)
-                continue
-            with listening.over([store.doorbell for store in stores], stores[0].clock) as listener:
-                listener.sleep(pause_s, self._several.is_deaf)
 
-    def tell_of_end(self) -> None:
-        """Notify the idle workers of the open queues that all are drained. A hint."""
-        tell_of_end(queue.store for queue in self._members.queues)
+    def due_s(self) -> float:
+        """Return in how many seconds to look again at the latest."""
+        return min(self._several.due_s(), self._members.due_s())
 
 
 class _Lessor:
     """What a loop over a group asks of its queue."""
 
-    def __init__(self, leaser: GroupLeaser) -> None:
-        self._leaser = leaser
+    def __init__(self, source: GroupSource) -> None:
+        self._source = source
 
     def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
         put_back_dropped()
         with resources.Scope():
-            return self._leaser.lease(n, math.inf, stop)
+            return wait(self._source, n, math.inf, stop)
 
     def release(self, tasks: list[LeasedTask], delay_s: float = 0) -> None:
         """Put tasks back, each into its own queue. LeaseLost if some held no longer."""
@@ -113,25 +103,25 @@ class GroupPoll(Poll):
         errors: Errors,
         stop_after_failures: int | None,
     ) -> None:
-        leaser = GroupLeaser(sources, lease_ms)
-        lessor = _Lessor(leaser)
+        source = GroupSource(sources, lease_ms)
+        lessor = _Lessor(source)
         ahead = Prefetched(lessor, lease_ms, False, errors, stop_after_failures)  # type: ignore[arg-type]
         super().__init__(lessor, ahead, prefetch, "forever")  # type: ignore[arg-type]  # what it is asked for, it has
         self._until = until
         if until == "drained":
-            self._stop = _EndOfGroup(GroupDrainCheck(sources), leaser, ahead)
+            self._stop = _EndOfGroup(GroupDrainCheck(sources), source, ahead)
 
 
 class _EndOfGroup:
     """Whether all queues are drained. If the loop has had tasks, the first "yes" tells the idle workers of it."""
 
-    def __init__(self, is_drained: GroupDrainCheck, leaser: GroupLeaser, ahead: Prefetched) -> None:
-        self._is_drained, self._leaser, self._ahead = is_drained, leaser, ahead
+    def __init__(self, is_drained: GroupDrainCheck, source: GroupSource, ahead: Prefetched) -> None:
+        self._is_drained, self._source, self._ahead = is_drained, source, ahead
 
     def __call__(self) -> bool:
         if not self._is_drained():
             return False
         if self._ahead.has_leased:
             self._ahead.has_leased = False
-            self._leaser.tell_of_end()
+            tell_of_end(self._source.stores)
         return True

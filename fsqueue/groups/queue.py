@@ -20,7 +20,6 @@ from fsqueue.arguments import (
     verb,
     whole,
 )
-from fsqueue.clock import Backoff, Clock, Entropy, duration_ms
 from fsqueue.errors import (
     FsqueueError,
     GroupNotFound,
@@ -35,10 +34,12 @@ from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
+from fsqueue.groups.coming import ComingQueue
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until
 from fsqueue.protocol import insert_errors, keyed_inserts, losses
-from fsqueue.protocol.waiting import BELL_S
+from fsqueue.protocol.leasing import Leaser
+from fsqueue.protocol.waiting import IdlePoller, TaskSource
 from fsqueue.queue import Order, Queue, open_store
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
 from fsqueue.storage.store import domain_of
@@ -293,11 +294,6 @@ class GroupQueue(Queue):
             self._let_go()
             self.store.verify()
 
-    def _may_come_again(self) -> bool:
-        """Forget the queue, which was deleted: another one may come into being, and is waited for."""
-        self._let_go()
-        return True
-
     def _begin(self, verifies: bool, check: Check) -> None:
         """Make the queue if it is not there, and open it. `verifies`: ask whether one that is open was deleted.
 
@@ -408,17 +404,10 @@ class GroupQueue(Queue):
 
         return is_over
 
-    def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
-        clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)
-        while True:
-            try:
-                if self._opens():
-                    return super()._lease_waiting(n, lease_ms, stop)
-            except QueueNotFound:
-                self._let_go()
-            if stop():
-                return []
-            clock.sleep(backoff.next_s())
+    def _source(
+        self, leaser: Callable[[], Leaser], lease_ms: int | None, strict: bool = False, up_to: Rank | None = None
+    ) -> TaskSource:
+        return ComingQueue(self, lambda: IdlePoller(leaser(), lease_ms, strict, up_to))
 
     def lease_for_others(self) -> None:
         """Lease for the holders of the tokens from now on: see `Store.lease_for_others`."""
@@ -463,26 +452,16 @@ class GroupQueue(Queue):
                     self.release(tasks)
                 raise
             return tasks
-        if type(wait_s) is int and not wait_s and "store" in self.__dict__:  # as in most cases
+        if wait_s != 0:
+            return super().lease(n, wait_s=wait_s, **how)
+        while "store" in self.__dict__ or self._opens():  # the former, in most cases
             try:
                 return super().lease(n, **how)
-            except QueueNotFound:
+            except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 self._let_go()
-        clock, backoff = Clock(), Backoff(BELL_S, Entropy().random)
-        deadline = clock.monotonic() + duration_ms(wait_s, "wait_s") / 1000
-        while True:
-            left_s = max(0.0, deadline - clock.monotonic())
-            if self._opens():
-                try:
-                    return super().lease(n, wait_s=left_s, **how)
-                except QueueNotFound:  # it was deleted; perhaps another one has come into being
-                    self._let_go()
-                    continue
-            whole("n", n)
-            check_lease(**how)
-            if not left_s:
-                return []
-            clock.sleep(min(backoff.next_s(), left_s))
+        whole("n", n)
+        check_lease(**how)
+        return []
 
     def lease_for(
         self,

@@ -15,6 +15,7 @@ from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import OVERPROMISED_MAX, Leaser
 from fsqueue.protocol.waiting import IdlePoller
 from fsqueue.storage import open_logs
+from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
 
@@ -43,6 +44,11 @@ class Watch:
         """Whether the last question to it ended in an error."""
         self.warned_of: tuple[type, int | None] | None = None
         """What kind of error was warned of last, since it gave a task."""
+
+    @property
+    def stores(self) -> list[Store]:
+        """Return the queue that is looked at."""
+        return [self.store]
 
     @property
     def is_deaf(self) -> bool:
@@ -102,6 +108,11 @@ class Several:
 
         They have a say if they promise more.
         """
+
+    @property
+    def stores(self) -> list[Store]:
+        """Return the queues that are looked at."""
+        return [watch.store for watch in self._watches]
 
     @property
     def is_deaf(self) -> bool:

@@ -9,14 +9,15 @@ import logging
 import math
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-from fsqueue.clock import Backoff
+from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.format.priority import Rank
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.storage import listening
-from fsqueue.storage.listening import QUIET_S
+from fsqueue.storage.listening import QUIET_S, Listener
 from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
@@ -45,6 +46,11 @@ class IdlePoller:
         """Whether to sleep without listening for notifications: other workers took what the last one told of, and a
         look at everything comes soon anyway. Many idle workers would otherwise list for each task that one takes.
         """
+
+    @property
+    def stores(self) -> list[Store]:
+        """Return the queue that is looked at."""
+        return [self._leaser.store]
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks.
@@ -165,37 +171,63 @@ def tell_of_end(stores: Iterable[Store]) -> None:
         store.doorbell.ring()
 
 
-class Looks(Protocol):
-    """Look for tasks, again and again: at one queue (`IdlePoller`) or at several (`Several`)."""
+class TaskSource(Protocol):
+    """Where tasks come from: a queue, several, those of a group. Looked at again and again, by one thread at a time."""
+
+    @property
+    def stores(self) -> Sequence[Store]:
+        """Return the open queues of those that are looked at. A notification in one of them ends a pause."""
 
     @property
     def is_deaf(self) -> bool:
         """Return whether to sleep without listening for notifications."""
 
     def look(self, n: int) -> list[LeasedTask]:
-        """Return up to `n` tasks."""
+        """Return up to `n` tasks. The first [] says that there were none; those after it, that nothing told of more."""
 
     def due_s(self) -> float:
         """Return in how many seconds to look again at the latest."""
 
 
-def wait(
-    looks: Looks, stores: Sequence[Store], n: int, wait_s: float, stop: Callable[[], bool] = lambda: False
-) -> list[LeasedTask]:
-    """Look for up to `n` tasks; if there are none, again and again for `wait_s` seconds, or until `stop()`.
+class Pauses:
+    """The pauses between the looks of one wait at a source, which lasts `wait_s` seconds at most."""
 
-    `stores`: of the queues that are looked at. A notification in one of them on this host ends a pause.
-    """
-    clock, random = stores[0].clock, stores[0].entropy.random
-    deadline = clock.monotonic() + wait_s
-    got = looks.look(n)
+    def __init__(self, source: TaskSource, wait_s: float = math.inf) -> None:
+        self._source = source
+        self._clock, entropy = _of(source.stores)
+        self._deadline = self._clock.monotonic() + wait_s
+        self._backoff = Backoff(BELL_S, entropy.random)
+
+    @property
+    def left_s(self) -> float:
+        """Return how many seconds of the time to wait are left."""
+        return self._deadline - self._clock.monotonic()
+
+    def next_s(self) -> float:
+        """Return how many seconds to sleep before the next look."""
+        return max(0.001, min(self._backoff.next_s(), self._source.due_s(), self.left_s))
+
+
+def _of(stores: Sequence[Store]) -> tuple[Clock, Entropy]:
+    return (stores[0].clock, stores[0].entropy) if stores else (Clock(), Entropy())
+
+
+def listening_to(source: TaskSource) -> AbstractContextManager[Listener]:
+    """Lend a listener to the doorbells of a source, for the length of a `with` block. Others may come."""
+    stores = source.stores
+    return listening.over([store.doorbell for store in stores], _of(stores)[0])
+
+
+def wait(source: TaskSource, n: int, wait_s: float, stop: Callable[[], bool] = lambda: False) -> list[LeasedTask]:
+    """Look for up to `n` tasks; if there are none, again and again for `wait_s` seconds, or until `stop()`."""
+    pauses = Pauses(source, wait_s)
+    got = source.look(n)
     if got or not wait_s:
         return got
-    backoff = Backoff(BELL_S, random)
-    with listening.over([store.doorbell for store in stores], clock) as listener:
-        while not got and clock.monotonic() < deadline and not stop():
-            pause_s = max(0.001, min(backoff.next_s(), looks.due_s(), deadline - clock.monotonic()))
-            tell_pauses(stores)
-            listener.sleep(pause_s, looks.is_deaf)
-            got = looks.look(n)
+    with listening_to(source) as listener:
+        while not got and pauses.left_s > 0 and not stop():
+            tell_pauses(source.stores)
+            listener.turn_to([store.doorbell for store in source.stores])
+            listener.sleep(pauses.next_s(), source.is_deaf)
+            got = source.look(n)
     return got

@@ -153,6 +153,12 @@ class Listener:
         """Return whether it listens to these doorbells, in this order."""
         return [one.doorbell for one in self._watched] == list(doorbells)
 
+    def turn_to(self, doorbells: Sequence[Doorbell]) -> None:
+        """Listen to these doorbells from now on."""
+        if not self.is_over(doorbells):
+            self.close()
+            self._watched = [_Watched(doorbell) for doorbell in doorbells]
+
     @property
     def is_complete(self) -> bool:
         """Return whether `listen` has nothing to do."""

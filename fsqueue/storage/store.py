@@ -21,7 +21,7 @@ from fsqueue.format import names, task_file
 from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
 from fsqueue.storage import jsonl, listening
-from fsqueue.storage.listening import Doorbell, Listener
+from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.open_logs import DurableNames, OpenLogs
 from fsqueue.storage.queue_file import QueueFile, state_in
 
@@ -292,10 +292,6 @@ class Store:
         with suppress(OSError, FsqueueError):  # a queue that one may only read: the local clock will do
             self.fs.touch(path)
             clock.learn(self.fs.stat(path).st_mtime_ns / 1e6, before, clock.ticks_ms())
-
-    def listening(self) -> AbstractContextManager[Listener]:
-        """Lend a listener to the doorbell, for the length of a `with` block."""
-        return listening.over([self.doorbell], self.clock)
 
     def close(self) -> None:
         """Close everything that is open; what is leased stays leased. The next use proves the queue's id anew."""

@@ -12,9 +12,10 @@ from unittest import mock
 import pytest
 
 import fsqueue
-from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker, asyncpoll
+from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker
 from fsqueue.clock import Entropy, ManualClock
 from fsqueue.groups import members
+from fsqueue.protocol import waiting
 from fsqueue.storage.listening import Doorbell
 from fsqueue.worker import feeding, reclaiming
 from tests.support import calls, in_time
@@ -461,7 +462,7 @@ def test_all_of_it_can_be_sent_to_another_process(group: Group) -> None:
 def test_an_asynchronous_loop_waits_for_a_queue_that_comes_into_being_and_comes_again(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asyncpoll, "BELL_S", (0.01, 0.1))
+    monkeypatch.setattr(waiting, "BELL_S", (0.01, 0.1))
 
     async def next_of(loop: fsqueue.AsyncPoll) -> object:
         async for task in loop:
@@ -501,3 +502,20 @@ def test_asynchronous_loops_over_several_queues_of_a_group(group: Group) -> None
     assert [sorted(map(str, found)) for found in asyncio.run(all_of())] == [[*"01234"], [*"xy"], []]
     assert group.is_drained()
     assert not group["none"].exists()
+
+
+def test_an_asynchronous_loop_ends_when_its_queue_is_deleted(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left to do. A loop in a thread ends by the same check."""
+    monkeypatch.setattr(waiting, "BELL_S", (0.01, 0.1))
+
+    async def use() -> list[object]:
+        found = []
+        async with asyncio.timeout(PATIENCE_S):
+            async for task in group["q"].poll_async():
+                async with task:
+                    found.append(task.payload)
+                await asyncio.to_thread(group.delete, "q")
+        return found
+
+    group["q"].insert_many(["first", "deleted"])
+    assert asyncio.run(use()) == ["first"]

@@ -30,7 +30,7 @@ from fsqueue.filesystem.trees import Proof
 from fsqueue.format.layout import read_queue_state
 from fsqueue.groups import drained
 from fsqueue.groups import leasing as group_leasing
-from fsqueue.groups import queue as group_queue
+from fsqueue.protocol import waiting
 from fsqueue.storage import absence, group_directory, nested, open_logs, queue_file, store
 from tests.garbage import collect_and_keep
 from tests.simulation.disk import Directory
@@ -369,8 +369,8 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (absence, "Filesystem", _filesystem),
     (group_directory, "Filesystem", _filesystem),
     (group_directory, "mount_of", _mount),
-    *((module, "Clock", lambda: me().clock) for module in (group_directory, group_queue, drained, group_leasing)),
-    *((module, "Entropy", lambda: me().entropy) for module in (group_directory, group_queue, drained, group_leasing)),
+    *((module, "Clock", lambda: me().clock) for module in (group_directory, waiting, drained, group_leasing)),
+    *((module, "Entropy", lambda: me().entropy) for module in (group_directory, waiting, drained)),
     (open_logs, "beside", lambda logs: []),
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),

@@ -325,3 +325,19 @@ def test_where_time_stands_still_nothing_is_listened_to(queue: Queue) -> None:
     slow = Queue(queue.path, clock=clock)
     assert slow.lease(wait_s=100) == []
     assert instances() == []
+
+
+def test_a_listener_turns_to_other_doorbells(listener: Listener, queue: Queue, tmp_path: Path) -> None:
+    """Those of the queues that are open now, in a wait at a group."""
+    with Queue.create(tmp_path / "other") as other:
+        other.insert("before")
+        before = listener.fd
+        listener.turn_to([queue.store.doorbell])
+        assert listener.fd == before, "the same one: nothing begins anew"
+        listener.turn_to([other.store.doorbell])
+        assert listener.listen()
+        assert wakes(listener, other.store.doorbell.ring)
+        queue.store.doorbell.ring()
+        assert not ends_early(listener, SHORT_S)
+        listener.turn_to([])
+        assert not ends_early(listener, SHORT_S)
