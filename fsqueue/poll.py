@@ -31,7 +31,8 @@ from fsqueue.filesystem import resources
 from fsqueue.format.models import Status
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol.leasing import Leaser
-from fsqueue.protocol.waiting import TaskSource, tell_of_end, tell_pauses
+from fsqueue.protocol.waiting import TaskSource, clock_of, tell_of_end, tell_pauses
+from fsqueue.storage import open_logs
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_function
@@ -78,7 +79,7 @@ def wait(
     told = None if poll is None else user_function(poll)
     try:
         with resources.Scope():
-            return _wait(stores, timeout, told) if stores else []
+            return Backlog(stores).wait(timeout, told) if stores else []
     except OSError as error:
         found = [store.explain(error, "waiting") for store in stores]
         raise min(found, key=lambda one: not isinstance(one, QueueNotFound)) from error
@@ -120,37 +121,54 @@ def _store_of(queue: object) -> Store:
         raise from_os_error(error, f"opening the queue {path}") from error
 
 
-def _wait(stores: list[Store], timeout_s: float, poll: Callable[[list[Status]], object] | None) -> list[Status]:
-    clock, entropy = stores[0].clock, stores[0].entropy
-    is_drained = inspection.DrainCheck(*stores)
-    for store in stores:
-        store.refresh(now=True)
-    generations = [store.queue_state.generation for store in stores]
-    begin = clock.monotonic()
-    while True:
-        looked_at = clock.monotonic()
-        drained = is_drained()
-        found = [inspection.status(store) for store in stores] if drained or poll is not None else []
-        for store, generation in zip(stores, generations, strict=True):
+class Backlog:
+    """The tasks of some queues, to wait until all are done."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.stores: Sequence[Store] = stores
+        """The queues that were given one by one: a wait says which of them are paused."""
+        self.is_drained: Callable[[], bool] = inspection.DrainCheck(*stores)
+        for store in stores:
+            store.refresh(now=True)
+        self._generations = [store.queue_state.generation for store in stores]
+
+    def statuses(self) -> list[Status]:
+        """Return the status of each that was given."""
+        return [inspection.status(store) for store in self.stores]
+
+    def look(self, counts: bool) -> tuple[bool, list[Status]]:
+        """Return whether all is done, and the statuses if it is, or if `counts`. QueuePurged."""
+        drained = self.is_drained()
+        found = self.statuses() if drained or counts else []
+        for store, generation in zip(self.stores, self._generations, strict=True):
             if store.queue_state.generation != generation:
                 raise QueuePurged(
                     f"The queue {store.path} was purged or overwritten while it was waited for: what was in it was not "
                     "worked off. Wait again for what is in it now."
                 )
-        if poll is not None:
-            poll(found)
-        else:
-            tell_pauses(stores)
-        now = clock.monotonic()
-        left = begin + timeout_s - now
-        if drained and all(status.drained for status in found):  # else something was inserted since
-            return found
-        if left <= 0:
-            return last_statuses(found, lambda: [inspection.status(store) for store in stores], is_drained)
-        shortest, longest = WAIT_S
-        pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + entropy.random() / 2)
-        stores[0].logs.let_go()
-        clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
+        return drained, found
+
+    def wait(self, timeout_s: float, poll: Callable[[list[Status]], object] | None) -> list[Status]:
+        """Wait until all is done, or the time is over. Return the last statuses."""
+        clock, entropy = clock_of(self.stores)
+        begin = clock.monotonic()
+        while True:
+            looked_at = clock.monotonic()
+            drained, found = self.look(poll is not None)
+            if poll is not None:
+                poll(found)
+            else:
+                tell_pauses(self.stores)
+            now = clock.monotonic()
+            left = begin + timeout_s - now
+            if drained and all(status.drained for status in found):  # else something was inserted since
+                return found
+            if left <= 0:
+                return last_statuses(found, self.statuses, self.is_drained)
+            shortest, longest = WAIT_S
+            pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + entropy.random() / 2)
+            open_logs.let_go()
+            clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
 
 
 def last_statuses(

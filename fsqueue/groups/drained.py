@@ -6,17 +6,15 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 
-from fsqueue.clock import Clock, Entropy, duration_ms
+from fsqueue.clock import Clock, duration_ms
 from fsqueue.errors import ForkedInCall, NotAQueue, QueueNotFound, QueuePurged
 from fsqueue.filesystem import resources
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
-from fsqueue.poll import LATE, LOOK_SHARE, WAIT_S, last_statuses
-from fsqueue.protocol.waiting import tell_pauses
+from fsqueue.poll import Backlog
 from fsqueue.queue import Queue
-from fsqueue.storage import open_logs
 from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views.inspection import DrainCheck, two_agree
 from fsqueue.views.rates import total
@@ -142,37 +140,30 @@ def wait(
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
     told = None if poll is None else user_function(poll)
     try:
-        return _wait(sources, timeout, told)
+        return GroupBacklog(sources).wait(timeout, told)
     except (UserCodeError, ForkedInCall) as carried:
         own = carried.error
     raise own
 
 
-def _wait(sources: Sequence[Source], timeout: float, told: Callable[[list[Status]], object] | None) -> list[Status]:
-    clock, random = Clock(), Entropy().random
-    known = _states(sources)
-    is_drained = GroupDrainCheck(sources)
-    begin = clock.monotonic()
-    while True:
-        looked_at = clock.monotonic()
-        drained = is_drained()
+class GroupBacklog(Backlog):
+    """The tasks of queues and groups, to wait until all are done."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.stores = [source.store for source in sources if isinstance(source, Queue)]
+        self._sources, self._known = sources, _states(sources)
+        self.is_drained = GroupDrainCheck(sources)
+
+    def statuses(self) -> list[Status]:
+        """Return the status of each queue that was given, and the sum of each group."""
+        return [status_of(source) for source in self._sources]
+
+    def look(self, counts: bool) -> tuple[bool, list[Status]]:
+        """Return whether all is done, and the statuses if it is, or if `counts`. QueuePurged."""
+        drained = self.is_drained()
         if drained:
-            _refuse_purged(known, _states(sources))
-        found = [status_of(source) for source in sources] if drained or told is not None else []
-        if told is not None:
-            told(found)
-        else:
-            tell_pauses(source.store for source in sources if isinstance(source, Queue))
-        now = clock.monotonic()
-        left = begin + timeout - now
-        if drained and all(status.drained for status in found):  # else something was inserted since
-            return found
-        if left <= 0:
-            return last_statuses(found, lambda: [status_of(source) for source in sources], is_drained)
-        shortest, longest = WAIT_S
-        pause = min(max(shortest, (now - begin) * LATE), longest) * (0.75 + random() / 2)
-        open_logs.let_go()
-        clock.sleep(min(max(pause, (now - looked_at) * (1 / LOOK_SHARE - 1)), left))
+            _refuse_purged(self._known, _states(self._sources))
+        return drained, self.statuses() if drained or counts else []
 
 
 def _states(sources: Sequence[Source]) -> dict[str, tuple[str, int]]:

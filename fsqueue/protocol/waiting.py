@@ -194,7 +194,7 @@ class Pauses:
 
     def __init__(self, source: TaskSource, wait_s: float = math.inf) -> None:
         self._source = source
-        self._clock, entropy = _of(source.stores)
+        self._clock, entropy = clock_of(source.stores)
         self._deadline = self._clock.monotonic() + wait_s
         self._backoff = Backoff(BELL_S, entropy.random)
 
@@ -208,14 +208,15 @@ class Pauses:
         return max(0.001, min(self._backoff.next_s(), self._source.due_s(), self.left_s))
 
 
-def _of(stores: Sequence[Store]) -> tuple[Clock, Entropy]:
+def clock_of(stores: Sequence[Store]) -> tuple[Clock, Entropy]:
+    """Return the clock and the randomness by which a wait at these queues goes; one may wait before any is there."""
     return (stores[0].clock, stores[0].entropy) if stores else (Clock(), Entropy())
 
 
 def listening_to(source: TaskSource) -> AbstractContextManager[Listener]:
     """Lend a listener to the doorbells of a source, for the length of a `with` block. Others may come."""
     stores = source.stores
-    return listening.over([store.doorbell for store in stores], _of(stores)[0])
+    return listening.over([store.doorbell for store in stores], clock_of(stores)[0])
 
 
 def wait(source: TaskSource, n: int, wait_s: float, stop: Callable[[], bool] = lambda: False) -> list[LeasedTask]:

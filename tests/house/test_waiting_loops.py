@@ -28,8 +28,7 @@ LOOPS = {
         "fsqueue_cli.leases.lease": "in parts, so that a signal ends it",
     },
     "is all done?": {
-        "fsqueue.poll._wait": "queues",
-        "fsqueue.groups.drained._wait": "queues of groups",
+        "fsqueue.poll.Backlog.wait": "the loop of `wait`, for queues and groups",
         "fsqueue.service.streaming.wait.waiting": "a request at a gateway, which sleeps in an event loop",
         "fsqueue.client.remote_queue.RemoteQueue.wait": "the gateway waits, for a part of the time",
     },

@@ -44,7 +44,7 @@ MUTATIONS = [
         "a wait for several queues believes what each says of itself",
         "they are asked one after the other, and the task is always in the one that is not asked",
         "relay-wait",
-        (("poll._wait", "drained = is_drained()", "drained = True"),),
+        (("Backlog.look", "drained = self.is_drained()", "drained = True"),),
         first=480,
     ),
     Mutation(

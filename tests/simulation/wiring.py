@@ -370,7 +370,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (group_directory, "Filesystem", _filesystem),
     (group_directory, "mount_of", _mount),
     *((module, "Clock", lambda: me().clock) for module in (group_directory, waiting, drained, group_leasing)),
-    *((module, "Entropy", lambda: me().entropy) for module in (group_directory, waiting, drained)),
+    *((module, "Entropy", lambda: me().entropy) for module in (group_directory, waiting)),
     (open_logs, "beside", lambda logs: []),
     (store, "Clock", lambda: me().clock),
     (store, "Entropy", lambda: me().entropy),
