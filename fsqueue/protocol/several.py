@@ -39,16 +39,11 @@ class Watch:
         self.store = leaser.store
         leaser.let_go = leaser.store.logs.let_go_of_own  # `Several` asks the others: else each would ask each
         self._idle_poller = IdlePoller(leaser, lease_ms, up_to=up_to)
-        self.due_s = self._idle_poller.due_s
+        self.due_s, self.stores = self._idle_poller.due_s, self._idle_poller.stores
         self.is_failing = False
         """Whether the last question to it ended in an error."""
         self.warned_of: tuple[type, int | None] | None = None
         """What kind of error was warned of last, since it gave a task."""
-
-    @property
-    def stores(self) -> list[Store]:
-        """Return the queue that is looked at."""
-        return [self.store]
 
     @property
     def is_deaf(self) -> bool:

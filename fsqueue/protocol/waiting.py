@@ -35,6 +35,7 @@ class IdlePoller:
 
     def __init__(self, leaser: Leaser, lease_ms: int | None, strict: bool = False, up_to: Rank | None = None) -> None:
         self._leaser, self._lease_ms, self._strict, self._up_to = leaser, lease_ms, strict, up_to
+        self.stores = [leaser.store]
         self._idle = False
         """Whether the last look found nothing, and did not fail."""
         self._acted_on = (0, b"")
@@ -46,11 +47,6 @@ class IdlePoller:
         """Whether to sleep without listening for notifications: other workers took what the last one told of, and a
         look at everything comes soon anyway. Many idle workers would otherwise list for each task that one takes.
         """
-
-    @property
-    def stores(self) -> list[Store]:
-        """Return the queue that is looked at."""
-        return [self._leaser.store]
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks.

@@ -423,9 +423,7 @@ class Feeder(BackgroundThread):
     def _listen_to(self, stores: Sequence[Store]) -> None:
         """Be woken by these queues, and count failures in them."""
         self._streaks = self._streaks_of(stores)
-        listener, doorbells = self._listener, [store.doorbell for store in stores]
-        self._listener = Listener(doorbells, self._clock, self._end)
-        listener.close()
+        self._listener.turn_to([store.doorbell for store in stores])
 
     def _feed(self, n: int) -> Fed | None:
         """Lease up to `n` tasks, and try again while the queue fails. Return the answer; None if it was given."""
@@ -518,7 +516,8 @@ class Feeder(BackgroundThread):
                 due_s = min(due_s, self._members.due_s())
             self.due_at = now + due_s
             pause_s = max(0.001, min(backoff.next_s(), due_s, self._away_at - now if self._queues.away else math.inf))
-            self._sleep(pause_s, self._watches.is_deaf)
+            if not (isinstance(self._watches, RemoteWatch) and self._watches.has_waited):
+                self._sleep(pause_s, self._watches.is_deaf)
 
     def _excluded(self) -> str | None:
         """Return why this node takes no more tasks, if it does not."""

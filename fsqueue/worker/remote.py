@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, Protocol, runtime_checkable
 
 from fsqueue.format.layout import Settings
@@ -41,12 +42,16 @@ class RemoteWatch:
 
     def __init__(self, source: RemoteSource, lease_s: float | None) -> None:
         self._source, self._lease_s = source, lease_s
-        self._has_looked = False
+        self._has_looked = self.has_waited = False
+        """`has_waited`: whether the last look was a pause, too. A gateway that ends answers at once."""
 
     def look(self, n: int) -> list[LeasedTask]:
         """Return up to `n` tasks. The first look waits for none, so that a queue without tasks is soon known."""
         wait_s, self._has_looked = LOOK_S if self._has_looked else 0, True
-        return self._source.lease(n, lease_s=self._lease_s, wait_s=wait_s)
+        began = time.monotonic()
+        got = self._source.lease(n, lease_s=self._lease_s, wait_s=wait_s)
+        self.has_waited = time.monotonic() - began >= LOOK_S / 2
+        return got
 
     def due_s(self) -> float:
         """Return infinity: it does not know what is delayed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,6 +13,8 @@ from fsqueue_cli.main import cli
 
 import fsqueue
 from fsqueue import Group, InvalidArgument, RemoteQueue, Worker
+from fsqueue.worker import feeding
+from fsqueue.worker import remote as remote_watch
 from tests.gateways import Serve
 from tests.waiting import until
 
@@ -64,6 +67,35 @@ def test_a_worker_that_is_stopped_puts_back_what_it_holds(group: Group, remote: 
     worker.stop()
     running.join()
     assert queue.status() == fsqueue.Status(waiting=3)
+
+
+def test_an_idle_worker_waits_at_the_gateway_and_nowhere_else(
+    group: Group, remote: RemoteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it slept beside that, a new task waited for it: up to 7.5 s."""
+    slept: list[float] = []
+    sleep, lease = feeding.Feeder._sleep, RemoteQueue.lease
+
+    def noted(self: feeding.Feeder, seconds: float, deaf: bool) -> None:
+        slept.append(seconds)
+        sleep(self, 0.0, deaf)
+
+    def counted(self: RemoteQueue, *args: Any, **how: Any) -> list[Any]:
+        waited.append(how["wait_s"])
+        return lease(self, *args, **how)
+
+    waited: list[float] = []
+    monkeypatch.setattr(remote_watch, "LOOK_S", 0.1)
+    monkeypatch.setattr(feeding.Feeder, "_sleep", noted)
+    monkeypatch.setattr(RemoteQueue, "lease", counted)
+    worker = Worker(remote, abs, until="forever")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until(lambda: len(waited) > 5, "a worker that has looked for a while")
+    worker.stop()
+    thread.join()
+    assert waited[:2] == [0, 0.1]
+    assert len(slept) == 1, "after the first look, which waits for nothing"
 
 
 def test_what_a_gateways_queue_cannot_do_is_a_sentence(group: Group, remote: RemoteQueue) -> None:
