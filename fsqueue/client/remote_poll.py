@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
+from fsqueue.client.wire import in_steps
 from fsqueue.clock import duration_ms
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until, check_loop
@@ -35,12 +38,9 @@ class _Lessor:
         self._queue, self._look_s, self.store = queue, look_s, queue.store
 
     def _lease_waiting(self, n: int, lease_ms: int | None, stop: Callable[[], bool]) -> list[LeasedTask]:
-        lease_s, wait_s = None if lease_ms is None else lease_ms / 1000, 0.0
-        while True:
-            got = self._queue.lease_patiently(n, lease_s, wait_s)
-            if got or stop():
-                return got
-            wait_s = self._look_s
+        lease_s = None if lease_ms is None else lease_ms / 1000
+        ask = partial(self._queue.lease_patiently, n, lease_s)
+        return in_steps(ask, math.inf, lambda got: got or stop(), self._look_s)
 
     def release(self, tasks: list[LeasedTask], delay_s: float = 0) -> None:
         """Put tasks back."""

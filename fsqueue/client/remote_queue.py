@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -40,7 +39,7 @@ from fsqueue.client.values import (
     made,
     task_line,
 )
-from fsqueue.client.wire import Answer, OverWire, Wire, encoded, in_one_process, segment
+from fsqueue.client.wire import WAIT_S, Answer, OverWire, Wire, encoded, in_one_process, in_steps, segment
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
 from fsqueue.filesystem.processes import Holder
@@ -70,8 +69,6 @@ from fsqueue.views.priorities import PriorityRange
 from fsqueue.views.stuck_locks import StuckLock
 from fsqueue.views.usage import Usage
 
-WAIT_S = 30.0
-"""How long one request waits at the gateway, in a loop that waits for longer."""
 TASKS_MAX = 1_000
 """Maximum number of tasks that one request leases or peeks at."""
 
@@ -389,10 +386,11 @@ class RemoteQueue(OverWire):
     @in_one_process
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
         """Wait until the queue is drained, or `timeout_s` is over; return the last status: see `Queue.wait`."""
-        deadline = math.inf if timeout_s is None else time.monotonic() + duration_ms(timeout_s, "timeout_s") / 1000
-        told = None if poll is None else user_function(poll)
-        step_s, first = 0.0, None
-        while True:
+        waits_s = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
+        told, first = None if poll is None else user_function(poll), None
+
+        def look(step_s: float) -> tuple[bool, Status]:
+            nonlocal first
             given = self._wire.call("wait", {"timeout_s": step_s}, queue=self.name, wait_s=step_s)
             first = given["state"] if first is None else first
             if first and given["state"] != first:
@@ -404,11 +402,10 @@ class RemoteQueue(OverWire):
             if told is not None:
                 with unwrapped():
                     told(status)
-            if given["drained"]:
-                return status
-            if time.monotonic() >= deadline:
-                return last_statuses([status], lambda: [self.status()], self.is_drained)[0]
-            step_s = max(0.0, min(WAIT_S, deadline - time.monotonic()))
+            return given["drained"], status
+
+        is_drained, status = in_steps(look, waits_s, lambda found: found[0])
+        return status if is_drained else last_statuses([status], lambda: [self.status()], self.is_drained)[0]
 
     def peek(self, n: int = 1) -> list[TaskInfo]:
         """Return up to `n` waiting tasks, at most 1,000: see `Queue.peek`."""
@@ -602,12 +599,8 @@ def lease_by(ask: Ask, n: int, wait_s: float, task_of: Callable[[dict[str, Any]]
     if such a request fails.
     """
     whole("n", n)
-    deadline = time.monotonic() + duration_ms(wait_s, "wait_s") / 1000
-    while True:
-        left_s = max(0.0, deadline - time.monotonic())
-        got = ask(min(n, TASKS_MAX), min(left_s, WAIT_S))
-        if got or time.monotonic() >= deadline:
-            break
+    waits_s = duration_ms(wait_s, "wait_s") / 1000
+    got = in_steps(lambda step_s: ask(min(n, TASKS_MAX), step_s), waits_s, bool, first_s=WAIT_S)
     is_full = len(got) == TASKS_MAX
     while is_full and len(got) < n:
         try:

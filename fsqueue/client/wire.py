@@ -46,6 +46,8 @@ LATER = (502, 503, 504)
 """
 REFUSED = (400, 413, 415)
 """The status of an answer to a body that the gateway has not taken, mostly since it is too large."""
+WAIT_S = 30.0
+"""How long one request waits at the gateway, in a loop that waits for longer."""
 TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
 
 
@@ -79,6 +81,25 @@ class _Kept(threading.local):
     connection: http.client.HTTPConnection | None = None
     answer: http.client.HTTPResponse | None = None
     used_at = 0.0
+
+
+def in_steps(
+    ask: Callable[[float], T],
+    wait_s: float,
+    is_enough: Callable[[T], object],
+    step_s: float = WAIT_S,
+    first_s: float = 0,
+) -> T:
+    """Ask a gateway until an answer is enough, or the time is over. The gateway waits, `step_s` at most in a request.
+
+    `ask` takes how many seconds one request waits. The first one waits for `first_s` at most.
+    """
+    deadline, step = time.monotonic() + wait_s, min(first_s, wait_s)
+    while True:
+        found = ask(step)
+        if is_enough(found) or time.monotonic() >= deadline:
+            return found
+        step = max(0.0, min(step_s, deadline - time.monotonic()))
 
 
 class Wire:

@@ -30,7 +30,6 @@ LOOPS = {
     "is all done?": {
         "fsqueue.poll.Backlog.wait": "the loop of `wait`, for queues and groups",
         "fsqueue.service.streaming.wait.waiting": "a request at a gateway, which sleeps in an event loop",
-        "fsqueue.client.remote_queue.RemoteQueue.wait": "the gateway waits, for a part of the time",
     },
     "has it changed?": {
         "fsqueue.service.streaming._events.telling": "a stream of events of a gateway",
