@@ -129,8 +129,8 @@ def test_every_loop_that_waits_is_named_with_its_question() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("def f():\n while True: clock.sleep(1)", {"f"}),
-        ("def f():\n for _ in 'ab': time.sleep(1)", {"f"}),
+        ("def f():\n while True: clock.sleep(60)", {"f"}),
+        ("def f():\n for _ in 'ab': time.sleep(60)", {"f"}),
         ("class C:\n async def f(self):\n  while True:\n   if x: await self._nap(1)", {"C.f"}),
         ("def f():\n def g():\n  while True: e.wait()\n g()", {"f.g"}),
         ("def f():\n while True:\n  def g(): e.wait()", set()),
