@@ -115,7 +115,7 @@ class Wire:
         if self._token is not None:
             check_token(TOKEN_VARIABLE, self._token)
         self._kept = _Kept()
-        forks.register(self, Wire.drop)
+        forks.register(self, Wire.after_fork)
 
     def __reduce__(self) -> Any:
         return Wire, (self.address, self._token, self.timeout_s, self.patience_s)
@@ -275,6 +275,19 @@ class Wire:
             connection.close()
         if answer is not None:  # one that ends with its connection holds that itself
             answer.close()
+
+    def after_fork(self) -> None:
+        """Let go of this thread's connection in a forked child. It may go on in the parent's wait for an answer: what
+        it would read there is the parent's, so its descriptor leads nowhere.
+        """
+        connection, answer = self._kept.connection, self._kept.answer
+        fds = set()
+        if connection is not None and connection.sock is not None:
+            fds.add(connection.sock.fileno())
+        if answer is not None and not answer.isclosed():
+            fds.add(answer.fileno())
+        resources.lead_nowhere([fd for fd in fds if fd >= 0])
+        self.drop()
 
     def headers(self) -> dict[str, str]:
         """Return what each request says."""

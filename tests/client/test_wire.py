@@ -6,7 +6,9 @@ import http.server
 import json
 import os
 import re
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -25,6 +27,8 @@ from tests.client.test_remote_queue import answering
 from tests.gateways import Serve
 from tests.house.source import TOP
 from tests.proxies import prefixed
+from tests.test_fork_and_threads import forked
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.once
 
@@ -336,6 +340,46 @@ def test_a_child_that_was_forked_within_a_request_leaves_the_answer_to_its_paren
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 7
     assert queue.status() == group["q"].status() == Status(waiting=1)
+
+
+def test_a_child_that_was_forked_while_its_parent_waits_for_an_answer_takes_nothing_of_it(
+    group: Group, serve: Serve
+) -> None:
+    """It neither reads the answer nor waits for one."""
+    queue, me = fsqueue.connect(f"{serve(group.path)}/q"), threading.get_ident()
+    assert isinstance(queue, RemoteQueue)
+    queue.insert("first")
+    queue.lease()
+    statuses: list[int] = []
+    is_child = False
+
+    def forks(*_: object) -> None:
+        nonlocal is_child
+        status = forked()
+        if status < 0:
+            is_child = True
+        statuses.append(status)
+
+    def signal_and_insert() -> None:
+        until(lambda: sys._current_frames()[me].f_code.co_name == "readinto", "a thread that waits for an answer")
+        signal.pthread_kill(me, signal.SIGUSR1)
+        until(lambda: statuses, "the end of the child")
+        group["q"].insert("second")
+
+    before, code = signal.signal(signal.SIGUSR1, forks), 1
+    helper = threading.Thread(target=signal_and_insert)
+    helper.start()
+    try:
+        [task] = queue.lease(wait_s=PATIENCE_S)
+    except fsqueue.ForkedChild:
+        code = 7
+    finally:
+        if is_child:
+            os._exit(code)
+        signal.signal(signal.SIGUSR1, before)
+    helper.join()
+    assert statuses == [7]
+    assert task.payload == "second"
 
 
 def test_a_type_that_is_no_class_becomes_the_one_that_the_page_says() -> None:
