@@ -68,10 +68,18 @@ class RealGateway:
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
+        self.begin()
+        self.wait_ready()
+
+    def begin(self) -> None:
+        """Start it."""
         with open(self._stderr, "a") if self._stderr is not None else nullcontext() as stderr:
             self._process = subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=stderr, stdin=subprocess.DEVNULL, text=True
             )
+
+    def wait_ready(self) -> None:
+        """Wait until it is ready, once after each start."""
         assert self._process.stdout is not None
         assert "fsqueue serves" in self._process.stdout.readline()
 

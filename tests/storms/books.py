@@ -6,9 +6,8 @@ Effects of a call, as its process writes them down before it:
   queue that is purged and deleted meanwhile.
 - `complete`, `bury`, `cancel`, `replace`: tasks, each with its birth: which call has inserted it, as which number.
   `seen`: a task that is replaced in an update with nothing else that can be found again. `forget`: letters that are
-  thrown away.
-- `retry`: ids of letters; `again`: of completed tasks that are inserted again; `drop`: of tasks that are cancelled if
-  they wait.
+  thrown away. `drop`: tasks that are cancelled if they wait.
+- `retry`: ids of letters; `again`: of completed tasks that are inserted again.
 - `whole`: whether all of it happens, or nothing. By default it does.
 """
 
@@ -52,7 +51,7 @@ class Truth:
         births = {
             task: (by, number)
             for call in written.calls.values()
-            for kind in ("complete", "bury", "cancel", "replace", "seen", "forget")
+            for kind in ("complete", "bury", "cancel", "replace", "seen", "forget", "drop")
             for task, by, number, *_ in call.effects.get(kind, ())
         }
         self.tasks: dict[str, TaskInfo] = {}
@@ -164,7 +163,7 @@ class Judge:
 
     def _of_ends(self) -> Iterator[str]:
         """Yield which tasks were completed or cancelled by nobody, or cancelled twice."""
-        dropped = self._ids("drop")
+        dropped = {task for task, *_ in self._named("drop")}
         perhaps = {task for call in self.written.calls.values() for task in self._unknown_cancels(call)}
         cancelled = Counter(task for call in self.happened for task, *_ in call.effects.get("cancel", ()))
         for info in self.truth.tasks.values():
@@ -204,6 +203,8 @@ def judge(group: Group, notes: Path) -> tuple[dict[str, int], list[str]]:
             check_sound(queue)
     wrong = [f"fsck of the group: {finding}" for finding in group.fsck()]
     written = read(notes)
+    for _, more in written.each("applies"):  # a forked child has applied its copy, perhaps
+        written.calls[more["call"]].told = UNKNOWN
     judge = Judge(written, Truth(group, written))
     wrong += [f"{who}: {what} {more}" for _, who, what, more in written.said if what in ODD and not _is_known(more)]
     wrong += [*_of_children(written), *judge.wrong()]

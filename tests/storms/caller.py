@@ -24,10 +24,13 @@ from fsqueue import (
     StorageError,
     TaskInfo,
     TaskNotFound,
+    Update,
     UpdateConflict,
 )
+from fsqueue.client.remote_update import RemoteUpdate
 from tests.storms.journal import DONE, REFUSED, UNKNOWN, Journal
 from tests.storms.trouble import Abort, Interruption, Trouble
+from tests.waiting import until_nothing_reaps
 
 T = TypeVar("T")
 
@@ -35,6 +38,9 @@ AnyGroup = Group | RemoteGroup
 Effects = dict[str, Any]
 PATIENCE_S = 60.0
 """For how long a client waits for its gateway."""
+
+REFUSALS = ("that has the key", "This update has been applied")
+"""What InvalidArgument says of an update that ends the task whose key it inserts, and of one in a forked child."""
 
 
 class Caller:
@@ -46,6 +52,8 @@ class Caller:
         self._call = ""
         self.held: list[LeasedTask] = []
         """What the present call ends the leases of: a forked child of it may try so, too."""
+        self.present: Update | RemoteUpdate | None = None
+        """What the present call applies, if it ends a lease: so a forked child that applies it, too, does no harm."""
 
     def step(self) -> None:
         """Do one thing."""
@@ -73,10 +81,10 @@ class Caller:
         except (Interruption, Abort) as error:
             self.journal.did(call, UNKNOWN, error=said(error))
         except Exception as error:
-            is_own_key = isinstance(error, InvalidArgument) and "that has the key" in str(error)
-            self.journal.did(call, REFUSED if is_own_key else UNKNOWN, error=said(error))
+            is_refused = isinstance(error, InvalidArgument) and any(words in str(error) for words in REFUSALS)
+            self.journal.did(call, REFUSED if is_refused else UNKNOWN, error=said(error))
             is_gateways = isinstance(error, StorageError) and isinstance(self.group, RemoteGroup)
-            if not is_own_key and not is_gateways:
+            if not is_refused and not is_gateways:
                 self.journal.say("odd", kind=kind, error=said(error))
         else:
             self.journal.did(call, DONE)
@@ -90,7 +98,11 @@ class Caller:
         self.journal.say("came back", call=call, where=where, raised=said(raised))
         self.trouble, self.dice = None, random.Random(call)
         held, self.held = self.held, []
-        if held and self.dice.random() < 0.5:
+        chance = self.dice.random()
+        if self.present is not None and chance < 0.3:
+            self.journal.say("applies", call=call)
+            self.call("apply", lambda _: self.present.apply())  # type: ignore[union-attr]
+        elif held and chance < 0.6:
             self.complete(held)
         self.as_child()
 
@@ -170,6 +182,7 @@ def work(
     counts = caller.trouble.counts if caller.trouble is not None else {}
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     caller.journal.close()
+    until_nothing_reaps()
     group.close()
     del group, caller
     gc.collect()

@@ -13,18 +13,17 @@ from types import TracebackType
 
 from fsqueue import Group
 from tests.concurrency.processes import Child, at_a_random_moment
-from tests.concurrency.rounds import stop_for_a_while
 from tests.gateways import RealGateway
 from tests.waiting import until
 
 _libc = ctypes.CDLL(None)
 _PR_SET_CHILD_SUBREAPER = 36
 
-FAULTS = ("kill", "kill", "kill", "stop", "stop", "kill a gateway", "end a gateway", "stop a gateway")
-PAUSES_S = (0.01, 0.05, 0.2, 0.6)
+FAULTS = ("kill", "kill", "kill", "stop", "stop", "stop", "kill a gateway", "end a gateway", "stop a gateway")
+PAUSES_S = (0.01, 0.05, 0.2, 0.8)
 """The longest times from one fault to the next."""
-STOPS_S = (0.05, 0.5, 3.0)
-"""The longest times for which a gateway is stopped."""
+LATER = 6
+"""After how many further faults at most what was stopped goes on, and a gateway that was killed is started again."""
 
 Hire = Callable[[int, list[str]], Child]
 """Starts the worker with a number, given the addresses of the gateways."""
@@ -43,6 +42,11 @@ class Crew:
         self.stderr = home / "gateways"
         self.gateways = [RealGateway(group, home / f"{number}.sock", self.stderr) for number in range(gateways)]
         self._workers: list[Child] = []
+        self._mends: list[tuple[int, Callable[[], None]]] = []
+        """By the time of which fault something is to be mended."""
+        self._down: set[RealGateway] = set()
+        self._unready: set[RealGateway] = set()
+        """Gateways that were started again, and of which nobody has heard yet."""
         self.counts: Counter[str] = Counter()
         for _ in range(workers):
             self._workers.append(self._next())
@@ -62,31 +66,54 @@ class Crew:
 
     def suffer(self, faults: int) -> None:
         """Let this many faults happen, each after a random time."""
-        for _ in range(faults):
+        for number in range(faults):
             at_a_random_moment(self._dice, self._dice.choice(PAUSES_S))
-            fault = self._dice.choice(FAULTS if self.gateways else FAULTS[:5])
+            self._mend(number)
+            fault = self._dice.choice(FAULTS)
             self.counts[fault] += 1
-            if fault == "kill":
-                place = self._dice.randrange(len(self._workers))
-                victim, self._workers[place] = self._workers[place], self._next()
-                victim.kill()
-                victim.close()
-            elif fault == "stop":
-                stop_for_a_while(self._workers, self._dice)
+            back = number + self._dice.randrange(1, LATER + 1)
+            if "gateway" in fault:
+                self._trouble(fault, self._dice.choice(self.gateways), back)
             else:
-                self._trouble(fault, self._dice.choice(self.gateways))
+                self._fell(fault, self._dice.randrange(len(self._workers)), back)
             for worker in self._workers:
                 assert worker.running, f"a worker has ended with {worker.status}: {worker.report()}"
+        self._mend(faults + LATER)
+        for gateway in self._unready:
+            gateway.wait_ready()
 
-    def _trouble(self, fault: str, gateway: RealGateway) -> None:
+    def _mend(self, number: int) -> None:
+        """Mend what is to be mended by the time of this fault."""
+        due = [mend for at, mend in self._mends if at <= number]
+        self._mends = [(at, mend) for at, mend in self._mends if at > number]
+        for mend in due:
+            mend()
+
+    def _fell(self, fault: str, place: int, back: int) -> None:
+        victim = self._workers[place]
+        if fault == "stop":
+            victim.signal(signal.SIGSTOP)
+            self._mends.append((back, lambda: victim.signal(signal.SIGCONT)))
+            return
+        self._workers[place] = self._next()
+        victim.kill()
+        victim.close()
+
+    def _trouble(self, fault: str, gateway: RealGateway, back: int) -> None:
         if fault == "stop a gateway":
             gateway.send(signal.SIGSTOP)
-            at_a_random_moment(self._dice, self._dice.choice(STOPS_S))
-            gateway.send(signal.SIGCONT)
-            return
-        gateway.kill(signal.SIGKILL if fault == "kill a gateway" else signal.SIGTERM)
-        at_a_random_moment(self._dice, 0.2)
-        gateway.start()
+            self._mends.append((back, lambda: gateway.send(signal.SIGCONT)))
+        elif gateway not in self._down:
+            gateway.send(signal.SIGCONT)  # a stopped process does not end when it is told to
+            gateway.kill(signal.SIGKILL if fault == "kill a gateway" else signal.SIGTERM)
+            self._down.add(gateway)
+            self._unready.discard(gateway)
+            self._mends.append((back, lambda: self._restart(gateway)))
+
+    def _restart(self, gateway: RealGateway) -> None:
+        gateway.begin()
+        self._down.discard(gateway)
+        self._unready.add(gateway)
 
     @property
     def pids(self) -> set[int]:

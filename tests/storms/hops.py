@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import fsqueue
@@ -132,13 +132,14 @@ class Hopper(Caller):
         if self.dice.random() < 0.5:
             self._by_update("cancel", last, there)
         elif self._has_next(last, there):  # a whole batch, perhaps
-            self._drop(here, [one.id for one in found])
+            self._drop(here, found)
             return
         if earlier:
-            self._drop(here, [one.id for one in earlier])
+            self._drop(here, earlier)
 
-    def _drop(self, queue: str, ids: list[str]) -> None:
-        self.call("drop", lambda _: self.group[queue].cancel(ids), lambda _: {"drop": ids})
+    def _drop(self, queue: str, tasks: Sequence[Living]) -> None:
+        ids = [task.id for task in tasks]
+        self.call("drop", lambda _: self.group[queue].cancel(ids), lambda _: named("drop", tasks))
 
     def _end_earlier(self, earlier: list[LeasedTask], last: LeasedTask) -> None:
         self.held = earlier
@@ -179,7 +180,7 @@ class Hopper(Caller):
                 self.call("bury", lambda call: task.bury(call), lambda _: named("bury", [task]))
             case _:
                 self.call("release", lambda _: task.release())
-                self._drop(here, [task.id])
+                self._drop(here, [task])
 
     def _has_next(self, task: Living, there: str) -> bool:
         """Insert the next task. Return whether it is known to have come into being."""

@@ -19,6 +19,8 @@ T = TypeVar("T")
 FORK_EVERY, INTERRUPT_EVERY = 10, 5
 USUAL_S = 0.002
 """How long a call is thought to take as long as none of its kind was made."""
+MAKERS = ("update", "__enter__", "__getitem__", "__init__")
+"""Methods of fsqueue that do nothing in a queue."""
 HANGS_S = 120
 """A child that lives for longer than this hangs, and ends by SIGALRM."""
 
@@ -182,12 +184,16 @@ class Trouble:
 
 
 def _is_in_call(frame: FrameType | None) -> bool:
-    """Return whether a call of fsqueue is on the stack."""
+    """Return whether a call of fsqueue is on the stack that does something.
+
+    A child that is forked in a call which only puts an object together makes what follows on its own, rightly.
+    """
+    outermost: FrameType | None = None
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "fsqueue":
-            return True
+            outermost = frame
         frame = frame.f_back
-    return False
+    return outermost is not None and outermost.f_code.co_name not in MAKERS
 
 
 def _place(frame: FrameType | None) -> str:

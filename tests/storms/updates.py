@@ -215,9 +215,11 @@ class Worker(Caller):
                     update.depends(seen)
                 elif seen is not None:
                     update.replace(seen, next_of(seen))
+                self.present = update
             self._check_results(update.results)
 
         self.call("update", act, effects)
+        self.present = None
 
     def _check_results(self, results: list[Any]) -> None:
         """Whatever was inserted without a key is new."""
