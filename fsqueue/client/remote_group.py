@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fsqueue.arguments import leased, whole
 from fsqueue.client.remote_poll import RemotePoll
-from fsqueue.client.remote_queue import TASKS_MAX, WAIT_S, QueueStandIn, RemoteQueue, lease_by, leasing
+from fsqueue.client.remote_queue import TASKS_MAX, QueueStandIn, RemoteQueue, lease_by, leasing
 from fsqueue.client.remote_update import RemoteUpdate
 from fsqueue.client.values import leased_task, made
-from fsqueue.client.wire import Answer, OverWire, Wire
+from fsqueue.client.wire import Answer, OverWire, Wire, in_one_process, in_steps
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import LeaseLost, QueueFileLost, QueuePurged
 from fsqueue.format import names
@@ -21,7 +20,7 @@ from fsqueue.format.models import Status
 from fsqueue.groups.selection import compiled
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until
-from fsqueue.user_code import UserCodeError, user_function
+from fsqueue.user_code import unwrapped, user_function
 from fsqueue.views.flows import Flow
 from fsqueue.views.usage import Usage
 
@@ -85,16 +84,18 @@ class RemoteQueues(OverWire):
         """Return whether at one instant nothing was waiting, delayed or leased in any of them."""
         return bool(self._wire.call("group_drained", {"match": self.pattern}))
 
+    @in_one_process
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
         """Wait until at one instant nothing is waiting, delayed or leased in any of them; return the sum.
 
         See `GroupQueues.wait`. QueuePurged if one that was there when it began was purged, overwritten or deleted.
         """
-        deadline = math.inf if timeout_s is None else time.monotonic() + duration_ms(timeout_s, "timeout_s") / 1000
+        waits_s = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
         told = None if poll is None else user_function(poll)
-        step_s = 0.0
         known: dict[str, str] | None = None
-        while True:
+
+        def look(step_s: float) -> tuple[bool, Status]:
+            nonlocal known
             found = self._wire.call("group_wait", {"match": self.pattern, "timeout_s": step_s}, wait_s=step_s)
             known = found["states"] if known is None else known
             for name, state in known.items():
@@ -106,14 +107,13 @@ class RemoteQueues(OverWire):
                     )
             status: Status = made(Status, found)
             if told is not None:
-                try:
+                with unwrapped():
                     told(status)
-                except UserCodeError as foreign:
-                    raise foreign.error from None
-            if found["drained"] or time.monotonic() >= deadline:
-                return status
-            step_s = max(0.0, min(WAIT_S, deadline - time.monotonic()))
+            return found["drained"], status
 
+        return in_steps(look, waits_s, lambda found: found[0])[1]
+
+    @in_one_process
     def lease(
         self,
         n: int = 1,
@@ -203,6 +203,7 @@ class RemoteGroup(RemoteQueues):
         """Return an update: changes that happen all together, or not at all: see `Group.update`."""
         return RemoteUpdate(self._wire, self.__getitem__)
 
+    @in_one_process
     def delete(self, name: str) -> bool:
         """Delete a queue: see `Group.delete`. Return False if there was none."""
         queue = self[name]

@@ -29,7 +29,7 @@ LOOPS = {
     },
     "is all done?": {
         "fsqueue.poll.Backlog.wait": "the loop of `wait`, for queues and groups",
-        "fsqueue.service.streaming.wait.waiting": "a request at a gateway, which sleeps in an event loop",
+        "fsqueue.service.streaming._waited.waiting": "a request at a gateway, which sleeps in an event loop",
     },
     "has it changed?": {
         "fsqueue.service.streaming._events.telling": "a stream of events of a gateway",
