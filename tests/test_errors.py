@@ -27,7 +27,7 @@ EXIT_CODES = {
     "InvalidTask": 2,
     "TaskTooLarge": 2,
     "InvalidResult": 2,
-    "TaskNotFound": 3,
+    "TaskNotFound": 13,
     "LeaseLost": 4,
     "LeaseExpired": 4,
     "UpdateConflict": 6,
