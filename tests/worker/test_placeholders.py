@@ -212,8 +212,8 @@ def test_a_field_in_quotes_is_kept_out_of_scripts(queue: Queue) -> None:
     [
         ({"secret-field": "secret"}, ["echo", "{x}"]),
         ({"x": "secret"}, ["echo", "{x:04d}"]),
-        ({"x": 1.775}, ["echo", "{x:04d}"]),
-        ({"x": 1775}, ["echo", "{x.}"]),
+        ({"x": 1.77531415926}, ["echo", "{x:04d}"]),
+        ({"x": 177531415926}, ["echo", "{x.}"]),
         ("/secret/program", ["{}"]),
         ("secret\0", ["echo", "{}"]),
         ({"x": "secret" * 30_000}, ["echo", "{x}"]),
@@ -231,7 +231,7 @@ def test_the_reason_of_a_failure_says_nothing_of_what_is_in_a_payload(
     queue.purge_dead()
     said = f"{letter.reason} {queue.task(letter.id)} {list(queue.history(letter.id))}"
     assert letter.reason
-    for word in ("secret", "775"):
+    for word in ("secret", "77531415"):
         assert word not in said
 
 
