@@ -93,7 +93,7 @@ def test_a_task_that_waits_is_changed_if_it_is_as_it_was_printed(group: Group, f
     printed = [json.loads(line) for line in fsqueue_cli("ls", f"{group.path}/first", "--json").stdout.splitlines()]
     found = {one["payload"]: one for one in printed}
     name = {payload: f"{one['id']}@{one['version']}" for payload, one in found.items()}
-    assert {one["queue"] for one in printed} == {"first"}
+    assert {one["queue"] for one in printed} == {f"{group.path}/first"}
     replaced = {"id": found["stays"]["id"], "version": found["stays"]["version"], "payload": "new"}
     fsqueue_cli("update", f"{group.path}/first", input=json.dumps({"replace": replaced}))
     done = json.loads(fsqueue_cli("update", group.path, "--cancel", name["goes"], "--json").stdout)["done"]
