@@ -10,7 +10,7 @@ from fsqueue import FsqueueError, Queue, StorageError, StorageFull, Task
 from tests.concurrency.trapped import FullFrom, trapped
 from tests.levels import how_many
 from tests.support import QueueFactory
-from tests.verbs import VERBS, Verb, assert_nothing_lost, check_and_repair, renew_some, set_up, upkeep
+from tests.verb_calls import VERBS, Verb, assert_nothing_lost, check_and_repair, renew_some, set_up, upkeep
 
 STRIDE = how_many(3, 1)
 """In the gate each of the three kinds of a full disk meets each third step: together they meet each."""

@@ -14,7 +14,7 @@ from tests.concurrency.processes import Child, children
 from tests.disks import DISKS, Ballast, run, small_disk
 from tests.levels import each_once
 from tests.support import QueueFactory, base_of, generations_of, raised
-from tests.verbs import NEED_BYTES, NEED_FILES, VERBS, Verb, assert_nothing_lost, set_up
+from tests.verb_calls import NEED_BYTES, NEED_FILES, VERBS, Verb, assert_nothing_lost, set_up
 
 # -- full --------------------------------------------------------------------------------------------
 

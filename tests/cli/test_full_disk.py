@@ -13,7 +13,7 @@ from fsqueue import Queue
 from tests.cli.conftest import Run
 from tests.concurrency.books import check_drained, drain
 from tests.disks import DISKS, Ballast, small_disk
-from tests.verbs import LONG
+from tests.verb_calls import LONG
 
 FULL = 7
 

@@ -30,7 +30,7 @@ from tests.concurrency.processes import PATIENCE_S, Child, Count, together
 from tests.disks import Ballast, run
 from tests.lab import evidence
 from tests.support import raised
-from tests.verbs import (
+from tests.verb_calls import (
     LONG,
     NEED_BYTES,
     NEED_FILES,

@@ -189,7 +189,7 @@ def test_a_queue_that_is_hidden_keeps_it_for_ever(
     at = hide(group)
     assert gc(group, "a", 3 * decision_files.AWAY_MS) == 0
     assert len(files(group)) == 1
-    [said] = [record.message for record in caplog.records if "decision file" in record.message]
+    [said] = [record.getMessage() for record in caplog.records if "decision file" in record.getMessage()]
     assert said.startswith(f"kept 1 decision file of the group {group.path}: ")
     assert str(group.path / "b") in said
     if hide is not links_the_tasks:
