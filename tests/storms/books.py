@@ -210,6 +210,7 @@ def judge(group: Group, notes: Path) -> tuple[dict[str, int], list[str]]:
     wrong += [*_of_children(written), *judge.wrong()]
     for told in (DONE, REFUSED, UNKNOWN):
         counts[told] = sum(call.told == told for call in written.calls.values())
+    counts["no payload"] = sum(1 for _ in written.each("no payload"))
     counts["happened"] = len(judge.happened)
     return dict(counts), wrong
 

@@ -121,6 +121,14 @@ class Caller:
         self.call("complete", act, lambda _: {**named("complete", tasks), "whole": False})
         self.held = []
 
+    def peek(self, queue: str, n: int) -> list[TaskInfo]:
+        """Return waiting tasks. One whose batch finishes meanwhile is shown without its payload: leave it out."""
+        found = self.call("peek", lambda _: self.group[queue].peek(n)) or []
+        for info in found:
+            if info.payload is None:
+                self.journal.say("no payload", task=info.id)
+        return [info for info in found if info.payload is not None]
+
     def wrapped(self, payloads: list[Any]) -> Iterable[Any]:
         """Return payloads, as a generator that may fork."""
         return payloads if self.trouble is None else self.trouble.payloads(payloads)

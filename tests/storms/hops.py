@@ -125,7 +125,7 @@ class Hopper(Caller):
 
     def hop_waiting(self, here: str, there: str) -> None:
         """Look at the tasks of a chain that wait; cancel all, the last one when it has a next one."""
-        found = self.call("peek", lambda _: self.group[here].peek(8))
+        found = self.peek(here, 8)
         if not found:
             return
         *earlier, last = sorted(found, key=rank)
@@ -208,7 +208,7 @@ class Hopper(Caller):
 
     def replace(self, here: str) -> None:
         """Replace the payload of a task that waits. It stays the same task of its chain."""
-        for seen in self.call("peek", lambda _: self.group[here].peek(1)) or ():
+        for seen in self.peek(here, 1):
 
             def act(_: str, seen: TaskInfo = seen) -> None:
                 with self.group.update() as update:

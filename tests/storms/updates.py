@@ -122,7 +122,7 @@ class Worker(Caller):
 
     def _seen(self, queue: str) -> TaskInfo | None:
         """Return a waiting task, or none."""
-        found = self.call("peek", lambda _: self.group[queue].peek(4))
+        found = self.peek(queue, 4)
         return self.dice.choice(found) if found else None
 
     # -- with leases ---------------------------------------------------------------------------------
