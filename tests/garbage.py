@@ -7,6 +7,8 @@ import threading
 
 _NOT_OF_TESTS = frozenset(threading.enumerate())
 """Threads that ran before the first test: the main one, and those of pytest-xdist."""
+at_rest: set[threading.Thread] = set()
+"""Threads of tests that wait for the next work, and hold nothing of the last one."""
 
 
 def collect_and_keep() -> None:
@@ -15,7 +17,8 @@ def collect_and_keep() -> None:
     While a thread of a test runs, nothing is kept. What that thread holds is garbage when it has ended, and would have
     its files open as long as this process runs.
     """
-    no_test_runs_on = _NOT_OF_TESTS.issuperset(threading.enumerate())  # first: what ends meanwhile is not collected yet
+    # First: what ends meanwhile is not collected yet.
+    no_test_runs_on = (_NOT_OF_TESTS | at_rest).issuperset(threading.enumerate())
     gc.collect()
     if no_test_runs_on:
         gc.freeze()

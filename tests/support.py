@@ -8,7 +8,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -37,6 +37,18 @@ E = TypeVar("E", bound=BaseException)
 QueueFactory = Callable[..., Queue]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become several users, and give files away")
+
+
+def open_below(place: Path) -> int:
+    """Return how many descriptors of this process lead below a directory, with what was removed there.
+
+    The others are no matter of a test: a thread of an earlier one may close its own meanwhile.
+    """
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # of the listing itself
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{place}/")
+    return found
 
 
 def open_to_all(directory: Path) -> None:

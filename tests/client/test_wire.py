@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import json
 import os
@@ -155,8 +156,10 @@ def test_a_connection_that_the_gateway_has_closed_is_made_anew_before_anything_i
         def answer() -> None:
             for _ in range(3):
                 connection, _ = listener.accept()
-                with connection:
-                    requests.append(connection.recv(1 << 16).split()[1])
+                with connection, connection.makefile("rb") as request:
+                    requests.append(request.readline().split()[1])
+                    headers = http.client.parse_headers(request)
+                    request.read(int(headers.get("Content-Length", 0)))  # what is not read makes close a reset
                     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said))
 
         thread = threading.Thread(target=answer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gc
 import os
 import resource
 import signal
@@ -15,7 +14,7 @@ import pytest
 
 from fsqueue.filesystem import Filesystem, mount_of, operations
 from fsqueue.filesystem.mounts import Mount
-from tests.support import files_below
+from tests.support import files_below, open_below
 from tests.waiting import until
 
 
@@ -104,7 +103,7 @@ def test_a_file_that_is_replaced_between_opening_and_asking_what_it_is_is_opened
     fs: Filesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fs.close(fs.create(f"{fs.root}/file"))
-    before, real, asked = len(os.listdir("/proc/self/fd")), os.fstat, [0]
+    before, real, asked = open_below(Path(fs.root).parent), os.fstat, [0]
 
     def asking(fd: int) -> os.stat_result:
         asked[0] += 1
@@ -115,7 +114,7 @@ def test_a_file_that_is_replaced_between_opening_and_asking_what_it_is_is_opened
     monkeypatch.setattr(os, "fstat", asking)
     fs.close(fs.look(f"{fs.root}/file"))
     assert asked[0] == 2
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(Path(fs.root).parent) == before
 
 
 def test_a_file_that_is_removed_while_it_is_read_is_gone(fs: Filesystem) -> None:
@@ -329,10 +328,9 @@ def test_a_tree_of_any_depth_is_removed(fs: Filesystem, tmp_path: Path) -> None:
     deep(Path(fs.root) / "t", 1500)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
     try:
-        gc.collect()  # earlier tests' filesystems close their roots
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_below(tmp_path)
         assert fs.remove_tree(f"{fs.root}/t") == 3001
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_below(tmp_path) == before == 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert fs.names(fs.root) == []

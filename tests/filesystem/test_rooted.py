@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsqueue.filesystem import Filesystem, beneath, resources, rooted
-from tests.support import files_below
+from tests.support import files_below, open_below
 
 WAYS: dict[str, Callable[..., int]] = {"openat2": beneath.openat2, "walk": beneath.walk}
 
@@ -247,7 +247,7 @@ def test_a_directory_that_is_moved_out_while_a_path_is_resolved_is_looked_for_an
 
 
 def test_descriptors_are_closed_with_their_filesystem(fs: Filesystem) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_below(Path(fs.root).parent)
     for _ in range(5):
         other = Filesystem(fs.root, shared=False)
         other.names(f"{fs.root}/a")
@@ -258,7 +258,7 @@ def test_descriptors_are_closed_with_their_filesystem(fs: Filesystem) -> None:
         other.make_root()
         other.names(f"{fs.root}/a")
         del other
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(Path(fs.root).parent) == before
 
 
 @pytest.mark.parametrize("mode", [0o2770, 0o0770, 0o2755])

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
+from tests.garbage import at_rest
 from tests.simulation.books import BEGIN, Book
 from tests.simulation.disk import Directory, Disk, File, Node
 from tests.simulation.handles import FIRST_FD, Crash
@@ -218,7 +219,22 @@ class _Thread:
         self.turn = threading.Lock()
         self.turn.acquire()
         self.job: Callable[[], None] | None = None
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def rest(self) -> None:
+        """Wait for the next worker."""
+        _idle.append(self)
+        at_rest.add(self._thread)
+
+    @classmethod
+    def woken(cls) -> _Thread:
+        """Return one that waits, or another one."""
+        if not _idle:
+            return cls()
+        found = _idle.pop()
+        at_rest.discard(found._thread)
+        return found
 
     def _run(self) -> None:
         tell_here()
@@ -244,7 +260,7 @@ class Turn:
     def __init__(self, process: Process, act: Callable[[], None]) -> None:
         self.process = process
         self.act = act
-        self.thread = _idle.pop() if _idle else _Thread()
+        self.thread = _Thread.woken()
         self.awake_at = -math.inf
         """When it may go on; infinity: never."""
         self.started = self.finished = False
@@ -277,7 +293,7 @@ class Scheduler:
                 self._hand_to(turn)
                 self._main.acquire()
         for turn in self.turns:
-            _idle.append(turn.thread)
+            turn.thread.rest()
             if turn.failure is not None:
                 raise turn.failure
 
