@@ -346,6 +346,7 @@ SETTLED = {
 }
 
 
+@pytest.mark.usefixtures("renews_often")
 @each_once(("verb", list(SETTLED)), ("then", ["sys.exit(0)", "sys.exit(1)", "open(os.environ['FIFO']).close()"]))
 def test_a_command_may_settle_its_task_itself(
     runner: Make,
@@ -360,7 +361,7 @@ def test_a_command_may_settle_its_task_itself(
     expected, state = SETTLED[verb]
     monkeypatch.setenv("FIFO", str(tmp_path / "fifo"))
     os.mkfifo(tmp_path / "fifo")
-    queue = queue_factory(lease_s=3)
+    queue = queue_factory()
     task_id = queue.insert(1).id
     code = (
         "import os, sys, fsqueue\n"
@@ -388,13 +389,14 @@ def test_a_command_may_settle_its_task_itself(
 # -- leases
 
 
+@pytest.mark.usefixtures("renews_often")
 def test_leases_are_renewed_while_commands_run(
     runner: Make, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     renewals = Renewals(monkeypatch)
-    queue = queue_factory(lease_s=600)
+    queue = queue_factory()
     queue.insert_many(range(3))
-    run = runner(queue, "sh", "-c", until_there(tmp_path / "go"), processes=3, lease_s=3)
+    run = runner(queue, "sh", "-c", until_there(tmp_path / "go"), processes=3)
     thread, reports = in_background(run)
     until(lambda: len(run._loop._executor.at_work()) == 3, "three tasks at work")
     before = {task.id: task.lease_until or 0 for task in queue.tasks()}
@@ -408,10 +410,11 @@ def test_leases_are_renewed_while_commands_run(
     assert queue.status().completed == 3
 
 
+@pytest.mark.usefixtures("renews_often")
 def test_of_a_lost_lease_the_command_is_ended_and_the_result_dropped(
     runner: Make, queue_factory: QueueFactory, told: list[str], tmp_path: Path
 ) -> None:
-    queue = queue_factory(lease_s=3)
+    queue = queue_factory()
     queue.insert(1)
     run = runner(
         queue,
@@ -479,11 +482,11 @@ def test_reporting_is_given_up_when_patience_is_over(
         worker.run()
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "renews_often")
 def test_renewing_is_tried_again(
     runner: Make, queue_factory: QueueFactory, told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    queue = queue_factory(lease_s=3)
+    queue = queue_factory()
     queue.insert(1)
     failing = Failing(monkeypatch, Queue, "renew", [StorageError("The filesystem is away.")] * 3)
     thread, reports = in_background(runner(queue, "sh", "-c", until_there(tmp_path / "go")))

@@ -580,10 +580,11 @@ def test_a_worker_that_takes_its_own_task_again_does_not_take_it_for_lost(
     assert leases > 2  # else nothing was tried here
 
 
+@pytest.mark.usefixtures("renews_often")
 def test_signals_are_heard_while_the_server_is_away(
     queue_factory: QueueFactory, server: Server, tmp_path: Path
 ) -> None:
-    queue = queue_factory(lease_s=1)
+    queue = queue_factory()
     queue.insert({"do": "touch", "path": str(tmp_path / "began"), "lasts": True})
     worker = Worker(queue, tasks.obey)
     thread, reports = in_background(worker)

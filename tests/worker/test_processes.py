@@ -234,11 +234,12 @@ def fifo(tmp_path: Path) -> str:
     return str(tmp_path / "fifo")
 
 
+@pytest.mark.usefixtures("renews_often")
 def test_a_handler_that_holds_the_interpreters_lock_keeps_its_lease(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, fifo: str
 ) -> None:
     renewals = Renewals(monkeypatch)
-    queue = queue_factory(lease_s=3)
+    queue = queue_factory()
     queue.insert({"do": "hold", "fifo": fifo})
     worker = Worker(queue, tasks.obey)
     thread, reports = in_background(worker)
@@ -371,9 +372,10 @@ def test_what_is_known_to_take_longer_than_the_grace_is_ended_at_once(queue: Que
 # -- leases lost
 
 
+@pytest.mark.usefixtures("renews_often")
 @pytest.mark.parametrize("on_lease_lost", ["kill", "finish"])
 def test_a_lost_lease(queue_factory: QueueFactory, tmp_path: Path, told: list[str], on_lease_lost: Any) -> None:
-    queue = queue_factory(lease_s=3)
+    queue = queue_factory()
     queue.insert({"do": "until", "path": str(tmp_path / "go")})
     worker = Worker(
         queue, tasks.obey, on_lease_lost=on_lease_lost, max_tasks=1, tell=lambda event: told.append(event.text)

@@ -39,10 +39,11 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Away]:
     away.answers.set()
 
 
+@pytest.mark.usefixtures("renews_often")
 def test_leases_are_renewed_while_the_results_do_not_answer(queue: Queue, away: Away, tmp_path: Path) -> None:
     queue.insert("true")
     other = queue.insert(until_there(tmp_path / "go")).id
-    worker = Worker(queue, command=["sh", "-c", "{}"], allow_in_script=True, processes=2, lease_s=1.0)
+    worker = Worker(queue, command=["sh", "-c", "{}"], allow_in_script=True, processes=2)
     thread, reports = in_background(worker)
     away.asked.wait()
     renewed: set[float] = set()

@@ -96,11 +96,11 @@ def on_two_roots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("asked", ["_tell", "_renew"])
-@pytest.mark.usefixtures("on_two_roots")
+@pytest.mark.usefixtures("on_two_roots", "renews_often")
 def test_a_filesystem_that_does_not_answer_keeps_no_lease_on_another_one_from_being_renewed(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    mine, other = queue_factory("mine", lease_s=1), queue_factory("other", lease_s=1 if asked == "_renew" else 600)
+    mine, other = queue_factory("mine"), queue_factory("other")
     silent, tasks = Silent(other, monkeypatch), Tasks()
     with both_at_work(mine, other, tasks):
         if asked == "_tell":
@@ -145,12 +145,13 @@ def test_queues_are_told_apart_by_their_filesystems(tmp_path: Path, queue_factor
         elsewhere.close()
 
 
+@pytest.mark.usefixtures("renews_often")
 def test_on_a_frozen_disk_nothing_is_told_and_on_the_other_one_all_goes_on(
     tmp_path: Path, queue_factory: QueueFactory
 ) -> None:
-    mine, tasks = queue_factory("mine", lease_s=1), Tasks()
+    mine, tasks = queue_factory("mine"), Tasks()
     with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
-        other = Queue.create(disk / "q", durability="none", lease_s=600)
+        other = Queue.create(disk / "q", durability="none")
         with both_at_work(mine, other, tasks):
             run("fsfreeze", "--freeze", str(disk))
             try:
