@@ -51,6 +51,25 @@ def open_below(place: Path) -> int:
     return found
 
 
+def opened(path: Path) -> int:
+    """Return how many descriptors of this process lead to a file. Others may be closed while they are looked at."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{fd}") == str(path)
+    return found
+
+
+def inotify_instances() -> set[str]:
+    """Return the descriptors of inotify that this process has open. Those of earlier tests may be closed meanwhile."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one that lists them
+            if os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:inotify":
+                found.add(fd)
+    return found
+
+
 def open_to_all(directory: Path) -> None:
     """Let all users list and enter a directory and those above it, up to the root."""
     for each in (directory, *directory.parents[:-1]):

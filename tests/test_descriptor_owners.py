@@ -29,6 +29,7 @@ from fsqueue import FsqueueError, Group, Queue, poll
 from fsqueue.filesystem import replacing, resources, syncs
 from fsqueue.storage import decisions, listening
 from tests.levels import IS_ALL, how_many
+from tests.support import open_below
 from tests.test_interrupted import HERE, in_thread, places
 from tests.waiting import PATIENCE_S, until_nothing_reaps
 
@@ -488,7 +489,5 @@ def test_a_lingering_listener_keeps_no_queue_open(tmp_path: Path) -> None:
     assert listener.fd != listening.NONE
     del queue
     gc.collect()
-    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    left = [os.readlink(link) for link in links if os.path.lexists(link)]
-    assert [place for place in left if place.startswith(str(tmp_path))] == []
+    assert open_below(tmp_path) == 0
     listening.close_idle()

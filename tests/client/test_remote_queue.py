@@ -462,6 +462,7 @@ def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
 
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))  # what is not read makes close a reset
             status, body = answer(self.path)
             self.send_response(status)
             self.send_header("Location", "/elsewhere")

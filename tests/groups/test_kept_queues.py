@@ -13,6 +13,7 @@ import pytest
 from fsqueue import Group, GroupNotFound, GroupQueue
 from fsqueue.filesystem import Filesystem
 from fsqueue.groups.group import KEPT_MAX
+from tests.support import open_below
 
 pytestmark = pytest.mark.once
 
@@ -137,15 +138,15 @@ def test_one_thread_closes_it_while_others_use_it(group: Group) -> None:
 
 
 def test_closing_the_group_closes_what_it_keeps(tmp_path: Path) -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
     with Group.create(tmp_path / "h") as group:
         queues: list[GroupQueue] = [group["a"], group["b"]]
         for queue in queues:
             queue.insert("a")
-    assert sorted(os.listdir("/proc/self/fd")) == before
+        assert open_below(tmp_path) > 0
+    assert open_below(tmp_path) == 0
     assert group["a"] is not queues[0]
     queues[0].insert("b")
     assert group["a"].status().waiting == 2
     del group, queue, queues
     gc.collect()
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == 0

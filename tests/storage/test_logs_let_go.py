@@ -22,15 +22,13 @@ from fsqueue.clock import ManualClock
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.open_logs import CHECKED, UNUSED_S, OpenLogs
 from tests.gateways import gateways
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 QueueFactory = Callable[..., Queue]
 
 pytestmark = pytest.mark.once
 
 BATCHES = 150
-CLOSED_S = 60.0
-"""Longest time to wait for a process that waits to close what it has open: it looks every 6 s at the latest."""
 FEW = 2 + CHECKED
 """How many logs a process may keep of the batches that it goes through one after the other."""
 
@@ -232,7 +230,7 @@ def test_the_next_look_that_finds_nothing_closes_logs_of_batches_that_another_ha
 @pytest.mark.parametrize(
     "waiting",
     [
-        "opened.lease(wait_s=60)",
+        "opened.lease(wait_s=6000)",
         "next(iter(opened.poll(until='forever')))",
         "import asyncio\nasync def first():\n    async for task in opened.poll_async(until='forever'): return\n"
         "asyncio.run(first())",
@@ -246,7 +244,7 @@ def test_what_waits_closes_logs_of_batches_that_another_finishes_meanwhile(pairs
         assert len(mine.logs) > FEW, "their batches have not finished"
         mine.begin(waiting)
         pairs.complete(held)
-        until(lambda: not mine.unlinked, "the process that waits to close what it has open", CLOSED_S)
+        until(lambda: not mine.unlinked, "the process that waits to close what it has open")
         assert mine.logs == []
         pairs.insert("ends the wait")
         mine.end()
@@ -257,7 +255,7 @@ def test_a_producer_that_waits_closes_the_log_of_the_batch_that_it_inserted_into
     with processes(queue.path) as (producer, worker):
         producer("for i in range(3): opened.insert(i)")
         assert len(producer.logs) == 2
-        producer.begin("opened.wait(timeout_s=600)")
+        producer.begin("opened.wait(timeout_s=6000)")
         until(lambda: worker(ALL) or queue.status().drained, "the batch to be worked off")
         producer.end()
         until(lambda: worker("opened.lease()") or not list(queue.path.glob("[0-9]*/movements/*/*")), "its end")
@@ -289,10 +287,10 @@ def test_a_group_that_waits_closes_logs_in_all_its_queues(tmp_path: Path) -> Non
         assert len(mine.logs) > FEW
         held = group.lease(40)
         assert len(held) == 39
-        mine.begin("opened.lease(wait_s=600)")
+        mine.begin("opened.lease(wait_s=6000)")
         for task in held:
             task.complete()
-        until(lambda: mine.logs == [], "the process that waits to close what it has open", CLOSED_S)
+        until(lambda: mine.logs == [], "the process that waits to close what it has open")
         group["q0"].insert("ends the wait")
         mine.end()
 
@@ -367,13 +365,13 @@ def test_a_log_in_which_another_thread_is_stays(queue_factory: QueueFactory) -> 
         with LockedBatch(queue.store, task.batch) as locked:
             os.unlink(locked.log.path)  # as if it had finished
             is_in.set()
-            assert may_go.wait(60)
+            assert may_go.wait(PATIENCE_S)
             assert not locked.log.closed
 
     thread = threading.Thread(target=stay)
     thread.start()
     try:
-        assert is_in.wait(60)
+        assert is_in.wait(PATIENCE_S)
         queue.store.logs.let_go()
         [log] = queue.store.logs
         assert not log.closed
@@ -412,7 +410,7 @@ def test_a_worker_that_waits_keeps_no_log_of_a_batch_that_another_has_finished(p
         until(lambda: pairs.status().completed == 20, "the worker to do its part")
         assert len(logs_of(worker.pid)) > FEW
         pairs.complete(taken)
-        until(lambda: not unlinked(worker.pid), "the worker to close them", CLOSED_S)
+        until(lambda: not unlinked(worker.pid), "the worker to close them")
         assert worker.poll() is None
     finally:
         worker.terminate()
@@ -436,7 +434,7 @@ def test_a_worker_with_a_long_task_keeps_no_log_of_a_finished_batch(pairs: Queue
         until(lambda: len(list(begun.iterdir())) == 20, "the worker to do all but the long task")
         assert len(logs_of(worker.pid)) > FEW
         pairs.complete(taken)
-        until(lambda: not unlinked(worker.pid), "the worker to close them", CLOSED_S)
+        until(lambda: not unlinked(worker.pid), "the worker to close them")
         assert worker.poll() is None
     finally:
         with open(os.open(over, os.O_RDWR), "w") as pipe:  # open for reading, too: it waits for no reader

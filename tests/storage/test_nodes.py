@@ -14,7 +14,7 @@ from fsqueue.clock import ManualClock
 from fsqueue.errors import InvalidArgument
 from fsqueue.storage.nodes import REASON_CHARS_MAX, NodeFailures, admit, failing
 from fsqueue.upkeep.collect import NODE_AGE_S
-from tests.support import QueueFactory, base_of, crashes
+from tests.support import QueueFactory, base_of, crashes, opened
 
 pytestmark = pytest.mark.once
 
@@ -151,9 +151,7 @@ def test_a_failure_waits_for_a_success_and_is_counted_anew(used: Queue) -> None:
     with used.store.locked_existing(path, 1):
         late = threading.Thread(target=NodeFailures(Queue(used.path).store, 1).failed, args=("after",))
         late.start()
-        while not any(Path(path).samefile(fd) for fd in Path("/proc/self/fd").iterdir() if fd.exists()) or (
-            sum(fd.exists() and Path(path).samefile(fd) for fd in Path("/proc/self/fd").iterdir()) < 2
-        ):
+        while opened(Path(path)) < 2:
             assert late.is_alive()
         used.store.fs.unlink(path)
     late.join()

@@ -37,12 +37,13 @@ def left(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(number), signal.SIGKILL)
 
 
-def pipes() -> int:
-    """How many of the descriptors are pipes: the outputs of commands are."""
-    found = 0
+def pipes() -> set[tuple[str, str]]:
+    """The descriptors of pipes: the outputs of commands are pipes. Those of earlier tests may be closed meanwhile."""
+    found = set()
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:")
+            if (pipe := os.readlink(f"/proc/self/fd/{fd}")).startswith("pipe:"):
+                found.add((fd, pipe))
     return found
 
 
@@ -64,7 +65,7 @@ def test_the_oldest_outputs_are_closed_with_a_note(
 
     def tell(event: object) -> None:
         nonlocal most
-        most = max(most, pipes() - before)
+        most = max(most, len(pipes() - before))
         told.append(getattr(event, "text", ""))
 
     kept = tmp_path / "kept"
@@ -80,7 +81,7 @@ def test_the_oldest_outputs_are_closed_with_a_note(
     assert len(cut) == 30 - 4, "all but the last four commands, which have two pipes each"
     assert all(content.count(output.NOTE) == 1 and content.endswith(output.NOTE) for content in cut)
     assert report.unkept == len(cut)
-    assert pipes() == before
+    assert pipes() <= before
 
 
 def test_where_descriptors_run_out_all_the_same_outputs_are_closed_until_a_command_can_begin(

@@ -19,7 +19,7 @@ from fsqueue.views import inspection
 from fsqueue.worker import Away, Event, feeding, loop, settling, sources
 from tests.disks import run, small_disk
 from tests.support import QueueFactory
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worker.support import in_background
 
 pytestmark = pytest.mark.once
@@ -253,10 +253,11 @@ def test_tasks_of_others_wait_for_a_silent_filesystem_less_long_than_it_takes_to
     mine, other = queue_factory("mine"), queue_factory("other")
     mine.insert_many(range(40))
     other.insert_many(range(5))
-    waits, noticed = (loop.LATE_S, loop.SILENT_S), list[Event]()
+    late_s, noticed = loop.LATE_S, list[Event]()
+    assert late_s < loop.SILENT_S
     silent = SilentLooks(other, monkeypatch, after=True)
-    for name, value in zip(("LATE_S", "SILENT_S"), waits, strict=True):
-        monkeypatch.setattr(loop, name, value)
+    monkeypatch.setattr(loop, "LATE_S", late_s)
+    monkeypatch.setattr(loop, "SILENT_S", PATIENCE_S)
     worker = Worker([mine, other], len_of, threads=2, prefetch=2, tell=noticed.append)
     thread, reports = in_background(worker)
     until(silent.is_asked.is_set, "the silence")
@@ -460,9 +461,10 @@ def len_of(payload: Any) -> None:
 
 
 def test_on_a_frozen_disk_nothing_is_leased_and_on_the_other_one_all_goes_on(
-    tmp_path: Path, queue_factory: QueueFactory
+    tmp_path: Path, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on before the frozen one is named. Once that answers, each of its tasks is done under its first lease."""
+    monkeypatch.setattr(loop, "SILENT_S", PATIENCE_S)
     mine, done, events = queue_factory("mine"), list[int](), list[Event]()
     with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
         other = Queue.create(disk / "q", durability="none")
