@@ -16,7 +16,7 @@
     │   └── InvalidTask          this task cannot be stored                                            2
     │       ├── TaskTooLarge     … because of its size
     │       └── InvalidResult    a result cannot be kept: its task is still leased                     2
-    ├── TaskNotFound             no such task, or it finished and the history no longer knows it       3
+    ├── TaskNotFound             no such task, or it finished and the history no longer knows it      13
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
     │   └── LeaseExpired         … it ran out before it was renewed; no worker has taken the task yet
     ├── UpdateConflict           what an update needs is not so; nothing of it has happened                 6

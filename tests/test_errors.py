@@ -57,6 +57,12 @@ def test_every_error_is_public_and_in_the_drawing() -> None:
         assert re.search(rf"\b{name}\b", errors.__doc__ or "")
 
 
+def test_the_drawing_has_the_exit_codes() -> None:
+    drawn = dict(re.findall(r"^\W*(\w+) .*?(\d+)$", errors.__doc__ or "", re.MULTILINE))
+    assert len(drawn) > 15
+    assert {name: int(code) for name, code in drawn.items()} == {name: EXIT_CODES[name] for name in drawn}
+
+
 def test_bad_arguments_are_value_errors_and_lost_leases_are_not() -> None:
     assert all(
         issubclass(kind, ValueError) for kind in (errors.InvalidArgument, errors.InvalidTask, errors.TaskTooLarge)

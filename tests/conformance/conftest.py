@@ -11,14 +11,22 @@ import pytest
 from tests.conformance.kinds import GROUPS, QUEUES
 
 
-@pytest.fixture(params=QUEUES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have a test of a queue, or of a group, run over every kind but those that its marks say lack something."""
+    lacking = {mark.args[0] for mark in metafunc.definition.iter_markers("lacks")}
+    for name, kinds in (("queue", QUEUES), ("group", GROUPS)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, [kind for kind in kinds if kind not in lacking], indirect=True)
+
+
+@pytest.fixture
 def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """An empty queue, of one kind after the other."""
     with QUEUES[request.param](tmp_path) as made:
         yield made
 
 
-@pytest.fixture(params=GROUPS)
+@pytest.fixture
 def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """A group, of one kind after the other."""
     with GROUPS[request.param](tmp_path) as made:

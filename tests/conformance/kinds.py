@@ -7,8 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import fsqueue
 from fsqueue import Group, Queue
+from tests.conformance.command_line import CommandLine
 from tests.gateways import gateways
 
 Make = Callable[[Path], AbstractContextManager[Any]]
@@ -47,6 +50,13 @@ def of_a_gateway_of_one(home: Path) -> Iterator[Any]:
 
 
 @contextmanager
+def of_commands(home: Path) -> Iterator[CommandLine]:
+    """Yield a queue of a group whose verbs are commands."""
+    with local_group(home) as group:
+        yield CommandLine(group.path / "fetch")
+
+
+@contextmanager
 def local_group(home: Path) -> Iterator[Group]:
     """Yield a group at a directory, with a queue that has come into being."""
     group = Group.create(home / "group", **SETTINGS)
@@ -67,5 +77,24 @@ QUEUES: dict[str, Make] = {
     "group": of_a_group,
     "gateway": of_a_gateway,
     "gateway of one": of_a_gateway_of_one,
+    "command line": of_commands,
 }
 GROUPS: dict[str, Make] = {"group": local_group, "gateway": remote_group}
+COMMANDS = "command line"
+IN_PYTHON = [kind for kind in QUEUES if kind != COMMANDS]
+"""Those whose verbs take values, and not words."""
+
+
+def lacks(kind: str, why: str) -> pytest.MarkDecorator:
+    """Return a mark: this kind cannot run the test, for this reason."""
+    assert kind in QUEUES | GROUPS
+    assert why
+    return pytest.mark.lacks(kind, why)
+
+
+A_LOOP = lacks(COMMANDS, "A loop is a program's. The worker of `run` has tests of its own: tests/cli/test_run.py.")
+A_FUNCTION = lacks(COMMANDS, "No command takes a function. Conditions: tests/cli/test_conditions.py.")
+ANY_VALUE = lacks(COMMANDS, "A command takes words, and JSON. What is none is tested in tests/cli/test_bad_input.py.")
+AN_OBJECT = lacks(COMMANDS, "A command keeps no object over a fork, or from one call to the next.")
+THE_REASON = lacks(COMMANDS, "It says why a lease is lost in a sentence, on standard error: tests/cli/test_leases.py.")
+THE_HOST = lacks(COMMANDS, "A command leases for a worker of this host: it takes its name alone.")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fsqueue import LeasedTask, Status
-from tests.conformance.kinds import GROUPS, QUEUES
+from tests.conformance.kinds import GROUPS, IN_PYTHON, QUEUES
 
 pytestmark = pytest.mark.once
 
@@ -153,7 +153,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
         yield made
 
 
-@pytest.fixture(params=QUEUES, scope="module")
+@pytest.fixture(params=IN_PYTHON, scope="module")
 def held(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     with held_in(request.param, tmp_path_factory.mktemp("held")) as made:
         yield made

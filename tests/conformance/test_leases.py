@@ -20,6 +20,7 @@ from fsqueue import (
     Task,
     TaskNotFound,
 )
+from tests.conformance.kinds import A_LOOP, AN_OBJECT, ANY_VALUE, COMMANDS, THE_HOST, THE_REASON, lacks
 
 pytestmark = pytest.mark.once
 
@@ -36,6 +37,7 @@ def in_a_child(act: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@ANY_VALUE
 def test_a_wrong_argument_of_a_lease_is_refused(queue: Any) -> None:
     queue.insert(1)
     for given in (
@@ -48,12 +50,14 @@ def test_a_wrong_argument_of_a_lease_is_refused(queue: Any) -> None:
     assert queue.status() == Status(waiting=1)
 
 
+@THE_HOST
 def test_the_holder_of_a_lease_is_whom_the_caller_names(queue: Any) -> None:
     ref = queue.insert(1)
     queue.lease(holder={"host": "node7", "name": "w1"})
     assert queue.history(ref.id)[-1].worker == {"host": "node7", "name": "w1"}
 
 
+@lacks(COMMANDS, "`complete` takes one result. Different ones are those of an update: tests/cli/test_update.py.")
 def test_more_tasks_than_a_request_takes_are_leased_and_ended_together(queue: Any) -> None:
     count = 2_500
     queue.insert_many(range(count))
@@ -76,6 +80,7 @@ def test_nothing_is_asked_of_nothing(queue: Any) -> None:
     assert queue.status() == Status(waiting=1)
 
 
+@ANY_VALUE
 def test_a_result_that_cannot_be_kept_leaves_its_task_leased_and_the_others_done(queue: Any) -> None:
     for result in (object(), b"bytes", "x" * (1 << 20)):
         queue.insert_many(range(3))
@@ -94,6 +99,7 @@ def test_a_result_that_cannot_be_kept_leaves_its_task_leased_and_the_others_done
         queue.purge()
 
 
+@ANY_VALUE
 def test_a_result_comes_back_as_its_rules_say(queue: Any) -> None:
     queue.insert_many(range(5))
     back = [{"1": "r"}, [1, 2], {"a": "NaN"}, 2**64 - 1, "é"]
@@ -112,6 +118,7 @@ def test_what_is_no_task_is_refused(queue: Any) -> None:
     assert queue.status() == Status(leased=1)
 
 
+@ANY_VALUE
 def test_a_wrong_argument_is_refused_when_the_verb_is_called(queue: Any) -> None:
     queue.insert(1)
     [task] = queue.lease()
@@ -206,6 +213,7 @@ def test_a_lost_lease_is_told_by_every_verb(queue: Any) -> None:
 ENDS = {"purge": "purged", "delete": "the queue was deleted"}
 
 
+@THE_REASON
 @pytest.mark.parametrize("end", ENDS)
 def test_a_lease_on_what_was_purged_or_deleted_is_lost_for_that_reason(queue: Any, end: str) -> None:
     queue.insert_many(range(6))
@@ -226,6 +234,7 @@ def test_a_lease_on_what_was_purged_or_deleted_is_lost_for_that_reason(queue: An
         pass
 
 
+@THE_REASON
 def test_a_lost_lease_of_a_queue_that_was_purged_once_is_not_called_purged(queue: Any) -> None:
     """Not if its task was inserted after that, and has ended."""
     queue.insert(1)
@@ -241,6 +250,7 @@ def test_a_lost_lease_of_a_queue_that_was_purged_once_is_not_called_purged(queue
         assert lost.value.reason == reason
 
 
+@A_LOOP
 @pytest.mark.parametrize("prefetch", [1, 2])
 def test_a_loop_goes_on_after_a_purge_in_it(queue: Any, prefetch: int) -> None:
     queue.insert_many(range(3))
@@ -255,6 +265,7 @@ def test_a_loop_goes_on_after_a_purge_in_it(queue: Any, prefetch: int) -> None:
     assert queue.status() == Status(completed=1)
 
 
+@A_LOOP
 @pytest.mark.parametrize("prefetch", [1, 2])
 def test_a_loop_ends_if_its_queue_is_deleted_in_it(request: pytest.FixtureRequest, queue: Any, prefetch: int) -> None:
     """In a group a queue may come into being again, and none is drained. A single queue is gone: that is an error."""
@@ -288,6 +299,7 @@ def test_a_renewal_of_several_counts_for_those_that_hold(queue: Any) -> None:
     assert second.lease_until > until + 300
 
 
+@AN_OBJECT
 def test_a_lease_is_attached_to_by_its_token(queue: Any) -> None:
     queue.insert({"n": 1}, key="k", priority=5)
     [task] = queue.lease(lease_s=100)
@@ -304,6 +316,7 @@ def test_a_lease_is_attached_to_by_its_token(queue: Any) -> None:
     assert [result.result for result in queue.results()] == [7]
 
 
+@AN_OBJECT
 @pytest.mark.parametrize("insert", ["insert", "insert_many"])
 def test_an_attached_task_has_the_priority_that_it_was_inserted_with(queue: Any, insert: str) -> None:
     task = Task({"n": 1}, priority="urgent")
@@ -326,6 +339,7 @@ def test_a_block_ends_its_task(queue: Any) -> None:
     assert (status.completed, status.dead, status.remaining) == (1, 1, 2)
 
 
+@AN_OBJECT
 def test_a_child_that_was_forked_in_a_block_leaves_the_task_to_its_parent(queue: Any) -> None:
     queue.insert(1)
     [task] = queue.lease()
@@ -339,6 +353,7 @@ def test_a_child_that_was_forked_in_a_block_leaves_the_task_to_its_parent(queue:
     assert queue.status() == Status(completed=1)
 
 
+@A_LOOP
 def test_a_wrong_argument_of_a_loop_is_refused(queue: Any) -> None:
     for given in (
         {"prefetch": 0}, {"prefetch": 1.5}, {"until": "x"}, {"errors": "x"}, {"lease_s": 0}, {"lease_s": "1"},
@@ -348,6 +363,7 @@ def test_a_wrong_argument_of_a_loop_is_refused(queue: Any) -> None:
             queue.poll(**given)
 
 
+@A_LOOP
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_loop_does_each_task_once_and_ends_with_the_queue(queue: Any, prefetch: int) -> None:
     queue.insert_many(range(20))
@@ -361,6 +377,7 @@ def test_a_loop_does_each_task_once_and_ends_with_the_queue(queue: Any, prefetch
     assert queue.status() == Status(completed=20)
 
 
+@A_LOOP
 def test_a_loop_raises_the_error_of_a_block_if_it_is_to(queue: Any) -> None:
     queue.insert_many(range(3))
     with queue.poll(prefetch=3, errors="raise") as loop, pytest.raises(ValueError, match="odd"), next(loop):
@@ -368,6 +385,7 @@ def test_a_loop_raises_the_error_of_a_block_if_it_is_to(queue: Any) -> None:
     assert queue.status().leased == 0
 
 
+@A_LOOP
 def test_a_loop_ends_after_so_many_failures_in_a_row(queue: Any) -> None:
     queue.insert_many(range(9))
     loop = queue.poll(stop_after_failures=2)
@@ -377,6 +395,7 @@ def test_a_loop_ends_after_so_many_failures_in_a_row(queue: Any) -> None:
         raise ValueError("the second")
 
 
+@A_LOOP
 def test_leaving_a_loop_puts_back_what_was_leased_ahead(queue: Any) -> None:
     queue.insert_many(range(4))
     with queue.poll(prefetch=4) as loop:
@@ -386,6 +405,7 @@ def test_leaving_a_loop_puts_back_what_was_leased_ahead(queue: Any) -> None:
     assert list(loop) == []
 
 
+@A_LOOP
 def test_a_child_that_was_forked_in_a_loop_does_not_get_what_its_parent_leased_ahead(queue: Any) -> None:
     queue.insert_many(range(4))
     with queue.poll(prefetch=4) as loop:
@@ -395,6 +415,7 @@ def test_a_child_that_was_forked_in_a_loop_does_not_get_what_its_parent_leased_a
         assert queue.status() == Status(leased=3, completed=1)
 
 
+@AN_OBJECT
 def test_a_child_that_was_forked_within_a_call_gets_an_error_and_the_parent_goes_on(queue: Any) -> None:
     pids = []
 
@@ -417,6 +438,7 @@ def test_a_child_that_was_forked_within_a_call_gets_an_error_and_the_parent_goes
     assert sorted(info.payload for info in queue.tasks()) == [1, 2]
 
 
+@AN_OBJECT
 def test_a_child_that_was_forked_in_a_listing_gets_the_rest_or_an_error_and_the_parent_goes_on(queue: Any) -> None:
     queue.insert_many(range(50))
     found = queue.tasks()
@@ -432,6 +454,7 @@ def test_a_child_that_was_forked_in_a_listing_gets_the_rest_or_an_error_and_the_
     assert len(list(found)) == 49
 
 
+@AN_OBJECT
 def test_a_queue_is_used_after_a_fork_and_after_it_was_closed(queue: Any) -> None:
     queue.insert(1)
     assert in_a_child(lambda: queue.insert(2).inserted) == 1

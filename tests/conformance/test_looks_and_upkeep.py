@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fsqueue import QueuePurged, Status, TaskNotFound
+from fsqueue import QueuePurged, Status, Task, TaskNotFound
+from tests.conformance.kinds import A_FUNCTION, COMMANDS, THE_HOST, lacks
 
 pytestmark = pytest.mark.once
 
@@ -21,6 +22,7 @@ def test_what_is_not_there_is_told(queue: Any) -> None:
     assert queue.cancel(NOWHERE) == 0
 
 
+@A_FUNCTION
 def test_a_wait_ends_with_its_queue_or_its_time(queue: Any) -> None:
     queue.insert(1)
     seen: list[Status] = []
@@ -34,6 +36,7 @@ def test_a_wait_ends_with_its_queue_or_its_time(queue: Any) -> None:
     assert seen[-1] == Status(completed=1)
 
 
+@A_FUNCTION
 def test_an_error_of_the_callers_function_is_the_callers(queue: Any) -> None:
     queue.insert(1)
     queue.lease()[0].bury("no")
@@ -50,6 +53,7 @@ def test_an_error_of_the_callers_function_is_the_callers(queue: Any) -> None:
     assert queue.status() == Status(dead=1)
 
 
+@A_FUNCTION
 def test_a_purge_ends_a_wait(queue: Any) -> None:
     queue.insert(1)
     seen: list[Status] = []
@@ -64,19 +68,43 @@ def test_a_purge_ends_a_wait(queue: Any) -> None:
     assert seen == [Status(waiting=1)]
 
 
-def test_letters_are_chosen_by_id_and_by_what_they_are(queue: Any) -> None:
+def with_letters(queue: Any) -> dict[int, str]:
+    """Insert six tasks, and give them up. Return their ids by their payloads."""
     queue.insert_many(range(6))
     for task in queue.lease(6):
         task.bury("odd" if task.payload % 2 else "even")
-    ids = {letter.payload: letter.id for letter in queue.dead()}
+    return {letter.payload: letter.id for letter in queue.dead()}
+
+
+def test_letters_are_chosen_by_id(queue: Any) -> None:
+    ids = with_letters(queue)
     assert queue.retry_dead(ids[0]) == 1
-    assert queue.purge_dead([ids[1], ids[2]], where=lambda letter: letter.reason == "odd") == 1
-    assert queue.retry_dead(where=lambda letter: letter.payload == 3) == 1
-    assert sorted(letter.payload for letter in queue.dead()) == [2, 4, 5]
-    assert (queue.retry_dead(), queue.purge_dead()) == (3, 0)
+    assert queue.purge_dead([ids[1], ids[0]]) == 1
+    assert sorted(letter.payload for letter in queue.dead()) == [2, 3, 4, 5]
+    assert (queue.retry_dead(), queue.purge_dead()) == (4, 0)
     assert queue.status() == Status(waiting=5)
 
 
+@A_FUNCTION
+def test_letters_are_chosen_by_what_they_are(queue: Any) -> None:
+    ids = with_letters(queue)
+    assert queue.purge_dead([ids[1], ids[2]], where=lambda letter: letter.reason == "odd") == 1
+    assert queue.retry_dead(where=lambda letter: letter.payload == 3) == 1
+    assert sorted(letter.payload for letter in queue.dead()) == [0, 2, 4, 5]
+
+
+def test_completed_tasks_are_done_again_once(queue: Any) -> None:
+    queue.insert_many(range(3))
+    tasks = queue.lease(3)
+    queue.complete(tasks[:2])
+    tasks[2].bury("no")
+    assert queue.retry_completed(tasks[0].id).retried == 1
+    report = queue.retry_completed()
+    assert (report.retried, report.repeated, report.unkept) == (1, 1, 0)
+    assert queue.status() == Status(waiting=2, completed=2, dead=1)
+
+
+@A_FUNCTION
 def test_completed_tasks_are_done_again_by_choice(queue: Any) -> None:
     queue.insert_many(range(4))
     queue.complete(queue.lease(3))
@@ -96,12 +124,22 @@ def test_completed_tasks_are_done_again_by_choice(queue: Any) -> None:
 
 
 def test_leases_are_ended_by_who_has_them(queue: Any) -> None:
+    queue.insert_many(range(3))
+    for host, name in (("node1", "one"), ("node1", "two"), ("node2", "two")):
+        queue.lease(holder={"host": host, "name": name})
+    assert (queue.release_all(host="nosuch"), queue.release_all(worker="nosuch")) == (0, 0)
+    assert queue.release_all(worker="one") == 1
+    assert queue.status().leased == 2
+    assert queue.release_all() == 2
+    assert queue.status() == Status(waiting=3)
+
+
+@THE_HOST
+def test_leases_are_ended_on_a_host(queue: Any) -> None:
     queue.insert_many(range(2))
     queue.lease(holder={"host": "node1", "name": "one"})
     queue.lease(holder={"host": "node2", "name": "two"})
-    assert queue.release_all(host="nosuch") == 0
-    assert queue.release_all(host="node1") == 1
-    assert queue.release_all() == 1
+    assert (queue.release_all(host="node1"), queue.release_all(host="node1")) == (1, 0)
 
 
 def test_a_pause_and_settings(queue: Any) -> None:
@@ -115,9 +153,9 @@ def test_a_pause_and_settings(queue: Any) -> None:
 
 def test_a_task_is_told_alike_by_all_looks(queue: Any) -> None:
     ref = queue.insert({"n": 1}, key="k", priority=3)
-    [peeked], [listed] = queue.peek(5_000), list(queue.tasks("waiting"))
-    assert peeked == listed == queue.task(ref.id)
-    assert (peeked.id, peeked.key, peeked.priority, peeked.payload) == (ref.id, "k", 3, {"n": 1})
+    [listed] = queue.tasks("waiting")
+    assert listed == queue.task(ref.id)
+    assert (listed.id, listed.key, listed.priority, listed.payload) == (ref.id, "k", 3, {"n": 1})
     assert [one.op for one in queue.history(ref.id)] == ["insert"]
     assert not queue.is_drained()
     assert queue.status(exact=False).remaining == 1
@@ -127,3 +165,30 @@ def test_a_task_is_told_alike_by_all_looks(queue: Any) -> None:
     assert queue.is_drained()
     assert queue.gc().finished >= 0
     assert queue.delete() == {}
+
+
+@lacks(COMMANDS, "`ls` lists in no order.")
+def test_the_next_tasks_are_seen_as_they_are_listed(queue: Any) -> None:
+    queue.insert(1, priority=1)
+    assert queue.peek(5_000) == list(queue.tasks())
+
+
+def test_a_wait_without_time_tells_whether_all_is_done(queue: Any) -> None:
+    queue.insert(1)
+    assert (queue.wait(0), queue.is_drained()) == (Status(waiting=1), False)
+    [task] = queue.lease()
+    assert (queue.wait(0), queue.is_drained()) == (Status(leased=1), False)
+    task.bury("no")
+    assert (queue.wait(0), queue.is_drained()) == (Status(dead=1), True)
+
+
+def test_who_works_at_it_and_what_it_takes_is_told(queue: Any) -> None:
+    queue.insert_many([Task(number, priority=number) for number in range(3)])
+    [task] = queue.lease(holder={"host": "node1", "name": "one"})
+    [holder] = queue.workers()
+    assert (holder.worker["name"], holder.tasks, holder.expired) == ("one", [task.id], 0)
+    [found] = queue.waiting_by_priority()[:1]
+    assert (found.first, sum(one.waiting for one in queue.waiting_by_priority())) == (1, 2)
+    assert (queue.usage()["all"].files > 3, queue.stuck(), queue.failing_nodes(), queue.admit_node("n")) == (
+        True, [], [], False
+    )  # fmt: skip
