@@ -205,7 +205,7 @@ fsqueue spark drain /scratch/me/tiles /scratch/me/out --function mymodule:proces
 @click.option("--lease", "lease_s", type=DURATION, default=3600.0,
               help="How long a round may take [1h].")  # fmt: skip
 @click.option("--max-rounds", "rounds", type=click.IntRange(min=1), metavar="N",
-              help="Stop after so many rounds.")  # fmt: skip
+              help="Stop after N rounds, also if tasks are left.")  # fmt: skip
 @spark_options
 @json_option
 def drain(

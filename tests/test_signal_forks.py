@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE_S
 HERE = os.path.dirname(fsqueue.__file__) + "/"
 RETURNED, REFUSED, OTHER = 0, 1, 2
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
-"""Set it to fork in each line, which takes minutes; else it is one of so many new lines:"""
+"""Set it to fork in each line, which takes minutes; else it is one of STRIDE new lines:"""
 STRIDE = how_many(21, 7)
 RETURNS = ("return found", "return got", "return task", "return self.results", "leaser.holder = None")
 """How verbs end, behind the look at whose process this is: see docs/design.md, section 11."""

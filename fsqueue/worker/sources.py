@@ -63,7 +63,7 @@ class Failing:
     warned_of: dict[str, tuple[type, int | None] | None] = field(default_factory=dict)
     """By the path of each queue in which no task could be leased: what was warned of last."""
     is_unrecorded: bool = False
-    """Whether outcomes could not be recorded: what is leased there may be done in vain."""
+    """Whether outcomes could not be recorded: a task that is leased there may be executed, and its outcome be lost."""
 
 
 class Sources(list[Queue]):
@@ -91,7 +91,8 @@ class Sources(list[Queue]):
         self._roots: dict[str, Hashable] = {}
         """By the path of each source that was ever there."""
         self.has_several_roots = False
-        """Whether they lie on several filesystems, of which one may not answer while another one does."""
+        """Whether they, and what stands before them, lie on several filesystems: one may not answer while another does.
+        """
         self.failing: dict[Hashable, Failing] = {}
         """By what stands for the filesystem. One goes once a task is leased there, or, by the loop, once an outcome is
         recorded."""
@@ -101,18 +102,20 @@ class Sources(list[Queue]):
         """Those that the queues of a group begin with, by the group's path: the loop reads them, and may not wait."""
         if any(isinstance(source, Selected) for source in given):
             self.put_away()
-        self._take(self.given)
+        self._take(self.given, self.upstream)
 
-    def _take(self, given: list[Source]) -> None:
+    def _take(self, given: list[Source], upstream: list[Source]) -> None:
         """Have these open, and of groups no queue yet."""
-        for source in given:
+        for source in (*given, *upstream):
             path = _path_of(source)
             if path not in self._roots:
                 self._roots[path] = _root_of(source)
+        for source in given:
+            path = _path_of(source)
             if isinstance(source, Selected) and path not in self._settings:
                 self._settings[path] = source.group.settings
         self.has_several_roots = bool(self.away) or len(set(self._roots.values())) > 1
-        self.given = given
+        self.given, self.upstream = given, upstream
         self.groups = [source for source in given if isinstance(source, Selected)]
         self[:] = [source for source in given if isinstance(source, Queue)]
 
@@ -134,8 +137,7 @@ class Sources(list[Queue]):
         if not left[0]:
             return None
         self.away += found
-        self.upstream = left[1]
-        self._take(left[0])
+        self._take(*left)
         return found
 
     def without(self, root: Hashable, late: Away) -> Sources | None:
@@ -143,15 +145,21 @@ class Sources(list[Queue]):
 
         It asks no filesystem.
         """
-        silent = [source for source in self.given if self._roots[_path_of(source)] == root]
         away = [one if self.root_at(one.path) != root else replace(one, answers=late.answers) for one in self.away]
-        if len(silent) == len(self.given) or not (silent or away != self.away):
+        left: tuple[list[Source], list[Source]] = [], []
+        for is_upstream, sources in enumerate((self.given, self.upstream)):
+            for source in sources:
+                path = _path_of(source)
+                if self._roots[path] != root:
+                    left[is_upstream].append(source)
+                else:
+                    away.append(replace(late, path=path, open=_opens(source), is_upstream=bool(is_upstream)))
+        if not left[0] or away == self.away:
             return None
-        away += [replace(late, path=_path_of(source), open=_opens(source)) for source in silent]
-        others = Sources([], self.upstream, away=away)
+        others = Sources([], [], away=away)
         others._roots, others._settings, others.failing = self._roots, self._settings, self.failing
         others._silent = [*self._silent, *(queue for queue in list(self) if self.root_of(queue) == root)]
-        others._take([source for source in self.given if source not in silent])
+        others._take(*left)
         return others
 
     def leave_out(self, root: Hashable, failing: Away) -> bool:
@@ -163,7 +171,7 @@ class Sources(list[Queue]):
             return False
         self.away += [replace(failing, path=_path_of(source), open=_opens(source)) for source in gone]
         self._silent += [queue for queue in self if self.root_of(queue) == root]
-        self._take([source for source in self.given if source not in gone])
+        self._take([source for source in self.given if source not in gone], self.upstream)
         return True
 
     def come_back(self) -> list[Away]:
@@ -176,9 +184,9 @@ class Sources(list[Queue]):
             try:
                 source = source_of(one.open())
                 if one.is_upstream:
-                    self.upstream = [*self.upstream, source]
+                    self._take(self.given, [*self.upstream, source])
                 else:
-                    self._take([*self.given, source])
+                    self._take([*self.given, source], self.upstream)
             except GroupNotFound as error:
                 self.away[place] = replace(one, why=error.why)  # another group may be in its place meanwhile
             except (FsqueueError, OSError):

@@ -367,7 +367,9 @@ def test_it_serves_https_with_a_certificate_of_the_users(tmp_path: Path, spawn: 
 def served_with(
     soft: int, hard: int, path: Path, tokens: Path, logged: str = "", options: Sequence[object] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
-    """A gateway that may open so many files, and logs what matches a pattern. Yield it with its host and port."""
+    """A gateway whose limits of open files are `soft` and `hard`. It logs what matches `logged`. Yield it with its host
+    and port.
+    """
     tokens_at(tokens)
 
     def limit() -> None:

@@ -20,7 +20,7 @@ from tests.test_signal_forks import REFUSED, RETURNED, Forker
 pytestmark = pytest.mark.once
 
 STRIDE = how_many(5, 1)
-"""It forks in one of so many new lines."""
+"""It forks in one of STRIDE new lines."""
 
 
 def _one(group: RemoteGroup) -> fsqueue.LeasedTask:

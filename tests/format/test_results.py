@@ -188,7 +188,7 @@ def any_of(*given: Any) -> None:
 
 
 class Slow:
-    """Its text, and its fields, take so long that the alarm comes meanwhile."""
+    """The alarm comes while its text, or its fields, are asked for."""
 
     @property
     def __dataclass_fields__(self) -> Any:

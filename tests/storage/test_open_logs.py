@@ -244,7 +244,7 @@ first.complete(held)
 
 
 def program(text: str, soft: int, hard: int, queues: list[Queue]) -> list[Any]:
-    """Return what a program prints that may open so many files."""
+    """Return what a program prints whose limits of open files are `soft` and `hard`."""
     words = [str(soft), str(hard), *(str(queue.path) for queue in queues)]
     done = subprocess.run([sys.executable, "-c", text, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

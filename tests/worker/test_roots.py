@@ -237,6 +237,74 @@ def test_a_run_waits_for_what_does_not_answer_no_longer_than_its_patience(
     assert [move.op for move in other.history(task.id)] == ["insert", "lease", "release"]
 
 
+class SilentUpstream:
+    """Nobody is told whether a queue is drained until it answers."""
+
+    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers, self.is_asked = threading.Event(), threading.Event()
+        real, path = inspection._Remains.collect, queue.store.path
+
+        def collect(remains: inspection._Remains) -> Any:
+            if remains.store.path == path:
+                self.is_asked.set()
+                self.answers.wait()
+            return real(remains)
+
+        monkeypatch.setattr(inspection._Remains, "collect", collect)
+        named_soon(monkeypatch)
+        monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.usefixtures("on_two_roots")
+def test_an_earlier_stage_whose_filesystem_does_not_answer_keeps_no_task_back(
+    queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_grouped: bool
+) -> None:
+    """The run is not drained as long as it is silent. Once it answers, it has to be drained, too."""
+    mine = queue_factory("mine")
+    if is_grouped:
+        stage: Queue = Group.create(tmp_path / "group", durability="none")["fetch"]
+        stage.insert(0)
+        [task] = stage.lease()
+        task.complete()
+        path = stage.group.path  # type: ignore[attr-defined]
+    else:
+        stage = queue_factory("stage")
+        path = stage.path
+    silent, events = SilentUpstream(stage, monkeypatch), list[Event]()
+    thread, reports = in_background(Worker([mine], len_of, threads=1, upstream=[stage], tell=events.append))
+    until(silent.is_asked.is_set, "the silence")
+    until(lambda: any(f"{path} does not answer; it is tried again." == one.text for one in events), "its name")
+    for count in (1, 2):
+        mine.insert(count)
+        until(lambda count=count: mine.status().completed == count, "the task of the other one")  # type: ignore[misc]
+    assert not reports
+    held = stage.insert("left")
+    silent.answers.set()
+    until(lambda: any(f"{path} is there: it has to be drained, too." == one.text for one in events), "its return")
+    mine.insert(3)
+    until(lambda: mine.status().completed == 3, "a further task")
+    assert not reports
+    stage.cancel([held])
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [(report.completed, report.ended) for report in reports] == [(3, "drained")]
+
+
+@pytest.mark.usefixtures("on_two_roots")
+def test_a_run_waits_for_an_earlier_stage_that_does_not_answer_no_longer_than_its_patience(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, stage = queue_factory("mine"), queue_factory("stage")
+    mine.insert(1)
+    silent, events = SilentUpstream(stage, monkeypatch), list[Event]()
+    worker = Worker([mine], len_of, threads=1, upstream=[stage], tell=events.append)
+    monkeypatch.setattr(worker._loop, "_limits", replace(worker._loop._limits, patience_s=0))
+    report = worker.run()
+    assert (report.completed, report.ended) == (1, "away")
+    assert f"all else is drained, and {stage.path} does not answer" in [one.text for one in events]
+    silent.answers.set()
+
+
 def moves(queue: Queue) -> list[list[str]]:
     """What has happened to each completed task."""
     return [[move.op for move in queue.history(task.id)] for task in queue.tasks("completed")]
