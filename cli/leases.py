@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -24,9 +24,9 @@ from .common import (
     ids_argument,
     json_option,
     match_option,
+    path_of,
     print_count,
     queue_argument,
-    queue_at,
     queues_argument,
     say_unknown,
     words,
@@ -36,7 +36,10 @@ from .common import (
 from .conditions import Condition, all_of, where_option
 from .options import DURATION, PRIORITY
 from .printing import complain, print_done, print_json, say
-from .targets import Targets, is_address
+from .targets import Targets, is_address, one_queue, unknown_in, why_lost
+
+if TYPE_CHECKING:
+    from .targets import AnyQueue
 
 WAIT_STEP_S = (0.5, 5.0)
 """Shortest and longest wait after which an interrupted `lease --wait` notices. It grows with the time waited."""
@@ -80,8 +83,11 @@ def lease(
         raise click.ClickException(
             "Standard output is closed, so no program could read the tokens. Nothing was leased."
         )
-    with queue_at(queue, worker) as q, noted_signals() as noted:
-        (q if isinstance(q, fsqueue.GroupQueue) else q.store).lease_for_others()  # it may not be there yet
+    with one_queue(queue, worker) as q, noted_signals() as noted:
+        if isinstance(q, fsqueue.GroupQueue):
+            q.lease_for_others()  # it may not be there yet
+        elif isinstance(q, fsqueue.Queue):
+            q.store.lease_for_others()
         deadline, step_s = time.monotonic() + wait_s, WAIT_STEP_S[0]
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -122,7 +128,7 @@ def noted_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _put_back(q: fsqueue.Queue, tasks: list[fsqueue.LeasedTask]) -> None:
+def _put_back(q: AnyQueue, tasks: list[fsqueue.LeasedTask]) -> None:
     if tasks:
         q.release(tasks)
 
@@ -157,7 +163,7 @@ class Ending:
         self.unknown: list[str] = []
         self.done: list[fsqueue.LeasedTask] = []
 
-    def together(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object]) -> None:
+    def together(self, act: Callable[[AnyQueue, list[fsqueue.LeasedTask]], object]) -> None:
         """Call `act` on all at once."""
         self._do(act, max(1, len(self._tokens)))
 
@@ -165,8 +171,8 @@ class Ending:
         """Call `act` on one after the other."""
         self._do(lambda q, tasks: act(tasks[0]), 1)
 
-    def _do(self, act: Callable[[fsqueue.Queue, list[fsqueue.LeasedTask]], object], at_once: int) -> None:
-        with queue_at(self._queue) as q:
+    def _do(self, act: Callable[[AnyQueue, list[fsqueue.LeasedTask]], object], at_once: int) -> None:
+        with one_queue(self._queue) as q:
             tasks = self._attach(q)
             for first in range(0, len(tasks), at_once):
                 some = tasks[first : first + at_once]
@@ -178,11 +184,11 @@ class Ending:
             self.done = [task for task in tasks if task.token not in gone]
         self._report()
 
-    def _lose(self, q: fsqueue.Queue, tasks: list[fsqueue.LeasedTask], error: fsqueue.LeaseLost) -> None:
+    def _lose(self, q: AnyQueue, tasks: list[fsqueue.LeasedTask], error: fsqueue.LeaseLost) -> None:
         """Note leases that were lost since they were looked at: perhaps to the same command, typed twice at once."""
         found: dict[str, outcomes.Loss | None] = {}
         with suppress(fsqueue.FsqueueError):  # this only chooses the words
-            found = outcomes.why_lost(q.store, [task.token for task in tasks])
+            found = why_lost(q, [task.token for task in tasks])
         for task in tasks:
             self._note(task.token, found.get(task.token) or outcomes.Loss(str(error)))
 
@@ -196,7 +202,7 @@ class Ending:
             already = f"You have completed {task} already, with this lease."
             self.lost[token] = f"{already} That counts; it is not {self._verb}."
 
-    def _attach(self, q: fsqueue.Queue) -> list[fsqueue.LeasedTask]:
+    def _attach(self, q: AnyQueue) -> list[fsqueue.LeasedTask]:
         """Return the tasks of those tokens that hold. A malformed token raises, before anything is done."""
         tasks, absent = {}, []
         for token in self._tokens:
@@ -206,7 +212,7 @@ class Ending:
                 self._note(token, outcomes.loss_of(error))
             except fsqueue.TaskNotFound:
                 absent.append(token)
-        for token, loss in outcomes.why_lost(q.store, absent).items() if absent else ():
+        for token, loss in why_lost(q, absent).items() if absent else ():
             if loss is None:
                 self.unknown.append(_task_of(token))
             else:
@@ -358,13 +364,13 @@ def cancel(queue: str, ids: tuple[str, ...], conditions: tuple[Condition, ...], 
     """
     if not ids and not conditions:
         raise click.UsageError("Say which tasks: TASKs or --where. 'fsqueue purge Q' drops all.")
-    with queue_at(queue) as q:
+    with one_queue(queue) as q:
         chosen = list(dict.fromkeys(words(ids)))
-        unknown = outcomes.unknown(q.store, chosen)  # before: without a history no trace is left
+        unknown = unknown_in(q, chosen)  # before: without a history no trace is left
         where = all_of(conditions)
         if where is not None:
             met = [task.id for task in q.tasks() if task.state != "leased" and where(task)]
             chosen = [*filter(set(met).__contains__, chosen)] if ids else met
-        confirm(f"Cancel {wording.counted(len(chosen), 'task')} of {q.path}?", yes or not chosen)
+        confirm(f"Cancel {wording.counted(len(chosen), 'task')} of {path_of(q)}?", yes or not chosen)
         count = q.cancel(chosen)
     print_count("cancelled", count, as_json, unknown)

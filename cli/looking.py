@@ -20,13 +20,12 @@ from .common import (
     moment,
     path_of,
     queue_argument,
-    queue_at,
     queues_argument,
     refuse_lost,
 )
 from .conditions import Condition, Item, all_of, where_option
 from .printing import or_hint, print_json, print_table, say
-from .targets import Target, Targets, group_named
+from .targets import Target, Targets, group_named, one_queue
 
 if TYPE_CHECKING:
     from .targets import AnyQueue
@@ -215,13 +214,15 @@ def _priority(task: fsqueue.TaskInfo) -> str:
 def show(queue: str, task: str, as_json: bool) -> None:
     """Show everything about one task of Q, by its id or a token: state, payload, worker, and its history."""
     task_id = task.partition("@")[0]
-    with queue_at(queue) as q:
+    with one_queue(queue) as q:
         info = q.task(task_id)
         try:
             movements = q.history(task_id)
         except fsqueue.TaskNotFound:
             movements = []  # the queue keeps none of finished tasks, but their dead letters
-        settled = outcomes.settled_as(q.store, task_id) if info.state in ("completed", "dead") else None
+        settled = None
+        if isinstance(q, fsqueue.Queue) and info.state in ("completed", "dead"):
+            settled = outcomes.settled_as(q.store, task_id)
         kin = fsqueue.Group(q.group.path).lineage(q.name, task_id) if isinstance(q, fsqueue.GroupQueue) else None
     done, new_id = settled or (None, None)
     if as_json:

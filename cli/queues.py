@@ -27,14 +27,14 @@ from .common import (
     match_option,
     named,
     optional_queues_argument,
+    path_of,
     queue_argument,
-    queue_at,
     queues_argument,
     yes_option,
 )
 from .options import ATTEMPTS, DURATION, KEPT_PAYLOAD, limit
 from .printing import complain, hint, print_done, print_json, quoted, say
-from .targets import Target, Targets, is_address
+from .targets import Target, Targets, group_named, is_address, one_queue
 
 LEFT_EXIT = 1
 REAPED_MAX = 1_000
@@ -223,16 +223,17 @@ def set_(queue: str, assignments: tuple[str, ...], as_json: bool) -> None:
     when it would be leased next. Dead letters stay dead: 'fsqueue dead retry' puts them back.
     """
     given = _given(assignments)
-    group = fsqueue.Group.at(queue)
+    group = group_named(queue, {})
     if group is not None:
         if given:
+            one = quoted(f"{path_of(group).rstrip('/')}/NAME")
             raise click.UsageError(
                 f"{queue} is a group of queues, and its settings are those with which its queues begin: they stay. "
-                f"Nothing was changed. Name one of its queues: fsqueue set {quoted(f'{queue}/NAME')} NAME=VALUE"
+                f"Nothing was changed. Name one of its queues: fsqueue set {one} NAME=VALUE"
             )
-        _show({"group": str(group.path)}, asdict(group.settings), as_json, is_fixed=True)
+        _show({"group": path_of(group)}, asdict(group.settings), as_json, is_fixed=True)
         return
-    with queue_at(queue) as q:
+    with one_queue(queue) as q:
         settings = asdict(q.change_settings(**given) if given else q.settings)
         _show({"queue": str(q.path)}, settings, as_json, is_done=bool(given))
 

@@ -14,6 +14,7 @@ the first error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,6 +69,19 @@ def group_named(given: str, options: dict[str, object]) -> fsqueue.Group | fsque
     return found if isinstance(found, fsqueue.RemoteGroup) else None
 
 
+def one_queue(given: str, worker: str | None = None) -> AnyQueue:
+    """Return the queue that a path or an address means: see `queue_at`. UsageError for the address of a group."""
+    if not is_address(given):
+        return queue_at(given, worker)
+    found = fsqueue.connect(given, worker=worker, patience_s=GATEWAY_PATIENCE_S)
+    if isinstance(found, fsqueue.RemoteGroup):
+        raise click.UsageError(
+            f"{given} is a gateway that serves a group. Nothing was done. Name one of its queues: {found.url}QUEUE. "
+            f"{queues_there(found)}"
+        )
+    return found
+
+
 def with_tasks(arguments: Sequence[str], match: str | None, as_json: bool) -> tuple[Targets, list[str] | None]:
     """Return the queues, and the ids of TASKs, that stand among arguments `Q... [TASK]...`; None for no TASKs.
 
@@ -98,15 +112,33 @@ def unknown_in(q: AnyQueue, ids: Iterable[str]) -> list[str]:
         return []
     if isinstance(q, fsqueue.Queue):
         return outcomes.unknown(q.store, wanted)
-    return [one for one in wanted if not _is_known(q, one)]
+    return [one for one in wanted if _state_of(q, one) is None]
 
 
-def _is_known(q: AnyQueue, task_id: str) -> bool:
+def _state_of(q: AnyQueue, task_id: str) -> str | None:
     try:
-        q.task(task_id)
+        return q.task(task_id).state
     except fsqueue.TaskNotFound:
-        return False
-    return True
+        return None
+
+
+def why_lost(q: AnyQueue, tokens: Iterable[str]) -> dict[str, outcomes.Loss | None]:
+    """Return for each token whose batch is not at work why its lease no longer holds; None for an unknown task."""
+    if isinstance(q, fsqueue.Queue):
+        return outcomes.why_lost(q.store, tokens)
+    return {token: _loss_at_gateway(q, token) for token in tokens}
+
+
+def _loss_at_gateway(q: fsqueue.RemoteQueue, token: str) -> outcomes.Loss | None:
+    task_id, _, lease = token.partition("@")
+    state = _state_of(q, task_id)
+    if state is None:
+        return None
+    movements: list[fsqueue.Movement] = []
+    if state == "completed":
+        with suppress(fsqueue.TaskNotFound):  # it may have been removed meanwhile
+            movements = q.history(task_id)
+    return outcomes.loss_in_state(task_id, state, any(one.op == "complete" and one.lease == lease for one in movements))
 
 
 class Targets:

@@ -61,8 +61,22 @@ def why_lost(store: Store, tokens: Iterable[str]) -> dict[str, Loss | None]:
             reasons[token] = Loss(losses.already(names.task_id(batch, index)), True)
         else:
             reason = losses.why_lost(became, index) if isinstance(became, ReplayState) else became
-            reasons[token] = Loss(f"Its lease holds no longer ({reason}). Discard the result.")
+            reasons[token] = _lost(reason)
     return reasons
+
+
+def loss_in_state(task_id: str, state: str, is_completed: bool) -> Loss:
+    """Return why a lease no longer holds whose batch is not at work, from the state of its task.
+
+    `is_completed`: this very lease has completed it.
+    """
+    if is_completed:
+        return Loss(losses.already(task_id), True)
+    return _lost(state if state in ("completed", "dead", "cancelled") else NEVER_LEASED)
+
+
+def _lost(reason: str) -> Loss:
+    return Loss(f"Its lease holds no longer ({reason}). Discard the result.")
 
 
 def settled_as(store: Store, task_id: str) -> tuple[str, str | None] | None:

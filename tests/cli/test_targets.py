@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +78,8 @@ ARGUMENTS = {
 REFUSED = {2, fsqueue.QueueNotFound.exit_code}
 NEEDS_MATCH = {"delete"}
 """These do nothing to a whole group: with `--match '.*'` they do."""
-ONE_DOCUMENT = {"gc", "run", "lease", "update", "insert"}
+OF_TASKS = {"show", "cancel", "complete", "renew", "release", "fail", "bury"}
+ONE_DOCUMENT = {"gc", "run", "lease", "update", "insert", *OF_TASKS}
 """Their output is no line for each queue."""
 
 
@@ -89,8 +91,8 @@ class Home(NamedTuple):
     given: dict[Path, dict[str, str]]
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+@contextmanager
+def at_home(tmp_path: Path) -> Iterator[Home]:
     group = Group.create(tmp_path / "g", shards=1, durability="none", max_attempts=1)
     queues = [Queue.create(tmp_path / name, shards=1, durability="none", max_attempts=1) for name in ("q", "q2")]
     given = {}
@@ -102,6 +104,12 @@ def home(tmp_path: Path) -> Iterator[Home]:
         given[queue.path] = {"id": queue.peek()[0].id, "token": leased.token}
     with gateways(tmp_path) as serve:
         yield Home(tmp_path, serve(group.path), given)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with at_home(tmp_path) as made:
+        yield made
 
 
 def call(run: Run, home: Home, command: str, *queues: Any, of: Path, more: str = "") -> Any:
@@ -148,6 +156,88 @@ def test_a_command_takes_what_the_page_says(fsqueue_cli: Run, home: Home, comman
     if takes.several and command not in ONE_DOCUMENT:
         assert set(named_in(result)) <= {str(q), str(q2)}
         assert str(q2) in named_in(result)
+
+
+ONLY_FILES = {
+    "gc": "a gateway cleans up by itself, and finds other leftovers",
+    "workers": "the gateway's host does not ask Slurm, and cannot see whether a worker of a lease lives",
+    "run": "durations, and the history does not get the time and memory of the commands",
+}
+"""What these print for an address may differ from what they print for a path."""
+VARIES = (
+    (r"[0-9a-f]{32}\.[0-9]+(@[0-9a-f]{16})?", "ID"), (r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}", "AT"),
+    (r'"lineage":\{[^}]*\},', ""), (r"[0-9]+\.[0-9]+", "TIME"),
+    (r"lease [0-9a-f]{16}|\"lease\":\"[0-9a-f]{16}\"", "LEASE"),
+    (r"version *(\": *)?[0-9]+|\"version\":[0-9]+", "VERSION"),
+)  # fmt: skip
+"""What differs between two calls of one command: ids, leases, and times; and of what tasks a task came, which a gateway
+does not tell."""
+
+
+def told(result: Any, place: str) -> tuple[int, str, str]:
+    """Return what a command has ended with and printed, without what differs between two calls."""
+    texts = []
+    for text in (result.stdout, result.stderr):
+        text = text.replace(place, "PLACE")
+        for pattern, word in VARIES:
+            text = re.sub(pattern, word, text)
+        texts.append(text)
+    return result.exit_code, *texts
+
+
+@pytest.mark.parametrize("form", ["text", "--json"])
+@pytest.mark.parametrize("command", sorted(name for name, takes in TABLE.items() if takes.address))
+def test_a_command_tells_the_same_of_a_queue_and_of_its_address(
+    fsqueue_cli: Run, tmp_path: Path, command: str, form: str
+) -> None:
+    if command in ONLY_FILES:
+        pytest.skip(ONLY_FILES[command])
+    found = []
+    for by_address in (False, True):
+        (tmp_path / str(by_address)).mkdir()
+        with at_home(tmp_path / str(by_address)) as home:
+            a = home.path / "g/a"
+            place = home.url if by_address else str(home.path / "g")
+            rest = ARGUMENTS.get(command, "").format_map(home.given[a]).split()
+            as_json = ["--tokens" if command == "lease" else "--json"][: form == "--json"]
+            found.append(told(fsqueue_cli(*command.split(), f"{place}/a", *rest, *as_json, code=None), place))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("form", ["text", "--json"])
+@pytest.mark.parametrize("verb", ["complete", "renew"])
+def test_lost_leases_are_told_by_an_address_as_by_a_path(
+    fsqueue_cli: Run, tmp_path: Path, verb: str, form: str
+) -> None:
+    """Completed by this lease, by another one, cancelled, dead, released, never leased, and unknown."""
+    group = Group.create(tmp_path / "g", shards=1, durability="none")
+    found = []
+    with gateways(tmp_path) as serve:
+        url = serve(group.path)
+        for name, place in (("local", str(group.path)), ("remote", url)):
+            queue = group[name]
+            queue.insert_many(range(5))
+            first, second, third, fourth, fifth = queue.lease(5)
+            for task in (first, second):
+                task.complete()
+            third.bury("x")
+            fourth.release(3600)
+            fifth.release(3600)
+            queue.cancel(fifth.id)
+            queue.insert(1)
+            [waiting] = queue.peek()
+            other = "0" * 16
+            tokens = [first.token, f"{second.id}@{other}", third.token, fourth.token, fifth.token,
+                      f"{waiting.id}@{other}", f"{'0' * 32}.7@{other}"]  # fmt: skip
+            options = [form] if form == "--json" else []
+            for each in ([first.token], tokens, tokens[-1:]):
+                said = fsqueue_cli(verb, f"{place}/{name}", *each, *options, code=None)
+                text = (said.exit_code, said.stdout, said.stderr)
+                for position, token in enumerate(tokens):
+                    text = (text[0], *(part.replace(token.partition("@")[0], f"T{position}") for part in text[1:]))
+                found.append(text)
+    assert found[:3] == found[3:]
+    assert [code for code, *_ in found[:3]] == [0 if verb == "complete" else 4, 4, 13]
 
 
 SEVERAL = sorted(name for name, takes in TABLE.items() if takes.several)
