@@ -15,16 +15,22 @@ from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
 from tests.prepared import ByHand
 from tests.waiting import PATIENCE_S, until
+from tests.worker.support import stopped
 
 pytestmark = pytest.mark.once
 
 
-def without_fork_server(pid: int) -> bool:
-    """Kill the fork server of a worker: then nothing ends its leases when it is killed. False: there is none yet."""
-    servers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for server in servers:
-        os.kill(int(server), signal.SIGKILL)
-    return bool(servers)
+def kill_with_fork_server(pid: int) -> None:
+    """Kill a worker, and its fork server before it: then nothing ends its leases."""
+
+    def servers() -> list[int]:
+        return [int(server) for server in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    until(servers, "its fork server")
+    stopped(pid)  # else it starts another one
+    for server in servers():
+        os.kill(server, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_nobody(fsqueue_cli: Run, queue: Queue) -> None:
@@ -80,8 +86,7 @@ def test_killed_runners_are_released_and_the_living_are_not(fsqueue_cli: Run, qu
         pass
     killed, living = json.loads(fsqueue_cli("workers", queue.path, "--json").output)["workers"]
     assert (killed["life"], living["life"]) == ("alive", "alive")
-    until(lambda: without_fork_server(killed["worker"]["pid"]), "its fork server")
-    os.kill(killed["worker"]["pid"], signal.SIGKILL)
+    kill_with_fork_server(killed["worker"]["pid"])
     report = until(
         lambda: (
             (said := json.loads(fsqueue_cli("workers", queue.path, "--release-dead", "--json").output))["released"]
@@ -143,8 +148,7 @@ def test_where_only_leased_tasks_are_left_it_is_said_that_their_worker_is_dead(
     until(lambda: queue.status().leased, "the worker to lease")
     assert "proven dead" not in fsqueue_cli("status", queue.path).stdout
     idle = spawn("run", queue.path, "--log-json", "--", "true")
-    until(lambda: without_fork_server(killed.pid), "its fork server")
-    killed.kill()
+    kill_with_fork_server(killed.pid)
     killed.wait()
     to_type = f"fsqueue workers {queue.path} --release-dead"
     said = f"1 task of {queue.path} leased to 1 worker proven dead. To have them done before the leases run out: "

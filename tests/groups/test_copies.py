@@ -15,6 +15,7 @@ import fsqueue
 from fsqueue import Group, InvalidArgument, LeasedTask, Queue, Then, Worker
 from fsqueue.groups.numbers import NewNumber
 from fsqueue.worker.settling import Outcome, OutcomeReporter, adopt
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -55,7 +56,7 @@ def is_each_in_its_own(queues: Sequence[Queue]) -> None:
 def test_a_worker_of_a_group_tells_each_task_in_the_queue_where_it_ran(group: Group) -> None:
     group["a"].insert_many(range(N))
     copied(group["a"].path)
-    report = Worker(group, where, threads=2, prefetch=8, idle_timeout_s=20).run()
+    report = Worker(group, where, threads=2, prefetch=8, idle_timeout_s=PATIENCE_S).run()
     assert (report.ended, report.completed) == ("drained", 2 * N)
     is_each_in_its_own([group["a"], group["a.bak"]])
 
@@ -64,7 +65,7 @@ def test_a_worker_of_two_queues_outside_of_groups_does_so_too(tmp_path: Path) ->
     queue = Queue.create(tmp_path / "a", durability="none")
     queue.insert_many(range(N))
     both = [queue, Queue(copied(queue.path))]
-    report = Worker(both, where, threads=2, prefetch=8, idle_timeout_s=20).run()
+    report = Worker(both, where, threads=2, prefetch=8, idle_timeout_s=PATIENCE_S).run()
     assert (report.ended, report.completed) == ("drained", 2 * N)
     is_each_in_its_own(both)
 
@@ -155,7 +156,7 @@ def then_b(payload: Any, task: Any) -> Then:
 def test_a_worker_whose_tasks_insert_others_does_both_queues(group: Group) -> None:
     group["a"].insert_many(range(N))
     copied(group["a"].path)
-    worker = Worker([group["a"], group["a.bak"]], then_b, threads=2, prefetch=8, idle_timeout_s=20)
+    worker = Worker([group["a"], group["a.bak"]], then_b, threads=2, prefetch=8, idle_timeout_s=PATIENCE_S)
     assert worker.run().completed == 2 * N
     is_each_in_its_own([group["a"], group["a.bak"]])
     assert sorted(info.payload for info in group["b"].tasks()) == [

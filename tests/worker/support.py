@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +36,12 @@ def shell_until(condition: str) -> str:
 def until_there(path: object) -> str:
     """A shell's way to wait for a file."""
     return shell_until(f"[ -e {path} ]")
+
+
+def stopped(pid: int) -> None:
+    """Stop a process, and return when it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it to be stopped")
 
 
 def time_out(worker: Worker, which: Callable[[Job], bool] = lambda job: True) -> None:

@@ -23,7 +23,7 @@ from fsqueue.worker.events import Mailbox
 from fsqueue.worker.processes import Children
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
-from tests.worker.support import drained, in_background, shell_until
+from tests.worker.support import drained, in_background, shell_until, stopped
 from tests.worker.test_supervisors import (
     CODE,
     DAEMON,
@@ -34,7 +34,6 @@ from tests.worker.test_supervisors import (
     is_any_alive,
     numbers,
     quoted,
-    stopped,
     worker_process,
 )
 

@@ -26,7 +26,7 @@ from fsqueue.worker.events import Mailbox
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
-from tests.worker.support import drained, in_background, python, shell_until, time_out, until_there
+from tests.worker.support import drained, in_background, python, shell_until, stopped, time_out, until_there
 
 pytestmark = pytest.mark.once
 
@@ -549,11 +549,6 @@ def test_a_command_that_ends_while_another_one_is_begun_gives_back_its_own_slot(
 
 
 # -- a supervisor is stopped, or the fork server
-
-
-def stopped(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it to be stopped")
 
 
 @pytest.mark.parametrize("which", ["supervisor", "fork server"])
