@@ -42,6 +42,7 @@ def gateways(home: Path) -> Iterator[Serve]:
             ws="none",
             log_level="critical",
             timeout_graceful_shutdown=5,
+            timeout_keep_alive=75,  # as of `fsqueue serve`: clients let go of an idle connection earlier
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -67,18 +67,20 @@ class Cutter:
             gateway.shutdown(socket.SHUT_RDWR)
 
     def _pass_back(self, gateway: socket.socket, client: socket.socket) -> None:
-        with gateway, client, suppress(OSError):
-            while part := gateway.recv(1 << 16):
-                left = self.left
-                if left is not None and len(part) >= left:
-                    self.left, self.cuts = None, self.cuts + 1
-                    client.sendall(part[:left])
-                    client.shutdown(socket.SHUT_RDWR)
-                    gateway.shutdown(socket.SHUT_RDWR)
-                    return
-                client.sendall(part)
-                if left is not None:
-                    self.left = left - len(part)
+        with gateway, client:
+            with suppress(OSError):
+                while part := gateway.recv(1 << 16):
+                    left = self.left
+                    if left is not None and len(part) >= left:
+                        self.left, self.cuts = None, self.cuts + 1
+                        client.sendall(part[:left])
+                        break
+                    client.sendall(part)
+                    if left is not None:
+                        self.left = left - len(part)
+            for end in (client, gateway):  # a connection from which the other thread reads is not ended by closing it
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

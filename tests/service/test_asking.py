@@ -302,7 +302,7 @@ def test_a_file_server_that_does_not_answer_holds_up_no_more_than_its_threads(
     group: Group, open_gateway: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group["q"].insert(0)
-    client = open_gateway(group.path, answer_s=0.05, verbs_max=1, backlog_max=1)
+    client = open_gateway(group.path, answer_s=1.0, verbs_max=1, backlog_max=1)
     away = threading.Event()
     monkeypatch.setattr(fsqueue.GroupQueue, "status", lambda self, exact=True: away.wait() and fsqueue.Status())
     try:

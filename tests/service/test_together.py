@@ -150,7 +150,7 @@ def test_too_many_are_refused_and_a_silent_filesystem_is_told() -> None:
         act.may_end.release()
         await until_async(lambda: late == [0], "what was done to be handed on")
 
-    told(story, answer_s=0.05, verbs_max=1, backlog_max=1)
+    told(story, answer_s=1.0, verbs_max=1, backlog_max=1)
 
 
 # -- the verbs -----------------------------------------------------------------------------------------------
