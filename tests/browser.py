@@ -19,7 +19,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
-ANSWER_S = 60.0
+ANSWER_S = PATIENCE_S
 """How long an answer may take."""
 
 OVERLAPS = """(() => {

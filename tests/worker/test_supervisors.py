@@ -75,8 +75,11 @@ def is_any_alive(path: Path) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    lists = Path(f"/proc/{pid}/task").glob("*/children")  # each thread has its own
-    return [int(word) for path in lists for word in path.read_text().split()]
+    found = list[int]()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):  # each thread has its own
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            found += map(int, path.read_text().split())
+    return found
 
 
 @pytest.fixture
