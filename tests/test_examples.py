@@ -12,13 +12,14 @@ import pytest
 
 from fsqueue import Group
 from tests.house.source import TOP
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
 
 def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOP / "examples" / name), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
 
 
 def test_a_generator_task_inserts_the_next_hundred_as_it_completes(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from benchmarks.alive import CASES
@@ -20,7 +22,7 @@ BENCH = SCRIPTS / "benchmarks"
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(BENCH), *map(str, arguments)], capture_output=True, text=True, timeout=600
+        [sys.executable, str(BENCH), *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -98,6 +100,6 @@ def test_what_it_cannot_do_it_says(arguments: tuple[str, ...], message: str) -> 
 
 
 def test_the_command_runs_it_in_an_environment_of_its_own() -> None:
-    done = subprocess.run([SCRIPTS / "bench", "--help"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([SCRIPTS / "bench", "--help"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert "--budget" in done.stdout

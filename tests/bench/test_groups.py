@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "group_figures.py"
 
 
@@ -16,7 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "group_figures.py"
 def test_the_benchmark_of_groups_works_and_leaves_nothing(tmp_path: Path) -> None:
     small = ["--queues", "200", "--with-task", "50", "--looks", "2", "--pairs", "50"]
     command = [sys.executable, str(SCRIPT), *small, "--json"]
-    ran = subprocess.run([*command, "--place", str(tmp_path)], capture_output=True, text=True, timeout=300)
+    ran = subprocess.run([*command, "--place", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["tasks"] == 4

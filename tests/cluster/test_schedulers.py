@@ -242,7 +242,9 @@ def test_variables_that_the_locale_has_no_characters_for_do_not_matter() -> None
     variables = {**os.environb, b"J": b"7", b"PRICE": "5 €".encode(), b"PLACE": b"/data/m\xfcller"}
     locale = {b"LC_ALL": b"C", b"PYTHONUTF8": b"0", b"PYTHONCOERCECLOCALE": b"0"}
     program = ["sh", "-c", f'{sys.executable} -c "$1"; exit', "sh", AGE]  # the variables of its parent are read
-    done = subprocess.run(program, env=variables | locale, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        program, env=variables | locale, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.stderr == ""
     assert [float(age) > 0 for age in done.stdout.split()] == [True, True]
 

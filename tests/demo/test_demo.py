@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.source import TOP
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.slow
@@ -18,7 +19,7 @@ def test_demo_on_some_files(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     print(finished.stdout, finished.stderr)

@@ -17,6 +17,7 @@ import pytest
 
 from tests.house.source import TOP
 from tests.pages import Typed, blocks, text_of
+from tests.waiting import PATIENCE_S
 
 NAME = "fsqueue-tasks"
 """The distribution's name. `fsqueue` is another program's on the package index."""
@@ -93,7 +94,7 @@ def test_a_zip_file_says_what_it_cannot_do(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         # What the package needs comes from this environment; the package itself from the zip file, which is first.
         command = [sys.executable, "-P", str(tmp_path / "f.pyz"), *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert run("create", "q").returncode == 0
     assert run("insert", "q", "--task", "1").stdout == "1\n"

@@ -12,6 +12,7 @@ import pytest
 
 from tests.house.source import TOP
 from tests.levels import one_in
+from tests.waiting import PATIENCE_S
 
 TESTS = """
 import os
@@ -38,7 +39,7 @@ def run(directory: Path, units: dict[str, int], death: tuple[str, int]) -> tuple
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env |= {"PYTHONPATH": str(TOP), "RAN": str(ran)}
     options = {"cwd": directory, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, timeout=120, check=False, **options)  # type: ignore[call-overload]
+    done = subprocess.run(command, timeout=PATIENCE_S, check=False, **options)  # type: ignore[call-overload]
     assert done.returncode == 1, done.stdout
     return done.stdout, Counter(ran.read_text().split())
 

@@ -17,6 +17,7 @@ import pytest
 
 import fsqueue
 from tests.house.source import TOP
+from tests.waiting import PATIENCE_S
 
 TYPED = TOP / "tests/house/typed"
 PROGRAM, MISTAKES = TYPED / "program.py", TYPED / "mistakes.py"
@@ -39,7 +40,7 @@ def test_the_mistakes_are_ten() -> None:
 
 def test_mypy_accepts_the_program_and_finds_the_mistakes() -> None:
     command = [sys.executable, "-m", "mypy", "--strict", str(PROGRAM), str(MISTAKES)]
-    ran = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=PATIENCE_S)
     found = re.findall(r"^(.+?):(\d+): error:", ran.stdout, re.MULTILINE)
     assert lines_with_errors((file, int(line)) for file, line in found) == marked(), ran.stdout + ran.stderr
     assert len(found) == 10, ran.stdout
@@ -59,7 +60,7 @@ def test_pyright_accepts_the_program_and_finds_the_mistakes(tmp_path: Path) -> N
     settings = {"typeCheckingMode": "strict", "include": [str(TYPED)], "extraPaths": [str(TOP)]}
     config.write_text(json.dumps(settings | {"pythonVersion": "3.11"}))
     command = [*(pyright() or ()), "--outputjson", "--project", str(config), "--pythonpath", sys.executable]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     said = json.loads(ran.stdout)
     assert said["summary"]["filesAnalyzed"] >= 2
     found = ((one["file"], one["range"]["start"]["line"] + 1) for one in said["generalDiagnostics"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import QueueFactory
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -22,7 +23,7 @@ SCRIPT = 'cat; printf "%s\\n" "$FSQUEUE_PAYLOAD" "$@"'
 def run(queue: str, *arguments: str | bytes, locale: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-m", "fsqueue_cli", "run", queue, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, timeout=300, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.parametrize("locale", LOCALES)
