@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,6 +17,9 @@ from click.shell_completion import CompletionItem
 import fsqueue
 
 from .printing import ask, complain, json_text, plain, print_done, quoted
+
+if TYPE_CHECKING:
+    from fsqueue.client.remote_group import RemoteQueues
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -60,7 +63,7 @@ def queue_at(path: str, worker: str | None = None) -> fsqueue.Queue:
     return fsqueue.Group.queue_at(path, worker)
 
 
-def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | fsqueue.RemoteGroup) -> str:
+def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | RemoteQueues) -> str:
     """Return the path of a queue as the user would type it, or that of a group; the address of a gateway's queue."""
     if isinstance(source, fsqueue.GroupQueue):
         return source.typed_path
@@ -162,12 +165,24 @@ def queues_there(group: fsqueue.Group | fsqueue.RemoteGroup) -> str:
     return f"The group has {', '.join(names[:NAMED_MAX])}{more}."
 
 
-def no_match(source: object) -> str | None:
+def no_match(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | RemoteQueues) -> str | None:
     """Return a hint if no queue of a group has a name that matches its pattern; None for anything else."""
-    if not isinstance(source, fsqueue.GroupQueues) or source.pattern is None or source.directories():
+    pattern = getattr(source, "pattern", None)
+    if pattern is None:
         return None
-    there = queues_there(cast(fsqueue.Group, source.group))
-    return f"hint: {source.group.path} has no queue whose whole name matches {source.pattern}. {there}"
+    group: fsqueue.Group | fsqueue.RemoteGroup
+    if isinstance(source, fsqueue.GroupQueues):
+        is_met, group = bool(source.directories()), cast(fsqueue.Group, source.group)
+    else:
+        queues = cast("RemoteQueues", source)
+        is_met, group = next(queues.queues(tasks_min=0), None) is not None, _group_at_gateway(queues.url)
+    if is_met:
+        return None
+    return f"hint: {path_of(source)} has no queue whose whole name matches {pattern}. {queues_there(group)}"
+
+
+def _group_at_gateway(url: str) -> fsqueue.RemoteGroup:
+    return cast(fsqueue.RemoteGroup, fsqueue.connect(url))
 
 
 def not_there(queue: object, typed: str) -> str | None:
@@ -185,7 +200,7 @@ def not_there(queue: object, typed: str) -> str | None:
     else:
         if queue.exists():
             return None
-        there = queues_there(cast(fsqueue.RemoteGroup, fsqueue.connect(f"{queue.gateway}/")))
+        there = queues_there(_group_at_gateway(f"{queue.gateway}/"))
     return f"hint: {typed} names no queue that is there. {there} It counts as drained until a task is inserted into it."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -24,13 +24,12 @@ from .common import (
     TIMEOUT_EXIT,
     brief,
     example,
-    group_at,
     json_option,
     match_option,
     moment,
     no_match,
     not_there,
-    queue_at,
+    path_of,
     queues_argument,
 )
 from .options import DURATION, seconds_in
@@ -50,25 +49,32 @@ from .printing import (
     say_in_colours,
 )
 from .status_text import STATES, Look, copied, details, paused, progress_line, total
+from .targets import group_named, is_address, one_queue
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock
+    from fsqueue.client.remote_group import RemoteQueues
+
+    from .targets import AnyQueue
+
+    AnySource = fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | RemoteQueues
 
 LOOK_SHARE = 0.2
 """--watch spends at most this part of its time looking: a large queue on a slow mount is looked at less often."""
 
 
 def queues_at(paths: tuple[str, ...], match: str | None = None) -> list[str]:
-    """Return the queues at some paths, each a queue, a group or a directory of queues; each queue once.
+    """Return the queues at some paths or addresses, each a queue, a group or a directory of queues; each queue once.
 
     `match`: of a group, those whose whole names match. A usage error if a path is no group.
     """
     found: dict[str, None] = {}
     for given in paths:
-        group = group_at(given, {"--match": match})
+        group = group_named(given, {"--match": match})
         if group is not None:
-            found.update(dict.fromkeys(f"{group.path}/{queue.name}" for queue in group.queues(match, tasks_min=0)))
-        elif fsqueue.Group.holding(given) is not None:
+            each: Iterable[fsqueue.GroupQueue | fsqueue.RemoteQueue] = group.queues(match, tasks_min=0)
+            found.update(dict.fromkeys(path_of(queue) for queue in each))
+        elif is_address(given) or fsqueue.Group.holding(given) is not None:
             found[given] = None
         else:
             found.update(dict.fromkeys(fsqueue.queues(given)))
@@ -85,15 +91,17 @@ class Watched:
 
     def __init__(self, path: str, fast: bool = False, window_s: float | None = None) -> None:
         self.path = path
-        self.queue = queue_at(path)
-        self.name = self.queue.name if isinstance(self.queue, fsqueue.GroupQueue) else name_of(path)
+        self.queue = one_queue(path)
+        self.name = name_of(path) if type(self.queue) is fsqueue.Queue else self.queue.name  # type: ignore[union-attr]
         self.fast, self.window_s = fast, window_s
         self.rates = StatusRates(time.monotonic, time.time)
         self.last: Look | None = None
 
     @property
     def root(self) -> str:
-        """Return the directory of its group, or the one that it is in."""
+        """Return the directory of its group, or the one that it is in; of an address that of its gateway."""
+        if not isinstance(self.queue, fsqueue.Queue):
+            return self.queue.gateway
         return str(self.queue.group.path if isinstance(self.queue, fsqueue.GroupQueue) else self.queue.path.parent)
 
     @property
@@ -147,7 +155,7 @@ class Watching:
             look.error is None
             and not look.status.inserted
             and look.path not in self.paths
-            and isinstance(self.watched[look.path].queue, fsqueue.GroupQueue)
+            and type(self.watched[look.path].queue) is not fsqueue.Queue
         )
 
     def _look(self, path: str, alone: bool) -> Look | None:
@@ -175,16 +183,20 @@ class Watching:
             for one in waited_for:
                 if isinstance(one.queue, fsqueue.Queue):
                     closing.enter_context(one.queue)
+            local, remote = _by_kind([one.queue for one in waited_for])
             try:
-                found = fsqueue.wait([one.queue for one in waited_for], 0, lambda statuses: None)
+                found = fsqueue.wait(local, 0, lambda statuses: None)
+                return all(status.drained for status in found) and all(queue.is_drained() for queue in remote)
             except fsqueue.FsqueueError:
                 return False  # they are not, or the next look says what is wrong
-            return all(status.drained for status in found)
 
     def priorities(self, path: str) -> list[fsqueue.PriorityRange]:
         """Return how many tasks of a queue wait, by priority; on a terminal with a bar, if that takes long."""
+        queue = self.watched[path].queue
+        if not isinstance(queue, fsqueue.Queue):
+            return queue.waiting_by_priority()
         with Bar("reading priorities") as progress:
-            return self.watched[path].queue.waiting_by_priority(progress=progress.show)
+            return queue.waiting_by_priority(progress=progress.show)
 
     def stuck(self, path: str) -> list[StuckLock]:
         """Return the locks of a queue that stay taken; of a queue that was just deleted none matters any more.
@@ -264,10 +276,10 @@ def status(
 ) -> None:
     """Count the tasks of Q by their state; show rates, time left, failures by reason, and the slowest leased tasks.
 
-    Q is a queue, a group, or a directory of queues. Locks whose holders were stopped are named, too. So are queues that
-    may be copies, as after a restored backup (docs/fsck.md). The time left is an interval that is right 19 of 20 times,
-    if work goes on as before. docs/status.md tells what the numbers come from, docs/growth.md what --usage shows, and
-    docs/order.md what --priorities shows.
+    Q is a queue, a group, a directory of queues, or an address of a gateway. Locks whose holders were stopped are
+    named, too. So are queues that may be copies, as after a restored backup (docs/fsck.md). The time left is an
+    interval that is right 19 of 20 times, if work goes on as before. docs/status.md tells what the numbers come from,
+    docs/growth.md what --usage shows, and docs/order.md what --priorities shows.
 
     --prometheus prints nothing. It writes FILE, whole or not at all, for the text files of a node exporter, whose names
     end in .prom (docs/metrics.md).
@@ -289,19 +301,19 @@ def status(
         elif watch:
             _watch(watching, interval_s, as_json)
         else:
-            groups = [group for one in queues if (group := fsqueue.Group.at(one)) is not None] if match is None else []
-            _once(watching, groups if usage else [], fast, usage, priorities, as_json, match)
+            groups = [group_named(one, {}) for one in queues] if usage and match is None else []
+            _once(watching, [group for group in groups if group is not None], fast, usage, priorities, as_json, match)
     finally:
         watching.close()
     end_with(watching.errors.values())
 
 
-def held_by_dead(q: fsqueue.Queue, status: fsqueue.Status) -> str | None:
+def held_by_dead(q: AnyQueue, status: fsqueue.Status) -> str | None:
     """Return what to type if only leased tasks are left to be taken, and workers that are proven dead hold some.
 
     That reads the logs of the batches at work, and asks Slurm once. What cannot be read is passed by: it is a hint.
     """
-    if status.waiting or not status.leased:
+    if status.waiting or not status.leased or not isinstance(q, fsqueue.Queue):  # a gateway does not tell it
         return None
     try:
         return lease_holders.held_by_dead(q.store)
@@ -328,8 +340,8 @@ def _write_figures(watching: Watching, file: str) -> None:
 
 
 def _once(
-    watching: Watching, groups: Sequence[fsqueue.Group], fast: bool, usage: bool, priorities: bool, json: bool,
-    match: str | None,
+    watching: Watching, groups: Sequence[fsqueue.Group | fsqueue.RemoteGroup], fast: bool, usage: bool,
+    priorities: bool, json: bool, match: str | None,
 ) -> None:  # fmt: skip
     """Print one look. `groups`: of these the usage as a whole is told, and as text not that of each queue."""
     looks = watching.looks()
@@ -343,7 +355,7 @@ def _once(
                 more["priorities"] = [found.as_dict() for found in watching.priorities(look.path)]
             print_json(as_json(look) | more)
         for group in groups:
-            print_json({"group": str(group.path), "usage": _as_dicts(group.usage())})
+            print_json({"group": path_of(group), "usage": _as_dicts(group.usage())})
         return
     sound = [look for look in looks if look.error is None]
     if not looks:
@@ -363,7 +375,7 @@ def _once(
         say(line)
     _print_usage(groups)
     if usage:
-        told = tuple(f"{group.path}/" for group in groups)
+        told = tuple(f"{path_of(group).rstrip('/')}/" for group in groups)
         for look in sound:
             if look.path.startswith(told):
                 continue
@@ -383,9 +395,9 @@ def _as_dicts(usage: dict[str, fsqueue.Usage]) -> dict[str, object]:
     return {part: each.as_dict() for part, each in usage.items()}
 
 
-def _print_usage(groups: Iterable[fsqueue.Group]) -> None:
+def _print_usage(groups: Iterable[fsqueue.Group | fsqueue.RemoteGroup]) -> None:
     for group in groups:
-        print_table(_usage_table(name_of(str(group.path)), group.usage()), (20, 12, 12, 16))
+        print_table(_usage_table(name_of(path_of(group).rstrip("/")), group.usage()), (20, 12, 12, 16))
 
 
 def _usage_table(name: str, usage: dict[str, fsqueue.Usage]) -> Iterator[tuple[str, ...]]:
@@ -454,9 +466,9 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
     """Wait until Q is drained: nothing is waiting, delayed or leased.
 
     Q is a queue, or a group: then the command waits for its queues, also for those that come meanwhile. Or it is a
-    directory: then the command waits for all queues that are in it now, until all of them are
-    drained at the same time. If one of several queues cannot be opened, the command says so at once. It waits for the
-    others, and then ends with the exit code of that error.
+    directory: then the command waits for all queues that are in it now, until all of them are drained at the same time.
+    Or it is the address of a gateway's queue, or of its group. If one of several queues cannot be opened, the command
+    says so at once. It waits for the others, and then ends with the exit code of that error.
 
     On a terminal, the command shows the progress. Elsewhere it looks at the queue more and more rarely, down to four
     times a minute; a look takes some 15 system calls. It notices the end within a tenth of the time waited, 20 s at
@@ -470,13 +482,18 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
       1    the queue was purged, or a commit with 'overwrite' replaced its tasks
       5    there is no such queue, or it was deleted
     """
+    if len(set(queues)) > 1 and (remote := [one for one in queues if is_address(one)]):
+        raise click.UsageError(
+            f"{remote[0]} is an address: wait for it alone. A gateway tells when its own queues are drained, and not "
+            "whether others are at the same time."
+        )
     canvas = Canvas(sys.stderr) if is_screen(sys.stderr) else None
     with ExitStack() as closing:
         watched, errors = _opened(queues, match)
         for error in errors.values():
             complain(str(error))
         for one in watched:
-            if isinstance(one.queue, fsqueue.Queue):
+            if isinstance(one, Watched):
                 closing.enter_context(one.queue)
                 status = one.queue.status()
                 if (text := held_by_dead(one.queue, status)) is not None:
@@ -498,7 +515,7 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
                 canvas.draw(partial(line, text=progress_line(total(looks) if len(looks) > 1 else looks[0])))
 
         try:
-            last = fsqueue.wait([one.queue for one in watched], timeout_s, show if canvas is not None else None)
+            last = _wait([one.queue for one in watched], timeout_s, show if canvas is not None else None)
         finally:
             if canvas is not None:
                 canvas.clear()
@@ -519,12 +536,36 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
         raise click.exceptions.Exit(DEAD_EXIT)
 
 
+def _wait(
+    sources: Sequence[AnySource], timeout_s: float | None, poll: Callable[[list[fsqueue.Status]], object] | None
+) -> list[fsqueue.Status]:
+    """Wait as `fsqueue.wait` does. What a gateway serves is waited for alone: it knows when its queues are drained."""
+    local, remote = _by_kind(sources)
+    if not remote:
+        return fsqueue.wait(local, timeout_s, poll)
+    return [remote[0].wait(timeout_s, None if poll is None else lambda status: poll([status]))]
+
+
+def _by_kind(
+    sources: Iterable[AnySource],
+) -> tuple[list[fsqueue.Queue | fsqueue.GroupQueues], list[fsqueue.RemoteQueue | RemoteQueues]]:
+    """Return those that lie on filesystems, and those that gateways serve."""
+    local: list[fsqueue.Queue | fsqueue.GroupQueues] = []
+    remote: list[fsqueue.RemoteQueue | RemoteQueues] = []
+    for one in sources:
+        if isinstance(one, fsqueue.Queue | fsqueue.GroupQueues):
+            local.append(one)
+        else:
+            remote.append(one)
+    return local, remote
+
+
 class _Awaited:
     """Queues of a group that are waited for as one."""
 
-    def __init__(self, queues: fsqueue.GroupQueues) -> None:
+    def __init__(self, queues: fsqueue.GroupQueues | RemoteQueues) -> None:
         self.queue = queues
-        self.path = self.name = str(queues.group.path)
+        self.path = self.name = path_of(queues)
         self.rates = StatusRates(time.monotonic, time.time)
         self.paused = None
 
@@ -536,7 +577,7 @@ def _opened(
     watched: list[Watched | _Awaited] = []
     errors: dict[str, fsqueue.FsqueueError] = {}
     for one in dict.fromkeys(given):
-        group = group_at(one, {"--match": match})
+        group = group_named(one, {"--match": match})
         if group is not None:
             watched.append(_Awaited(group if match is None else group.matching(match)))
             continue

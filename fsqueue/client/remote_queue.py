@@ -32,6 +32,7 @@ from fsqueue.arguments import (
 from fsqueue.client.remote_poll import RemotePoll
 from fsqueue.client.values import (
     BYTES_MAX,
+    activity,
     in_parts,
     json_object,
     leased_task,
@@ -64,6 +65,7 @@ from fsqueue.protocol import encoding, insert_errors, transitions
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.user_code import UserCodeError, reads_alike, unwrapped, user_function
 from fsqueue.views import attaching
+from fsqueue.views.activity import Activity
 from fsqueue.views.lease_holders import LeaseHolder
 from fsqueue.views.priorities import PriorityRange
 from fsqueue.views.stuck_locks import StuckLock
@@ -433,11 +435,11 @@ class RemoteQueue(OverWire):
         found = self._iterate(Result, "results", dead=bool(dead))
         return found if where is None else filter(where, found)
 
-    def activity(self, window_s: float | None = None) -> dict[str, Any]:
-        """Return `Queue.activity` as a dict: rates, durations, the oldest leases, failures by reason."""
+    def activity(self, window_s: float | None = None) -> Activity:
+        """Return rates, durations, the oldest leases, failures by reason: see `Queue.activity`."""
         if window_s is not None:
             window_ms(window_s)
-        return dict(self._ask("activity", window_s=window_s))
+        return activity(self._ask("activity", window_s=window_s))
 
     def timeline(self, window_s: float = 3600, pieces: int = 60) -> dict[str, Any]:
         """Return `Queue.timeline` as a dict."""

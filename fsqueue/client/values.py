@@ -11,6 +11,7 @@ from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound
 from fsqueue.format import names
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate
 from fsqueue.views.attaching import WithoutPayload
 
 BYTES_MAX = 1 << 30
@@ -72,6 +73,23 @@ def made(kind: Any, given: dict[str, Any]) -> Any:
         return kind(**values)
     except TypeError:
         raise lacking(f"fields of {kind.__name__}") from None
+
+
+def activity(given: dict[str, Any]) -> Activity:
+    """Return a queue's activity, from a gateway."""
+    rates = {name: _or_none(Rate, given.get(name)) for name in ("inserted", "leased", "completed", "finished")}
+    holders = given.get("holders")
+    found: Activity = made(Activity, given | rates | {
+        "oldest": [made(Held, one) for one in given.get("oldest", ())],
+        "failures": [made(Failure, one) for one in given.get("failures", ())],
+        "most_used": _or_none(MostUsed, given.get("most_used")),
+        "holders": None if holders is None else frozenset(one.encode() for one in holders),
+    })  # fmt: skip
+    return found
+
+
+def _or_none(kind: Any, given: dict[str, Any] | None) -> Any:
+    return None if given is None else made(kind, given)
 
 
 def leased_task(queue: Verbs, given: dict[str, Any]) -> LeasedTask:

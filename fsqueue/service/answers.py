@@ -51,6 +51,12 @@ def plain(value: Any) -> Any:
     return value
 
 
+def activity(found: fsqueue.Activity) -> dict[str, Any]:
+    """Return an activity with all that `Queue.activity` tells, also who holds tasks, each as a text of JSON."""
+    holders = None if found.holders is None else sorted(one.decode() for one in found.holders)
+    return found.as_dict() | {"holders": holders}
+
+
 def leased(task: fsqueue.LeasedTask, with_queue: bool = False) -> dict[str, Any]:
     """Return what a worker needs of a task. A payload of bytes is in `b64`, as base64 text."""
     info = fsqueue.TaskInfo(task.id, "leased", task.payload).as_dict()

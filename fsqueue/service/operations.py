@@ -97,6 +97,7 @@ def _release_all(queue: fsqueue.Queue, given: Given) -> Any:
 
 
 _ACTS: Mapping[str, Act] = {
+    "activity": lambda queue, given: answers.activity(queue.activity(given["window_s"])),
     "attach": lambda queue, given: answers.attached(queue.attach(given["token"])),
     "bury": _bury,
     "change_settings": lambda queue, given: asdict(queue.change_settings(**given["settings"])),

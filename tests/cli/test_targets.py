@@ -166,12 +166,12 @@ ONLY_FILES = {
 """What these print for an address may differ from what they print for a path."""
 VARIES = (
     (r"[0-9a-f]{32}\.[0-9]+(@[0-9a-f]{16})?", "ID"), (r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}", "AT"),
-    (r'"lineage":\{[^}]*\},', ""), (r"[0-9]+\.[0-9]+", "TIME"),
+    (r'"rate":.*?,"activity":.*?,"paused"', '"paused"'), (r'"lineage":\{[^}]*\},', ""), (r"[0-9]+\.[0-9]+", "TIME"),
     (r"lease [0-9a-f]{16}|\"lease\":\"[0-9a-f]{16}\"", "LEASE"),
     (r"version *(\": *)?[0-9]+|\"version\":[0-9]+", "VERSION"),
 )  # fmt: skip
-"""What differs between two calls of one command: ids, leases, and times; and of what tasks a task came, which a gateway
-does not tell."""
+"""What differs between two calls of one command: ids, leases, times, and rates; and of what tasks a task came, which a
+gateway does not tell."""
 
 
 def told(result: Any, place: str) -> tuple[int, str, str]:
@@ -200,8 +200,51 @@ def test_a_command_tells_the_same_of_a_queue_and_of_its_address(
             place = home.url if by_address else str(home.path / "g")
             rest = ARGUMENTS.get(command, "").format_map(home.given[a]).split()
             as_json = ["--tokens" if command == "lease" else "--json"][: form == "--json"]
+            rest += ["--fast"] if command == "status" else []  # rates, as text, depend on time
             found.append(told(fsqueue_cli(*command.split(), f"{place}/a", *rest, *as_json, code=None), place))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["status --fast", "status --fast --match b", "status --match none", "status --fast --priorities",
+     "wait --timeout 0", "wait --timeout 0 --match b", "wait --timeout 0 --match none", "set", "ls", "set lease=5"],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["text", "--json"])
+def test_a_command_tells_the_same_of_a_group_and_of_its_address(
+    fsqueue_cli: Run, home: Home, typed: str, form: str
+) -> None:
+    command, *options = typed.split()
+    group = home.path / "g"
+    options += [form] if form == "--json" else []
+    by_path = told(fsqueue_cli(command, group, *options, code=None), str(group))
+    by_address = told(fsqueue_cli(command, f"{home.url}/", *options, code=None), home.url)
+    assert [text.replace("PLACE/ ", "PLACE ").replace('PLACE/"', 'PLACE"') for text in by_address[1:]] == [*by_path[1:]]
+    assert by_address[0] == by_path[0]
+
+
+def test_wait_and_watch_end_when_a_gateways_queues_are_drained(fsqueue_cli: Run, tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "g", shards=1, durability="none")
+    for name in ("a", "b"):
+        group[name].insert(1)
+        group[name].lease()[0].complete()
+    with gateways(tmp_path) as serve:
+        url = serve(group.path)
+        usage = [
+            json.loads(fsqueue_cli("status", place, "--usage", "--json").stdout.splitlines()[-1])["usage"]
+            for place in (group.path, f"{url}/")
+        ]
+        assert usage[0] == usage[1]
+        for queues in ([f"{url}/a"], [f"{url}/"], [group.path]):
+            assert "completed 1 of 1" in fsqueue_cli("status", *queues, "--watch").stdout
+            assert "(100.0%), waiting 0" in fsqueue_cli("wait", *queues).stdout
+        assert "hint" in fsqueue_cli("wait", f"{url}/none").stderr
+        group["a"].insert(2)
+        group["a"].lease()[0].bury("x")
+        fsqueue_cli("wait", f"{url}/a", code=9)
+        assert "wait for it alone" in fsqueue_cli("wait", f"{url}/a", group.path, code=2).stderr
+        fsqueue_cli("status", f"{url}/a", "--prometheus", tmp_path / "all.prom")
+        assert 'queue="a"' in (tmp_path / "all.prom").read_text()
 
 
 @pytest.mark.parametrize("form", ["text", "--json"])

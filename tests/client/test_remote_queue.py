@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import Group, GroupQueue, LeaseLost, Queue, RemoteGroup, RemoteQueue, Status, Task, Update
+from fsqueue import Activity, Group, GroupQueue, LeaseLost, Queue, RemoteGroup, RemoteQueue, Status, Task, Update
 from fsqueue.client import wire
 from fsqueue.client.addresses import address_of
 from fsqueue.client.connecting import ABOUT_BYTES_MAX
@@ -191,6 +191,11 @@ def test_it_waits_for_the_end(remote: RemoteQueue, local: Queue) -> None:
     assert ended == [fsqueue.Status(completed=1)]
 
 
+def alike(found: Activity) -> tuple[object, ...]:
+    """Return what does not depend on when one looks."""
+    return found.failures, found.holders, found.oldest, found.measured, found.most_used, found.whole_reasons
+
+
 def test_upkeep(remote: RemoteQueue, local: Queue) -> None:
     remote.insert_many(range(3))
     assert remote.pause("disk") is True
@@ -211,10 +216,16 @@ def test_upkeep(remote: RemoteQueue, local: Queue) -> None:
     assert remote.release_all(worker="me") == 2
     remote.complete(remote.lease(1))
     assert remote.retry_completed().retried == 1
-    assert remote.activity(60)["at"] > 0
+    assert alike(remote.activity(60)) == alike(local.activity(60))
+    remote.lease(1)[0].fail("no luck", 60)
+    remote.lease(1)
+    found = remote.activity()
+    assert [one.reason for one in found.failures] == ["no luck"]
+    assert (found.workers, alike(found)) == (1, alike(local.activity()))
+    assert remote.release_all() == 1
     assert sum(remote.timeline(60, pieces=3)["inserted"]) >= 3
     assert remote.usage()["all"].files >= 2
-    assert remote.waiting_by_priority()[-1].waiting == 2
+    assert remote.waiting_by_priority()[-1].waiting == 1
     assert remote.stuck() == []
     assert remote.gc().trash_reaped == 0
 
