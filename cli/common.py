@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 import fsqueue
 
+from . import process
 from .printing import ask, complain, json_text, plain, print_done, quoted
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ UNKNOWN_SHOWN_MAX = 20
 """Maximum number of unknown ids that are named one by one; the rest is counted."""
 LEAVE_S = 3.0
 """Maximum time for what is left to do once a signal has ended a command."""
+NO_OPTIONS: Mapping[str, object] = {}
 NAMED_MAX = 10
 """Maximum number of queues of a group that a hint names."""
 
@@ -60,7 +62,8 @@ def queue_at(path: str, worker: str | None = None) -> fsqueue.Queue:
 
     The latter comes into being at its first insert. QueueNotFound, NotAQueue.
     """
-    return fsqueue.Group.queue_at(path, worker)
+    with process.asking(path):
+        return fsqueue.Group.queue_at(path, worker)
 
 
 def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | RemoteQueues) -> str:
@@ -77,7 +80,7 @@ def each_queue(path: str, lost: list[fsqueue.QueueFileLost]) -> Iterator[fsqueue
 
     Queues whose own file is gone are left out, too: their errors are added to `lost`, for `refuse_lost`.
     """
-    group = fsqueue.Group.at(path)
+    group = group_at(path)
     if group is None:
         yield queue_at(path)
         return
@@ -99,13 +102,14 @@ def refuse_lost(lost: list[fsqueue.QueueFileLost]) -> None:
         raise lost[-1]
 
 
-def group_at(path: str, given: dict[str, object]) -> fsqueue.Group | None:
+def group_at(path: str, given: Mapping[str, object] = NO_OPTIONS, worker: str | None = None) -> fsqueue.Group | None:
     """Return the group at a path; None if there is none: then the options `given`, which are a group's, are refused.
 
     NotAQueue if options are given and something else is in the place of a group's own file; QueueNotFound if nothing is
     there.
     """
-    group = fsqueue.Group.at(path)
+    with process.asking(path):
+        group = fsqueue.Group.at(path, worker)
     named = [name for name, value in given.items() if value is not None]
     if group is None and named:
         try:

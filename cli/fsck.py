@@ -12,7 +12,8 @@ from fsqueue.format import wording
 from fsqueue.fsck import fsck_lost
 from fsqueue.views import copy_warnings
 
-from .common import FINDINGS_EXIT, each_queue, example, json_option, path_of, queue_argument
+from . import process
+from .common import FINDINGS_EXIT, each_queue, example, group_at, json_option, path_of, queue_argument
 from .printing import CAUTION, ERROR, Bar, Coloured, complain, print_json, say, say_in_colours
 
 
@@ -70,12 +71,13 @@ def fsck(queue: str, repair: bool, accept_copy: bool, as_json: bool) -> None:
 def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, fsqueue.Finding | None]]:
     """Yield each queue, then what is wrong with it. What is wrong with other files comes first, without a queue."""
     is_lost = False
-    for finding in fsck_lost(path, repair):
-        yield None, finding
-        is_lost = is_lost or not finding.repaired
+    with process.asking(path):
+        for finding in fsck_lost(path, repair):
+            yield None, finding
+            is_lost = is_lost or not finding.repaired
     if is_lost:
         return  # it cannot be opened
-    group = fsqueue.Group.at(path)
+    group = group_at(path)
     if group is not None:
         yield from ((None, finding) for finding in group.fsck(repair=repair))
     lost: list[fsqueue.QueueFileLost] = []

@@ -15,7 +15,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 closed: set[str] = set()
 """The standard streams that the caller had closed."""
@@ -23,6 +24,8 @@ is_own = False
 """Whether this process is the command line, and nothing else. False in tests."""
 _are_signals_ours = False
 """Whether this process is the command line, so that its signals are ours to handle. False in tests."""
+_asking: dict[int, str] = {}
+"""By thread: the path whose file server it asks."""
 
 TICK_S = 1.0
 """Time between two looks. They cost a healthy command some microseconds a second, and a short one nothing."""
@@ -35,6 +38,7 @@ WAITING = ("D", "I")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SILENT = f"the file server (or a disk) does not answer, for {SILENT_TICKS * TICK_S:g} s now; still waiting"
+"""What is said, behind the paths that the threads ask for, as far as that is known."""
 ANSWERS = "the file server answers again"
 ENDED = (
     "interrupted while the file server did not answer. What was being done may have happened or not: look when it "
@@ -96,6 +100,27 @@ def watch() -> None:
     _thread.start_new_thread(_watch, (_thread.get_native_id(), say_at_once))
 
 
+@contextmanager
+def asking(path: str) -> Iterator[None]:
+    """Name this path if this thread waits for the file server meanwhile."""
+    thread = _thread.get_native_id()
+    before = _asking.get(thread)
+    _asking[thread] = path
+    try:
+        yield
+    finally:
+        if before is None:
+            _asking.pop(thread, None)
+        else:
+            _asking[thread] = before
+
+
+def silence(threads: Iterable[int]) -> str:
+    """Return what is said of these threads, which wait for the file server."""
+    paths = dict.fromkeys(path for thread in threads if (path := _asking.get(thread)) is not None)
+    return f"{', '.join(paths)}: {SILENT}" if paths else SILENT
+
+
 def _watch(main: int, say_at_once: Callable[..., None]) -> None:
     # Block all signals here, so that the other threads get them. A signal that the main thread cannot take then stays
     # pending, and `sigpending` shows it to this thread.
@@ -109,7 +134,7 @@ def _watch(main: int, say_at_once: Callable[..., None]) -> None:
         lines = []
         if bool(silent) != said:
             said = not said
-            lines.append(SILENT if said else ANSWERS)
+            lines.append(silence(silent) if said else ANSWERS)
         number = next((one for one in ENDING if one in signal.sigpending()), None) if main in silent else None
         if number is not None:
             lines.append(ENDED)

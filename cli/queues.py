@@ -320,7 +320,7 @@ def _already(path: str, kind: str) -> click.ClickException:
 
 
 def _create_group(path: str, given: dict[str, Any], exist_ok: bool, allow_unsafe: bool, as_json: bool) -> None:
-    is_new = fsqueue.Group.at(path) is None
+    is_new = group_at(path) is None
     try:
         group = fsqueue.Group.create(path, exist_ok=exist_ok, allow_unsafe=allow_unsafe, **given)
     except fsqueue.QueueExists:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, cast
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
 import fsqueue
 from fsqueue.format import wording
-from fsqueue.worker import OUTPUTS, Away, Event, Output, check_command, check_program, supervision
+from fsqueue.worker import OUTPUTS, SILENT_S, Away, Event, Output, check_command, check_program, supervision
 
 from . import process
 from .common import (
@@ -34,7 +35,11 @@ from .common import (
 from .options import DURATION, AfterDashes, at_argument
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
+from .silent_servers import OPEN_S, PendingAnswer, ask, wait_for_any
 from .targets import is_address
+
+if TYPE_CHECKING:
+    Source = fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -196,10 +201,10 @@ def run(
 
     Q may also be a group of queues, or the address of a gateway's queue (http://localhost:8750/fetch). The worker ends
     when no task is waiting, delayed or leased in any of the queues. Tasks that other workers have leased count, too. If
-    some of several queues are not there, as on a disk that is not mounted, the worker names them, takes tasks of the
-    others, and tries again. It never calls all drained while one is away. A
-    worker of a later stage may start first: with --upstream it ends only when the earlier stages are drained at the
-    same time. Their first tasks must be inserted before.
+    some of several queues are not there, as on a disk that is not mounted, or do not answer, the worker names them,
+    takes tasks of the others, and tries again. It never calls all drained while one is away. A worker of a later stage
+    may start first: with --upstream it ends only when the earlier stages are drained at the same time. Their first
+    tasks must be inserted before.
 
     In an argument of COMMAND, '{}' stands for the payload, and '{field}' for a field of it. Strings are inserted as
     they are, all else as JSON. A field's name may have hyphens and dots: '{tile-id}'. '{{field}}' stands for the text
@@ -280,7 +285,8 @@ def run(
       1    the queue's filesystem fails: it is read-only for 15 seconds, or another error lasts for --patience
            (of several filesystems: and the others are drained)
       2    COMMAND or the function cannot be found
-      5    a queue is not there; of several queues: the others are drained, and one is not there
+      5    a queue is not there; of several queues: the others are drained, and one is not there, or
+           does not answer
       7    no room on the queue's disk for --patience (of several: and the others are drained), or for what is printed
       9    drained, but this worker has made tasks dead letters
            ('fsqueue wait' ends with 9 for dead letters of any run)
@@ -298,7 +304,8 @@ def run(
         search_working_directory()
     found, away = _sources_at(list(dict.fromkeys(queues)), worker, match, options["patience_s"])
     opened = list(found.values())
-    stages = [_upstream_at(name, next(iter(found)), worker) for name in upstream]
+    stages, late = _upstream_of(next(iter(found)), upstream, worker, options["patience_s"])
+    away += late
     for source in opened:
         if options["then"] is not None and isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
             named(_group_of(source), options["then"])
@@ -340,14 +347,14 @@ def run(
             shown.close()
     # What is away is not asked: it may not answer.
     asked = opened if report.signal is None and report.ended != "away" else []
-    dead = {path_of(source): (source, _status_of(source).dead) for source in asked}
-    letters = sum(count for _, count in dead.values())
-    summary = report.as_dict() | ({"dead": letters} if asked else {})
+    dead = _letters_in(asked)
+    is_known = bool(asked) and len(dead) == len(asked)
+    summary = report.as_dict() | ({"dead": sum(count for _, count in dead)} if is_known else {})
     if log_json:
         _log_json(Event("end", "", summary))
     print_done(as_json, summary)
     if not log_json and not as_json:
-        _summarise(report, dead.values())
+        _summarise(report, dead)
     if report.signal is not None:
         raise click.exceptions.Exit(128 + report.signal)
     code = {
@@ -363,33 +370,54 @@ def run(
 
 def _sources_at(
     paths: list[str], worker: str | None, match: str | None, patience_s: float
-) -> tuple[dict[str, fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], list[Away]]:
-    """Return the queues and groups that are there, by their paths, and those that are not. QueueNotFound if none is."""
-    found: dict[str, fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue] = {}
-    away: list[Away] = []
-    for path in paths:
-        try:
-            found[path] = _source_at(path, worker, match, patience_s)
-        except (fsqueue.QueueNotFound, fsqueue.GroupNotFound):
-            if path == paths[-1] and not found:
-                raise
-            away.append(Away(path, partial(_came_back, path, worker, match, patience_s)))
-    return found, away
+) -> tuple[dict[str, Source], list[Away]]:
+    """Return the queues and groups that are there, by their paths, and those that are not, or do not answer.
+
+    QueueNotFound if none is there. A single one is waited for as long as its file server does not answer; of several,
+    one.
+    """
+    if len(paths) == 1:
+        return {paths[0]: _source_at(paths[0], worker, match, patience_s)}, []
+    opens = {path: partial(_source_at, path, worker, match, patience_s) for path in paths}
+    answers = [ask(path, opens[path], None if is_address(path) else OPEN_S) for path in paths]
+    while True:
+        found: dict[str, Source] = {}
+        away: list[Away] = []
+        not_found: fsqueue.FsqueueError | None = None
+        for one in answers:
+            if not one.done():
+                away.append(_late(one, opens[one.path], patience_s))
+                continue
+            try:
+                found[one.path] = one.result()
+            except (fsqueue.QueueNotFound, fsqueue.GroupNotFound) as error:
+                not_found = error
+                away.append(Away(one.path, partial(_came_back, opens[one.path])))
+        if found:
+            return found, away
+        waits = [one for one in answers if not one.done()]
+        if not waits and not_found is not None:
+            raise not_found
+        wait_for_any(waits)
 
 
-def _came_back(
-    path: str, worker: str | None, match: str | None, patience_s: float
-) -> fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue:
+def _late(
+    answer: PendingAnswer[Any], opens: Callable[[], Source], patience_s: float, is_upstream: bool = False
+) -> Away:
+    """Return what is to be said, and done, of a queue or group whose file server has not answered in time."""
+    each = chain([answer.result], repeat(opens))
+    return Away.silent(answer.path, lambda: _came_back(next(each)), answer.began, patience_s, answer.done, is_upstream)
+
+
+def _came_back(opens: Callable[[], Source]) -> Source:
     """Open what was not there. NotAQueue if something else is there now."""
     try:
-        return _source_at(path, worker, match, patience_s)
+        return opens()
     except click.ClickException as error:
         raise fsqueue.NotAQueue(error.format_message()) from None
 
 
-def _source_at(
-    path: str, worker: str | None, match: str | None, patience_s: float
-) -> fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue:
+def _source_at(path: str, worker: str | None, match: str | None, patience_s: float) -> Source:
     """Return the queue at a path, or the queues of the group at it; with `match`, those whose whole names match."""
     if is_address(path):
         return _remote_at(path, worker, match, patience_s)
@@ -415,9 +443,25 @@ def _remote_at(url: str, worker: str | None, match: str | None, patience_s: floa
     return found
 
 
+def _upstream_of(
+    of: str, names: Sequence[str], worker: str | None, patience_s: float
+) -> tuple[list[fsqueue.Queue], list[Away]]:
+    """Return the queues of earlier stages, and those that do not answer."""
+    found: list[fsqueue.Queue] = []
+    late: list[Away] = []
+    for name in names:
+        opens = partial(_upstream_at, name, of, worker)
+        answer = ask(name, opens, OPEN_S)
+        if answer.done():
+            found.append(answer.result())
+        else:
+            late.append(_late(answer, opens, patience_s, is_upstream=True))
+    return found, late
+
+
 def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
     """Return the queue of an earlier stage: by its name in the group of a queue, or by its path."""
-    group = fsqueue.Group.at(of, worker)
+    group = group_at(of, worker=worker)
     holder = str(group.path) if group is not None else fsqueue.Group.holding(of)
     if holder is None:
         return queue_at(name, worker)
@@ -425,7 +469,7 @@ def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
     return group[named(group, name)]
 
 
-def _status_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> fsqueue.Status:
+def _status_of(source: Source) -> fsqueue.Status:
     """Return the status of a queue; of queues of a group their sum, by names."""
     if isinstance(source, fsqueue.GroupQueues):
         return source.status(exact=False).status
@@ -454,9 +498,15 @@ def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, l
     raise click.UsageError(either)
 
 
-def _too_many(
-    queues: list[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], retries: int | None
-) -> list[str]:
+def _letters_in(sources: Sequence[Source]) -> list[tuple[Source, int]]:
+    """Return how many dead letters each has. Of several, those are left out that do not answer in time."""
+    if len(sources) == 1:  # it is waited for, and Ctrl-C ends that
+        return [(sources[0], _status_of(sources[0]).dead)]
+    found = [(source, ask(path_of(source), partial(_status_of, source), SILENT_S)) for source in sources]
+    return [(source, answer.result().dead) for source, answer in found if answer.done()]
+
+
+def _too_many(queues: list[Source], retries: int | None) -> list[str]:
     """Return a hint for each queue that gives tasks up before that many retries."""
     return [
         f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
@@ -469,9 +519,7 @@ def _too_many(
     ]
 
 
-def _not_there(
-    sources: Sequence[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue], upstream: Sequence[fsqueue.Queue]
-) -> Iterator[str]:
+def _not_there(sources: Sequence[Source], upstream: Sequence[fsqueue.Queue]) -> Iterator[str]:
     """Yield a hint for each pattern that no queue of the group matches, and each queue of a group that is not there.
 
     A queue of a later stage need not be there yet: with `upstream`, only the earlier stages are looked at.
@@ -518,7 +566,7 @@ def _log_json(event: Event) -> None:
 
 def _summarise(
     report: fsqueue.WorkerReport,
-    dead: Iterable[tuple[fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue, int]],
+    dead: Iterable[tuple[Source, int]],
 ) -> None:
     parts = [f"{report.completed:,} completed"] if report.completed else []
     if report.buried:
@@ -549,7 +597,7 @@ def _summarise(
             complain(f"{wording.counted(letters, 'dead letter')} in the {_where_to_look(source)}")
 
 
-def _where_to_look(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue) -> str:
+def _where_to_look(source: Source) -> str:
     """Return where dead letters are, and the command that tells more. `dead list` takes the path of one queue."""
     if not isinstance(source, fsqueue.Queue | fsqueue.GroupQueues):
         return "queue. To see why, type 'fsqueue dead list' on a host that has mounted the filesystem"

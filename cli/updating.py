@@ -14,7 +14,7 @@ import fsqueue
 from fsqueue.format import user_json
 from fsqueue.views import outcomes
 
-from .common import example, json_option, named, worker_option
+from .common import example, group_at, json_option, named, queue_at, worker_option
 from .options import DURATION
 from .printing import complain, print_done, print_json, quoted
 
@@ -259,11 +259,11 @@ def _checked(operation: Typed) -> Typed:
 
 def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]:
     """Return the group at a path, or of the queue at it, and the name of that queue. GroupNotFound, NotAQueue."""
-    group = fsqueue.Group.at(path, worker)
+    group = group_at(path, worker=worker)
     if group is not None:
         return group, None
     try:
-        queue = fsqueue.Group.queue_at(path, worker)
+        queue = queue_at(path, worker)
     except fsqueue.QueueNotFound:
         return fsqueue.Group(path, worker=worker), None  # GroupNotFound
     if not isinstance(queue, fsqueue.GroupQueue):

@@ -8,11 +8,12 @@ from fsqueue.filesystem.processes import no_second_python
 from fsqueue.worker.passing import OUTPUTS, Output
 from fsqueue.worker.report import Event, WorkerReport
 from fsqueue.worker.scripts import check_command, check_program, names_launcher
-from fsqueue.worker.sources import Away
+from fsqueue.worker.sources import SILENT_S, Away
 from fsqueue.worker.worker import Worker, check_fields
 
 __all__ = [
     "OUTPUTS",
+    "SILENT_S",
     "Away",
     "Event",
     "Output",

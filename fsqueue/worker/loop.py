@@ -20,7 +20,7 @@ from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.format.wording import counted, duration
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
-from fsqueue.worker import inserts
+from fsqueue.worker import inserts, sources
 from fsqueue.worker.background import obituary
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.feeding import Fed, Feeder
@@ -49,8 +49,6 @@ T = TypeVar("T")
 
 LATE_S = 0.5
 """How long a filesystem may take to answer at first before the worker asks the others without it, if it has others."""
-SILENT_S = 10.0
-"""How long it may take at most: see `Loop._leave_silent`. From then on it does not answer, and is named."""
 
 _NO_GROUP = (
     "is no queue of a group, so nothing can be inserted in one step with a completion. Nothing was inserted. Use "
@@ -406,11 +404,7 @@ class Loop:
         root = self._queues.root_at(path)
         if now < since + self._late_s.get(root, LATE_S):
             return
-        named_at = since + SILENT_S
-        late = Away(
-            path, lambda: None, "does not answer", named_at + self._limits.patience_s, named_at,
-            answers=lambda: old.has_ended,
-        )  # fmt: skip
+        late = Away.silent(path, lambda: None, since, self._limits.patience_s, lambda: old.has_ended)
         if (others := self._queues.without(root, late)) is None:
             return
         self._taking.leave(root)
@@ -433,8 +427,8 @@ class Loop:
         """Have what a feeder was left for be asked again."""
         if feeder in self._left:
             root, since = self._left.pop(feeder)
-            if self._now() < since + SILENT_S:
-                self._late_s[root] = min(2 * self._late_s.get(root, LATE_S), SILENT_S)
+            if self._now() < since + sources.SILENT_S:
+                self._late_s[root] = min(2 * self._late_s.get(root, LATE_S), sources.SILENT_S)
         self._feeder.wake()
 
     def _fed(self, fed: Fed, feeder: Feeder | None = None) -> None:

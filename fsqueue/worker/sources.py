@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fsqueue.clock import Backoff
-from fsqueue.errors import FsqueueError, GroupNotFound, InvalidArgument, QueueClosed, QueueNotFound
+from fsqueue.errors import FsqueueError, GroupNotFound, InvalidArgument, QueueClosed, QueueNotFound, said
 from fsqueue.filesystem import resources
 from fsqueue.format import layout
 from fsqueue.format.layout import Settings
@@ -21,6 +21,9 @@ from fsqueue.queue import Queue
 from fsqueue.storage.store import Store
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.worker.remote import RemoteSource
+
+SILENT_S = 10.0
+"""How long a filesystem may take to answer before it counts as one that does not, and is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,20 @@ class Away:
     """Whether no tasks are taken from it: it only has to be drained, too."""
     error: FsqueueError | None = None
     """What is raised if all else is drained and it is still away: its filesystem is full, for example."""
+
+    @classmethod
+    def silent(
+        cls,
+        path: str,
+        opens: Callable[[], object],
+        since: float,
+        patience_s: float,
+        answers: Callable[[], bool],
+        is_upstream: bool = False,
+    ) -> Away:
+        """Return what has not answered since then, on the monotonic clock. `answers()` tells whether it has."""
+        named_at = since + SILENT_S
+        return cls(path, opens, "does not answer", named_at + patience_s, named_at, False, answers, is_upstream)
 
     @property
     def text(self) -> str:
@@ -187,10 +204,8 @@ class Sources(list[Queue]):
                     self._take(self.given, [*self.upstream, source])
                 else:
                     self._take([*self.given, source], self.upstream)
-            except GroupNotFound as error:
-                self.away[place] = replace(one, why=error.why)  # another group may be in its place meanwhile
-            except (FsqueueError, OSError):
-                pass
+            except (FsqueueError, OSError) as error:
+                self.away[place] = replace(one, why=_why_not(error, one), answers=None)
             else:
                 del self.away[place]
                 found.append(one)
@@ -270,6 +285,15 @@ def _why_gone(source: Source) -> str | None:
     except (FsqueueError, OSError):
         pass  # its filesystem fails: that is waited for
     return None
+
+
+def _why_not(error: FsqueueError | OSError, away: Away) -> str:
+    """Return why something is still away that could not be opened now."""
+    if isinstance(error, GroupNotFound):
+        return error.why  # another group may be in its place meanwhile
+    if isinstance(error, QueueNotFound):
+        return GroupNotFound.why
+    return f"cannot be opened ({said(error)})" if away.answers is not None else away.why
 
 
 def _reopened(source: Source) -> Source:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsqueue_cli import running
 
-from fsqueue import Group
+from fsqueue import Group, Queue, QueueNotFound
+from fsqueue.worker import feeding, sources
 from tests.cli.conftest import Run, Spawn
 from tests.conftest import QueueFactory
 from tests.waiting import PATIENCE_S, until
@@ -51,3 +56,151 @@ def test_a_group_that_comes_later_is_taken_too(spawn: Spawn, queue_factory: Queu
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert f"{root}/crawl is there: its tasks are taken, too." in said
+
+
+class Silent:
+    """Places of which nothing can be opened until they answer."""
+
+    def __init__(self, root: Path) -> None:
+        self.places = [root / "a", root / "b"]
+        self.asked: list[str] = []
+        self.answers, self.is_late = threading.Event(), False
+        """`is_late`: the first answer is that no queue is there."""
+        self.real = running.queue_at
+
+    def queue_at(self, path: str, worker: str | None = None) -> Queue:
+        if Path(path) in self.places:
+            self.asked.append(path)
+            self.answers.wait()
+            if self.is_late and self.asked.count(path) == 1:
+                raise QueueNotFound(f"There is no queue at {path}.")
+        return self.real(path, worker)
+
+    def answers_after(self, queue: Queue, count: int) -> threading.Thread:
+        """Have them answer once so many tasks of another queue are completed."""
+
+        def wait() -> None:
+            try:
+                until(lambda: queue.status().completed == count, "the tasks of the one that answers")
+            finally:
+                self.answers.set()
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
+    made = Silent(tmp_path / "silent")
+    monkeypatch.setattr(running, "queue_at", made.queue_at)
+    monkeypatch.setattr(running, "OPEN_S", 0.1)
+    monkeypatch.setattr(sources, "SILENT_S", 0.2)
+    monkeypatch.setattr(feeding, "AWAY_LOOK_S", 0.05)
+    yield made
+    made.answers.set()
+
+
+def at(place: Path, *payloads: Any) -> Queue:
+    queue = Queue.create(place, durability="none")
+    queue.insert_many(payloads)
+    return queue
+
+
+@pytest.mark.parametrize("how", ["first", "last", "upstream"])
+def test_what_does_not_answer_at_the_start_is_named_and_the_others_are_done(
+    fsqueue_cli: Run, queue_factory: QueueFactory, silent: Silent, how: str
+) -> None:
+    place, queue = silent.places[0], queue_factory("live")
+    queue.insert_many(range(3))
+    named = {"first": [place, queue.path], "last": [queue.path, place], "upstream": [queue.path, "--upstream", place]}
+    said = fsqueue_cli("run", *named[how], "--patience", "0", "--", "true", code=5).stderr
+    assert f"{place} does not answer; it is tried again." in said
+    assert f"all else is drained, and {place} does not answer" in said
+    assert queue.status().completed == 3
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_answers_later_is_done_too(
+    fsqueue_cli: Run, queue_factory: QueueFactory, silent: Silent, is_late: bool
+) -> None:
+    """Also if it answers at first that no queue is there: it is tried again."""
+    queue, other = queue_factory("live"), at(silent.places[0], 1, 2)
+    queue.insert_many(range(3))
+    silent.is_late = is_late
+    thread = silent.answers_after(queue, 3)
+    fsqueue_cli("run", silent.places[0], queue.path, "--", "true")
+    thread.join()
+    assert (queue.status().completed, other.status().completed) == (3, 2)
+
+
+def test_an_earlier_stage_that_answers_later_has_to_be_drained_too(
+    fsqueue_cli: Run, queue_factory: QueueFactory, silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, stage, texts = queue_factory("live"), at(silent.places[0], "a task"), list[str]()
+    queue.insert(1)
+    monkeypatch.setattr(running, "_log_json", lambda event: texts.append(event.text))
+
+    def drain() -> None:
+        try:
+            until(lambda: f"{stage.path} does not answer; it is tried again." in texts, "its name")
+        finally:
+            silent.answers.set()
+        until(lambda: f"{stage.path} is there: it has to be drained, too." in texts, "its return")
+        [task] = stage.lease()
+        queue.insert(2)
+        until(lambda: queue.status().completed == 2, "the task that the stage has inserted")
+        task.complete()
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    fsqueue_cli("run", queue.path, "--upstream", stage.path, "--log-json", "--", "true")
+    thread.join()
+    assert stage.status().completed == 1
+    assert queue.status().completed == 2
+
+
+def test_if_none_answers_the_first_that_does_is_begun_with(fsqueue_cli: Run, silent: Silent) -> None:
+    queues = [at(place, 1) for place in silent.places]
+
+    def answer() -> None:
+        try:
+            until(lambda: len(silent.asked) == 2, "both to be asked")
+        finally:
+            silent.answers.set()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    fsqueue_cli("run", *silent.places, "--", "true")
+    thread.join()
+    assert [queue.status().completed for queue in queues] == [1, 1]
+
+
+def test_what_is_wrong_with_one_that_answers_ends_the_command_though_another_one_is_silent(
+    fsqueue_cli: Run, silent: Silent, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    said = fsqueue_cli("run", silent.places[0], tmp_path / "file", "--", "true", code=5).stderr
+    assert f"{tmp_path}/file is a file or a symbolic link" in said
+
+
+def test_the_end_of_a_run_waits_for_no_count_of_dead_letters_of_what_does_not_answer(
+    fsqueue_cli: Run, queue_factory: QueueFactory, silent: Silent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, other, real = queue_factory("live"), at(silent.places[0]), running._status_of
+    queue.insert(1)
+
+    def status_of(source: Any) -> Any:
+        if source.path == other.path:
+            silent.answers.wait()
+        return real(source)
+
+    silent.places.clear()
+    monkeypatch.setattr(running, "_status_of", status_of)
+    monkeypatch.setattr(running, "SILENT_S", 0.1)
+    options = ("--max-tasks", "1", "--json")
+    said = json.loads(fsqueue_cli("run", queue.path, other.path, *options, "--", "true").stdout)
+    assert (said["ended"], said["completed"], "dead" in said) == ("max-tasks", 1, False)
+    silent.answers.set()
+    said = json.loads(fsqueue_cli("run", queue.path, other.path, "--json", "--", "true").stdout)
+    assert (said["ended"], said["dead"]) == ("drained", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from fsqueue_cli import process as this_process
 from fsqueue_cli.process import ANSWERS, SILENT
 
 from tests.cli.conftest import Spawn
-from tests.waiting import PATIENCE_S
+from tests.conftest import QueueFactory
+from tests.waiting import PATIENCE_S, until
 
 MNT_FORCE, MNT_DETACH = 1, 2
 
@@ -45,14 +47,16 @@ def test_commands_say_that_the_server_does_not_answer_and_ctrl_c_ends_them(spawn
     processes = [spawn(name, silent / "q", *rest) for name, *rest in commands]
     for process in processes:
         assert process.stderr is not None
-        assert "does not answer" in process.stderr.readline()
+        line = process.stderr.readline()
+        assert "does not answer" in line
+        assert line == f"fsqueue: {silent}/q: {SILENT}\n" or line == f"fsqueue: {SILENT}\n", "a busy disk comes first"
         process.send_signal(signal.SIGINT)
     for process in processes:
         assert process.stderr is not None
         assert process.wait(PATIENCE_S) == 130
         # A busy disk may have kept the command waiting before the silent server did.
         *before, line = process.stderr.read().splitlines()
-        assert before == ["fsqueue: " + each for each in (ANSWERS, SILENT)][: len(before)]
+        assert before in ([], [f"fsqueue: {ANSWERS}"], [f"fsqueue: {ANSWERS}", f"fsqueue: {silent}/q: {SILENT}"])
         assert line.startswith("fsqueue: interrupted while the file server did not answer.")
         assert "comes back when its leases end" in line
 
@@ -65,6 +69,31 @@ def test_a_server_that_answers_after_all_lets_the_command_go_on(spawn: Spawn, si
     ctypes.CDLL(None).umount2(os.fsencode(silent), MNT_DETACH | MNT_FORCE)  # the kernel answers in its place
     assert process.wait(PATIENCE_S) in (1, 5), "an error of the filesystem, or no queue below the mount"
     assert "interrupted" not in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_of_several_queues_a_worker_does_the_tasks_of_those_that_answer_and_can_be_ended(
+    spawn: Spawn, silent: Path, queue_factory: QueueFactory
+) -> None:
+    queue = queue_factory("live")
+    queue.insert_many(range(3))
+    process = spawn("run", silent / "q", queue.path, "--", "true")
+    until(lambda: queue.status().completed == 3, "the tasks of the other one")
+    assert process.stderr is not None
+    wanted = f"fsqueue: {silent}/q does not answer; it is tried again.\n"
+    assert wanted in iter(process.stderr.readline, "")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 143
+
+
+def test_what_the_threads_that_wait_are_asking_is_named() -> None:
+    me = threading.get_native_id()
+    with this_process.asking("/dead/q"):
+        with this_process.asking("/dead/group"):
+            assert this_process.silence([0, me]) == f"/dead/group: {SILENT}"
+        assert this_process.silence([0, me]) == f"/dead/q: {SILENT}"
+        assert this_process.silence([0]) == SILENT
+    assert this_process.silence([me]) == SILENT
 
 
 def states(monkeypatch: pytest.MonkeyPatch, *at_each_look: dict[int, tuple[str, int]]) -> list[dict[int, int]]:

@@ -169,8 +169,8 @@ def test_on_a_frozen_disk_nothing_is_told_and_on_the_other_one_all_goes_on(
 
 def named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not answer is left, and named, after parts of a second."""
-    for name in ("LATE_S", "SILENT_S"):
-        monkeypatch.setattr(loop, name, 0.2)
+    monkeypatch.setattr(loop, "LATE_S", 0.2)
+    monkeypatch.setattr(sources, "SILENT_S", 0.2)
 
 
 class SilentLooks:
@@ -322,10 +322,10 @@ def test_tasks_of_others_wait_for_a_silent_filesystem_less_long_than_it_takes_to
     mine.insert_many(range(40))
     other.insert_many(range(5))
     late_s, noticed = loop.LATE_S, list[Event]()
-    assert late_s < loop.SILENT_S
+    assert late_s < sources.SILENT_S
     silent = SilentLooks(other, monkeypatch, after=True)
     monkeypatch.setattr(loop, "LATE_S", late_s)
-    monkeypatch.setattr(loop, "SILENT_S", PATIENCE_S)
+    monkeypatch.setattr(sources, "SILENT_S", PATIENCE_S)
     worker = Worker([mine, other], len_of, threads=2, prefetch=2, tell=noticed.append)
     thread, reports = in_background(worker)
     until(silent.is_asked.is_set, "the silence")
@@ -532,7 +532,7 @@ def test_on_a_frozen_disk_nothing_is_leased_and_on_the_other_one_all_goes_on(
     tmp_path: Path, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on before the frozen one is named. Once that answers, each of its tasks is done under its first lease."""
-    monkeypatch.setattr(loop, "SILENT_S", PATIENCE_S)
+    monkeypatch.setattr(sources, "SILENT_S", PATIENCE_S)
     mine, done, events = queue_factory("mine"), list[int](), list[Event]()
     with small_disk(tmp_path / "disk", 16, 500, "ext4") as disk:
         other = Queue.create(disk / "q", durability="none")
