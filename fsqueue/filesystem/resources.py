@@ -437,7 +437,11 @@ class _Plain:
 
 
 class Scope:
-    """If an exception ends a `with` block, release what the block has acquired and not released."""
+    """If an exception ends a `with` block, release what the block has acquired and not released.
+
+    In a child that was forked within the block, or before it within the call that it belongs to, the block ends as
+    `in_child` says.
+    """
 
     __slots__ = ("_before", "_process")
 
@@ -447,7 +451,7 @@ class Scope:
     def __exit__(self, kind: object, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None:
             give_back(self._before, error)
-        if self._process != forks.depth:
+        if self._process != forks.depth or isinstance(error, ForkedInCall):
             ended = in_child(error)
             if ended is not error:
                 raise ended from None

@@ -117,7 +117,8 @@ class GroupQueues(Selected):
                 yield queue
                 continue
             try:
-                left = unopened.remaining(group.directory(), directory)
+                with resources.Scope():
+                    left = unopened.remaining(group.directory(), directory)
                 is_meant = (queue.status(exact=False).remaining if left is None else left) >= tasks_min
             except NotAQueue:
                 continue

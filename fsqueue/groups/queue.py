@@ -303,7 +303,8 @@ class GroupQueue(Queue):
         if store is not None and (not verifies or store.queue_file.is_unchanged()):
             return  # as in most cases
         try:
-            self._begin_or_open(verifies, check)
+            with resources.Scope():
+                self._begin_or_open(verifies, check)
         except OSError as error:
             failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
             insert_errors.note_nothing(failure)
