@@ -5,10 +5,13 @@ would repeat what its parent does: publish what that has staged, or remove it. S
 process, the modules of this layer get another `os`. It asks for each call whose it is. Whatever opens a file goes
 through `resources.opened`, whose list of fresh descriptors asks the same. What the parent had open for writing leads
 nowhere by then: see `resources`.
+
+What fails in such a call only because a child makes it is logged by nobody: all is well with the queue.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from functools import partial
 from typing import Any
@@ -41,6 +44,11 @@ def _unless_refused(call: Any, *args: Any, **kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
+def _is_the_childs_own(record: logging.LogRecord) -> bool:
+    """Return whether to log a record: not what the parent's call says in the child."""
+    return not forks.is_of_the_parent()
+
+
 class Layer:
     """The modules of this layer that make system calls: one object for all."""
 
@@ -48,9 +56,10 @@ class Layer:
         forks.register(self, Layer.after_fork)
 
     def after_fork(self) -> None:
-        """Give the modules an `os` that refuses, in a child that was forked within a call of fsqueue."""
+        """Give the modules an `os` that refuses, in a child that was forked within a call of fsqueue, and no log."""
         if not forks.is_within_call():
             return
+        logging.getLogger("fsqueue").addFilter(_is_the_childs_own)
         for name, module in list(sys.modules.items()):
             real = getattr(module, "os", None) if name.startswith(_LAYER) and name != __name__ else None
             if real is not None and not isinstance(real, RefusingOs):
