@@ -6,10 +6,10 @@ import errno
 import os
 import shlex
 import stat
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fsqueue import forks
@@ -28,6 +28,7 @@ from fsqueue.errors import (
     from_os_error,
 )
 from fsqueue.filesystem import Filesystem, Mount, OpenTree, directories_above, mount_of, mountadvice
+from fsqueue.filesystem.side_threads import SideThread
 from fsqueue.format import groups, layout, names, sparse
 from fsqueue.format.layout import QueueState, Settings
 from fsqueue.format.names import Batch
@@ -397,7 +398,7 @@ def delete(store: Store, wait: bool) -> dict[str, str]:
     if moved is not None and wait:
         return _warned(trash.until_finished(lambda: trash.reap_one(outside, moved, state.id), store.clock.sleep).left)
     if moved is not None:
-        _later(lambda: _warned(trash.reap_one(outside, moved, state.id).left))
+        _reap_later(lambda: _warned(trash.reap_one(outside, moved, state.id).left))
     return {}
 
 
@@ -540,12 +541,13 @@ def _outside_of(fs: Filesystem, path: str) -> Filesystem:
 
 def reap_later(store: Store) -> None:
     """Reap a queue's own trash in the background; what it leaves goes with the next reaping."""
-    _later(trash.reap_own, store.fs, store.path, store.queue_state.id)
+    _reap_later(partial(trash.reap_own, store.fs, store.path, store.queue_state.id))
 
 
-def _later(action: Callable[..., object], *args: object) -> None:
-    """Call `action` in a thread that does not keep the process alive."""
-    threading.Thread(target=action, args=args, name=REAPER_THREAD, daemon=True).start()
+def _reap_later(reap: Callable[[], object]) -> None:
+    """Reap trash in a thread. What remains, because the process ends or the system has no thread, gc removes."""
+    with suppress(OSError):
+        SideThread(REAPER_THREAD, reap).start()
 
 
 def release_all(

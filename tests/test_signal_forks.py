@@ -7,15 +7,21 @@ outcome must be that of a call in which nobody has forked. A trace function call
 
 from __future__ import annotations
 
+import _thread
+import itertools
 import linecache
+import logging
 import os
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -23,10 +29,10 @@ import fsqueue
 from fsqueue import ForkedChild, LeasedTask, Queue
 from fsqueue.poll import Poll
 from tests.levels import how_many
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until_nothing_reaps
 
 HERE = os.path.dirname(fsqueue.__file__) + "/"
-RETURNED, REFUSED, OTHER = 0, 1, 2
+RETURNED, REFUSED, OTHER, LOGGED = 0, 1, 2, 3
 EVERYWHERE = os.environ.get("FSQUEUE_TEST_INTERRUPT") == "everywhere"
 """Set it to fork in each line, which takes minutes; else it is one of STRIDE new lines:"""
 STRIDE = how_many(21, 7)
@@ -35,10 +41,15 @@ RETURNS = ("return found", "return got", "return task", "return self.results", "
 
 
 class Forker:
-    """Forks in a line of fsqueue in which it has not forked before, once a run. The child goes on first."""
+    """Forks in a line of fsqueue in which it has not forked before, once a run. The child goes on first.
 
-    def __init__(self, in_child: Callable[[], object] = lambda: None, stride: int = STRIDE) -> None:
-        self.stride = stride
+    `also`: another file in whose lines it forks.
+    """
+
+    def __init__(
+        self, in_child: Callable[[], object] = lambda: None, stride: int = STRIDE, also: str | None = None
+    ) -> None:
+        self.stride, self._also = stride, also
         self.seen: set[tuple[CodeType, int]] = set()
         self.is_last = False
         """Whether nothing is left to do in that line but to return: the child may do so."""
@@ -75,7 +86,8 @@ class Forker:
             os.close(told)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        return self._step if not self.where and frame.f_code.co_filename.startswith(HERE) else None
+        file = frame.f_code.co_filename
+        return self._step if not self.where and (file.startswith(HERE) or file == self._also) else None
 
     def _step(self, frame: FrameType, event: str, _: Any) -> Any:
         key = frame.f_code, frame.f_lineno
@@ -174,3 +186,74 @@ def test_a_child_of_a_signal_handler_may_make_calls_of_its_own(queue: Queue) -> 
         assert mine == bool(forker.where), forker.where
         queue.purge()
     assert children > 5
+
+
+class _ExitAtWarning(logging.Handler):
+    """Ends the process when something is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        os._exit(LOGGED)
+
+
+def _end_when_something_is_logged() -> None:
+    logging.getLogger("fsqueue").addHandler(_ExitAtWarning(logging.WARNING))
+
+
+def _with_letters(queue: Queue) -> None:
+    queue.insert_many(["x", "y"])
+    for task in queue.lease(2):
+        task.bury("no")
+
+
+def test_a_child_of_a_signal_handler_logs_nothing_of_its_parents_verb(queue: Queue) -> None:
+    """Nothing is wrong: the parent publishes what the child cannot."""
+    forker, wrong, forks = Forker(_end_when_something_is_logged, stride=how_many(21, 7)), [], 0
+    while True:
+        _with_letters(queue)
+        forker.run(queue.retry_dead)
+        queue.purge()
+        if not forker.where:
+            break
+        forks += 1
+        if forker.status not in (REFUSED, RETURNED):
+            wrong.append(f"{forker.where}: the child ended with {forker.status} {forker.said}")
+    assert wrong == []
+    assert forks > 5
+
+
+def test_a_child_logs_what_its_own_calls_find(queue: Queue) -> None:
+    def warn_by_itself() -> None:
+        _end_when_something_is_logged()
+        logging.getLogger("fsqueue").warning("the child's own")
+
+    forker = Forker(warn_by_itself)
+    forker.run(lambda: queue.insert_many(range(4)))
+    assert forker.status == LOGGED
+
+
+@pytest.mark.parametrize("verb", ["delete", "purge"])
+def test_no_child_waits_for_a_thread_of_its_parents(tmp_path: Path, verb: str) -> None:
+    """These verbs start one for the trash. The handler forks in lines of the module `threading`, too."""
+    forker, wrong, forks = Forker(stride=how_many(25, 7), also=threading.__file__), [], 0
+    for number in itertools.count():
+        queue = Queue.create(tmp_path / f"q{number}", durability="none")
+        queue.insert("x")
+        forker.run(getattr(queue, verb))
+        until_nothing_reaps()
+        if not forker.where:
+            break
+        forks += 1
+        if forker.status not in (REFUSED, RETURNED):
+            wrong.append(f"{forker.where}: the child ended with {forker.status} {forker.said}")
+        assert queue.path.exists() == (verb == "purge")
+        queue.close()
+    assert wrong == []
+    assert forks > 5
+
+
+@pytest.mark.parametrize("verb", ["delete", "purge"])
+def test_without_a_further_thread_the_trash_is_left_to_gc(queue: Queue, verb: str) -> None:
+    queue.insert("x")
+    with mock.patch.object(_thread, "start_new_thread", side_effect=RuntimeError("can't start new thread")):
+        getattr(queue, verb)()
+    assert queue.path.exists() == (verb == "purge")

@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS, OK, UNFIT, UNTRIED, WARNING, ProbeResult
 from fsqueue.filesystem import Filesystem, processes
 from fsqueue.filesystem.expected_errors import asking_again
+from fsqueue.filesystem.side_threads import SideThread
 
 HOLD_S = 0.001
 """Seconds for which a lock is held on purpose, so that holds would overlap."""
@@ -280,7 +282,7 @@ def among_threads(make: Callable[[], Filesystem], directory: str) -> list[ProbeR
         start.wait()
         reports[number] = contend(parties[number])
 
-    threads = [threading.Thread(target=take_part, args=(number,), daemon=True) for number in range(len(parties))]
+    threads = [SideThread(f"fsqueue-{number}", partial(take_part, number)) for number in range(len(parties))]
     for thread in threads:
         thread.start()
     for thread in threads:

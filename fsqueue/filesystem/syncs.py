@@ -9,13 +9,11 @@ import _thread
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from fsqueue import forks
-from fsqueue.errors import ForkedChild, ForkedInCall
+from fsqueue.filesystem import resources
+from fsqueue.filesystem.side_threads import FORK_LOOK_S
 
 AT_ONCE_MAX = 16
 """Maximum number of syncs that run at the same time."""
-FORK_LOOK_S = 0.2
-"""How long a child that a signal handler has forked waits at most for the threads of its parent."""
 
 
 class _Calls:
@@ -42,10 +40,9 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
 
     The threads end with their calls: an idle one would be in the way of a fork. If this thread is interrupted, the
     others end their calls by themselves, so each call must hold what it uses. Without threads (EAGAIN) the calls are
-    made here. `threading.Thread` waits without end in a child that a signal handler forks while it starts or joins, and
-    its `start` turns what a signal handler raises into a KeyError.
+    made here. They are no `SideThread`s: those cost two threads each.
     """
-    process, all_calls, threads = forks.depth, _Calls(), 0
+    all_calls, threads = _Calls(), 0
     own: list[Callable[[], object]] = []
     for place in range(min(AT_ONCE_MAX, len(calls))):
         mine = calls[place::AT_ONCE_MAX]
@@ -67,7 +64,6 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
             pass
         else:
             ended += 1
-        if forks.depth != process:  # these threads are the parent's
-            raise ForkedInCall(ForkedChild("a call"))
+        resources.refuse_the_parents()  # these threads are theirs
     if all_calls.raised:
         raise min(all_calls.raised, key=lambda error: isinstance(error, Exception))

@@ -13,15 +13,17 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from fsqueue.filesystem.side_threads import SideThread
+
 AHEAD_BYTES = 16 << 20
 """Bytes of record batches that the thread takes ahead; a sync of one group of files takes no longer."""
 
 
-class _Taker(threading.Thread):
+class _Taker(SideThread):
     """Takes record batches from an iterator. `changed` guards what both threads use."""
 
     def __init__(self, given: Iterator[pa.RecordBatch]) -> None:
-        super().__init__(name="fsqueue-ahead", daemon=True)
+        super().__init__("fsqueue-ahead")
         self.given = given
         self.changed = threading.Condition()
         self.ready: deque[pa.RecordBatch] = deque()
@@ -72,7 +74,7 @@ def ahead(given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     taker = _Taker(given)
     try:
         taker.start()
-    except RuntimeError:
+    except OSError:
         yield from given
         return
     try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import threading
 from collections.abc import Callable
 
 from fsqueue.errors import said
+from fsqueue.filesystem.side_threads import SideThread
 
 logger = logging.getLogger("fsqueue")
 
@@ -27,19 +26,12 @@ Died = Callable[[str, BaseException], object]
 """How the loop is told that a thread has died: its name, and what it died of. Called in that thread."""
 
 
-class BackgroundThread(threading.Thread):
+class BackgroundThread(SideThread):
     """Run `work`, and tell `died` if it raises: the loop would otherwise wait for ever for its answer."""
 
     def __init__(self, name: str, died: Died, work: Callable[[], object] | None = None) -> None:
-        super().__init__(name=f"fsqueue-{name}", daemon=True)
+        super().__init__(f"fsqueue-{name}")
         self._died, self._work = died, work or self.work
-
-    def start(self) -> None:
-        """Start it. OSError (EAGAIN) if the system allows no further thread."""
-        try:
-            super().start()
-        except RuntimeError as error:
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
 
     def run(self) -> None:
         process = os.getpid()

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy, pause_s
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
+from fsqueue.filesystem import resources
 from fsqueue.format.wording import counted, duration
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.leased_task import LeasedTask
@@ -193,31 +194,41 @@ class Loop:
     def run(self) -> WorkerReport:
         """Work until there is nothing left to do, or until stopped; then raise what kept it from going on."""
         self._began, process = self._now(), forks.depth
+
+        def is_the_parents() -> bool:
+            return process != forks.depth or forks.is_of_the_parent()
+
         self._stop_at, self._stop_why = stop_time(self._limits, self._began)
         self.run_id = self._feeder.run_id = Entropy().hex16()
         try:
-            for thread in (self.output_writer, self._reporter, self._renewer, self._feeder):
-                thread.start()
-            self._executor.start()
-            while not self._is_finished():
-                self._ask()
-                self._hand_out()
-                self._send()
-                self.mailbox.wait(self._due_s())
-                if process != forks.depth:  # a signal handler has forked
-                    raise ForkedChild("a worker's run")
-                self._keep_time()
-        except (OSError, ValueError) as closed:  # the mailbox that it waited at is closed in a child
-            if process == forks.depth:
+            try:
+                self._start()
+                while not self._is_finished():
+                    self._ask()
+                    self._hand_out()
+                    self._send()
+                    self.mailbox.wait(self._due_s())
+                    if process != forks.depth:
+                        break
+                    self._keep_time()
+            finally:
+                if not is_the_parents():  # else all that is held is, too
+                    self._close()
+        except BaseException as failure:
+            if not is_the_parents() or (ended := resources.in_child(failure)) is failure:
                 raise
-            raise ForkedChild("a worker's run") from closed
-        finally:
-            if process == forks.depth:  # else all that is held is the parent's
-                self._close()
+            raise ended from None
+        if is_the_parents():  # a signal handler has forked
+            raise ForkedChild("a worker's run")
         error = self._broken or (self._error if self._report.signal is None else None)
         if error is not None:
             raise error
         return self._report
+
+    def _start(self) -> None:
+        for thread in (self.output_writer, self._reporter, self._renewer, self._feeder):
+            thread.start()
+        self._executor.start()
 
     # -- the loop
 

@@ -29,6 +29,7 @@ from fsqueue import errors
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.cluster import schedulers, slurm
 from fsqueue.errors import FsqueueError, GroupNotFound, QueueNotFound
+from fsqueue.filesystem.side_threads import SideThread
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import outcomes
@@ -434,13 +435,13 @@ def give_back(
                     with suppress(Exception):
                         outcome.task.release()
 
-    threads: list[threading.Thread] = []
+    threads: list[SideThread] = []
     acts: list[Callable[[], object]] = [*(partial(tell, some) for some in outcomes), tell_untaken]
     for act in acts:
-        thread = threading.Thread(target=act, name="fsqueue-last", daemon=True)
+        thread = SideThread("fsqueue-last", act)
         try:
             thread.start()
-        except RuntimeError:  # the system allows no further thread: the leases run out by themselves
+        except OSError:  # the system allows no further thread: the leases run out by themselves
             break
         threads.append(thread)
     now = Clock().monotonic

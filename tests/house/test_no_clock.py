@@ -40,6 +40,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/spark/test_jobs.py", "test_drain_with_a_function"): "the parts add up to no more than the whole",
     ("tests/spark/test_write.py", "test_delays_come_from_a_column_or_are_all_the_same"): "a time between two others",
     ("tests/doctor/test_rendezvous.py", "LateSight._stale"): "a client that sees late, which the real doctor measures",
+    ("tests/filesystem/test_side_threads.py", "_start_and_wait"): "a wait that ends before the thread does",
     # Never run.
     ("tests/house/typed/program.py", "work_async"): "type checkers read it",
     (HERE, "module"): "examples for the finder",

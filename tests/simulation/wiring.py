@@ -10,13 +10,11 @@ import errno
 import gc
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from threading import get_ident
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -340,15 +338,11 @@ def acting(persona: Persona) -> Iterator[None]:
 class _NoThread:
     """A reaper that dies before it begins: what it leaves is `gc`'s."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *args: Any) -> None:
         pass
 
     def start(self) -> None:
         pass
-
-
-def _thread(**kwargs: Any) -> threading.Thread | _NoThread:
-    return (_NoThread if get_ident() in _tellers else threading.Thread)(**kwargs)
 
 
 def _mount(path: str) -> Mount:
@@ -381,7 +375,7 @@ _MACHINE: list[tuple[Any, str, Callable[..., Any] | object]] = [
     (administration, "Clock", lambda: me().clock),
     (administration, "Entropy", lambda: me().entropy),
     (administration, "check", lambda *about: None),
-    (administration, "threading", SimpleNamespace(Thread=_thread)),
+    (administration, "SideThread", _NoThread),
 ]
 
 

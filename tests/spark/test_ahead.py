@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -95,7 +97,7 @@ def test_the_thread_ends_when_no_more_is_wanted(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_another_thread_everything_is_taken_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(module._Taker, "start", refuse)
     assert [number_of(one) for one in ahead(batch(number) for number in range(3))] == [0, 1, 2]
