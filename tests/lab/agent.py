@@ -20,7 +20,7 @@ from tests.concurrency.processes import Child
 from tests.lab import evidence
 from tests.waiting import until
 
-MODULES = ("tests.lab.nfs", "tests.lab.commits", "tests.lab.power", "tests.lab.updates")
+MODULES = ("tests.lab.nfs", "tests.lab.commits", "tests.lab.groups", "tests.lab.power", "tests.lab.updates")
 
 
 def perform(request: dict[str, Any]) -> Any:

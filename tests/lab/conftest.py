@@ -100,12 +100,20 @@ def update_calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
 
 
 @pytest.fixture(scope="package")
+def group_calls(nfs_guest: Guest) -> Callable[[], dict[str, dict[str, float]]]:
+    """The same of looks at groups, and of lessees that wait."""
+    begun = nfs_guest.begin("tests.lab.groups", "calls")
+    return lambda: nfs_guest.result(begun, BOOT_S + PATIENCE_S)
+
+
+@pytest.fixture(scope="package")
 def nfs(request: pytest.FixtureRequest, nfs_guest: Guest) -> Guest:
     """Two NFS clients, with default mount options."""
     for other in (
         "calls",
         "single_calls",
         "update_calls",
+        "group_calls",
         "cut_off",
         "power",
         "nolock",

@@ -711,16 +711,18 @@ def silent() -> dict[str, Any]:
 # -- calls ----------------------------------------------------------------------------------------------
 
 
-def calls_of(tasks: int, act: Callable[[], object]) -> dict[str, float]:
-    """Count the calls that client 1 makes to the server for each of so many tasks, by kind, and `all`."""
+def calls_of(units: float, act: Callable[[], object], client: int = 1) -> dict[str, float]:
+    """Count the calls that a client makes to the server for each of so many tasks, queues or seconds, by kind, and
+    `all`.
+    """
 
     def calls() -> Counter[str]:
-        return Counter({line.split()[0]: int(line.split()[1]) for line in lab("calls", 1).splitlines()})
+        return Counter({line.split()[0]: int(line.split()[1]) for line in lab("calls", client).splitlines()})
 
     before = calls()
     act()
     made = calls() - before
-    return {"all": sum(made.values()) / tasks} | {kind: n / tasks for kind, n in made.items()}
+    return {"all": sum(made.values()) / units} | {kind: n / units for kind, n in made.items()}
 
 
 def calls_per_task() -> dict[str, dict[str, float]]:
