@@ -53,9 +53,11 @@ class FsqueueError(Exception):
     """Number of tasks that the call has inserted. Tasks whose keys were taken do not count. `insert` and `insert_many`
     set it."""
     is_exact: bool = True
-    """Set by `insert` and `insert_many`: False if some of the tasks that came next may be in the queue, too."""
+    """Set by `insert` and `insert_many`: False if some of the tasks that came next may be in the queue, too. Set by
+    each verb of a gateway's client: False if it is unknown whether the verb has happened."""
     advice: str = ""
-    """Set by `insert` and `insert_many`: how to go on, as the text says at its end."""
+    """Set by `insert`, `insert_many`, updates and a gateway's client: how to go on if that is unknown, as the text says
+    at its end."""
 
 
 class QueueNotFound(FsqueueError):
@@ -274,8 +276,8 @@ class StorageFull(FsqueueError):
 class StorageError(FsqueueError):
     """The filesystem failed. Whether the last operation happened is unknown.
 
-    Repeating is safe, but for an insert with neither a key nor a commit's name: what happened of it would be inserted
-    again.
+    Repeating is safe, but for an insert without a commit's name: what happened of it would be inserted again. A key
+    keeps a task from that as long as the first one waits or is leased.
     """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsqueue.arguments import leased, whole
 from fsqueue.client.remote_poll import RemotePoll
-from fsqueue.client.remote_queue import TASKS_MAX, QueueStandIn, RemoteQueue, lease_by, leasing
+from fsqueue.client.remote_queue import RUNS_OUT, TASKS_MAX, QueueStandIn, RemoteQueue, lease_by, leasing
 from fsqueue.client.remote_update import RemoteUpdate
 from fsqueue.client.values import leased_task, made
 from fsqueue.client.wire import Answer, OverWire, Wire, in_one_process, in_steps
@@ -128,7 +128,8 @@ class RemoteQueues(OverWire):
 
         def ask(n: int, step_s: float) -> list[dict[str, Any]]:
             sent = {**asked, "n": n, "wait_s": step_s}
-            found: list[dict[str, Any]] = self._wire.call("lease_any", sent, wait_s=step_s)["tasks"]
+            answer = self._wire.call("lease_any", sent, wait_s=step_s, advice=RUNS_OUT)
+            found: list[dict[str, Any]] = answer["tasks"]
             return found
 
         return lease_by(ask, n, wait_s, self._leased)
@@ -143,7 +144,8 @@ class RemoteQueues(OverWire):
     def lease_patiently(self, n: int, lease_s: float | None, wait_s: float) -> list[LeasedTask]:
         """Lease as a loop does, which goes on while the gateway is away. A lease whose answer was lost runs out."""
         sent = leasing(lease_s, None, self._holder) | self._matching(None) | {"n": min(n, TASKS_MAX), "wait_s": wait_s}
-        return [self._leased(one) for one in self._wire.call("lease_any", sent, again=True, wait_s=wait_s)["tasks"]]
+        answer = self._wire.call("lease_any", sent, again=True, wait_s=wait_s, advice=RUNS_OUT)
+        return [self._leased(one) for one in answer["tasks"]]
 
     def put_back(self, tasks: Iterable[LeasedTask]) -> None:
         """Put back what a loop has leased ahead, each into its own queue, at once or not at all."""

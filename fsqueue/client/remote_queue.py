@@ -40,7 +40,7 @@ from fsqueue.client.values import (
     made,
     task_line,
 )
-from fsqueue.client.wire import WAIT_S, Answer, OverWire, Wire, encoded, in_one_process, in_steps, segment
+from fsqueue.client.wire import LOOK_FIRST, WAIT_S, Answer, OverWire, Wire, encoded, in_one_process, in_steps, segment
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
 from fsqueue.filesystem.processes import Holder
@@ -62,6 +62,7 @@ from fsqueue.format.models import (
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses
 from fsqueue.protocol import encoding, insert_errors, transitions
+from fsqueue.protocol.keyed_inserts import REPEAT
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.user_code import UserCodeError, reads_alike, unwrapped, user_function
 from fsqueue.views import attaching
@@ -75,6 +76,10 @@ TASKS_MAX = 1_000
 """Maximum number of tasks that one request leases or peeks at."""
 
 
+REPEAT_ALL = "Repeat the call with all its tasks and the same name: none of them is inserted twice."
+"""Advise how to go on when nobody knows whether the tasks of a commit are in the queue."""
+RUNS_OUT = "If a task was leased, its lease runs out, and counts as an attempt."
+"""Advise how to go on when nobody knows whether a task was leased."""
 RANGES_MAX = 1_000
 """Maximum number of ranges of priorities that one request asks for."""
 
@@ -172,7 +177,11 @@ class RemoteQueue(OverWire):
         available_at: float | None = None,
         strict: bool = False,
     ) -> TaskRef:
-        """Insert one task: see `Queue.insert`. Without a key it is not repeated if the gateway breaks off."""
+        """Insert one task: see `Queue.insert`.
+
+        If the gateway breaks off, the client does not repeat it, also if the task has a key: a worker may have
+        completed the task meanwhile, and then the key keeps nothing away.
+        """
         try:
             task = task_to_insert(
                 payload,
@@ -183,7 +192,8 @@ class RemoteQueue(OverWire):
                 available_at=available_at,
                 strict=strict,
             )
-            found = self._wire.call("insert", body=task_line(task), queue=self.name, again=task.key is not None)
+            advice = insert_errors.LOOK_FIRST if task.key is None else REPEAT
+            found = self._wire.call("insert", body=task_line(task), queue=self.name, advice=advice)
         except FsqueueError as error:
             if error.new is None:
                 error.inserted = error.new = 0
@@ -210,7 +220,8 @@ class RemoteQueue(OverWire):
         stream = _Stream(tasks, strict, encoding.default_when(delay_s), commit is not None)
         query, again = {"commit": commit, "total": total}, commit is not None and reads_alike(payloads)
         try:
-            found = self._wire.call_with_lines("insert", stream, query, self.name, again)
+            advice = LOOK_FIRST if commit is None else REPEAT_ALL
+            found = self._wire.call_with_lines("insert", stream, query, self.name, again, advice)
         except UserCodeError as foreign:  # with a commit's name: nothing shows
             foreign.count(0, 0)
             raise foreign.error from None
@@ -250,9 +261,10 @@ class RemoteQueue(OverWire):
     def _leasing(self, asked: dict[str, Any], again: bool = False) -> Ask:
         def ask(n: int, step_s: float) -> list[dict[str, Any]]:
             sent = {**asked, "n": n, "wait_s": step_s}
-            found: list[dict[str, Any]] = self._wire.call("lease", sent, queue=self.name, again=again, wait_s=step_s)[
-                "tasks"
-            ]
+            answer = self._wire.call(
+                "lease", sent, queue=self.name, again=again, wait_s=step_s, advice=RUNS_OUT
+            )  # fmt: skip
+            found: list[dict[str, Any]] = answer["tasks"]
             return found
 
         return ask

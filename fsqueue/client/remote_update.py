@@ -17,6 +17,7 @@ from fsqueue.groups.pending_update import PendingUpdate
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.update_plan import Applied, TaskChange
+from fsqueue.protocol.update_traces import HOW_TO_FIND_OUT
 
 APPLY_S = 30.0
 """Maximum number of seconds that one request waits for others that are in the way of an update."""
@@ -101,7 +102,8 @@ class RemoteUpdate(PendingUpdate[RemoteQueue, RequestPart]):
             left_s = max(0.0, deadline - time.monotonic())
             step_s = min(left_s, APPLY_S)
             try:
-                found = self._wire.call("update", {"timeout_s": step_s}, body=body, wait_s=step_s)
+                asked = {"timeout_s": step_s}
+                found = self._wire.call("update", asked, body=body, wait_s=step_s, advice=HOW_TO_FIND_OUT)
                 break
             except UpdateConflict as conflict:  # nothing has happened
                 others = any(getattr(conflict, kind) for kind in UpdateConflict.KINDS if kind != "busy")

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
@@ -46,8 +46,20 @@ LATER = (502, 503, 504)
 """
 REFUSED = (400, 413, 415)
 """The status of an answer to a body that the gateway has not taken, mostly since it is too large."""
+ANSWERED_BY_OTHERS = {
+    **dict.fromkeys((301, 302, 303, 307, 308, 401, 403),
+                    "It may want you to log in: give the address and the token of the gateway itself."),
+    404: "Look at the address: 'fsqueue serve' prints it.",
+    413: "Its limit of bytes in a body is smaller than the gateway's: insert less at a time, or raise it.",
+    429: "It limits the number of requests: ask it less often.",
+}  # fmt: skip
+"""What a proxy means by the status of an answer that is none of a gateway."""
 WAIT_S = 30.0
 """How long one request waits at the gateway, in a loop that waits for longer."""
+REPEAT = "Repeat the call: that does no harm."
+"""Advise how to go on if it is unknown whether a verb has happened: a repetition changes nothing then, ..."""
+LOOK_FIRST = "Look whether it has happened before you repeat the call."
+"""... or may do it once more."""
 TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
 
 
@@ -151,22 +163,24 @@ class Wire:
 
     def call(
         self, name: str, given: Mapping[str, Any] = MappingProxyType({}), *, body: bytes | None = None,
-        queue: str = "", task: str = "", again: bool | None = None, wait_s: float = 0,
+        queue: str = "", task: str = "", again: bool | None = None, wait_s: float = 0, advice: str = "",
     ) -> Any:  # fmt: skip
         """Return what a verb of the table answers. `given`: its fields by name. Those of a body may be JSON: `body`.
 
-        `again`: see `ask`; as the table says, unless it is given.
+        `again`: see `ask`; as the table says, unless it is given. `advice`: how to go on if it is unknown whether the
+        verb has happened.
         """
         verb, route = routed(name)
         query = {one.name: given[one.name] for one in route.query if one.name in given}
         sent: Any = body
         if sent is None and route.method not in ("GET", "DELETE"):
             sent = {key: value for key, value in given.items() if key not in query}
-        found = self.ask(
-            route.method, path_of(route, queue, task), sent, query=query,
-            again=verb.may_be_repeated if again is None else again, wait_s=wait_s,
-        )  # fmt: skip
-        return found[route.answer] if route.answer else found
+        with advising(advice or (REPEAT if verb.may_be_repeated else LOOK_FIRST)):
+            found = self.ask(
+                route.method, path_of(route, queue, task), sent, query=query,
+                again=verb.may_be_repeated if again is None else again, wait_s=wait_s,
+            )  # fmt: skip
+            return found[route.answer] if route.answer else found
 
     def call_lines(self, name: str, given: Mapping[str, Any], queue: str) -> Iterator[Any]:
         """Yield what a verb of the table answers, as it comes. Errors as of `lines`."""
@@ -175,12 +189,12 @@ class Wire:
 
     @in_one_process
     def call_with_lines(
-        self, name: str, lines: Iterable[bytes], query: dict[str, Any], queue: str, again: bool
+        self, name: str, lines: Iterable[bytes], query: dict[str, Any], queue: str, again: bool, advice: str
     ) -> Any:  # fmt: skip
         """Return what a verb of the table answers to a body of JSON Lines, which is sent as it comes.
 
         `again`: see `ask`; each iteration over `lines` yields all of them then. Otherwise they are sent again only if
-        the gateway cannot be reached: then no line was read yet.
+        the gateway cannot be reached: then no line was read yet. `advice`: see `call`.
         """
         parts, (_, route) = _Parts(lines), routed(name)
         target = self._target(path_of(route, queue), query)
@@ -192,7 +206,8 @@ class Wire:
             except _Failed as failed:
                 raise failed.error if parts.has_begun and not again else failed from failed.__cause__
 
-        return _value_of(self._patiently(once, again), self.address.host, route.method)
+        with advising(advice):
+            return _value_of(self._patiently(once, again), self.address.host, route.method)
 
     def lines(self, path: str, query: dict[str, Any]) -> Iterator[Any]:
         """Yield the values of JSON Lines, as they come. It has a connection of its own.
@@ -297,6 +312,18 @@ class Wire:
         said = {name: str(value).lower() if type(value) is bool else value for name, value in (query or {}).items()
                 if value is not None}  # fmt: skip
         return f"{self.address.prefix}/v1{path}" + (f"?{urlencode(said)}" if said else "")
+
+
+@contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Say how to go on in an error that leaves unknown what a request has done."""
+    try:
+        yield
+    except StorageError as error:
+        if not error.is_exact and not error.advice:
+            error.args = (f"{error} {advice}", *error.args[1:])
+            error.advice = advice
+        raise
 
 
 def routed(name: str) -> tuple[Verb, Route]:
@@ -466,10 +493,12 @@ class Answer(dict[str, Any]):
 
 def lacking(what: str) -> StorageError:
     """Return what is raised for an answer that is not whole."""
-    return StorageError(
+    error = StorageError(
         f"The gateway's answer lacks {what}. Whether it has done what it was asked is unknown. Perhaps the gateway has "
         "another version of fsqueue than this process: install the same one."
     )
+    error.is_exact = False
+    return error
 
 
 class NoGateway(StorageError):
@@ -493,10 +522,12 @@ def _value_of(body: bytes, host: str, method: str) -> Answer:
 
 def not_a_gateway(host: str, answer: object, method: str) -> NoGateway:
     """Return what is raised for an answer that no gateway gives."""
-    return NoGateway(
+    error = NoGateway(
         f"What answers at {host} is no gateway of fsqueue: {answer!r:.120}. {what_is_done(method)} Look at the "
         "address: 'fsqueue serve' prints it."
     )
+    error.is_exact = method == "GET"
+    return error
 
 
 class _Parts:
@@ -569,7 +600,12 @@ def error_of(status: int, body: bytes | dict[str, Any], method: str) -> FsqueueE
             return _error_of(said, status)
     except (AttributeError, KeyError, TypeError):
         pass
-    return NoGateway(f"The gateway, or a proxy before it, answered {status}: {body!r:.200}. {what_is_done(method)}")
+    hint = ANSWERED_BY_OTHERS.get(status, "Look whether 'fsqueue serve' runs there.")
+    strange = NoGateway(
+        f"The gateway, or a proxy before it, answered {status}: {body!r:.200}. {what_is_done(method)} {hint}"
+    )
+    strange.is_exact = method == "GET"
+    return strange
 
 
 def _said(body: bytes | dict[str, Any]) -> _Said | None:
@@ -601,4 +637,5 @@ def _error_of(told: _Said, status: int) -> FsqueueError:
     error: FsqueueError = found(message, said.get("index")) if issubclass(found, errors.InvalidTask) else found(message)
     if "is_exact" in said:
         error.inserted, error.new, error.is_exact = said["inserted"], said["new"], said["is_exact"]
+    error.advice = str(said.get("advice", ""))
     return error

@@ -74,6 +74,8 @@ def answer_to(error: fsqueue.FsqueueError) -> Response:
         said["index"] = error.index
     if error.inserted is not None or error.new is not None:
         said |= {"inserted": error.inserted, "new": error.new, "is_exact": error.is_exact}
+    if error.advice:
+        said["advice"] = error.advice
     if isinstance(error, (Overloaded, fsqueue.LockTimeout)):
         said["nothing_done"] = True
     answer = JSONResponse({"error": said}, status)
