@@ -73,8 +73,9 @@ class Caller:
         try:
             found = act(call) if self.trouble is None else self.trouble.call(kind, partial(act, call))
         except LeaseLost as error:
-            # A block that was interrupted behind the update in it fails its task.
-            told = UNKNOWN if error.reason == LeaseLost.COMPLETED_BEFORE else DONE
+            # A block that was interrupted behind the update in it fails its task; or before the update, which is never
+            # applied then. Or another call has ended the task, before the update in the block was applied.
+            told = UNKNOWN if kind == "block" or error.reason == LeaseLost.COMPLETED_BEFORE else DONE
             self.journal.did(call, told, lost=error.tasks, error=said(error))
         except (UpdateConflict, LockTimeout, TaskNotFound, QueuePurged) as error:
             self.journal.did(call, REFUSED, error=said(error))
