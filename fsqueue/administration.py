@@ -7,7 +7,6 @@ import os
 import shlex
 import stat
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +33,7 @@ from fsqueue.format.layout import QueueState, Settings
 from fsqueue.format.names import Batch
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.wording import counted
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import overwriting, revoking
 from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes, remains
 from fsqueue.storage.queue_changes import Locked
@@ -88,7 +88,8 @@ def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool,
             continue
         except UnsafeFilesystem:
             raise
-        except (OSError, FsqueueError):
+        except (OSError, FsqueueError) as error:
+            let_out(error)
             if not fs.is_open() or fs.is_in_place():
                 raise
     raise StorageError(
@@ -193,6 +194,7 @@ def _create(
     try:
         _sync_name(fs, path)
     except OSError as error:
+        let_out(error)
         then = (
             f"The {kind.word} was created, but a power loss may still undo that. Use it, or create it again with "
             "'exist_ok'."
@@ -211,7 +213,8 @@ def _is_link(fs: Filesystem, path: str) -> bool:
     """Return whether the last component of a path is a symbolic link."""
     try:
         return stat.S_ISLNK(_outside_of(fs, path).stat(path).st_mode)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
 
 
@@ -225,7 +228,8 @@ def _in_the_way(fs: Filesystem, path: str) -> str | None:
     except FileNotFoundError:
         link = _dangling(fs, path)
         return None if link is None else f"{path} lies below {link}, a symbolic link that leads to no directory"
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return f"{path} lies below something that is no directory"
     if stat.S_ISDIR(mode):
         return None
@@ -239,7 +243,8 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
     while path != layout.parent_of(path):
         try:
             mode = Filesystem(layout.parent_of(path), shared=fs.shared).stat(path).st_mode
-        except OSError:
+        except OSError as error:
+            let_out(error)
             path = layout.parent_of(path)
         else:
             return path if stat.S_ISLNK(mode) else None
@@ -348,6 +353,7 @@ def purge(store: Store) -> None:
             try:
                 queue_file.append(layout.generation_record(begun, store.clock.now_ms()))
             except OSError as error:
+                let_out(error)
                 if queue_file.may_differ():
                     raise store.explain(error, "purging", _PERHAPS_PURGED) from error
                 raise
@@ -355,10 +361,12 @@ def purge(store: Store) -> None:
     try:
         trash.discard(store, store.path, old.directory)
     except (OSError, FsqueueError) as error:
+        let_out(error)
         collect.logger.warning("what was purged from %s is still there (%s); 'fsqueue gc' moves it", store.path, error)
     try:
         store.refresh(now=True)
-    except (OSError, FsqueueError):
+    except (OSError, FsqueueError) as error:
+        let_out(error)
         store.queue_file.forget()  # the next verb reads it
     store.doorbell.ring()
     reap_later(store)
@@ -455,6 +463,7 @@ def _unmark(queue_file: Locked, mark: bytes) -> None:
         finally:
             fs.close(fd)
     except OSError as error:
+        let_out(error)
         collect.logger.warning("the queue %s counts as deleted, but it is still in place: %s", path, error)
 
 
@@ -508,6 +517,7 @@ def _empty_until_marked(queue_file: Locked, mark: bytes, outside: Filesystem, mo
         ):
             pass
     except (OSError, FsqueueError) as error:
+        let_out(error)
         collect.logger.warning("%s is left of the deleted queue: %s", moved, error)
 
 
@@ -516,6 +526,7 @@ def finish_deletion(path: str) -> None:
     try:
         move_away(Filesystem(path, shared=mount_of(path).shared), path, Clock(), Entropy())
     except (OSError, FsqueueError) as error:
+        let_out(error)
         collect.logger.info("the deleted queue %s is still in place: %s", path, error)
 
 
@@ -588,6 +599,7 @@ def release(store: Store, chosen: Callable[[ReplayState, int], bool], offline: b
         )
         busy = list(locked_batch.each(store, held, act, 0.0 if offline else None))
     except (OSError, FsqueueError) as error:
+        let_out(error)
         failure = store.explain(
             error, "releasing leases", f"Leases released: {released}. Repeat the call for the rest."
         )

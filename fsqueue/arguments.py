@@ -29,6 +29,7 @@ from fsqueue.format.models import Task
 from fsqueue.format.names import Batch
 from fsqueue.format.plain import plain
 from fsqueue.format.results import encode_result
+from fsqueue.interruptions import is_interruption
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import encoding
 from fsqueue.protocol.encoding import EncodedTask
@@ -72,11 +73,13 @@ def ended(queue: HasStore, before: resources.Mark, process: int, error: BaseExce
     `process`: `forks.depth` at its start. The store is asked for afterwards: a queue of a group may have to be opened
     for that.
     """
-    resources.give_back(before, error)
+    error = resources.give_back(before, error)
     if process != forks.depth and not isinstance(error, UserCodeError):
         return resources.in_child(error)
     if isinstance(error, (UserCodeError, ForkedInCall)):
         return error.error
+    if is_interruption(error):
+        return error  # that of a signal handler may be an OSError, and is none of the system's
     failure = error
     if isinstance(error, OSError):
         with resources.Scope():

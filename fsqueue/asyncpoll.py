@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from fsqueue import forks
+from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask, in_thread
 from fsqueue.poll import Lessor, Poll
 from fsqueue.protocol.leasing import Leaser

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any
 
 from fsqueue import forks
@@ -18,6 +17,7 @@ from fsqueue.format.layout import Layout
 from fsqueue.format.models import CommitPart, CommitReport
 from fsqueue.format.names import CommitName, Uuid
 from fsqueue.format.wording import counted
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import encoding, insert_errors, overwriting
 from fsqueue.storage import commits, queue_changes
 from fsqueue.storage.commits import Part, Record
@@ -82,6 +82,7 @@ class Commit:
         try:
             return stager.stage(batches)
         except OSError as error:
+            let_out(error)
             failure = self.store.explain(error, "staging", commits.NOTHING)
             if is_gone(error) and stager.is_overtaken:
                 failure = stager.overtaken()
@@ -112,6 +113,7 @@ class Commit:
             try:
                 known = overwriting.begin(store, own) if overwrite else commits.decide(store, layout, own)
             except OSError as error:
+                let_out(error)
                 failure = store.explain(error, commits.DOING, commits.NOTHING)
                 insert_errors.note_nothing(failure)
                 raise failure from error
@@ -186,6 +188,7 @@ class Commit:
         except CommitLost:
             raise
         except (OSError, FsqueueError) as error:
+            let_out(error)
             if not isinstance(error, QueueNotFound) and self._has_ended(layout, record):
                 raise self._purged() from error
             failure = self.store.explain(error, commits.DOING, commits.DECIDED)
@@ -205,7 +208,8 @@ class Commit:
             found = commits.find(store, store.layout, self.name)  # an overwriting is decided in the next generation
         except QueueNotFound:
             raise
-        except (OSError, FsqueueError):
+        except (OSError, FsqueueError) as error:
+            let_out(error)
             return False
         return found is None or found.id != record.id
 
@@ -224,6 +228,7 @@ class Commit:
             try:
                 self.store.discard(self.store.path, layout.directory)
             except OSError as error:
+                let_out(error)
                 commits.logger.warning("what was overwritten in %s is still there (%s)", self.store.path, error)
         return self.store.layout
 

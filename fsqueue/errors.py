@@ -39,6 +39,8 @@ import resource
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fsqueue.interruptions import let_out
+
 
 class FsqueueError(Exception):
     """The root of all errors that fsqueue raises on purpose."""
@@ -324,23 +326,8 @@ def said(error: BaseException) -> str:
     try:
         return in_unicode(f"{name}: {error}")
     except Exception as another:
-        if is_from_signal_handler(another):
-            raise
+        let_out(another)
         return in_unicode(f"{name}: (its text could not be had: {type(another).__name__})")
-
-
-def is_from_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler has raised an exception: it got the frame that it interrupted as an argument.
-
-    The handler may have been replaced since, or have replaced itself. So its arguments tell, not `signal.getsignal`.
-    """
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        interrupted, at = at.tb_frame, at.tb_next
-        for given in at.tb_frame.f_locals.values():
-            if given is interrupted or (type(given) is tuple and any(one is interrupted for one in given)):
-                return True
-    return False
 
 
 def in_unicode(text: str) -> str:
@@ -361,8 +348,7 @@ def text_of(thing: object) -> str:
     try:
         return in_unicode(str(thing))
     except Exception as error:
-        if is_from_signal_handler(error):
-            raise
+        let_out(error)
         return f"(a {type(thing).__name__}; its text could not be had: {type(error).__name__})"
 
 
@@ -417,7 +403,9 @@ def from_os_error(error: OSError, doing: str, then: str = "") -> FsqueueError:
     """Return the fsqueue error that says what `error`, met while `doing` something, means to the user.
 
     `then`: sentences for the end: what to do when the cause is mended, if that is not to repeat what was done.
+    If a signal handler of the caller has raised it, as a timeout does, raise it as it is.
     """
+    let_out(error)
     where = f" ({error.filename})" if error.filename else ""
     what = f"{error.strerror or error}{where}"
     after = f" {then}" if then else ""

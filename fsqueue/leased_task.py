@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -15,6 +14,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import Settings
 from fsqueue.format.models import Movement, Status, TaskRef, Used
 from fsqueue.format.names import Batch
+from fsqueue.interruptions import suppress
 from fsqueue.storage.store import Store
 
 T = TypeVar("T")

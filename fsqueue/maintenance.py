@@ -7,7 +7,6 @@ were completed, and with which payloads. The `retried` lines of a shard say whic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsqueue import administration, forks
@@ -30,6 +29,7 @@ from fsqueue.format.layout import Settings
 from fsqueue.format.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
+from fsqueue.interruptions import suppress
 from fsqueue.storage import copies, deadletters, letter_files, nodes, retrying
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store

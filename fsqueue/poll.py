@@ -9,7 +9,6 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Literal, Protocol, runtime_checkable
 
 from fsqueue import forks
@@ -29,6 +28,7 @@ from fsqueue.errors import (
 )
 from fsqueue.filesystem import resources
 from fsqueue.format.models import Status
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import TaskSource, clock_of, tell_of_end, tell_pauses
@@ -81,6 +81,7 @@ def wait(
         with resources.Scope():
             return Backlog(stores).wait(timeout, told) if stores else []
     except OSError as error:
+        let_out(error)
         found = [store.explain(error, "waiting") for store in stores]
         raise min(found, key=lambda one: not isinstance(one, QueueNotFound)) from error
     except (UserCodeError, ForkedInCall) as carried:

@@ -47,6 +47,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, Movement, Result, State, Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
+from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask
 from fsqueue.maintenance import Maintenance
 from fsqueue.poll import EndCheck, Errors, Poll, Prefetched, Until, check_loop, dropped, put_back_dropped, wait
@@ -282,6 +283,7 @@ class Queue(Maintenance):
                 return TaskRef(self._inserter.insert(task))
             return TaskRef(insertion.insert_in_file(self.store, task))
         except OSError as error:
+            let_out(error)
             raise insert_errors.is_out(self.store, error) from error
         except FsqueueError as error:
             insert_errors.note_nothing(error)
@@ -616,6 +618,7 @@ class Queue(Maintenance):
             for batch_id, indices in sorted(grouped.items()):
                 cancelled += transitions.cancel(self.store, batch_id, indices)
         except (OSError, FsqueueError) as error:
+            let_out(error)
             then = f"Tasks cancelled: {cancelled}. Repeat the call for the rest."
             raise self.store.explain(error, "cancelling", then) from (error if isinstance(error, OSError) else None)
         return cancelled

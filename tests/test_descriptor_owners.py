@@ -117,24 +117,38 @@ class Watch:
                     os.close(fd)
 
 
-class Interrupter:
-    """Raise at an instruction of the owners that was not interrupted before on the same way, once a run."""
+TOLD = "the time of the caller is over"
 
-    def __init__(self) -> None:
+
+class Interrupter:
+    """Raise at an instruction of the owners that was not interrupted before on the same way, once a run.
+
+    The trace function gets the frame that it interrupts, as a signal handler does.
+    """
+
+    def __init__(self, kind: type[BaseException] = KeyboardInterrupt) -> None:
+        self._kind = kind
         self.seen: set[tuple[object, ...]] = set()
         self.where = ""
+        self.lost: list[str] = []
+        """What came out of the action in place of the interruption."""
 
     def run(self, action: Callable[[], object]) -> bool:
         """Do it; False if nothing new was met."""
-        self.where = ""
-        before = sys.gettrace()
+        self.where = came = ""
+        dropped: list[str] = []
+        before, hook = sys.gettrace(), sys.unraisablehook
+        sys.unraisablehook = lambda one: dropped.append(repr(one.exc_value))
         sys.settrace(self._enter)
         try:
             action()
-        except (KeyboardInterrupt, FsqueueError):
-            pass
+        except (self._kind, FsqueueError) as error:
+            came = repr(error)
         finally:
             sys.settrace(before)
+            sys.unraisablehook = hook
+        if self.where and repr(self._kind(TOLD)) not in (came, *dropped):
+            self.lost.append(f"{self.where}: {came or 'nothing'}")
         return bool(self.where)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
@@ -154,7 +168,7 @@ class Interrupter:
             if key not in self.seen:
                 self.seen.add(key)
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname} @{frame.f_lasti}"
-                raise KeyboardInterrupt
+                raise self._kind(TOLD)
         return self._step
 
 
@@ -318,14 +332,14 @@ KINDS: list[tuple[Callable[[Path], object], Callable[[Path], Any], dict[str, Cal
 ]
 
 
-def interrupted_anywhere(watch: Watch, place: Path) -> tuple[list[str], int]:
+def interrupted_anywhere(watch: Watch, place: Path, kind: type[BaseException]) -> tuple[list[str], int]:
     """Interrupt each verb at each instruction of the owners: of an object that it has just opened.
 
     What one verb was interrupted at, the next ones are not. Return what was wrong, and how many interruptions there
     were.
     """
     failed: list[str] = []
-    interrupter, rounds, number = Interrupter(), 0, count()
+    interrupter, rounds, number = Interrupter(kind), 0, count()
     for make, open_, verbs in KINDS:
         for verb, act in verbs.items():
             hit, mine = True, 0
@@ -337,6 +351,8 @@ def interrupted_anywhere(watch: Watch, place: Path) -> tuple[list[str], int]:
                 with watch.run() as wrong:
                     hit = interrupter.run(lambda: act(open_(here)))  # noqa: B023 - called at once
                 failed += [f"{verb} at {interrupter.where}: {one}" for one in wrong]
+            failed += [f"{verb}: lost at {one}" for one in interrupter.lost]
+            interrupter.lost.clear()
             rounds += mine
     return failed, rounds
 
@@ -347,13 +363,16 @@ def start_what_is_waited_for(function: Any, given: tuple[Any, ...]) -> None:
         function(*given)
 
 
-def test_an_interruption_leaves_each_descriptor_to_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the verbs of a queue, a group and its queues, and updates."""
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_an_interruption_leaves_each_descriptor_to_one_owner_and_comes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    """In the verbs of a queue, a group and its queues, and updates. A TimeoutError is an OSError, as the system's."""
     monkeypatch.setattr(_thread, "start_new_thread", start_what_is_waited_for)
     gc.collect()
     gc.freeze()  # what is there by now is not looked through each time
     try:
-        failed, rounds = in_thread(lambda: interrupted_anywhere(Watch(monkeypatch, tmp_path), tmp_path))
+        failed, rounds = in_thread(lambda: interrupted_anywhere(Watch(monkeypatch, tmp_path), tmp_path, kind))
     finally:
         gc.unfreeze()
     assert not failed, "\n".join(failed)
@@ -442,11 +461,64 @@ def test_a_release_that_is_interrupted_is_done_once_more(tmp_path: Path) -> None
     closer.unlock = unlock
     before = resources.mark()
     fd = resources.opened(closer, map(os.open, (str(tmp_path),), (os.O_RDONLY,)))
-    resources.give_back(before, KeyboardInterrupt())
+    assert type(resources.give_back(before, FileNotFoundError())) is KeyboardInterrupt
     assert calls == [fd, fd]
     assert fd not in resources.this_thread.owned.fds
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(fd)
+
+
+class _Broken:
+    """A section that cannot be abandoned at first."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.errors = [error]
+
+    def abandon(self) -> None:
+        """Raise the error, once."""
+        if self.errors:
+            raise self.errors.pop()
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_of_what_a_release_raises_an_interruption_alone_takes_the_place_of_the_error(
+    kind: type[BaseException],
+) -> None:
+    expected, broken = FileNotFoundError(), kind()
+
+    def fail() -> None:
+        with resources.Scope():
+            resources.this_thread.owned.sections.append(_Broken(broken))
+            raise expected
+
+    with pytest.raises((KeyboardInterrupt, FileNotFoundError)) as raised:
+        fail()
+    assert raised.value is (expected if kind is OSError else broken)
+    assert resources.this_thread.owned.sections == []
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+def test_an_interruption_of_the_release_after_an_expected_error_comes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    """The queue has just been deleted: `exists` meets that, clears up, and would return False."""
+    group, interrupter = Group.create(tmp_path / "g"), Interrupter(kind)
+    monkeypatch.setitem(globals(), "OWNERS", {"resources.py"})
+
+    def all_places() -> None:
+        hit = True
+        while hit:
+            queue = group["gone"]
+            queue.insert(1)
+            Group(group.path).delete("gone")
+            hit = interrupter.run(queue.exists)
+            assert interrupter.lost == []
+            assert resources.this_thread.owned.sections == []
+            assert resources.this_thread.owned.fds == {}
+
+    in_thread(all_places)
+    entered = {code.co_name for code, *_ in interrupter.seen if isinstance(code, CodeType)}
+    assert {"give_back", "mark"} <= entered, entered
 
 
 def test_a_number_that_was_open_before_and_is_another_files_now_is_given_back(tmp_path: Path) -> None:

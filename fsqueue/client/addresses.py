@@ -6,12 +6,12 @@ import http.client
 import re
 import socket
 import ssl
-from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import resources
+from fsqueue.interruptions import let_out, suppress
 
 PORTS = {"http": 80, "https": 443}
 """The port of an address that names none, as in a browser."""
@@ -127,7 +127,8 @@ def reached(host: str, port: int, timeout_s: float | None) -> socket.socket:
     """Return a connection to a port of a host; to "localhost" by IPv4 or IPv6, whichever answers. OSError."""
     try:
         return socket.create_connection((host, port), timeout_s)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         for one in LOOPBACK if host.lower() == "localhost" else ():
             with suppress(OSError):
                 return socket.create_connection((one, port), timeout_s)

@@ -24,6 +24,7 @@ from fsqueue.errors import FsqueueError, InvalidArgument, LeaseLost, StorageErro
 from fsqueue.filesystem import resources
 from fsqueue.format import user_json
 from fsqueue.format.wording import duration
+from fsqueue.interruptions import is_interruption, let_out
 from fsqueue.verbs.table import NDJSON, VERBS, Route, Verb
 
 P = ParamSpec("P")
@@ -423,6 +424,7 @@ class _Answer:
             raise
         except (OSError, http.client.HTTPException) as error:
             self._wire.drop()
+            let_out(error)
             raise self._broken_off(error) from error
         except BaseException:  # what the stream of a body raises, or Ctrl-C: the rest of the request is never sent
             self._wire.drop()
@@ -433,6 +435,7 @@ class _Answer:
         try:
             return self._wire.connection(self._timeout_s)
         except OSError as error:
+            let_out(error)
             away = StorageError(
                 f"The gateway {self._wire.address.url} cannot be reached ({type(error).__name__}: {error}). Nothing "
                 "was done. Look at the address, and whether 'fsqueue serve' runs there."
@@ -453,7 +456,7 @@ class _Answer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._end()
-        if isinstance(error, (OSError, http.client.HTTPException)):
+        if isinstance(error, (OSError, http.client.HTTPException)) and not is_interruption(error):
             self._wire.drop()
             raise self._broken_off(error) from error
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fsqueue.cluster import schedulers
 from fsqueue.filesystem.processes import identity_of
+from fsqueue.interruptions import let_out
 
 SLURM = {
     "slurm_index": "SLURM_ARRAY_TASK_ID",
@@ -43,7 +44,8 @@ def user_of_this_process() -> dict[str, Any]:
     user = os.geteuid()
     try:
         name = pwd.getpwuid(user).pw_name
-    except (KeyError, OSError):  # a container may know no names
+    except (KeyError, OSError) as error:  # a container may know no names
+        let_out(error)
         name = str(user)
     return {"host": socket.gethostname(), "pid": os.getpid(), "user": name}
 
@@ -60,7 +62,8 @@ def _address() -> str | None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return None
 
 

@@ -12,8 +12,9 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
+
+from fsqueue.interruptions import let_out, suppress
 
 ASK_S = 5.0
 """Seconds that a question to Slurm may take: its own commands try for minutes while the controller is away."""
@@ -178,7 +179,8 @@ def ask(*command: str) -> str | None:
             env=environment,
             start_new_session=True,  # Ctrl-C is for us
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        let_out(error)
         return None
     try:
         said, complaint = process.communicate(timeout=ASK_S)

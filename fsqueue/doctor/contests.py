@@ -14,7 +14,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from fsqueue.doctor.probes import ASK_ANOTHER, ASK_LOCKS, OK, UNFIT, UNTRIED, WA
 from fsqueue.filesystem import Filesystem, processes
 from fsqueue.filesystem.expected_errors import asking_again
 from fsqueue.filesystem.side_threads import SideThread
+from fsqueue.interruptions import suppress
 
 HOLD_S = 0.001
 """Seconds for which a lock is held on purpose, so that holds would overlap."""

@@ -11,7 +11,6 @@ import shlex
 import socket
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from fsqueue.filesystem.open_directories import Displaced, OpenDirectory, is_dir
 from fsqueue.filesystem.processes import boot_id
 from fsqueue.filesystem.quota import quota_of
 from fsqueue.format.wording import counted
+from fsqueue.interruptions import suppress
 from fsqueue.storage.discovery import queue_path
 from fsqueue.upkeep import doctorplaces
 from fsqueue.views import stuck_locks

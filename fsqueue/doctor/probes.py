@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FULL, NO_DESCRIPTORS, NO_LOCKS
 from fsqueue.filesystem import Filesystem, Mount, mountadvice
+from fsqueue.interruptions import suppress
 
 NOT_OURS = (*FULL, *NO_DESCRIPTORS, errno.EFBIG, errno.EROFS, errno.EACCES)
 """Errors that say nothing about what the filesystem can do: they are raised."""

@@ -18,7 +18,6 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -29,6 +28,7 @@ from fsqueue.doctor.probes import OK, UNFIT, UNTRIED, WARNING
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import NOT_FILES, Filesystem
 from fsqueue.filesystem.expected_errors import asking_again
+from fsqueue.interruptions import suppress
 from fsqueue.upkeep import doctorplaces
 
 HOST_CHARS_MAX = 253

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fsqueue.filesystem.beneath import HOLDER_FLAGS, LOOK_FLAGS
 from fsqueue.filesystem.mounts import plain
+from fsqueue.interruptions import let_out
 
 Key = tuple[int, int, int]
 """A directory in a mount: the mount, the device, the inode."""
@@ -39,6 +40,7 @@ def _beginning(directory: int, name: str, bytes_max: int) -> bytes | None:
     try:
         fd = os.open(name, os.O_RDONLY | LOOK_FLAGS, dir_fd=directory)
     except OSError as error:
+        let_out(error)
         if error.errno == errno.ENOENT:
             return b""  # it has gone meanwhile
         return None
@@ -86,7 +88,8 @@ def _mount_number(fd: int) -> int:
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii", errors="replace") as lines:
             return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), -1)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return -1
 
 
@@ -95,12 +98,14 @@ def _elsewhere(root: int, key: Key) -> Iterator[int]:
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
             paths = other_paths(lines, key[0])
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return
     for path in paths:
         try:
             fd = os.open(path, HOLDER_FLAGS)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             continue  # something else is mounted over it, or this user may not go there
         if _key(fd)[1:] == key[1:]:
             yield fd

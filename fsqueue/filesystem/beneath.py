@@ -16,6 +16,7 @@ from functools import cache, partial
 
 from fsqueue.filesystem import idle_files
 from fsqueue.filesystem.resources import Closer, Closing, close, opened
+from fsqueue.interruptions import let_out
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 HOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -81,6 +82,7 @@ def open_at(directory: int, name: str, flags: int, by: Closer | None = None) -> 
         try:
             return opened(by, map(within, (name,), (flags | LOOK_FLAGS,), (FILE_MODE,)))
         except OSError as error:
+            let_out(error)
             if not idle_files.make_room(error):
                 raise
         return opened(by, map(within, (name,), (flags | LOOK_FLAGS,), (FILE_MODE,)))
@@ -134,6 +136,7 @@ def _step(directory: int, name: str, flags: int, mode: int, path: str, by: Close
     try:
         return opened(by, map(partial(os.open, dir_fd=directory), (name or ".",), (flags,), (mode,)))
     except OSError as error:
+        let_out(error)
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 
 
@@ -142,12 +145,14 @@ def openat2_works() -> bool:
     """Return whether this kernel has openat2, and lets this process use it."""
     try:
         here = os.open("/", HOLDER_FLAGS)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
     try:
         os.close(openat2(here, ".", HOLDER_FLAGS))
         return True
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False  # a kernel without the call, or a container that forbids it
     finally:
         os.close(here)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from fsqueue import forks
+from fsqueue.interruptions import suppress
 
 MODIFY, MOVED_TO, CREATE = 0x02, 0x80, 0x100
 DELETE_SELF, MOVE_SELF, UNMOUNT, IGNORED = 0x400, 0x800, 0x2000, 0x8000

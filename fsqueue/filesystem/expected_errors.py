@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from fsqueue.filesystem import idle_files
+from fsqueue.interruptions import is_interruption
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class PassingOverStrays:
         pass
 
     def __exit__(self, kind: object, error: object, at: object) -> bool:
-        return isinstance(error, OSError) and error.errno in (errno.ENOENT, *NOT_FILES)
+        return isinstance(error, OSError) and error.errno in (errno.ENOENT, *NOT_FILES) and not is_interruption(error)
 
 
 def either_of_two(look: Callable[[], Iterable[T]]) -> set[T]:

@@ -14,6 +14,7 @@ import struct
 from functools import cache
 
 from fsqueue.errors import UnsafeFilesystem
+from fsqueue.interruptions import let_out
 
 BUSY = (errno.EAGAIN, errno.EACCES)
 """What the system says of a lock that another process has."""
@@ -36,6 +37,7 @@ def try_lock(fd: int) -> bool:
     try:
         _fcntl(fd, SET, _EXCLUSIVE)
     except OSError as error:
+        let_out(error)
         if error.errno in BUSY:
             return False
         raise
@@ -60,6 +62,7 @@ def fault() -> str | None:
         is_locked(fd)
         return None
     except OSError as error:
+        let_out(error)
         return error.strerror
     finally:
         os.close(fd)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fsqueue.interruptions import let_out
+
 LOCAL = frozenset(
     [
         "bcachefs",
@@ -109,7 +111,8 @@ def mount_of(path: str) -> Mount:
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
             return mount_among(lines, os.path.realpath(path))
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return mount_among((), path)
 
 
@@ -140,7 +143,8 @@ def beegfs_setting(name: str) -> str | None:
     """Return what the BeeGFS client of this host says of a setting; None if it says nothing."""
     try:
         clients = os.listdir(BEEGFS)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return None
     for client in clients:
         try:
@@ -149,6 +153,7 @@ def beegfs_setting(name: str) -> str | None:
                     key, _, value = line.partition("=")
                     if key.strip() == name:
                         return value.strip()
-        except OSError:
+        except OSError as error:
+            let_out(error)
             continue
     return None

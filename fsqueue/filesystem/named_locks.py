@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from filelock import FileLock, Timeout
 
 from fsqueue.errors import LockTimeout
+from fsqueue.interruptions import let_out
 
 logger = logging.getLogger("fsqueue")
 
@@ -27,6 +28,7 @@ def held_by_name(path: str) -> Iterator[None]:
     except Timeout:
         raise LockTimeout(f"Another process holds {path}. Nothing was done.") from None
     except (OSError, NotImplementedError) as error:  # filelock raises the latter where a filesystem has no flock
+        let_out(error)
         logger.debug("%s cannot be locked: %s", path, error)
     try:
         yield

@@ -11,11 +11,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 
 from fsqueue.filesystem import trees
+from fsqueue.interruptions import let_out, suppress
 
 FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
 """With O_PATH a directory in which one may write can be held even if one may not list it."""
@@ -148,7 +148,8 @@ class OpenDirectory:
         _check(name)
         try:
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return None
 
     def remove_file(self, name: str) -> bool:
@@ -188,7 +189,8 @@ class OpenDirectory:
         try:
             with self.enter(name) as inner:
                 return self.remove(inner, names)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return False
 
 

@@ -10,7 +10,6 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from fsqueue.clock import Backoff, Clock, Entropy
@@ -22,6 +21,7 @@ from fsqueue.filesystem.mounts import mount_of
 from fsqueue.filesystem.places import place_of
 from fsqueue.filesystem.rooted import DIRECTORY_MODE, Rooted, Stamp, stamp_of
 from fsqueue.filesystem.trees import Proof
+from fsqueue.interruptions import let_out, suppress
 
 T = TypeVar("T")
 
@@ -81,6 +81,7 @@ class Filesystem(Rooted):
                     self._share(fd, found)
                 return fd
             except OSError as error:
+                let_out(error)
                 if fd >= 0:
                     resources.close(fd)
                 if error.errno == errno.ESTALE and left:
@@ -323,7 +324,8 @@ class Filesystem(Rooted):
         for place, kind in [*((one, "directory") for one in above), (path, wanted)]:
             try:
                 mode = self.stat(place).st_mode
-            except OSError:
+            except OSError as error:
+                let_out(error)
                 break  # others have mended or removed it meanwhile
             stands = _STANDS.get(stat.S_IFMT(mode), "a pipe, a socket or a device")
             if stands != f"a {kind}":
@@ -417,6 +419,7 @@ class Filesystem(Rooted):
         try:
             mine, found = self.fstat(fd), self.fstat(other)
         except OSError as error:
+            let_out(error)
             if error.errno == errno.ESTALE:
                 return False
             raise
@@ -504,7 +507,8 @@ class Filesystem(Rooted):
             with self._holder(path) as (within, name), trees.counting_removal(name, within):
                 os.rmdir(name, dir_fd=within)
             return True
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return False
 
     def space(self, path: str) -> os.statvfs_result:
@@ -578,6 +582,7 @@ def _data_from(fd: int, offset: int) -> int:
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
+        let_out(error)
         return max(offset, os.fstat(fd).st_size) if error.errno == errno.ENXIO else offset
 
 

@@ -15,11 +15,11 @@ import sys
 import tempfile
 import termios
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from fsqueue.filesystem import replacing
 from fsqueue.filesystem.beneath import FILE_MODE
+from fsqueue.interruptions import let_out, suppress
 
 NEW_FILE_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """With O_EXCL the system follows no link, opens no pipe and no file of another user: it makes a regular file."""
@@ -51,7 +51,8 @@ class KeptOutput:
         try:
             os.close(os.open(trial, NEW_FILE_FLAGS, FILE_MODE, dir_fd=self._fd))
             os.unlink(trial, dir_fd=self._fd)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             self.close()
             raise
 
@@ -130,7 +131,8 @@ def is_same_file(one: int, other: int) -> bool:
     """Return whether two descriptors lead to one file, pipe or terminal; False if either is closed."""
     try:
         return os.path.sameopenfile(one, other)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
 
 
@@ -202,7 +204,8 @@ class PipeEnd:
     def _is_ours(self) -> bool:
         try:
             return stat.S_ISFIFO(self._pipe[0]) and self._identity() == self._pipe
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return False
 
     def unread(self) -> int:
@@ -213,7 +216,8 @@ class PipeEnd:
         count = bytearray(4)
         try:
             fcntl.ioctl(self._fd, termios.FIONREAD, count)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return 0
         return int.from_bytes(count, sys.byteorder)
 
@@ -226,7 +230,8 @@ class PipeEnd:
                 room = select.poll()
                 room.register(self._fd, select.POLLOUT)
                 room.poll()
-            except OSError:
+            except OSError as error:
+                let_out(error)
                 return
             else:
                 return

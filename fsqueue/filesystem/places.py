@@ -6,7 +6,8 @@ import fcntl
 import os
 import platform
 import struct
-from contextlib import suppress
+
+from fsqueue.interruptions import suppress
 
 _READS = 0x40000000 if platform.machine().startswith(("ppc", "mips", "sparc", "alpha")) else 0x80000000
 GET_VERSION = _READS | struct.calcsize("l") << 16 | ord("v") << 8 | 1

@@ -13,8 +13,9 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
+
+from fsqueue.interruptions import let_out, suppress
 
 BOOT_DIGITS = 12
 _HEAD_BYTES = 256
@@ -57,7 +58,8 @@ def _place() -> str | None:
         if not boot or os.readlink("/proc/self") != str(os.getpid()):
             return None
         return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino:x}"
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return None
 
 
@@ -81,8 +83,8 @@ def is_alive(pid: int, identity: str) -> bool | None:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):
-        pass  # another user's, and there
+    except (OSError, OverflowError) as error:
+        let_out(error)  # else it is another user's, and there
     fields = fields_of(pid)
     if len(fields) <= 19:
         return None  # hidden from us, or just gone
@@ -96,7 +98,8 @@ def inheritable_descriptors() -> list[int]:
     """
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return []
     found = []
     for number in numbers:
@@ -156,7 +159,8 @@ def _not_executable(path: str, word: str) -> str:
     """Say why this process may not execute a file."""
     try:
         is_marked = bool(os.stat(path).st_mode & 0o111)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return ""
     if is_marked:
         return "it may not be executed here: the mount has the option noexec, or the file is for other users"
@@ -178,11 +182,13 @@ def start_of(path: str, bytes_max: int) -> bytes | None:
     """Return the first bytes of a regular file; None if it cannot be read, or is none. Do not wait for a pipe."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        let_out(error)
         return None
     try:
         return os.read(fd, bytes_max) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return None
     finally:
         os.close(fd)
@@ -236,7 +242,8 @@ def holders_of(device: int, inode: int) -> list[Holder]:
 def _processes() -> Iterator[int]:
     try:
         names = os.listdir("/proc")
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return
     yield from sorted(int(name) for name in names if name.isdigit())
 
@@ -245,7 +252,8 @@ def _locking(pid: int, inode: int) -> Iterator[str]:
     """Yield the descriptors of a process that have a lock on an inode of that number, of whichever device."""
     try:
         descriptors = os.listdir(f"/proc/{pid}/fdinfo")
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return  # it has ended, or is another user's
     ending = f":{inode}"
     for fd in descriptors:
@@ -259,7 +267,8 @@ def _locking(pid: int, inode: int) -> Iterator[str]:
 def _is(pid: int, fd: str, device: int, inode: int) -> bool:
     try:
         found = os.stat(f"/proc/{pid}/fd/{fd}")
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
     return (found.st_dev, found.st_ino) == (device, inode)
 
@@ -286,5 +295,6 @@ def _read_bytes(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return b""

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 
 from fsqueue.filesystem.mounts import Mount
+from fsqueue.interruptions import let_out
 
 Q_GETQUOTA, USRQUOTA, GRPQUOTA = 0x800007, 0, 1
 BLOCK_BYTES = 1024
@@ -57,7 +58,8 @@ def _local(mount: Mount, kind: int, number: int, name: str) -> Quota | None:
         command = (Q_GETQUOTA << 8) | kind
         if libc.quotactl(ctypes.c_int(command), os.fsencode(mount.source), number, ctypes.byref(block)):
             return None
-    except (OSError, AttributeError):
+    except (OSError, AttributeError) as error:
+        let_out(error)
         return None
     bytes_limit = _limit(block.bhard, block.bsoft) * BLOCK_BYTES
     files_limit = _limit(block.ihard, block.isoft)
@@ -87,7 +89,8 @@ def _lustre(mount: Mount) -> list[Quota]:
                 stdin=subprocess.DEVNULL,
                 cwd="/",
             ).stdout
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, subprocess.SubprocessError) as error:
+            let_out(error)
             continue
         quota = parse_lfs(said, f"{name} {number}")
         if quota is not None:
@@ -107,7 +110,8 @@ def safe_path(path: str) -> str:
 def _is_kept(directory: str) -> bool:
     try:
         return not os.stat(directory).st_mode & stat.S_IWOTH
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
 
 

@@ -17,10 +17,10 @@ import re
 import secrets
 import stat
 from collections.abc import Callable
-from contextlib import suppress
 from typing import IO
 
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
+from fsqueue.interruptions import let_out, suppress
 
 LINKS_MAX = 40
 """Maximum number of links to follow, one after the other, as the system does (path_resolution(7))."""
@@ -134,7 +134,8 @@ class Replaced:
         grammar = re.compile(re.escape(self._prefix) + rf"[0-9a-f]{{{_DIGITS}}}\.tmp")
         try:
             fd = os.open(".", DIRECTORY_FLAGS, dir_fd=self._directory)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return  # this user may make files here, but not list them
         try:
             names = os.listdir(fd)
@@ -166,8 +167,8 @@ class Replaced:
             except BlockingIOError:
                 os.close(fd)  # another one took it for a leftover before it was locked, and removes it
                 continue
-            except OSError:
-                pass  # a filesystem without locks: nobody locks a leftover there, and so nobody removes one
+            except OSError as error:
+                let_out(error)  # else a filesystem without locks: nobody locks a leftover there, nor removes one
             if self._is(fd, name):
                 return fd, name
             os.close(fd)

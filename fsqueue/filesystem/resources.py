@@ -28,10 +28,8 @@ import os
 import stat
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import suppress
 from functools import partial
 from itertools import compress, count
 from types import TracebackType
@@ -39,6 +37,7 @@ from typing import Protocol
 
 from fsqueue import forks
 from fsqueue.errors import ForkedChild, ForkedInCall
+from fsqueue.interruptions import handler_in, is_interruption, let_out, suppress
 
 
 class Closer(Protocol):
@@ -179,7 +178,8 @@ def _access_of(fd: int) -> int | None:
     """Return what a descriptor was opened for; None if it is none. One that cannot write has no exclusive lock."""
     try:
         return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-    except (OSError, ValueError):  # it is closed; or below 0, since nothing was opened
+    except (OSError, ValueError) as error:  # it is closed; or below 0, since nothing was opened
+        let_out(error)
         return None
 
 
@@ -274,6 +274,7 @@ def refuse_unopened(error: OSError) -> None:
     After any other one the descriptor is closed all the same, and what was to be durable was synced before. Raised from
     a `finally`, it would hide what was done, or the error that ended that.
     """
+    let_out(error)
     if error.errno == errno.EBADF:
         raise error
 
@@ -386,19 +387,27 @@ def new_since(before: dict[int, Entry], fds: dict[int, Entry]) -> dict[int, Entr
     return {fd: entry for fd, entry in fds.items() if before.get(fd) is not entry}
 
 
-def give_back(before: Mark, error: BaseException) -> None:
-    """Release what this thread has acquired since `mark` and, because of `error`, still owns. Mostly nothing."""
+def give_back(before: Mark, error: BaseException) -> BaseException:
+    """Release what this thread has acquired since `mark` and, because of `error`, still owns. Mostly nothing.
+
+    Return what the caller raises: `error`, or the last interruption of the release. To drop that one would leave a
+    Ctrl-C unheard, if `error` is one that the caller expects.
+    """
+    raised = error
     for last in (False, False, True):
         try:
             owned = this_thread.owned
             if len(owned.sections) > before[0] or len(owned.fresh) > before[2] or new_since(before[1], owned.fds):
                 _give_back(before, error)
-            return
+            break
         except BaseException as another:
             # A second Ctrl-C: begin again. What was released is no longer in the record.
             if last:
                 raise
             error = another
+            if is_interruption(another):
+                raised = another
+    return raised
 
 
 def _give_back(before: Mark, error: BaseException) -> None:
@@ -410,7 +419,7 @@ def _give_back(before: Mark, error: BaseException) -> None:
         one = chain.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
+            _clear_frames(one)
             chain += [one.__cause__, one.__context__]
     held, fds, fresh = this_thread.owned.sections, this_thread.owned.fds, this_thread.owned.fresh
     while len(fresh) > before[2]:
@@ -426,6 +435,15 @@ def _give_back(before: Mark, error: BaseException) -> None:
         with suppress(OSError):
             by.close(fd)
         fds.pop(fd, None)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Clear the frames of a traceback, up to those of a signal handler: its arguments tell that it has raised this."""
+    at, end = error.__traceback__, handler_in(error)
+    while at is not None and at is not end:
+        with suppress(RuntimeError):  # it is still executing
+            at.tb_frame.clear()
+        at = at.tb_next
 
 
 class _Plain:
@@ -449,9 +467,8 @@ class Scope:
         self._before, self._process = mark(), forks.depth
 
     def __exit__(self, kind: object, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None:
-            give_back(self._before, error)
-        if self._process != forks.depth or isinstance(error, ForkedInCall):
-            ended = in_child(error)
-            if ended is not error:
-                raise ended from None
+        ended = give_back(self._before, error) if error is not None else None
+        if self._process != forks.depth or isinstance(ended, ForkedInCall):
+            ended = in_child(ended)
+        if ended is not None and ended is not error:
+            raise ended from None

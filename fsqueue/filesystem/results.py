@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from fsqueue.filesystem.expected_errors import NOT_FILES
 from fsqueue.filesystem.locks import BUSY
 from fsqueue.filesystem.operations import Filesystem
 from fsqueue.filesystem.processes import boot_id
+from fsqueue.interruptions import let_out, suppress
 
 PREFIX = "fsqueue-results-"
 """How the private directory of a worker is named."""
@@ -141,6 +142,7 @@ class ResultFiles:
             # Opening the directory first makes an NFS client ask the server which file has that name by now.
             within = os.open(result.directory, DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=self._fd)
         except OSError as error:
+            let_out(error)
             if error.errno in _GONE:
                 return b""  # the command has removed it, or put something else there
             raise
@@ -151,6 +153,7 @@ class ResultFiles:
         except FileNotFoundError:
             return b""  # a process that the command left behind has just removed it
         except OSError as error:
+            let_out(error)
             is_over = error.errno in NO_RESULT_FILES  # else the next try would find no directory, and say "no result"
             raise
         finally:
@@ -247,12 +250,14 @@ def _lock(directory: int, name: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = resources.opened(_LOCK, map(partial(os.open, dir_fd=directory), (name,), (flags,), (0o600,)))
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return -1
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(fd)
     except OSError as error:
+        let_out(error)
         resources.close(fd)
         if error.errno in BUSY:
             raise _Taken from None

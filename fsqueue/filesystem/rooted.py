@@ -8,13 +8,14 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, partial
 
 from fsqueue import forks
 from fsqueue.filesystem import beneath, idle_files, resources
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, FILE_MODE, HOLDER_FLAGS
 from fsqueue.filesystem.expected_errors import asking_again
+from fsqueue.interruptions import is_interruption, let_out, suppress
 
 DIRECTORY_MODE = 0o777
 """Before the umask: a queue shared by a Unix group is a matter of umask and setgid."""
@@ -99,7 +100,7 @@ class OpenParent:
         return self.within, self.name
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not is_interruption(error):
             if error.errno == errno.ESTALE:
                 self.root.ask_anew(self.path)
             if error.filename in (None, self.name):
@@ -209,6 +210,7 @@ class Rooted:
         try:
             return self._open_beneath(root, inside or ".", flags, FILE_MODE, by=self)
         except OSError as error:
+            let_out(error)
             if error.errno == errno.ESTALE and self._root_is_gone():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
             error.filename = path
@@ -217,6 +219,7 @@ class Rooted:
         try:
             return self._open_beneath(root, inside or ".", flags, FILE_MODE, by=self)
         except OSError as error:
+            let_out(error)
             error.filename = path
             raise
 
@@ -262,6 +265,7 @@ class Rooted:
                 os.fstat(root)  # ESTALE if it was removed
             return root.number == (found.st_dev, found.st_ino)
         except OSError as error:
+            let_out(error)
             return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
     def stamp_at(self, path: str) -> Stamp | None:
@@ -272,14 +276,16 @@ class Rooted:
         """
         try:
             return stamp_of(os.lstat(path))
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return None
 
     def _root_is_gone(self) -> bool:
         """Return whether the root was removed; a network filesystem reports ESTALE for a removed root."""
         try:
             return os.fstat(self._root()).st_nlink == 0
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return True
 
     def _open_directory(self, path: str, flags: int = DIRECTORY_FLAGS) -> int:

@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 
 from fsqueue.filesystem import resources
 from fsqueue.filesystem.side_threads import FORK_LOOK_S
+from fsqueue.interruptions import is_interruption
 
 AT_ONCE_MAX = 16
 """Maximum number of syncs that run at the same time."""
@@ -66,4 +67,4 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
             ended += 1
         resources.refuse_the_parents()  # these threads are theirs
     if all_calls.raised:
-        raise min(all_calls.raised, key=lambda error: isinstance(error, Exception))
+        raise min(all_calls.raised, key=lambda error: not is_interruption(error))

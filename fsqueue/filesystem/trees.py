@@ -13,13 +13,14 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 
 from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, enter
 from fsqueue.filesystem.resources import Closer, close, opened
+from fsqueue.interruptions import let_out, suppress
 
 CHANGED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ESTALE)
 """Another process removes it or still adds to it, or (NFS) an open file lingers. The next reaping takes the rest."""
@@ -82,6 +83,7 @@ class OpenTree:
         try:
             fd = os.open(name, flags, dir_fd=self._fd)
         except OSError as error:
+            let_out(error)
             if error.errno in (errno.ENOENT, errno.ENXIO, *NO_DIRECTORY):
                 return None
             raise
@@ -116,6 +118,7 @@ def remove(
     try:
         top = opened(by, map(partial(os.open, dir_fd=within), (name,), (DIRECTORY_FLAGS | os.O_NOFOLLOW,)))
     except OSError as error:
+        let_out(error)
         if error.errno in NO_DIRECTORY and proof is None:
             return _unlink(name, within)
         if error.errno in (*NO_DIRECTORY, *CHANGED):
@@ -144,6 +147,7 @@ def _unlink(name: str, within: int) -> int:
             os.unlink(name, dir_fd=within)
         return 1
     except OSError as error:
+        let_out(error)
         if error.errno in CHANGED:
             return 0
         raise
@@ -188,6 +192,7 @@ class _Removal:
             if (found.st_dev, found.st_ino) == _identity(top):  # else a neighbour has moved it away
                 self._try(os.rmdir, name, within)
         except OSError as error:
+            let_out(error)
             self._note(error)
 
     def _enter(self, name: str) -> None:
@@ -195,6 +200,7 @@ class _Removal:
         try:
             inner = enter(self.here, name, self._by)
         except OSError as error:
+            let_out(error)
             if error.errno in NO_DIRECTORY:
                 self._try(os.unlink, name, self.here)
             elif error.errno == errno.EXDEV:
@@ -239,6 +245,7 @@ class _Removal:
             self.removed += 1
             self.left -= 1
         except OSError as error:
+            let_out(error)
             self._note(error)
 
     def _note(self, error: OSError) -> None:

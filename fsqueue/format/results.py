@@ -17,9 +17,10 @@ from typing import Any
 
 import orjson
 
-from fsqueue.errors import InvalidTask, is_from_signal_handler, said
+from fsqueue.errors import InvalidTask, said
 from fsqueue.format import nesting, user_json
 from fsqueue.format.task_file import encode_json, too_deep
+from fsqueue.interruptions import let_out
 
 RESULT_BYTES_MAX = 64 * 1024
 """A result kept with a completed task is not larger than this: it lives in the log and the history."""
@@ -39,8 +40,7 @@ def encode_result(value: Any, bytes_max: int | None = RESULT_BYTES_MAX) -> bytes
     except (InvalidTask, MemoryError):
         raise
     except Exception as error:  # of a user's class; or a thread of the user changes the value meanwhile
-        if is_from_signal_handler(error):
-            raise
+        let_out(error)
         raise InvalidTask(f"The result cannot be written as JSON: {said(error)}. {_INSTEAD}.") from error
     if bytes_max is not None and len(data) > bytes_max:
         raise InvalidTask(f"The result takes {len(data):,} bytes; {bytes_max:,} are kept with a task. {_INSTEAD}.")

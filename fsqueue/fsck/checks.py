@@ -16,6 +16,7 @@ from fsqueue.format.wording import counted
 from fsqueue.fsck import keyed, recount, updates
 from fsqueue.fsck.findings import Finding, Suspect, found, guarded, no_access
 from fsqueue.fsck.repair import OPEN, WAIT_S, Repair, unreadable, urgency_of
+from fsqueue.interruptions import let_out
 from fsqueue.storage import deadletters, history, jsonl, keys, published, record_times
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
@@ -216,6 +217,7 @@ class ShardCheck:
         try:
             finished = history.finished(self.store, self.shard, files.keys() | logs)
         except OSError as error:
+            let_out(error)
             yield no_access(self.store, layout.history_days, error)
             finished = set()
         for batch in sorted((files.keys() | logs) - hidden):
@@ -235,6 +237,7 @@ class ShardCheck:
             except FileNotFoundError:  # finished meanwhile
                 return
             except OSError as error:
+                let_out(error)
                 yield no_access(store, path, error)
                 return
             if not findings:
@@ -412,6 +415,7 @@ def lines(
     try:
         first = unlocked()
     except OSError as error:
+        let_out(error)
         if error.errno in (errno.ENOENT, *NOT_FILES):
             return  # what it is instead of a file was told by its name
         raise

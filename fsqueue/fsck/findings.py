@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from fsqueue.filesystem import NOT_FILES, Filesystem
+from fsqueue.interruptions import let_out
 
 LEFTOVER, DAMAGE, STRAY = "leftover", "damage", "stray"
 """How grave a finding is. A leftover of a crash: the next process that meets it mends it. Damage: it hinders work, or
@@ -363,6 +364,7 @@ def guarded(store: CheckedPlace, place: str, suspects: Iterable[Suspect]) -> Ite
     try:
         yield from suspects
     except OSError as error:
+        let_out(error)
         if error.errno in NOT_FILES:
             return
         yield no_access(store, place, error)
@@ -398,5 +400,6 @@ def _is_readable(store: CheckedPlace, path: str) -> bool:
     except FileNotFoundError:
         pass
     except OSError as error:
+        let_out(error)
         return error.errno not in UNREADABLE
     return True

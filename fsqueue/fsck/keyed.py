@@ -7,7 +7,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from fsqueue.format.names import Batch, Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import OPEN, WAIT_S
+from fsqueue.interruptions import suppress
 from fsqueue.storage import keys
 from fsqueue.storage.store import Store
 

@@ -10,6 +10,7 @@ from fsqueue.format import names
 from fsqueue.format.names import Uuid
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import WAIT_S, Repair
+from fsqueue.interruptions import let_out
 from fsqueue.storage import commits
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect
@@ -92,6 +93,7 @@ def _attempt(store: Store, name: str) -> Iterator[Suspect]:
 def _is_damaged(store: Store, path: str, commit: str) -> bool:
     try:
         record = commits.parse(store.fs.read(path))
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False  # gone, or what it is instead of a file was told by its name
     return record is None or record.name != commit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 
 from fsqueue.errors import LockTimeout
@@ -14,6 +13,7 @@ from fsqueue.format.models import GcReport
 from fsqueue.fsck import named_commits
 from fsqueue.fsck.findings import Suspect, found, guarded
 from fsqueue.fsck.repair import WAIT_S, Repair
+from fsqueue.interruptions import suppress
 from fsqueue.storage import counters, nested, payloads, retrying, staging
 from fsqueue.storage.store import Store
 from fsqueue.upkeep import collect, trash

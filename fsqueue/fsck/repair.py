@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.cluster.identity import describe
@@ -23,6 +23,7 @@ from fsqueue.format.priority import LAST, Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, LEASED, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.fsck.recount import Recount
+from fsqueue.interruptions import suppress
 from fsqueue.protocol import finishing, transitions
 from fsqueue.storage import history, jsonl, published, record_times
 from fsqueue.storage.locked_batch import LockedBatch

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from fsqueue.format.replay import Records, ReplayState
 from fsqueue.format.task_states import Prepared
 from fsqueue.fsck.findings import Suspect, found
 from fsqueue.fsck.repair import WAIT_S, StillHeld
+from fsqueue.interruptions import suppress
 from fsqueue.protocol import deciding
 from fsqueue.storage import decisions, given_outcomes, history, listing
 from fsqueue.storage.decisions import DecisionRequest, OutOfGroup

@@ -15,6 +15,7 @@ from fsqueue.format import names
 from fsqueue.fsck import checks, places, surplus
 from fsqueue.fsck.findings import CheckedPlace, Finding, Suspect, guarded, no_access
 from fsqueue.fsck.repair import Repair, StillHeld
+from fsqueue.interruptions import let_out
 from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
 
@@ -101,6 +102,7 @@ def judge(place: CheckedPlace, suspect: Suspect, repair: bool) -> Finding | None
         logger.warning("%s was passed over: %s", finding.path, error)
         return None
     except OSError as error:
+        let_out(error)
         if error.errno in NOT_FILES:
             return None  # something else has the place of a file that this depends on: `places` tells of it
         return no_access(place, f"{place.path}/{finding.path}", error).finding
@@ -110,6 +112,7 @@ def judge(place: CheckedPlace, suspect: Suspect, repair: bool) -> Finding | None
         except FileNotFoundError:
             pass  # another process was faster
         except (OSError, StorageError, StillHeld) as error:
+            let_out(error)
             finding.note = f"{finding.note}; not repaired: {error}" if finding.note else f"not repaired: {error}"
             break
         finding.repaired = not suspect.confirm()

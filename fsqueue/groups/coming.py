@@ -8,6 +8,7 @@ from typing import Protocol
 
 from fsqueue.errors import QueueNotFound
 from fsqueue.filesystem import resources
+from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.waiting import IdlePoller
 from fsqueue.storage.store import Store
@@ -57,6 +58,7 @@ class ComingQueue:
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 pass
             except OSError as error:
+                let_out(error)
                 failure = store.explain(error, "leasing")
                 if not isinstance(failure, QueueNotFound):
                     raise failure from error

@@ -13,6 +13,7 @@ from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
+from fsqueue.interruptions import let_out
 from fsqueue.poll import Backlog
 from fsqueue.queue import Queue
 from fsqueue.user_code import UserCodeError, user_function
@@ -126,6 +127,7 @@ def _look(queue: Queue, check: DrainCheck) -> bytes | None:
         with resources.Scope():
             return check.look()
     except OSError as error:
+        let_out(error)
         raise queue.store.explain(error, "looking whether the queue is drained") from error
 
 

@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from fsqueue.groups.numbers import KnownNumbers, TaskNumbers
 from fsqueue.groups.queue import GroupQueue, listed_queue
 from fsqueue.groups.selection import Selected, compiled
 from fsqueue.groups.update import Update
+from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
 from fsqueue.protocol import waiting

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from fsqueue.format.models import AsDict
 from fsqueue.format.names import Batch, Generation, QueueDirectory
 from fsqueue.format.replay import ReplayState
 from fsqueue.groups.queue import GroupQueue
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import decisions, history
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.views import finished
@@ -166,7 +166,8 @@ class Search:
                     self._records[at] = self._read(at, generation)
                 except QueueNotFound:
                     pass  # it was deleted, with all that was known of its tasks
-                except (FsqueueError, OSError):
+                except (FsqueueError, OSError) as error:
+                    let_out(error)
                     self._is_whole = False
         return [record for _, record in self._records[at]]
 

@@ -6,7 +6,6 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +34,7 @@ from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import Status, TaskInfo, TaskRef
 from fsqueue.format.priority import Rank
 from fsqueue.groups.coming import ComingQueue
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Prefetched, Until
 from fsqueue.protocol import insert_errors, keyed_inserts, losses
@@ -306,6 +306,7 @@ class GroupQueue(Queue):
             with resources.Scope():
                 self._begin_or_open(verifies, check)
         except OSError as error:
+            let_out(error)
             failure = from_os_error(error, f"making the queue {self._path}", insert_errors.NOTHING)
             insert_errors.note_nothing(failure)
             raise failure from error

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 from fsqueue.errors import FsqueueError, InvalidArgument, from_os_error
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue, HasQueues, listed_queue
+from fsqueue.interruptions import suppress
 from fsqueue.storage.group_directory import DirectoryStamp
 from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.queue_file import state_in

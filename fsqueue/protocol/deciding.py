@@ -15,6 +15,7 @@ from fsqueue.format.decisions import Decision, LogName, Outcome
 from fsqueue.format.names import Batch, UpdateId
 from fsqueue.format.replay import AVAILABLE, ReplayState
 from fsqueue.format.task_states import Prepared
+from fsqueue.interruptions import let_out
 from fsqueue.protocol import finishing
 from fsqueue.storage import decisions, group_queues, record_times
 from fsqueue.storage.decisions import DecisionRequest
@@ -111,14 +112,16 @@ def _give_others(store: Store, batch: Batch, committed: Mapping[UpdateId, Decisi
         return
     try:
         group = decisions.group_of(store)
-    except (OSError, FsqueueError):
+    except (OSError, FsqueueError) as error:
+        let_out(error)
         return
     for name, of_log in updates.items():
         try:
             with group_queues.opened(group, name, store) as queue:
                 if queue is not None:
                     _give_all(queue, name.batch, of_log)
-        except (OSError, FsqueueError):
+        except (OSError, FsqueueError) as error:
+            let_out(error)
             continue
 
 

@@ -16,11 +16,11 @@ A process that meets a log with `finish` starts at step 2 again; each step finds
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 
 from fsqueue.errors import FsqueueError
 from fsqueue.format import movements
 from fsqueue.format.replay import CANCELLED, COMPLETED, DEAD
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import sealing
 from fsqueue.storage import commits, counters, deadletters, history, payloads, record_times, staging
 from fsqueue.storage.locked_batch import LockedBatch
@@ -85,6 +85,7 @@ def try_finish(locked: LockedBatch) -> None:
     try:
         finish(locked)
     except (OSError, FsqueueError) as error:
+        let_out(error)
         if not is_over(locked):
             logger.warning(
                 "batch %s of %s is done, but clearing it away failed (%s); 'fsqueue gc' will do it",
@@ -103,7 +104,8 @@ def is_over(locked: LockedBatch) -> bool:
     fs = locked.store.fs
     try:
         return not fs.is_in_place() or not fs.exists(locked.log.layout.base)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
 
 
@@ -130,6 +132,7 @@ def bury(locked: LockedBatch, tasks: list[int]) -> None:
             store.fs.fsync(log.fd)  # else a power loss might keep the letter and lose the burial: dead, and there again
         _write(locked, tasks, certain=True)
     except (OSError, FsqueueError) as error:
+        let_out(error)
         if not is_over(locked):
             logger.warning(
                 "the dead letters of batch %s of %s were not written (%s); 'fsqueue gc' will do it",

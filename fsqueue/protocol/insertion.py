@@ -18,6 +18,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.wording import counted
+from fsqueue.interruptions import let_out
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import (
     FILE_TASKS_MIN,
@@ -90,6 +91,7 @@ def insert_many(
         foreign.count(done.handled, done.new)
         raise
     except (AppendFailed, FsqueueError, OSError) as error:
+        let_out(error)
         done.take_in(error)
         done.group.secure(store)
         raise _broken_off(store, stream, done, error) from error if isinstance(error, OSError) else error.__cause__
@@ -167,8 +169,8 @@ class Published:
             elif not self.is_whole:
                 store.secure_generation()
                 self.is_safe = True
-        except (OSError, FsqueueError):
-            pass
+        except (OSError, FsqueueError) as error:
+            let_out(error)
         store.doorbell.ring()
 
 
@@ -322,6 +324,7 @@ def insert_in_file(store: Store, task: EncodedTask) -> str:
     try:
         return names.task_id(publish(store, [encoded], published)[0], 0)
     except (OSError, FsqueueError) as error:
+        let_out(error)
         published.secure(store)
         if published.names:
             raise insert_errors.is_in(store, error) from error
@@ -345,6 +348,7 @@ def publish(store: Store, group: list[Encoded], published: Published | None = No
         try:
             _publish(store, layout, group, published)
         except OSError as error:
+            let_out(error)
             if is_overtaken(store, error, layout):
                 published.forget()
             elif layout is missed and len(published.names) == before:

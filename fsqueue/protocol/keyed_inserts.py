@@ -23,6 +23,7 @@ from fsqueue.format.models import TaskRef
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, UpdateId
 from fsqueue.format.task_states import Prepared
+from fsqueue.interruptions import let_out
 from fsqueue.protocol import deciding, finishing, sealing, transitions
 from fsqueue.protocol.encoding import EncodedTask, task_at
 from fsqueue.protocol.insert_errors import LOOK_FIRST
@@ -94,6 +95,7 @@ class KeyedInserter:
             except _Moved:
                 continue
             except OSError as error:  # the task is not in the queue
+                let_out(error)
                 if not is_overtaken(store, error, layout, epochs):
                     unexplained = error
                 store.make_generation()
@@ -146,6 +148,7 @@ class KeyedInserter:
             except _Moved:
                 pass
             except OSError as error:
+                let_out(error)
                 is_overtaken(store, error, layout, epochs)
                 store.make_generation()
             if store.layout is not layout:
@@ -300,8 +303,8 @@ class Claims:
                         return None
                     return index, 0 if index is None else locked.replay_state.places[index] + 1, log.end
                 locked.drop()  # a cleaner has removed it, or a purge
-        except (OSError, FsqueueError):
-            pass
+        except (OSError, FsqueueError) as error:
+            let_out(error)
         return None
 
     def _read(self, fd: int, identity: str, passed: Collection[UpdateId]) -> tuple[int | None, bool, int]:

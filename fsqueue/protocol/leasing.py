@@ -24,6 +24,7 @@ from fsqueue.format import movements, names, nesting, priority, task_file
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.task_states import LEASED, Choice
+from fsqueue.interruptions import is_interruption, let_out
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.protocol import deciding, finishing, sealing, spending, transitions
 from fsqueue.protocol.selection import RandomSelection, Selection
@@ -198,7 +199,7 @@ class Leaser:
             self._lease_from_heads(held, n, lease_ms, strict)
         except BaseException as error:
             self.generation = -1  # the look was broken off: the next one begins anew
-            if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+            if not held or not _leaves_what_is_held(error):
                 self._put_back(held)
                 raise
             logger.debug("fewer tasks of %s are leased than asked for: %s", store.path, error)
@@ -252,7 +253,7 @@ class Leaser:
             self._lease_from_heads(held, n, lease_ms, strict=False, is_sure=False)
         except BaseException as error:
             self.generation = -1
-            if not held or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+            if not held or not _leaves_what_is_held(error):
                 self._put_back(held)
                 raise
         finally:
@@ -431,6 +432,7 @@ class Leaser:
                     continue
                 got = NOTHING  # it has finished, or the queue was purged meanwhile
             except OSError as error:
+                let_out(error)
                 if error.errno in LOST and not again:
                     again = True
                     continue
@@ -476,6 +478,7 @@ class Leaser:
                 transitions.bury(self.store, task, UNREADABLE_LINE)
                 self.gave_up(task.id, 1, UNREADABLE_LINE)
         except (OSError, FsqueueError) as error:
+            let_out(error)
             if not others:
                 raise
             logger.warning(
@@ -822,6 +825,11 @@ class Leaser:
             raise
         finally:
             self._warn()
+
+
+def _leaves_what_is_held(error: BaseException) -> bool:
+    """Return whether a look that failed returns the tasks that it has leased by then: they are leased all the same."""
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and not is_interruption(error)
 
 
 def latest(tasks: list[LeasedTask]) -> list[LeasedTask]:

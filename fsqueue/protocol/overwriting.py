@@ -19,6 +19,7 @@ from fsqueue.errors import CommitLost
 from fsqueue.format import names
 from fsqueue.format.layout import Layout, generation_record
 from fsqueue.format.names import Generation
+from fsqueue.interruptions import is_interruption, let_out
 from fsqueue.storage import commits
 from fsqueue.storage.commits import Record
 from fsqueue.storage.queue_changes import locked
@@ -58,7 +59,7 @@ def begin(store: Store, record: Record) -> Record:
         except BaseException as error:
             if queue_file.may_differ():
                 undo.pop_all()  # perhaps it will last, and then it has begun
-                if isinstance(error, OSError):
+                if isinstance(error, OSError) and not is_interruption(error):
                     raise commits.undecided(store, error) from error
             raise
         undo.pop_all()
@@ -70,6 +71,7 @@ def _undoing(store: Store, undo: Callable[[], object]) -> None:
     try:
         undo()
     except OSError as error:
+        let_out(error)
         commits.logger.warning("what an overwriting of %s has begun could not be undone (%s)", store.path, error)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from fsqueue import forks
@@ -29,6 +28,7 @@ from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.format.replay import ReplayState
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import finishing, sealing, transitions
 from fsqueue.protocol.encoding import NOW, Encoded, EncodedTask, moment
 from fsqueue.protocol.insert_errors import AppendFailed
@@ -196,6 +196,7 @@ class SingleInserter:
                     raise AppendFailed(failed.error) from failed.__cause__  # a purge has taken what was appended
                 raise
             except OSError as error:
+                let_out(error)
                 is_own = batch == self._named
                 if error.errno in (*FULL, *NO_DESCRIPTORS) or (is_own and (lost or error.errno not in LOST)):
                     raise
@@ -246,10 +247,12 @@ class SingleInserter:
         except QueueClosed:
             raise
         except (OSError, FsqueueError) as error:
+            let_out(error)
             raise AppendFailed(error, is_exact=False) from error
         try:
             store.secure_generation()
         except OSError as error:
+            let_out(error)
             raise AppendFailed(error, new, is_safe=False) from error
         return True
 
@@ -300,6 +303,7 @@ class SingleInserter:
             try:
                 return self._publish(layout, rank)
             except OSError as error:
+                let_out(error)
                 if not is_overtaken(store, error, layout):
                     unexplained = error
                 store.make_generation()
@@ -333,6 +337,7 @@ class SingleInserter:
         try:
             self._make_durable(batch, appended.end)
         except OSError as error:
+            let_out(error)
             if self._batch == batch:
                 self._batch = None
             raise AppendFailed(error, is_exact=False) from error
@@ -373,6 +378,7 @@ class SingleInserter:
                     raise
                 raise AppendFailed(error, is_exact=False) from busy
             except (OSError, StorageError) as latest:
+                let_out(latest)
                 if not began and error is None:
                     raise
                 error, is_closed = latest, False
@@ -616,6 +622,7 @@ class SingleInserter:
                     raise
                 return self._look_for(batch, identities, closing)  # the log is opened anew
         except (OSError, FsqueueError, _Unknown) as other:
+            let_out(other)
             if self.is_overtaken(layout):
                 raise _Overtaken from other
             raise AppendFailed(error, is_exact=False) from other
@@ -624,7 +631,8 @@ class SingleInserter:
         """Return whether the queue is in another generation than that of `layout`. False, too, if it cannot be read."""
         try:
             self.store.refresh(now=True)
-        except (OSError, FsqueueError):
+        except (OSError, FsqueueError) as error:
+            let_out(error)
             return False
         return self.store.layout is not layout
 

@@ -8,7 +8,6 @@ this way: is the generation still the task's (`fresh`); each batch (`each`); its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
@@ -21,6 +20,7 @@ from fsqueue.format import movements, names
 from fsqueue.format.movements import UpdatePart, to_ranges
 from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import COMPLETED, LEASED, ReplayState
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, finishing, worktimes
 from fsqueue.protocol.losses import (
@@ -129,6 +129,7 @@ def each(
         if busy:
             raise next(iter(busy.values()))
     except (OSError, FsqueueError) as error:
+        let_out(error)
         if not dealt_with:
             raise
         done_with = sum(task.batch in dealt_with for task in tasks)

@@ -13,6 +13,7 @@ from fsqueue.format import movements, names
 from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import UpdateId
 from fsqueue.format.priority import LAST
+from fsqueue.interruptions import let_out
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, finishing, transitions, update_traces
 from fsqueue.protocol.single_inserts import SingleInserter
@@ -74,6 +75,7 @@ class UpdateInOneLog:
                             return False
                         raise failure  # the first write may still land
             except (OSError, StorageError) as error:
+                let_out(error)
                 if not self._is_written:
                     if failure is None:
                         raise
@@ -94,6 +96,7 @@ class UpdateInOneLog:
                 waiting.out(wanted)
                 wait_s = waiting.wait_s
             except (OSError, FsqueueError) as error:
+                let_out(error)
                 if failure is None:
                     raise
                 raise update_traces.unknown(failure) from error
@@ -168,6 +171,7 @@ class UpdateInOneLog:
         try:
             acted = update_traces.acted(self._store, self._batch, self._update)
         except (OSError, FsqueueError) as other:
+            let_out(other)
             raise update_traces.unknown(error) from other
         if acted is None:
             raise update_traces.unknown(error) from error
@@ -183,4 +187,5 @@ class UpdateInOneLog:
             syncs.sync([(self._log, True, any(task.rank != LAST for task in tasks))])
             store.secure_generation()
         except OSError as error:
+            let_out(error)
             raise update_traces.not_durable(error) from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 
 from fsqueue.filesystem import resources
 from fsqueue.format import names
 from fsqueue.format.names import Batch
+from fsqueue.interruptions import suppress
 from fsqueue.storage.locked_batch import LockedBatch
 
 NAMED_MAX = 4096

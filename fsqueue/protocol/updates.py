@@ -32,6 +32,7 @@ from fsqueue.format.movements import UpdatePart
 from fsqueue.format.names import Batch, DecisionFileName
 from fsqueue.format.priority import LAST
 from fsqueue.format.replay import PATIENCE_MS
+from fsqueue.interruptions import is_interruption, let_out
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol import deciding, transitions, update_traces
 from fsqueue.protocol.encoding import EncodedTask
@@ -154,6 +155,7 @@ class Coordinator:
             except (_Anew, LockTimeout) as busy:
                 why: Exception = busy
             except OSError as error:
+                let_out(error)
                 failures += 1
                 if error.errno not in LOST or failures >= FAILURES_MAX:
                     raise from_os_error(error, f"applying an update in {group.path}", NOTHING) from error
@@ -289,8 +291,8 @@ class _Try:
                 raise
             decision = self._settle(file.name, error)
             self._give(decision.outcome)
-            if not isinstance(error, (OSError, FsqueueError)):
-                raise  # that of a signal handler: it ends the call, whatever is decided
+            if not isinstance(error, (OSError, FsqueueError)) or is_interruption(error):
+                raise  # it ends the call, whatever is decided
             if decision.outcome == "abort":
                 raise _Anew(str(error)) from error
         else:
@@ -543,6 +545,7 @@ class _Try:
             except FileNotFoundError:
                 found = None
             except (OSError, FsqueueError) as another:
+                let_out(another)
                 last = another
                 continue
             return found if found is not None else self._ask_logs(error)
@@ -553,7 +556,8 @@ class _Try:
         for touched in self._touched:
             try:
                 acted = update_traces.acted(touched.opened.store, touched.batch, self._update)
-            except (OSError, FsqueueError):
+            except (OSError, FsqueueError) as other:
+                let_out(other)
                 continue
             if acted is not None:
                 return Decision("commit", tuple(each.name for each in self._touched)) if acted else ABORTED
@@ -566,7 +570,8 @@ class _Try:
             try:
                 with LockedBatch(store, touched.batch, OUTCOME_WAIT_S) as locked:
                     deciding.give(locked, self._update, outcome)
-            except (OSError, FsqueueError):
+            except (OSError, FsqueueError) as error:
+                let_out(error)
                 continue  # or it was purged, or another process has given the outcome, and finished the batch
         self._notify(outcome)
 

@@ -6,7 +6,6 @@ keys, and become maps then.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.json
 from pyspark.sql import types
 
+from fsqueue.interruptions import suppress
 from fsqueue.spark.encoding import contains
 
 SAME = (types.StringType, types.BooleanType, types.LongType, types.IntegerType, types.FloatType, types.DoubleType)

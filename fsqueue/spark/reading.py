@@ -7,7 +7,6 @@ that finds another generation raises, since what was read before belongs to task
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
@@ -17,6 +16,7 @@ from pyspark.sql.types import StructType
 from fsqueue.errors import InvalidArgument, StorageError
 from fsqueue.format import names
 from fsqueue.format.models import DELAYED, WAITING
+from fsqueue.interruptions import suppress
 from fsqueue.spark import schemas, views
 from fsqueue.spark.options import ReadOptions
 from fsqueue.storage import deadletters, history, listing, retrying

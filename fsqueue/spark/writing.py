@@ -8,7 +8,6 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +24,7 @@ from fsqueue.format import task_file
 from fsqueue.format.layout import BATCH_BYTES_MAX, Settings
 from fsqueue.format.models import CommitPart
 from fsqueue.format.priority import LAST
+from fsqueue.interruptions import suppress
 from fsqueue.protocol.encoding import OPEN_BATCHES_MAX, Encoded, SortWindow, When, share
 from fsqueue.queue import Queue
 from fsqueue.spark.encoding import Encoder

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from fsqueue.filesystem import NOT_FILES, Filesystem, is_gone
 from fsqueue.format import layout
+from fsqueue.interruptions import let_out, suppress
 
 MOUNTED = "If it lies on another filesystem, check that this is mounted"
 
@@ -35,6 +34,7 @@ def _empty_directory(path: str) -> str | None:
         if fs.is_directory(path):
             return None if fs.names(path) else path
     except OSError as error:
+        let_out(error)
         if not (is_gone(error) or error.errno in NOT_FILES):
             raise
     finally:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from fsqueue.format import names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.models import CommitPart
 from fsqueue.format.names import Batch, CommitName, TaskFileName, Uuid
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import nested, staging
 from fsqueue.storage.store import Store
 
@@ -272,12 +273,14 @@ def decide(store: Store, layout: Layout, record: Record) -> Record:
             store.fs.link(layout.ballot(record.id), layout.record(record.name))
         return record
     except (OSError, FsqueueError) as error:
+        let_out(error)
         try:
             found = find(store, layout, record.name)
             if found is None or found.id != record.id:
                 withdraw(store, layout, record.id)
                 found = find(store, layout, record.name)
         except (OSError, FsqueueError) as other:
+            let_out(other)
             if is_gone(other) and _is_overtaken(store, layout):
                 raise _given_up(store, record) from error
             raise undecided(store, other) from error
@@ -421,6 +424,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
                     with suppress(FileNotFoundError):  # nothing was published into it, or the queue was purged
                         store.fs.sync_directory(f"{layout.tasks}/{shard}")
     except OSError as error:
+        let_out(error)
         if not is_gone(error) or not _is_overtaken(store, layout):
             raise
         return
@@ -429,6 +433,7 @@ def apply(store: Store, layout: Layout, record: Record) -> None:
     try:
         withdraw(store, layout, record.id)  # it has served
     except OSError as error:
+        let_out(error)
         logger.warning("the ballot of the commit %s is still there (%s); 'fsqueue gc' removes it", record.name, error)
     store.doorbell.ring()
 
@@ -546,5 +551,6 @@ def drop(store: Store, directory: str) -> bool:
     try:
         return not nested.spared(store.fs, directory) and store.fs.remove_tree(directory) > 0
     except OSError as error:
+        let_out(error)
         logger.warning("%s is still there (%s); 'fsqueue gc' removes it", directory, error)
         return False

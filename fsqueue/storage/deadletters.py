@@ -24,6 +24,7 @@ from fsqueue.format.models import DeadLetter
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.wording import counted
+from fsqueue.interruptions import let_out
 from fsqueue.storage import jsonl, letter_files, retrying
 from fsqueue.storage.locked_batch import LOST, LockedBatch
 from fsqueue.storage.retrying import EndedTask
@@ -184,6 +185,7 @@ def _letters_in(store: Store, layout: Layout, shard: Shard) -> Iterator[DeadLett
         except FileNotFoundError:
             return
         except OSError as error:
+            let_out(error)
             _name_what_hides(store, path, error)
             raise
         try:
@@ -193,6 +195,7 @@ def _letters_in(store: Store, layout: Layout, shard: Shard) -> Iterator[DeadLett
                     yield letter
                 del letter
         except OSError as error:
+            let_out(error)
             _name_what_hides(store, path, error)
             if error.errno != errno.ESTALE or is_last:
                 raise
@@ -394,6 +397,7 @@ def _give_back(store: Store, layout: Layout, shard: Shard, fd: int) -> int:
     except FileNotFoundError:
         raise  # a purge took the files
     except (OSError, FsqueueError) as error:
+        let_out(error)
         logger.warning(
             "the room of settled dead letters in %s is not given back yet (%s); 'fsqueue gc' will do it",
             layout.dead(shard),

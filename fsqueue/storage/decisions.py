@@ -19,6 +19,7 @@ from fsqueue.filesystem import Filesystem, PassingOverStrays, directories_above,
 from fsqueue.format import decisions, layout, movements, names
 from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
 from fsqueue.format.names import DecisionFileName, UpdateId
+from fsqueue.interruptions import is_interruption, let_out
 from fsqueue.storage import given_outcomes, group_directory, jsonl
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
@@ -182,6 +183,7 @@ def read(group: GroupDirectory, name: DecisionFileName, *updates: UpdateId) -> D
             raise GroupNotFound(f"{group_directory.gone(group.path)} Nothing was done.") from None
         return None
     except OSError as error:
+        let_out(error)
         error.filename = error.filename or path  # a read names no file: of a directory in its place, for example
         raise
     return state
@@ -369,11 +371,11 @@ class OwnDecisionFile:
         finally:
             try:
                 fs.unlock(fd)
-            except OSError:
+            except BaseException as error:
+                if not isinstance(error, OSError) or is_interruption(error):
+                    fs.end_lock(fd)  # it may have come before the call
+                    raise
                 self._leave()  # closed, it gives the lock back
-            except BaseException:  # of a signal handler, perhaps, that came before the call
-                fs.end_lock(fd)
-                raise
         self.used_at = clock.monotonic()
         return opened, found
 
@@ -390,7 +392,8 @@ class OwnDecisionFile:
             written = self._state.end
             try:
                 fs.fsync(opened.fd)
-            except OSError:
+            except OSError as error:
+                let_out(error)
                 self.is_left = True
                 vote.is_durable = False
             else:
@@ -400,8 +403,8 @@ class OwnDecisionFile:
             fs.write_all(opened.fd, decisions.commit(clock.now_ms(), vote.update, vote.logs))
             fs.fsync(opened.fd)
             vote.is_durable = True
-        except OSError:
-            pass  # `vote` says it
+        except OSError as error:
+            let_out(error)  # any other one is told by `vote`
 
     def _leave(self) -> None:
         """Use the file no more: what this process knows of it cannot be trusted. Its mutex is held."""

@@ -11,6 +11,7 @@ from fsqueue.errors import InvalidArgument, QueueNotFound, from_os_error
 from fsqueue.filesystem import NOT_FILES, Filesystem, mount_of
 from fsqueue.filesystem.mounts import without_dots
 from fsqueue.format.layout import parent_of, settings_file
+from fsqueue.interruptions import let_out
 from fsqueue.storage import absence, remains
 from fsqueue.storage.group_directory import is_group, refuse_lost, refuse_strays_above
 
@@ -96,6 +97,7 @@ def _is_queue(fs: Filesystem, path: str) -> bool:
     try:
         return fs.exists(settings_file(path))
     except OSError as error:
+        let_out(error)
         if error.errno in NOT_FILES:
             return False
         raise
@@ -109,4 +111,5 @@ def _may_be_queue(fs: Filesystem, path: str) -> bool:
     try:
         return _is_queue(fs, path) or bool(remains.of_queue(fs, path))
     except OSError as error:
+        let_out(error)
         return error.errno != errno.EACCES

@@ -10,7 +10,6 @@ import os
 import shlex
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 from fsqueue.clock import Clock, Entropy
@@ -30,6 +29,7 @@ from fsqueue.format import layout, names, sparse
 from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import absence, remains
 from fsqueue.storage.queue_file import refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
@@ -176,6 +176,7 @@ class GroupDirectory:
         try:
             return self.fs.read_stamped(layout.settings_file(self.path_of(directory)))[0]
         except OSError as error:
+            let_out(error)
             if is_gone(error) or error.errno in NOT_FILES:
                 return None
             raise
@@ -194,6 +195,7 @@ class GroupDirectory:
         try:
             return self.fs.exists(layout.settings_file(path)) or bool(remains.of_queue(self.fs, path))
         except OSError as error:
+            let_out(error)
             if error.errno in NOT_FILES:
                 return True  # a link, for example: tasks may be behind it
             raise
@@ -207,6 +209,7 @@ class GroupDirectory:
             with self.fs.closing(self.fs.look(layout.settings_file(self.path_of(directory)))) as fd:
                 code = errno.EISDIR if stat.S_ISDIR(self.fs.fstat(fd).st_mode) else 0
         except OSError as error:
+            let_out(error)
             if error.errno not in NOT_FILES:
                 return None  # other checks tell of it
             code = error.errno
@@ -239,6 +242,7 @@ class GroupDirectory:
         try:
             return layout.read_queue_state(sparse.joined(self.fs.read_pieces(layout.settings_file(path))), path)
         except OSError as error:
+            let_out(error)
             if is_gone(error):
                 remains.refuse(self.fs, path)
                 return None
@@ -300,6 +304,7 @@ class GroupDirectory:
         try:
             self._begin(path)
         except OSError as error:
+            let_out(error)
             if error.errno in (*NOT_FILES, errno.EEXIST, errno.EXDEV):
                 raise self._hidden(path, error.errno) from None
             if is_gone(error):
@@ -383,6 +388,7 @@ def is_group(path: str, refuses_strays: bool = False) -> bool:
             refuse_stray_group_file(fs, path)  # as a directory
         return found
     except OSError as error:
+        let_out(error)
         if error.errno in NOT_FILES and refuses_strays:
             with suppress(OSError):  # it is no directory, perhaps
                 if not is_planted(fs, path):
@@ -407,7 +413,8 @@ def _is_there_after_all(path: str) -> bool:
             return True
         if fs.is_open() or above == path:
             return False
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
     finally:
         fs.close_root()
@@ -420,7 +427,8 @@ def around(holders: Iterable[str], refuses_strays: bool = False) -> str | None:
         try:
             if is_group(holder, refuses_strays):
                 return holder
-        except OSError:
+        except OSError as error:
+            let_out(error)
             continue
     return None
 

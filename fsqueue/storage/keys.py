@@ -16,6 +16,7 @@ from fsqueue.errors import LockTimeout, SecondName, StorageError
 from fsqueue.format import keys, names
 from fsqueue.format.keys import KeyClaim
 from fsqueue.format.layout import KeyEpochs, Layout
+from fsqueue.interruptions import let_out
 from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
 
@@ -181,11 +182,13 @@ def read(store: Store, path: str, key: str | None = None) -> KeyClaim | None:
     """Return the last claim in a file, without its lock: a hint. None if there is none. `key`: as for `last`."""
     try:
         fd = store.fs.look_anew(path)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return None
     try:
         return KeyFile(store, store.layout, store.queue_state.key_epochs, fd, path).last(key)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return None
     finally:
         store.fs.close(fd)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,6 +28,7 @@ from fsqueue.filesystem import NOT_FILES, asking_again, either_of_two
 from fsqueue.format import names, nesting
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Shard, TaskFileName
+from fsqueue.interruptions import suppress
 from fsqueue.storage import history, jsonl, listing, staging
 from fsqueue.storage.store import Store
 

@@ -13,12 +13,13 @@ import select
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.changes import DIRECTORY, FILE, Changes
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage.queue_file import LONG_AGO_S
 
 logger = logging.getLogger("fsqueue")
@@ -70,7 +71,8 @@ class Doorbell:
         try:
             with self._fs.closing(self._fs.look(self._path)) as fd:
                 return self._fs.pread(fd, BYTES, 0)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return b""
 
     def watch(self, changes: Changes) -> int:
@@ -180,6 +182,7 @@ class Listener:
                 if one.file == NONE:
                     is_more |= one.extend(self._changes)
         except OSError as error:
+            let_out(error)
             logger.debug("no wake-up by inotify (%s); the worker looks every few seconds all the same", error)
             self._retry_at = self.clock.monotonic() + RETRY_S
         return is_more
@@ -209,7 +212,8 @@ class Listener:
         """Take in what the kernel has told, so that the next sleep does not end by it."""
         try:
             told = [] if self._changes is None else self._changes.read()
-        except OSError:
+        except OSError as error:
+            let_out(error)
             self.close()  # and begin anew
             return
         for number, is_over in told:

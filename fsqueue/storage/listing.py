@@ -114,17 +114,22 @@ def waiting_if_sealed(store: Store, batch: Batch) -> int | None:
     return _of_log(store, batch, read_seal)
 
 
-def lines_in_log(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
-    """Return the lines of the tasks that are in a batch's log; of one that the state does not know, b""."""
+def lines_in_log(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes] | None:
+    """Return the lines of the tasks that are in a batch's log; of one that the state does not know, b"".
 
-    def read(fs: Filesystem, path: str) -> list[bytes]:
+    None if that log has gone since the state was read: the batch has finished.
+    """
+
+    def read(fs: Filesystem, path: str) -> list[bytes] | None:
         content = sparse.joined(fs.read_pieces(path))
+        if len(content) <= max(replay_state.places.values(), default=-1):
+            return None  # created anew by a process that came too late
         lines = [b""] * replay_state.count
         for index, place in replay_state.places.items():
             lines[index] = content[place : max(place, content.find(b"\n", place))]
         return lines
 
-    return _of_log(store, batch, read) or []
+    return _of_log(store, batch, read)
 
 
 def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict[int, int]:

@@ -23,6 +23,7 @@ from fsqueue.format import movements, names, priority, state_checks, task_file
 from fsqueue.format.decisions import LogName
 from fsqueue.format.names import Batch, DecisionFileName, TaskFileName, UpdateId
 from fsqueue.format.replay import ReplayState
+from fsqueue.interruptions import is_interruption, let_out
 from fsqueue.storage import jsonl, published
 from fsqueue.storage.logs import LinesInLog, Log, TaskLines
 from fsqueue.storage.store import Store
@@ -131,11 +132,11 @@ class LockedBatch:
                     self._check_invariants()
                 unlock = self.store.fs.unlock
                 unlock(log.fd)
-        except OSError:  # of the unlocking: what was done under the lock is done
+        except BaseException as other:
             self.drop()
-        except BaseException:
-            self.drop()
-            raise
+            if not isinstance(other, OSError) or is_interruption(other):
+                raise
+            # One of the unlocking: what was done under the lock is done.
         finally:
             log.mutex.release()
             self._held.remove(log)
@@ -313,6 +314,7 @@ class LockedBatch:
         try:
             return self.rename_task_file_surely(target)
         except OSError as error:
+            let_out(error)
             logger.warning("%s could not be renamed to %s (%s); 'fsqueue gc' will do it", self.log.name, target, error)
             return False
 
@@ -362,7 +364,8 @@ class LockedBatch:
         unlock = self.store.fs.unlock
         try:
             unlock(self.log.fd)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return  # what was done is done: the end of the block tries again, and closes the log
         self._is_locked = False
 

@@ -20,6 +20,7 @@ from fsqueue.format import checkpoints, movements, sparse, state_checks
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, TaskFileName, UpdateId, task_files_of
 from fsqueue.format.replay import ReplayState
+from fsqueue.interruptions import let_out
 from fsqueue.storage.insert_ids import InsertIds
 
 TAIL_BYTES = 1 << 16
@@ -104,6 +105,7 @@ def is_retired(fs: Filesystem, fd: int) -> bool:
             return not found.st_nlink
         data = fs.pread(fd, GONE_BYTES, max(0, found.st_size - GONE_BYTES))
     except OSError as error:
+        let_out(error)
         return error.errno in LOST
     record = movements.parse(data[:-1].rpartition(b"\n")[2])
     return record is not None and record["op"] == "gone"

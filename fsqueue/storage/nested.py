@@ -19,6 +19,7 @@ from fsqueue.errors import FormatTooNew, FormatTooOld, InvalidArgument, NotAQueu
 from fsqueue.filesystem import NOT_FILES, Filesystem, PassingOverStrays, directories_above
 from fsqueue.filesystem.above import files_above
 from fsqueue.format.layout import SETTINGS_FILE, read_queue_state, settings_file
+from fsqueue.interruptions import let_out
 
 logger = logging.getLogger("fsqueue")
 
@@ -40,7 +41,8 @@ def around(path: str, shared: bool) -> str | None:
             content = _content(fs, holder)
             if content is not None and _is_birth(content) and not _is_strangers(fs, holder):
                 return holder
-        except OSError:
+        except OSError as error:
+            let_out(error)
             continue  # this user may go through the directory, but not list it
         finally:
             fs.close_root()

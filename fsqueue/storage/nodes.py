@@ -19,6 +19,7 @@ from fsqueue.cluster.identity import node_of
 from fsqueue.errors import FsqueueError, InvalidArgument
 from fsqueue.format import sparse
 from fsqueue.format.names import is_node_file
+from fsqueue.interruptions import let_out
 from fsqueue.storage import jsonl
 from fsqueue.storage.store import Store
 
@@ -88,6 +89,7 @@ class NodeFailures:
                         jsonl.append(store.fs, fd, data, False)
                         return
         except (OSError, FsqueueError) as error:
+            let_out(error)
             logger.warning("a failure on %s was not counted for the node: %s", self.node, error)
 
     def succeeded(self) -> None:
@@ -108,7 +110,8 @@ class NodeFailures:
         """Return what changes with the node's file; None if there is none."""
         try:
             found = self.store.fs.stat(self.store.layout.node(self.node))
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -127,7 +130,8 @@ def read(store: Store, path: str) -> FailingNode | None:
     """Return what a node's file says; None if it is not there, or says nothing."""
     try:
         content = sparse.joined(store.fs.read_pieces(path))
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return None
     records = list(_records(content))
     if not records:
@@ -166,6 +170,7 @@ def admit(store: Store, node: str) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, FsqueueError) as error:
+        let_out(error)
         logger.warning("the failures on %s are not forgotten: %s", node, error)
         return False
 

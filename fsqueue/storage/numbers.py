@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from fsqueue.errors import StorageError
 from fsqueue.filesystem import PassingOverStrays, resources
 from fsqueue.format import names, numbers
 from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec, TaskVersion
+from fsqueue.interruptions import is_interruption, let_out, suppress
 from fsqueue.storage import group_directory, jsonl
 from fsqueue.storage.group_directory import GroupDirectory
 
@@ -168,9 +169,8 @@ class Numbers:
             found = self._append([one for asked in together for one in asked.wanted])
         except BaseException as error:
             for asked in together:
-                asked.error = error if isinstance(error, Exception) else _interrupted()
-            if not isinstance(error, Exception):
-                raise
+                asked.error = error if isinstance(error, Exception) and not is_interruption(error) else _interrupted()
+            let_out(error)
             return
         at = 0
         for asked in together:

@@ -18,6 +18,7 @@ from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names, sparse, task_file
 from fsqueue.format.movements import LINE_BYTES
 from fsqueue.format.names import Batch, Day, TaskFileName, day_of
+from fsqueue.interruptions import let_out
 from fsqueue.storage import published
 from fsqueue.storage.locked_batch import LockedBatch
 from fsqueue.storage.store import Store
@@ -42,6 +43,7 @@ def keep(locked: LockedBatch, at: int) -> bytes | None:
     except FileNotFoundError:
         raise  # the queue was purged or deleted
     except (OSError, StorageError) as error:
+        let_out(error)
         logger.warning("the payloads of batch %s of %s are not kept: %s", log.batch, locked.store.path, error)
         return b""
 

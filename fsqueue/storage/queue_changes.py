@@ -12,6 +12,7 @@ from fsqueue.errors import FsqueueError, QueueNotFound
 from fsqueue.filesystem import Filesystem
 from fsqueue.format.layout import QueueState, ordered_record, settings_file
 from fsqueue.format.priority import LAST, Rank
+from fsqueue.interruptions import let_out
 from fsqueue.storage import jsonl
 from fsqueue.storage.queue_file import state_in
 from fsqueue.storage.store import Store
@@ -34,7 +35,8 @@ class Locked:
         """Return whether the queue was purged or deleted since the file was locked. True also if it cannot be read."""
         try:
             return state_in(self.fs, self.fd, self.path) != self.state
-        except (OSError, FsqueueError):
+        except (OSError, FsqueueError) as error:
+            let_out(error)
             return True
 
 

@@ -12,6 +12,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import sparse
 from fsqueue.format.groups import GROUP_FILE, group_file
 from fsqueue.format.layout import SETTINGS_FILE, Layout, QueueState, is_leftover, read_queue_state, settings_file
+from fsqueue.interruptions import let_out
 from fsqueue.storage import absence, remains
 
 FRESH_S = 1.0
@@ -31,7 +32,8 @@ def refuse_stray_group_file(fs: Filesystem, path: str) -> None:
     """
     try:
         is_file = stat.S_ISREG(fs.stat(group_file(path)).st_mode)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return
     if not is_file:
         raise NotAQueue(
@@ -152,5 +154,6 @@ class QueueFile:
             # On the hot path: `is_fresh`, without a frame of its own.
             size_now = self._size_now
             return self._clock.monotonic() - self.read_at <= FRESH_S and size_now() == self._size_read
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return False  # it is gone, perhaps: reading it tells

@@ -13,7 +13,6 @@ import shlex
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from fsqueue.format import groups, layout, names, sparse
 from fsqueue.format.groups import GroupState
 from fsqueue.format.layout import DEFAULTS, KeyEpochs, QueueState
 from fsqueue.format.names import QueueId
+from fsqueue.interruptions import let_out, suppress
 
 SHARDS_MAX = 4096
 SAMPLE_BYTES = 1 << 16
@@ -53,6 +53,7 @@ def of_queue(fs: Filesystem, path: str) -> list[Remains]:
     try:
         entries = fs.entries(path)
     except OSError as error:
+        let_out(error)
         if is_gone(error) or error.errno in NOT_FILES:
             return []
         raise

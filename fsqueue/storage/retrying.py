@@ -22,6 +22,7 @@ from fsqueue.format import names, priority
 from fsqueue.format.layout import BATCH_BYTES_MAX, Layout
 from fsqueue.format.names import Shard, TaskFileName
 from fsqueue.format.priority import Priority
+from fsqueue.interruptions import let_out
 from fsqueue.storage import jsonl, letter_files, queue_changes, staging
 from fsqueue.storage.store import Store
 
@@ -70,6 +71,7 @@ class Settlement:
         except QueuePurged:
             raise
         except (OSError, FsqueueError) as error:
+            let_out(error)
             raise self._explained(error) from (error if isinstance(error, OSError) else error.__cause__)
         self.must_be_of_this_generation()
         if self._busy:
@@ -170,6 +172,7 @@ def _publish(store: Store, layout: Layout, staged: staging.Staged) -> None:
     try:
         list(staging.publish(store, layout, [staged]))
     except (OSError, FsqueueError) as error:
+        let_out(error)
         logger.warning(
             "the tasks that were retried in %s are not published yet (%s); the next process that looks for work does "
             "it, or 'fsqueue gc'",

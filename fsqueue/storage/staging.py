@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fsqueue import checks, forks
@@ -21,6 +20,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import TaskFileName
 from fsqueue.format.priority import LAST, Rank
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage.store import Store
 
 LOCK_S = 1.0
@@ -119,7 +119,8 @@ def _remove(store: Store, staged: Staged) -> bool | None:
     try:
         if fs.unlink(staged.path) or not in_doubt:
             return False  # a renaming that comes late finds nothing to rename
-    except OSError:
+    except OSError as error:
+        let_out(error)
         if not in_doubt or (not fs.shared and fs.same_file(staged.fd, staged.path)):
             return False
     return True if fs.same_file(staged.fd, staged.layout.task_file(staged.name)) else None
@@ -129,7 +130,8 @@ def is_held(store: Store, path: str) -> bool:
     """Return whether a live process has a staged file locked. False for a file that this process may not write."""
     try:
         fd = store.fs.look(path, os.O_RDWR)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
     with store.fs.closing(fd):
         return not store.fs.try_lock(fd)
@@ -212,6 +214,7 @@ def move(store: Store, staged: Staged) -> None:
     try:
         is_done = store.fs.rename(staged.path, staged.layout.task_file(staged.name))
     except OSError as error:
+        let_out(error)
         if store.fs.shared and error.errno in REFUSALS:  # on a local disk it may be one of the look behind the renaming
             staged.is_published = False
         if error.errno != errno.ESTALE:
@@ -292,7 +295,8 @@ def publish_named(store: Store, layout: Layout, staged: str) -> bool:
         return False
     try:
         store.fs.close(store.fs.look(layout.staged(name), os.O_RDWR))
-    except OSError:  # it is published, or this user may only look
+    except OSError as error:  # it is published, or this user may only look
+        let_out(error)
         return False
     directory = shard_directory(layout, name)
     prepare(store, layout, [directory])

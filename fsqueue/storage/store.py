@@ -6,7 +6,7 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import orjson
@@ -20,6 +20,7 @@ from fsqueue.filesystem.processes import boot_id
 from fsqueue.format import names, task_file
 from fsqueue.format.layout import COUNTERS, Layout, Pause, QueueState
 from fsqueue.format.names import Day, Generation, KeyEpoch, counters, probe, trashed
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import jsonl, listening
 from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.open_logs import DurableNames, OpenLogs
@@ -183,8 +184,8 @@ class Store:
                 self.refresh(now=True)
             except FsqueueError as gone:
                 return gone
-            except OSError:
-                pass
+            except OSError as other:
+                let_out(other)
         return from_os_error(error, doing, then)
 
     @contextmanager
@@ -279,7 +280,8 @@ class Store:
             path = f"{self.layout.staging}/{probe(self.entropy.hex16())}"
             try:
                 self.making_generation(lambda: self.fs.compare_clock(self.clock, path))  # noqa: B023 - called at once
-            except (OSError, FsqueueError):
+            except (OSError, FsqueueError) as error:
+                let_out(error)
                 self._compare_clock_by_touch()
                 return
             if not self.clock.is_vague():

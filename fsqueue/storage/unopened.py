@@ -11,6 +11,7 @@ from fsqueue.filesystem.rooted import stamp_of
 from fsqueue.format import layout, names, sparse
 from fsqueue.format.layout import Layout
 from fsqueue.format.names import Batch, QueueDirectory, TaskFileName
+from fsqueue.interruptions import let_out
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.logs import read_present
 
@@ -27,7 +28,8 @@ def remaining(group: GroupDirectory, directory: QueueDirectory) -> int | None:
     """
     try:
         return _remaining(group, group.path_of(directory))
-    except (OSError, FsqueueError):
+    except (OSError, FsqueueError) as error:
+        let_out(error)
         return None
 
 

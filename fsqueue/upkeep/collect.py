@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -24,6 +23,7 @@ from fsqueue.format.models import GcReport
 from fsqueue.format.names import Batch, Generation, TaskFileName
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.format.wording import counted
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import deciding, finishing, transitions
 from fsqueue.storage import (
     commits,
@@ -162,6 +162,7 @@ def _give_back_letters(store: Store, report: GcReport, refused: Refusals) -> lis
         except (LockTimeout, FileNotFoundError):
             return 0  # a file that is busy is for the next upkeep
         except OSError as error:
+            let_out(error)
             if error.errno == errno.ESTALE:  # another host has replaced it
                 return 0
             if error.errno in FULL:
@@ -229,6 +230,7 @@ def _shard(store: Store, shard: names.Shard, has_logs: bool, report: GcReport, r
         except LockTimeout:
             report.busy += 1
         except OSError as error:
+            let_out(error)
             if error.errno == errno.ESTALE:  # another host has ended the batch
                 continue
             if error.errno in FULL:
@@ -361,6 +363,7 @@ def write_letters(store: Store) -> None:
             if not known.issuperset(dead):
                 mend(store, batch, None, GcReport())
         except OSError as error:
+            let_out(error)
             refused.add(error)
         except LockTimeout as error:
             logger.warning("dead letters of batch %s of %s are not written yet: %s", batch, store.path, error)
@@ -415,7 +418,8 @@ def is_abandoned(store: Store, path: str, age_s: float = STAGED_AGE_S) -> bool:
     """Return whether a file is so old that only a writer that has it locked can still use it; False if it is gone."""
     try:
         return store.fs.stat(path).st_mtime <= store.clock.now_ms() / 1000 - age_s
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
 
 
@@ -430,7 +434,8 @@ def reap_staged(store: Store, text: str) -> bool:
         return False
     try:
         fd = store.fs.look(path, os.O_RDWR)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
     with store.fs.closing(fd):
         if name is not None and listing.read_present_state(store, name.batch) is not None:
@@ -477,6 +482,7 @@ def reap_doctors(fs: Filesystem, directory: str, now_s: float) -> int:
         with OpenDirectory.at(directory) as held:
             return doctorplaces.reap(held, found, now_s)
     except OSError as error:
+        let_out(error)
         logger.warning("what killed doctors left in %s could not be reaped: %s", directory, error)
         return 0
 
@@ -486,6 +492,7 @@ def reap_results(store: Store) -> int:
     try:
         return results.reap(store.fs, store.layout.results, store.clock.now_ms() / 1000)
     except OSError as error:
+        let_out(error)
         logger.warning("what killed workers left in %s could not be reaped: %s", store.layout.results, error)
         return 0
 

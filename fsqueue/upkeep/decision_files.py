@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from contextlib import suppress
 
 from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound, from_os_error
 from fsqueue.filesystem import NOT_FILES, PassingOverStrays, either_of_two
@@ -18,6 +17,7 @@ from fsqueue.format.decisions import DecisionState, LogName
 from fsqueue.format.groups import group_file
 from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.format.wording import counted
+from fsqueue.interruptions import suppress
 from fsqueue.protocol import deciding
 from fsqueue.storage import decisions as stored
 from fsqueue.storage import group_queues, jsonl, listing

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from fsqueue.filesystem.open_directories import PRIVATE, SHARED, Displaced, Names, OpenDirectory, Stat, is_mine
 from fsqueue.format.layout import DOCTOR
+from fsqueue.interruptions import let_out, suppress
 
 REMNANT_AGE_S = 86_400.0
 """What a killed doctor left is removed a day after it was last changed."""
@@ -172,7 +172,8 @@ def _reap_place(holder: OpenDirectory, name: str, now_s: float) -> bool:
     try:
         with holder.enter(name) as place:
             return _is_remnant(place.stat(), now_s) and holder.remove(place, MADE_BY_DOCTORS)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 
 from fsqueue.errors import LockTimeout
@@ -23,6 +22,7 @@ from fsqueue.format import sparse, task_file
 from fsqueue.format.layout import DAY_MS, QueueState, erased_record, nothing_longer_comes
 from fsqueue.format.models import GcReport
 from fsqueue.format.names import day_of
+from fsqueue.interruptions import suppress
 from fsqueue.storage import history, jsonl, payloads, queue_changes
 from fsqueue.storage.store import Store
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import ParamSpec
 
 from fsqueue.errors import FULL, LockTimeout, StorageError
@@ -19,6 +18,7 @@ from fsqueue.filesystem import LOST, NOT_FILES
 from fsqueue.format import names
 from fsqueue.format.layout import QueueState, key_epochs_record
 from fsqueue.format.models import GcReport
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import finishing
 from fsqueue.protocol.keyed_inserts import Claims
 from fsqueue.storage import keys, queue_changes
@@ -193,7 +193,8 @@ class KeyCollector:
     def _is_old(self, path: str) -> bool:
         try:
             return self._is_before(self.store.fs.stat(path).st_mtime)
-        except OSError:
+        except OSError as error:
+            let_out(error)
             return False
 
     def _is_before(self, changed_s: float) -> bool:

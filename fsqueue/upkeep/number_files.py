@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 
 from fsqueue.errors import FsqueueError, LockTimeout
 from fsqueue.filesystem import PassingOverStrays
 from fsqueue.format import names, numbers
 from fsqueue.format.names import Batch, QueueDirectory, QueueId
 from fsqueue.format.numbers import FILE_RECORDS, RECORD_BYTES, NumberCodec
+from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import group_queues, jsonl
 from fsqueue.storage import numbers as stored
 from fsqueue.storage.decisions import group_if_in_place
@@ -99,7 +99,8 @@ def _is_held(
             if any(info.version == of_batch[index] for index, info in infos.items()):
                 return True
         return False
-    except (OSError, FsqueueError):
+    except (OSError, FsqueueError) as error:
+        let_out(error)
         return True
     finally:
         for queue in opened.values():

@@ -19,6 +19,7 @@ from fsqueue.filesystem import Filesystem, OpenTree, mount_of
 from fsqueue.format import names, sparse
 from fsqueue.format.layout import SETTINGS_FILE, QueueState, read_queue_state, settings_file
 from fsqueue.format.names import Day, Generation, KeyEpoch, QueueId
+from fsqueue.interruptions import let_out
 from fsqueue.storage import nested
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.store import Store
@@ -75,8 +76,10 @@ def reap_own(fs: Filesystem, queue: str, queue_id: QueueId) -> int:
             try:
                 removed += 0 if nested.spared(fs, tree) else fs.remove_tree(tree)
             except OSError as error:  # does not keep the others
+                let_out(error)
                 logger.warning("%s could not be reaped (%s); 'fsqueue gc' will try again", tree, error)
     except OSError as error:
+        let_out(error)
         logger.warning("the trash of %s could not be reaped (%s); 'fsqueue gc' will try again", queue, error)
     return removed
 
@@ -155,6 +158,7 @@ def reap_tree(fs: Filesystem, path: str, queue_id: QueueId, found: Reaping) -> N
             why.append("another process is removing it, or has files in it open")
             found.unfinished.append(path)
     except OSError as error:
+        let_out(error)
         refused = ": its owner has to remove it" if error.errno in (errno.EACCES, errno.EPERM) else ""
         why.append(f"it could not be removed ({error.strerror or error}){refused}")
     if why:

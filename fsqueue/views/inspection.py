@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
@@ -30,6 +30,7 @@ from fsqueue.format.models import DeadLetter, State, Status, TaskInfo
 from fsqueue.format.names import Batch, CounterName, Shard, TaskFileName
 from fsqueue.format.priority import Rank, rank_of
 from fsqueue.format.replay import AVAILABLE, CANCELLED, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
+from fsqueue.interruptions import suppress
 from fsqueue.storage import (
     commits,
     counters,
@@ -519,19 +520,37 @@ def of_batch(
     Unless it is to tell the `whole`, it says of those that were completed or cancelled no more than that they were.
     With `among`, only tasks whose log gives them one of these states: no other line of the task file is parsed.
     """
-    lines = lines_of(store, name)  # none, if it was renamed or finished since it was listed
+    seen = _state_and_lines(store, batch, name, whole)
+    if seen is not None:
+        yield from _of_replay_state(store, batch, *seen, among)
+
+
+def _state_and_lines(
+    store: Store, batch: Batch, name: TaskFileName, whole: bool
+) -> tuple[ReplayState, list[bytes]] | None:
+    """Return the state of a batch, and the lines of its tasks; None if it has finished.
+
+    It may finish between the two looks. Then its tasks are not what the state says.
+    """
     read = listing.read_replay_state if whole else listing.read_present_state
-    replay_state = read(store, batch)
     if name.inserted is not None:
-        lines = listing.lines_in_log(store, batch, replay_state) if replay_state is not None else []
-    if replay_state is None:
-        if not lines:
-            return
-        replay_state = ReplayState()
-        replay_state.begin(name.count, name.available_at, 0)
-    elif not lines and replay_state.remaining and replay_state.inserts is None:
-        lines = lines_anywhere(store, batch, replay_state)
-    yield from _of_replay_state(store, batch, replay_state, lines, among)
+        state = read(store, batch)
+        lines = listing.lines_in_log(store, batch, state) if state is not None else None
+        return None if state is None or lines is None else (state, lines)
+    lines = lines_of(store, name)  # none, if it was renamed or finished since it was listed
+    state = read(store, batch)
+    if state is None:
+        return (untouched(name), lines) if lines else None
+    if not lines and state.remaining and state.inserts is None:
+        lines = lines_anywhere(store, batch, state)
+    return None if lines is None else (state, lines)
+
+
+def untouched(name: TaskFileName) -> ReplayState:
+    """Return the state of a batch that has no log yet."""
+    state = ReplayState()
+    state.begin(name.count, name.available_at, 0)
+    return state
 
 
 def unfinished(store: Store, batch: Batch, indices: Iterable[int]) -> dict[int, TaskInfo]:
@@ -545,12 +564,13 @@ def unfinished(store: Store, batch: Batch, indices: Iterable[int]) -> dict[int, 
                 lines = listing.lines_in_log(store, batch, replay_state)
             else:
                 lines = lines_anywhere(store, batch, replay_state) if replay_state.remaining else []
+            if lines is None:
+                continue  # it has finished meanwhile
             break
         name = listing.task_files(store, store.layout.shard(batch)).get(batch)
         lines = lines_of(store, name) if name is not None else []
         if name is not None and lines:
-            replay_state = ReplayState()
-            replay_state.begin(name.count, name.available_at, 0)
+            replay_state = untouched(name)
             break
         if name is None and listing.read_present_state(store, batch) is None:
             return {}
@@ -575,7 +595,7 @@ def record_of(store: Store, batch: Batch, index: int, replay_state: ReplayState)
             lines = listing.lines_in_log(store, batch, replay_state)
         else:
             lines = lines_anywhere(store, batch, replay_state)
-        return task_file.decode_task(lines[index]) | replaced
+        return task_file.decode_task((lines or [])[index]) | replaced
     except (IndexError, ValueError):
         if replaced:
             return replaced
@@ -593,17 +613,18 @@ def lines_of(store: Store, name: TaskFileName) -> list[bytes]:
     return []
 
 
-def lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes]:
+def lines_anywhere(store: Store, batch: Batch, replay_state: ReplayState) -> list[bytes] | None:
     """Return the lines of a batch's task file, whichever name it has: those in the log are tried, then a listing's.
 
-    While others rename the file, the log is read anew.
+    While others rename the file, the log is read anew. None if it is gone: the batch has finished. An empty list if the
+    log is there and the file is not.
     """
     for _ in range(LOOKS):
         texts = (*published.listed(store, store.layout, batch), *reversed(replay_state.names))
         if lines := next(filter(None, (lines_of(store, name) for name in names.task_files_of(batch, texts))), []):
             return lines
         if (now := listing.read_replay_state(store, batch)) is None:
-            break  # it has finished
+            return None
         replay_state = now
     return []
 
@@ -713,10 +734,11 @@ def task(store: Store, task_id: str) -> TaskInfo:
     batch, _ = names.parse_task_id(task_id)
     store.verify()
     name = listing.task_files(store, store.layout.shard(batch)).get(batch)
+    seen = _state_and_lines(store, batch, name, whole=True) if name is not None else None
     found: Iterator[TaskInfo] = iter(())
     in_history = False
-    if name is not None:
-        found = of_batch(store, batch, name)
+    if seen is not None:
+        found = _of_replay_state(store, batch, *seen)
     elif (replay_state := listing.read_replay_state(store, batch)) is not None:
         found = _of_replay_state(store, batch, replay_state, None)
     elif (known_batch := finished.find(store, batch)) is not None:
@@ -725,7 +747,9 @@ def task(store: Store, task_id: str) -> TaskInfo:
     if known is not None and known.state in (IS_COMPLETED, IS_CANCELLED) and not store.settings.keep_history:
         raise TaskNotFound(f"The task {task_id} has ended, and {store.path} {task_history.FORGETS}")
     if known is not None and known.state in (IS_COMPLETED, IS_CANCELLED) and not in_history:
-        known = next((info for info in _of_finished(store, _read_whole(store, batch)) if info.id == task_id), known)
+        at_work = _read_whole(store, batch)
+        ended = at_work if at_work.replay_state.opened else finished.find(store, batch) or at_work  # meanwhile, perhaps
+        known = next((info for info in _of_finished(store, ended) if info.id == task_id), known)
     if known is not None and known.state != IS_DEAD:
         return known
     letter = deadletters.letter_of(store, task_id)  # which has the payload, too

@@ -9,6 +9,7 @@ from fsqueue.errors import FsqueueError, LeaseLost
 from fsqueue.format import names
 from fsqueue.format.names import Batch, Shard, TaskFileName
 from fsqueue.format.replay import SKIPPED, ReplayState
+from fsqueue.interruptions import let_out
 from fsqueue.protocol import losses, update_plan
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
@@ -91,7 +92,8 @@ def is_completed_by(store: Store, token: str) -> bool:
     """
     try:
         loss = why_lost(store, [token])[token]
-    except (FsqueueError, OSError):
+    except (FsqueueError, OSError) as error:
+        let_out(error)
         return False
     return loss is not None and loss.is_completed
 

@@ -178,7 +178,7 @@ def _waiting_in(store: Store, name: TaskFileName) -> Iterator[tuple[Priority | N
         return
     given = state.priorities
     if state.inserts is None and name.priority is not None and state.remaining:
-        given = priority.in_lines(lines or inspection.lines_anywhere(store, name.batch, state))
+        given = priority.in_lines(lines or inspection.lines_anywhere(store, name.batch, state) or [])
     for index, code in enumerate(state.state):
         if code in (AVAILABLE, LEASED) and state.since[index] <= now:
             yield given.get(index), 1

@@ -18,6 +18,7 @@ from fsqueue.filesystem.processes import Holder, holders_of
 from fsqueue.format import names, numbers
 from fsqueue.format.decisions import path_of
 from fsqueue.format.replay import ReplayState
+from fsqueue.interruptions import let_out
 from fsqueue.storage import commits, counters, decisions, history, listing
 from fsqueue.storage import numbers as stored_numbers
 from fsqueue.storage.store import Store
@@ -85,7 +86,8 @@ def _files_of_group(store: Store) -> Iterator[tuple[Filesystem, str, str]]:
         return
     try:
         group = decisions.group_of(store)
-    except (OSError, FsqueueError):
+    except (OSError, FsqueueError) as error:
+        let_out(error)
         return  # it was moved elsewhere: that is fsck's matter
     for name in decisions.files(group):
         yield group.fs, f"decision file {name}", path_of(group.path, name)
@@ -120,14 +122,16 @@ def _is_suspect(store: Store, fs: Filesystem, path: str) -> bool:
         with fs.closing(fs.look(path)) as fd:
             quiet_ms = store.clock.now_ms() - fs.fstat(fd).st_mtime_ns / 1e6
             return quiet_ms > QUIET_S * 1000 and fs.is_locked(fd)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return False
 
 
 def _describe(fs: Filesystem, what: str, path: str) -> StuckLock | None:
     try:
         fd = fs.look_anew(path)
-    except OSError:
+    except OSError as error:
+        let_out(error)
         return None
     with fs.closing(fd):
         status = fs.fstat(fd)

@@ -7,7 +7,6 @@ import math
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
@@ -19,6 +18,7 @@ from fsqueue.filesystem import resources
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
+from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.several import Several, SeveralRoots, Watch
 from fsqueue.protocol.waiting import BELL_S, pause_news, tell_of_end

@@ -19,7 +19,6 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -30,6 +29,7 @@ from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.cluster import schedulers, slurm
 from fsqueue.errors import FsqueueError, GroupNotFound, QueueNotFound
 from fsqueue.filesystem.side_threads import SideThread
+from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask, Verbs
 from fsqueue.storage.nodes import NodeFailures
 from fsqueue.views import outcomes

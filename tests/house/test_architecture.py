@@ -13,23 +13,25 @@ import fsqueue
 from tests.house.source import PACKAGE, TOP, imported, parse
 
 LAYERS = (
-    "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code", "cluster", "storage",
-    "leased_task", "protocol", "views", "verbs", "upkeep", "doctor", "administration", "arguments", "fsck",
-    "maintenance", "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions", "then", "worker",
-    "metrics", "webpages", "spark", "client", "service",
+    "interruptions", "errors", "checks", "simulation", "forks", "clock", "filesystem", "format", "user_code",
+    "cluster", "storage", "leased_task", "protocol", "views", "verbs", "upkeep", "doctor", "administration",
+    "arguments", "fsck", "maintenance", "commit", "poll", "asyncpoll", "queue", "several", "groups", "functions",
+    "then", "worker", "metrics", "webpages", "spark", "client", "service",
 )  # fmt: skip
 """The packages and modules of fsqueue, from the bottom up. Each may import those before it, and none after it."""
 
 MAY_USE = {
+    "interruptions": set(),
+    "errors": {"interruptions"},
     "simulation": {"errors"},
     "checks": set(),
     "forks": set(),
     "clock": {"errors", "forks"},
-    "filesystem": {"errors", "forks", "clock"},
-    "format": {"errors", "clock"},
-    "cluster": {"filesystem"},
+    "filesystem": {"interruptions", "errors", "forks", "clock"},
+    "format": {"interruptions", "errors", "clock"},
+    "cluster": {"interruptions", "filesystem"},
     "webpages": {"errors", "format", "forks"},
-    "storage": {"errors", "checks", "forks", "clock", "filesystem", "format", "cluster"},
+    "storage": {"interruptions", "errors", "checks", "forks", "clock", "filesystem", "format", "cluster"},
 }
 """The lowest packages use these and nothing else, also of what stands below them: `format` does no I/O."""
 

@@ -20,6 +20,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.format import movements, names
 from fsqueue.format.models import State
 from fsqueue.format.names import TAKES_INSERTS
+from fsqueue.protocol import finishing
 from fsqueue.storage import counters, history, listing
 from fsqueue.storage.store import Store
 from fsqueue.views import inspection, outcomes
@@ -616,6 +617,52 @@ def test_a_payload_is_found_while_its_file_is_renamed_again_and_again(q: Queue) 
     found = [info.payload for info in Queue(q.path, filesystem=fs).tasks("leased")]
     assert found in (["one", "two"], ["two", "one"])  # with batches of one, in the order of their names
     assert fs.times == 0
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("view", ["peek", "waiting", "unfinished", "task"])
+@pytest.mark.parametrize("batch_tasks", [2, None])
+def test_a_task_whose_batch_finishes_during_a_look_is_not_shown_without_its_payload(
+    queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, view: str, batch_tasks: int | None
+) -> None:
+    """Its tasks are in a file, which others rename all the time, or in the log. They end before each step of a look."""
+    monkeypatch.setattr(finishing, "LINGER_MS", -1)
+    shown: set[bool] = set()
+    for end_at in itertools.count():
+        queue = queue_factory(f"{end_at}", shards=1)
+        if batch_tasks is None:
+            queue.insert("a")
+            queue.insert("b")
+        else:
+            queue.insert_many(["a", "b"], batch_tasks=batch_tasks)
+        one, two = queue.lease(2, lease_s=100_000)
+        one.release()
+        steps, lease_s = itertools.count(), itertools.count(90_000, -1_000)
+
+        def trap(step: str, call: Callable[..., Any], *args: Any) -> Any:
+            number = next(steps)  # noqa: B023 - called at once
+            if number < end_at:  # noqa: B023
+                queue.renew([two], next(lease_s))  # noqa: B023
+            elif number == end_at:  # noqa: B023
+                queue.cancel(one.id)  # noqa: B023
+                two.complete()  # noqa: B023
+            return call(*args)
+
+        with trapped(queue, trap) as mine:
+            match view:
+                case "peek":
+                    found = mine.peek(2)
+                case "task":
+                    found = [mine.task(one.id)]
+                    assert found[0].state in ("waiting", "cancelled")
+                case _:
+                    found = list(mine.tasks("waiting" if view == "waiting" else None))
+        assert all(info.payload in ("a", "b") for info in found), f"step {end_at}: {found}"
+        shown.add(len(found) > 0)
+        if next(steps) <= end_at:
+            break
+    assert end_at > 5
+    assert shown == ({True} if view == "task" else {True, False})
 
 
 @pytest.mark.batched

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -25,6 +24,7 @@ from fsqueue.format import names
 from fsqueue.format.models import AsDict
 from fsqueue.format.replay import ReplayState
 from fsqueue.format.results import encode_result
+from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.queue import Queue
 from fsqueue.spark.jobs.places import Place
