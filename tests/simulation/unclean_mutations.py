@@ -46,16 +46,18 @@ MUTATIONS = [
                 "LockedBatch.__exit__",
                 """
                 try: ...
-                except OSError:
+                except BaseException as error:
                     self.drop()
-                except BaseException: ...
+                    if not isinstance(error, OSError) or is_interruption(error):
+                        raise
                 finally: ...
                 """,
                 """
                 try: ...
-                except OSError:
-                    pass
-                except BaseException: ...
+                except BaseException as error:
+                    if not isinstance(error, OSError) or is_interruption(error):
+                        self.drop()
+                        raise
                 finally: ...
                 """,
             ),
