@@ -10,12 +10,13 @@ import click
 import fsqueue
 from fsqueue.format import wording
 
-from .common import example, json_option, moment, queue_argument, queue_at
+from .common import example, json_option, moment, queue_argument
 from .insert_input import Input, Producer, checked_command
 from .insert_options import Asked
 from .insert_source import Source
 from .options import DURATION, AfterDashes
 from .printing import complain, hint, print_done
+from .targets import one_queue
 
 
 class WithProducer(AfterDashes):
@@ -125,10 +126,16 @@ def insert(
         producer = Producer(checked_command(ctx.meta.get("command", [])))
     asked.check()
     key = asked.key
-    with queue_at(queue) as q:
+    with one_queue(queue) as q:
+        if not isinstance(q, fsqueue.Queue) and (asked.commit is not None or batch_tasks is not None):
+            raise click.UsageError(
+                f"--commit, --from and --batch-tasks write the queue's files, and {queue} is an address. Nothing was "
+                "inserted. Type the command on a host that has mounted the filesystem."
+            )
+        more: dict[str, Any] = {} if batch_tasks is None else {"batch_tasks": batch_tasks}
         read = Input(q.settings.task_bytes_max)
         source = Source(read, asked, asked.format(read), producer)
-        if asked.commit is not None:
+        if asked.commit is not None and isinstance(q, fsqueue.Queue):
             _insert_once(q.commit(asked.commit), source, batch_tasks, delay_s, asked.is_table, as_json)
             return
         source.check_files()
@@ -137,7 +144,7 @@ def insert(
         with source.interruptible():
             while not source.ended and failure is None:
                 try:
-                    count += q.insert_many(source.until_pause(), batch_tasks=batch_tasks, delay_s=delay_s)
+                    count += q.insert_many(source.until_pause(), delay_s=delay_s, **more)
                     handled = source.tasks
                 except fsqueue.InvalidTask as error:  # the line read last; those before it are in
                     count += _new_of(error)

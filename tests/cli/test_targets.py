@@ -247,6 +247,25 @@ def test_wait_and_watch_end_when_a_gateways_queues_are_drained(fsqueue_cli: Run,
         assert 'queue="a"' in (tmp_path / "all.prom").read_text()
 
 
+@pytest.mark.parametrize(
+    "input", [b"1\n2\n", b"", b"1\n{\n3\n", b'{"k":"a"}\n{"k":"a"}\n{"k":"b"}\n', b"1\n" + b"9" * 3_000 + b"\n2\n"]
+)
+@pytest.mark.parametrize("options", [[], ["--json"], ["--skip-bad"], ["--key", "k"], ["--delay", "60"]])
+def test_insert_tells_the_same_of_a_queue_and_of_its_address(
+    fsqueue_cli: Run, tmp_path: Path, input: bytes, options: list[str]
+) -> None:
+    group = Group.create(tmp_path / "g", shards=1, durability="none", task_bytes_max=1_000)
+    with gateways(tmp_path) as serve:
+        url = serve(group.path)
+        by_path = told(fsqueue_cli("insert", group.path / "a", *options, input=input, code=None), str(group.path))
+        by_address = told(fsqueue_cli("insert", f"{url}/a2", *options, input=input, code=None), url)
+        assert by_address == tuple(
+            text.replace("PLACE/a", "PLACE/a2") if type(text) is str else text for text in by_path
+        )
+        assert group["a"].status() == group["a2"].status()
+        assert "is an address" in fsqueue_cli("insert", f"{url}/a", "--commit", "x", input=b"1\n", code=2).stderr
+
+
 @pytest.mark.parametrize("form", ["text", "--json"])
 @pytest.mark.parametrize("verb", ["complete", "renew"])
 def test_lost_leases_are_told_by_an_address_as_by_a_path(
