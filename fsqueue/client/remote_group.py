@@ -19,9 +19,10 @@ from fsqueue.format.layout import Settings
 from fsqueue.format.models import Status
 from fsqueue.groups.selection import compiled
 from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import Errors, Until
+from fsqueue.poll import Errors, Until, last_statuses
 from fsqueue.user_code import unwrapped, user_function
 from fsqueue.views.flows import Flow
+from fsqueue.views.rates import total
 from fsqueue.views.usage import Usage
 
 
@@ -111,7 +112,11 @@ class RemoteQueues(OverWire):
                     told(status)
             return found["drained"], status
 
-        return in_steps(look, waits_s, lambda found: found[0])[1]
+        is_drained, status = in_steps(look, waits_s, lambda found: found[0])
+        return status if is_drained else last_statuses([status], self._sum, self.is_drained)[0]
+
+    def _sum(self) -> list[Status]:
+        return [total(self.status().values())]
 
     @in_one_process
     def lease(

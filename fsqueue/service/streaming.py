@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -252,12 +253,23 @@ async def wait_for_group(request: Request, given: dict[str, Any]) -> Response:
     queues = selected(group_of(request.app.state.gateway.served), given)
 
     def counted(is_drained: bool) -> tuple[bool, fsqueue.Status, dict[str, str]]:
+        is_drained, status = is_drained or queues.is_drained(), _summed(queues)
         states = {path.rpartition("/")[2]: f"{id}.{generation}" for path, (id, generation) in queues.states()}
-        status = queues.wait(0)  # with tasks in it, unless it is proven that there are none
-        return status.drained, status, states
+        return is_drained, status, states
 
     is_drained, status, states = await _waited(request, given["timeout_s"], queues.is_drained, counted)
-    return Json({**status.as_dict(), "drained": is_drained, "states": states})
+    return Json({**status.as_dict(), "drained": is_drained and status.drained, "states": states})  # see `wait`
+
+
+def _summed(queues: fsqueue.GroupQueues) -> fsqueue.Status:
+    """Return the sum of the counts of all of them."""
+    found: Counter[str] = Counter()
+    for queue in queues.queues(tasks_min=0):
+        with suppress(fsqueue.NotAQueue):  # a stray
+            found.update(queue.status().as_dict())
+            queue.close()
+    del found["inserted"]
+    return fsqueue.Status(**found)
 
 
 def group_of(served: Served) -> fsqueue.Group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.once
 
 Connect = Callable[[Path], RemoteGroup | RemoteQueue]
 
-ASKED: dict[str, Callable[[RemoteQueue], bool]] = {
+ASKED: dict[str, Callable[[Any], bool]] = {
     "asking": lambda queue: queue.is_drained(),
     "waiting": lambda queue: waits(lambda: [queue.wait(0)]),
     "waiting for a time": lambda queue: waits(lambda: [queue.wait(timeout_s=0.01)]),
@@ -40,7 +41,15 @@ def alone(group: Group, connect: Connect) -> RemoteQueue:
     return served
 
 
-SERVED = {"a queue of a group": of_a_group, "a queue": alone}
+def group_itself(group: Group, connect: Connect) -> RemoteGroup:
+    served = connect(group.path)
+    assert isinstance(served, RemoteGroup)
+    return served
+
+
+SERVED: dict[str, Callable[[Group, Connect], RemoteQueue | RemoteGroup]] = {
+    "a queue of a group": of_a_group, "a queue": alone, "a group": group_itself,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -50,7 +59,7 @@ def connect(tmp_path: Path) -> Iterator[Connect]:
 
 
 def asked_while_a_task_hops(path: Path, connect: Connect, served: str, asked: str, way: str, verb: str) -> None:
-    hopper = Hopper(path / "group", way, verb, "b")
+    hopper = Hopper(path / "group", way, verb, "ab" if served == "a group" else "b")
     with hopper.hopping() as group, SERVED[served](group, connect) as remote:
         for _ in range(3):
             begun = hopper.hops
@@ -72,3 +81,10 @@ def test_a_task_that_hops_is_not_missed_however_it_comes(
     tmp_path: Path, connect: Connect, asked: str, way: str
 ) -> None:
     asked_while_a_task_hops(tmp_path, connect, "a queue", asked, way, "cancel")
+
+
+@pytest.mark.parametrize("asked", [one for one in ASKED if one != "a worker"])
+def test_a_task_that_hops_from_queue_to_queue_of_a_group_is_not_missed(
+    tmp_path: Path, connect: Connect, asked: str
+) -> None:
+    asked_while_a_task_hops(tmp_path, connect, "a group", asked, "update", "complete")

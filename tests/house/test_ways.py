@@ -1,0 +1,111 @@
+"""How many ways lead to the same: modules that write a verb by hand, and lines that finish what others left undone.
+
+No number may grow. Whoever makes one smaller writes that down here. (`test_waiting_loops` does so for loops that wait.)
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from fsqueue.verbs.table import OF_QUEUES
+from tests.house.source import TOP, parse
+
+WRITTEN = {
+    "fsqueue.client.remote_group": 7,
+    "fsqueue.client.remote_poll": 2,
+    "fsqueue.client.remote_queue": 37,
+    "fsqueue.client.remote_update": 1,
+    "fsqueue.errors": 1,
+    "fsqueue.groups.group": 8,
+    "fsqueue.groups.leasing": 1,
+    "fsqueue.groups.pending_update": 9,
+    "fsqueue.groups.queue": 5,
+    "fsqueue.leased_task": 13,
+    "fsqueue.maintenance": 15,
+    "fsqueue.poll": 2,
+    "fsqueue.queue": 28,
+    "fsqueue.service.application": 1,
+    "fsqueue.service.lessees": 1,
+    "fsqueue.service.taskstore": 1,
+}
+"""Number of verbs that stand as methods, by module of the packages that have kinds of queues."""
+OF_KINDS = re.compile(r"fsqueue\.(client\.|groups\.|service\.|verbs\.)?\w+")
+
+ASKS = {
+    "retrying.publish_pending", "retrying.pending", "commits.apply_pending", "commits.pending",
+    "inspection.apply_pending", "apply_pending", "decided.seen", "decided.seen_records", "decided.with_outcomes",
+    "locked.undecided",
+}  # fmt: skip
+"""Calls that ask whether a commit, a retry or an update of another process is unfinished, or finish it."""
+ASKED = {
+    "fsqueue.fsck.places": 2,
+    "fsqueue.maintenance": 1,
+    "fsqueue.protocol.deciding": 1,
+    "fsqueue.protocol.keyed_inserts": 1,
+    "fsqueue.protocol.leasing": 3,
+    "fsqueue.spark.reading": 2,
+    "fsqueue.storage.listing": 3,
+    "fsqueue.upkeep.collect": 3,
+    "fsqueue.views.inspection": 8,
+    "fsqueue.views.outcomes": 1,
+    "fsqueue.views.priorities": 2,
+    "fsqueue.views.task_history": 1,
+}
+"""Number of those calls, by module."""
+
+ADVICE_VERB = (
+    "A verb has one entry in fsqueue/verbs/table.py, and methods in Queue and RemoteQueue. Do not write it once more: "
+    "have it come from the table (CONTRIBUTING.md, 'A new verb')."
+)
+ADVICE_ASK = (
+    "Whether another process has left something undone is asked by what reads the queue: fsqueue.views.inspection for "
+    "looks, fsqueue.protocol.leasing for leases. Call one of these."
+)
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((TOP / "fsqueue").rglob("*.py")):
+        yield ".".join(("fsqueue", *path.relative_to(TOP / "fsqueue").with_suffix("").parts)), parse(path)
+
+
+def verbs_in(tree: ast.AST) -> int:
+    """Count the public methods of classes that have the name of a verb."""
+    names = {verb.name for verb in OF_QUEUES}
+    return sum(
+        isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and one.name in names
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for one in node.body
+    )
+
+
+def asks_in(tree: ast.AST) -> int:
+    """Count the calls that ask for what others have left undone."""
+    return sum(isinstance(node, ast.Call) and ast.unparse(node.func) in ASKS for node in ast.walk(tree))
+
+
+def counted(count: Callable[[ast.AST], int], trees: Iterable[tuple[str, ast.AST]]) -> dict[str, int]:
+    return {module: found for module, tree in trees if (found := count(tree))}
+
+
+def more_than(held: dict[str, int], found: dict[str, int]) -> dict[str, int]:
+    """Return the modules that have more than is held, with how many more."""
+    return {module: number - held.get(module, 0) for module, number in found.items() if number > held.get(module, 0)}
+
+
+def test_no_verb_is_written_by_hand_once_more() -> None:
+    found = counted(verbs_in, ((name, tree) for name, tree in modules() if OF_KINDS.fullmatch(name)))
+    assert more_than(WRITTEN, found) == {}, ADVICE_VERB
+
+
+def test_no_further_line_asks_for_what_is_unfinished() -> None:
+    found = counted(asks_in, modules())
+    assert more_than(ASKED, found) == {}, ADVICE_ASK
+
+
+def test_what_is_written_or_asked_is_found() -> None:
+    text = "class Kind:\n def lease(self): commits.apply_pending(store)\n async def wait(self): 0\n def f(self): g()"
+    assert (verbs_in(ast.parse(text)), asks_in(ast.parse(text))) == (2, 1)
+    assert more_than({"a": 1, "b": 2}, {"a": 2, "b": 1, "c": 3}) == {"a": 1, "c": 3}
