@@ -101,6 +101,11 @@ class Clock:
         self.measured, self._apart_ms = now, self.local_ms() - self.ticks_ms()
         self.offset_ms = round((self._base_ms or 0) - self._apart_ms)
 
+    def take_over(self, other: Clock) -> None:
+        """Take over what another clock has measured of the same server."""
+        for name in _MEASURED:
+            setattr(self, name, getattr(other, name))
+
     def is_vague(self) -> bool:
         """Return whether the offset may be wrong by more than the margin makes up for."""
         return 2 * self.error_ms > MARGIN_MS[1]
@@ -114,6 +119,32 @@ class Clock:
         if self.monotonic() - self.measured > REMEASURE_S:
             return True
         return abs(self.local_ms() - self.ticks_ms() - self._apart_ms) > STEP_MS
+
+
+_MEASURED = ("offset_ms", "error_ms", "margin_ms", "measured", "_base_ms", "_apart_ms")
+"""What a clock knows of its server."""
+
+
+class LatestMeasurement:
+    """What was measured last of a file server's clock, for all who work on one device of it. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._latest = Clock()
+        """Nothing changes it: what is measured later takes its place."""
+
+    def tell(self, clock: Clock) -> bool:
+        """Let a clock take it over, if the clock's own is older. Return whether the clock need not measure now."""
+        latest = self._latest
+        if latest.measured <= clock.measured:
+            return False
+        clock.take_over(latest)
+        return not clock.is_stale()
+
+    def note(self, clock: Clock) -> None:
+        """Take note of what a clock has measured just now."""
+        latest = Clock()
+        latest.take_over(clock)
+        self._latest = latest
 
 
 class ManualClock(Clock):

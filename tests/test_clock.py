@@ -14,7 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsqueue import Queue
-from fsqueue.clock import MARGIN_MS, MS_MAX, Backoff, Clock, Entropy, ManualClock, duration_ms, margin_ms
+from fsqueue.clock import (
+    MARGIN_MS,
+    MS_MAX,
+    REMEASURE_S,
+    Backoff,
+    Clock,
+    Entropy,
+    LatestMeasurement,
+    ManualClock,
+    duration_ms,
+    margin_ms,
+)
 from fsqueue.errors import InvalidArgument
 from fsqueue.filesystem import Filesystem
 
@@ -299,3 +310,21 @@ def test_pauses_differ_by_no_more_than_the_jitter(jitter: float) -> None:
     pauses = [backoff.next_s() for _ in range(1000)]
     assert 2 - 2 * jitter <= min(pauses) <= max(pauses) <= 2 + 2 * jitter
     assert max(pauses) - min(pauses) >= 3.9 * jitter
+
+
+def test_a_measurement_is_taken_over_while_it_is_newer_and_holds() -> None:
+    latest, clock, other = LatestMeasurement(), SteppedClock(), SteppedClock()
+    assert not latest.tell(other)
+    ticks = clock.ticks_ms()
+    clock.learn(clock.local_ms() + 7_000, ticks, ticks + 20)
+    latest.note(clock)
+    assert latest.tell(other)
+    assert (other.offset_ms, other.error_ms, other.margin_ms) == (clock.offset_ms, clock.error_ms, clock.margin_ms)
+    assert abs(other.now_ms() - clock.now_ms()) < 5_000
+    assert not latest.tell(other)  # it is no newer
+    clock.learn(clock.local_ms() + 9_000, ticks, ticks + 4)
+    assert other.offset_ms != clock.offset_ms  # what was noted is not what the clock learns later
+    late = SteppedClock()
+    late.slept_ms = late.step_ms = 1000 * REMEASURE_S + 1000
+    assert not latest.tell(late)
+    assert late.offset_ms != 0  # a start, for what is measured now

@@ -204,7 +204,7 @@ def _is_committed(group: GroupDirectory, store: Store, log: LogName, update: Upd
 def _search(group: GroupDirectory, update: UpdateId, since_ms: int) -> LogName | None:
     for directory in sorted(group.directories()):
         with suppress(FsqueueError):
-            store = Store(group.path_of(directory), open_root=group.open_root)
+            store = Store(group.path_of(directory), holder=group)
             try:
                 group.prove(store, directory)
                 batch = _commits_in(store, update, since_ms)

@@ -234,7 +234,7 @@ class GroupQueue(Queue):
                         f"There is no queue {self.name!r} in the group {group.path} yet, or no longer. It comes into "
                         "being when the first task is inserted."
                     )
-                store = open_store(self._path, self.group.worker, open_root=group.open_root)
+                store = open_store(self._path, self.group.worker, holder=group)
                 group.prove(store, self._directory)
             except OSError as error:
                 raise from_os_error(error, f"opening the queue {self._path}") from error

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fsqueue.clock import Clock, Entropy
+from fsqueue.clock import Clock, Entropy, LatestMeasurement
 from fsqueue.errors import (
     FsqueueError,
     GroupNotFound,
@@ -97,6 +97,7 @@ class GroupDirectory:
         mount = mount_of(path)
         self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
         self.clock, self.entropy = Clock(), Entropy()
+        self._measurement = LatestMeasurement()
         self.left_in_logs: dict[str, tuple[Stamp, int]] = {}
         """How many tasks a log of an open batch said to be left, by its path, and the log's stamp then: `unopened`."""
         try:
@@ -228,7 +229,7 @@ class GroupDirectory:
         state = self.queue_state(directory)
         if state is None:
             return False
-        self._refuse_foreign(state, self.path_of(directory))
+        self.refuse_foreign(state, self.path_of(directory))
         return True
 
     def queue_state(self, directory: QueueDirectory) -> QueueState | None:
@@ -250,7 +251,8 @@ class GroupDirectory:
                 raise self._hidden(path, error.errno) from None
             raise
 
-    def _refuse_foreign(self, state: QueueState, path: str) -> None:
+    def refuse_foreign(self, state: QueueState, path: str) -> None:
+        """Raise NotAQueue unless this is a queue of the group: nothing is written into any other one."""
         if state.group != self.state.id:
             raise NotAQueue(
                 f"{path} holds a queue that was not made in this group: somebody has moved it here, or restored it. It "
@@ -271,12 +273,19 @@ class GroupDirectory:
         except FileNotFoundError:
             raise QueueNotFound(f"The queue {fs.root} was deleted just now.") from None
 
+    def measurement_for(self, fs: Filesystem) -> LatestMeasurement:
+        """Return what was measured last of the clock of the server of a queue whose directory is open.
+
+        The queues of a group share it, unless something is mounted in the place of one.
+        """
+        return self._measurement if fs.device == self.fs.device else LatestMeasurement()
+
     def prove(self, store: Store, directory: QueueDirectory) -> None:
         """Raise unless an open queue is the group's own: made in this group, and its directory in its place.
 
         A neighbour may have put a link in the place of the directory, or moved another group's queue there.
         """
-        self._refuse_foreign(store.queue_state, store.path)
+        self.refuse_foreign(store.queue_state, store.path)
         try:
             mine = self.fs.stat(self.path_of(directory))
         except FileNotFoundError:

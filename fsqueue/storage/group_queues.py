@@ -46,7 +46,7 @@ def queue_id(name: LogName) -> names.QueueId:
 
 def proven(group: GroupDirectory, directory: QueueDirectory, own: Store) -> Store:
     """Open a queue of the group, as the worker of `own`. The caller closes it. Errors as of `Store`."""
-    store = Store(group.path_of(directory), own.worker_name, open_root=group.open_root)
+    store = Store(group.path_of(directory), own.worker_name, holder=group)
     try:
         group.prove(store, directory)
     except BaseException:

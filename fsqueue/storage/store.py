@@ -7,12 +7,12 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
 from fsqueue import forks
-from fsqueue.clock import Clock, Entropy, duration_ms
+from fsqueue.clock import Clock, Entropy, LatestMeasurement, duration_ms
 from fsqueue.cluster.identity import worker_of_this_process
 from fsqueue.errors import FULL, FsqueueError, LockTimeout, QueueNotFound, from_os_error
 from fsqueue.filesystem import Filesystem, is_gone, mount_of, mountadvice, resources
@@ -41,12 +41,24 @@ def domain_of(fs: Filesystem) -> str:
     return task_file.SHARED if fs.shared else boot_id()
 
 
+class Holder(Protocol):
+    """What holds queues, and opens them: an open group."""
+
+    def open_root(self, fs: Filesystem) -> None:
+        """Open the directory of a queue, which must not be done by its path."""
+
+    def refuse_foreign(self, state: QueueState, path: str) -> None:
+        """Raise NotAQueue unless this is a queue of the group: nothing is written into any other one."""
+
+    def measurement_for(self, fs: Filesystem) -> LatestMeasurement:
+        """Return what was measured last of the clock of the server of a queue whose directory is open."""
+
+
 class Store:
     """An open queue, before any verb. Safe to share between threads; a forked child starts over.
 
     QueueNotFound or NotAQueue if there is no queue at `path`; nothing is created. UnsafeFilesystem if this host has it
-    mounted in a way that is known to be unfit, unless the queue allows that. `open_root` opens the directory, if that
-    must not be done by its path.
+    mounted in a way that is known to be unfit, unless the queue allows that. `holder`: the group in which it is opened.
     """
 
     def __init__(
@@ -57,13 +69,15 @@ class Store:
         fs: Filesystem | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
-        open_root: Callable[[Filesystem], object] = lambda fs: None,
+        holder: Holder | None = None,
     ) -> None:
         self.path = path
         self.mount = mount = mount_of(path)
         self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
-        open_root(self.fs)
+        if holder is not None:
+            holder.open_root(self.fs)
         self.clock = clock or Clock()
+        self._measurement = LatestMeasurement() if holder is None else holder.measurement_for(self.fs)
         self.entropy = entropy or Entropy()
         self.worker_name = worker
         self.mutex = resources.Mutex()
@@ -272,9 +286,10 @@ class Store:
     def compare_clock(self) -> None:
         """Measure the file server's clock again, if the last time was long ago. Lustre stamps with the client's clock.
 
-        Repeat a vague measurement: how long the server took to answer bounds its error.
+        What another queue of the group has measured is enough. Repeat a vague measurement: how long the server took to
+        answer bounds its error.
         """
-        if not self.clock.is_stale() or self.mount.kind == "lustre":
+        if not self.clock.is_stale() or self.mount.kind == "lustre" or self._measurement.tell(self.clock):
             return
         for _ in range(PROBES):
             path = f"{self.layout.staging}/{probe(self.entropy.hex16())}"
@@ -285,6 +300,7 @@ class Store:
                 self._compare_clock_by_touch()
                 return
             if not self.clock.is_vague():
+                self._measurement.note(self.clock)
                 return
 
     def _compare_clock_by_touch(self) -> None:

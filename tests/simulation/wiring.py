@@ -91,6 +91,10 @@ class SimFilesystem(Filesystem):
     def is_open(self) -> bool:
         return self._top is not None
 
+    @property
+    def device(self) -> int:
+        return 0  # there is one disk
+
     def is_in_place(self) -> bool:
         try:
             return self._process.directory(self.root) is self._directory(self.root)
