@@ -42,7 +42,7 @@ from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.waiting import IdlePoller, TaskSource
 from fsqueue.queue import Order, Queue, open_store
 from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMoved
-from fsqueue.storage.store import domain_of
+from fsqueue.storage.store import Store, domain_of
 from fsqueue.user_code import user_function
 from fsqueue.verbs.table import OF_QUEUES
 
@@ -229,12 +229,7 @@ class GroupQueue(Queue):
                 return
             group = self.group.directory()
             try:
-                if not group.look_before_opening(self._directory):
-                    raise QueueNotFound(
-                        f"There is no queue {self.name!r} in the group {group.path} yet, or no longer. It comes into "
-                        "being when the first task is inserted."
-                    )
-                store = open_store(self._path, self.group.worker, holder=group)
+                store = self._open_in(group)
                 group.prove(store, self._directory)
             except OSError as error:
                 raise from_os_error(error, f"opening the queue {self._path}") from error
@@ -242,6 +237,19 @@ class GroupQueue(Queue):
                 store.lease_for_others()
             self.group.note_open(self)
             self._work_on(store)
+
+    def _open_in(self, group: GroupDirectory) -> Store:
+        try:
+            return open_store(self._path, self.group.worker, holder=group)
+        except QueueClosed:
+            raise
+        except (FsqueueError, OSError):  # a client may remember what is not so any more: this asks the server
+            if not group.has_queue(self._directory):
+                raise QueueNotFound(
+                    f"There is no queue {self.name!r} in the group {group.path} yet, or no longer. It comes into being "
+                    "when the first task is inserted."
+                ) from None
+        return open_store(self._path, self.group.worker, holder=group)
 
     def _opens(self) -> bool:
         """Return whether it has come into being, as far as this object knows. GroupNotFound: nobody knows."""

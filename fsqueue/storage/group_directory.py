@@ -204,7 +204,7 @@ class GroupDirectory:
     def hidden(self, directory: QueueDirectory) -> HiddenTasks | None:
         """Return the error for what stands in the place of a queue's directory, or of its own file; None for neither.
 
-        For what is thorough: `look_before_opening` learns it from the error of its open.
+        For what is thorough: `has_queue` learns it from the error of its open.
         """
         try:
             with self.fs.closing(self.fs.look(layout.settings_file(self.path_of(directory)))) as fd:
@@ -220,11 +220,9 @@ class GroupDirectory:
         """Return the error for what an open of a queue's file met on its way, without following it."""
         return self.fs.hidden(layout.settings_file(path), code)
 
-    def look_before_opening(self, directory: QueueDirectory) -> bool:
+    def has_queue(self, directory: QueueDirectory) -> bool:
         """Return whether a queue is there, by its file alone. NotAQueue if it was not made in this group; other errors
         as of `queue_state`.
-
-        To open a queue may write into it, on a network mount: into no other group's.
         """
         state = self.queue_state(directory)
         if state is None:
@@ -252,7 +250,10 @@ class GroupDirectory:
             raise
 
     def refuse_foreign(self, state: QueueState, path: str) -> None:
-        """Raise NotAQueue unless this is a queue of the group: nothing is written into any other one."""
+        """Raise NotAQueue unless this is a queue of the group.
+
+        To open a queue may write into it, on a network mount: into no other group's.
+        """
         if state.group != self.state.id:
             raise NotAQueue(
                 f"{path} holds a queue that was not made in this group: somebody has moved it here, or restored it. It "

@@ -28,7 +28,12 @@ RECORD_BYTES = 1 << 14
 
 def published(store: Store) -> Iterator[tuple[Batch, TaskFileName]]:
     """Yield the batches that have a task file, each with its name, shard by shard and in order within a shard."""
-    for shard in shards(store):
+    yield from published_in(store, shards(store))
+
+
+def published_in(store: Store, among: Iterable[Shard]) -> Iterator[tuple[Batch, TaskFileName]]:
+    """Yield those of some shards."""
+    for shard in among:
         yield from sorted(task_files(store, shard).items())
 
 
@@ -38,7 +43,12 @@ def with_logs(store: Store, every_shard: bool = False) -> Iterator[Batch]:
     An NFS client may overlook a new shard in a listing for a minute. `every_shard`: look into each, listed or not. A
     shard whose directory is hidden is passed over.
     """
-    for shard in names.all_shards(store.layout.shards) if every_shard else shards(store):
+    yield from with_logs_in(store, names.all_shards(store.layout.shards) if every_shard else shards(store))
+
+
+def with_logs_in(store: Store, among: Iterable[Shard]) -> Iterator[Batch]:
+    """Yield those of some shards."""
+    for shard in among:
         with PassingOverStrays():
             yield from logs(store, shard)
 

@@ -50,10 +50,14 @@ class QueueFile:
     layout: Layout
     """The layout of the present generation."""
 
-    def __init__(self, path: str, fs: Filesystem, clock: Clock) -> None:
+    def __init__(
+        self, path: str, fs: Filesystem, clock: Clock, refuse: Callable[[QueueState, str], object] | None = None
+    ) -> None:
+        """`refuse` raises an error for a queue that is not meant, when it is read first."""
         self.path = path
         self._fs = fs
         self._clock = clock
+        self._refuse = refuse
         self.forget()
 
     def forget(self) -> None:
@@ -94,6 +98,8 @@ class QueueFile:
                 f"{self.path} is a file or a symbolic link, or lies below one: it is no queue's directory. Check it."
             ) from None
         state = read_queue_state(sparse.joined(pieces), self.path)
+        if self._refuse is not None and not opened:
+            self._refuse(state, self.path)
         if not fs.is_in_place():  # on a full disk a queue is deleted without the mark that says so
             raise self._away(is_deleted=opened and state.closed and self.state.id == state.id)
         if state.closed:

@@ -81,7 +81,7 @@ class Store:
         self.entropy = entropy or Entropy()
         self.worker_name = worker
         self.mutex = resources.Mutex()
-        self.queue_file = QueueFile(path, self.fs, self.clock)
+        self.queue_file = QueueFile(path, self.fs, self.clock, None if holder is None else holder.refuse_foreign)
         self.queue_file.read()
         if not self.queue_state.allows_unsafe:
             mountadvice.refuse_unfit(mount, path)
@@ -153,6 +153,10 @@ class Store:
     def verify(self) -> bool:
         """Read `queue.jsonl` again if it has changed. True, and errors, as `refresh`."""
         return not self.queue_file.is_unchanged() and self.refresh(now=True)
+
+    def verify_place(self) -> bool:
+        """Return what `verify` does, and ask whether the queue's directory is in its place, as reading anew does."""
+        return not (self.queue_file.is_unchanged() and self.fs.is_in_place()) and self.refresh(now=True)
 
     def _take_settings(self) -> None:
         """Take over the settings as last read. Those that are read at each lease are plain attributes."""

@@ -90,7 +90,7 @@ def _is_held(
             if directory is None:
                 continue  # the queue was deleted, or is away
             if directory not in opened:
-                is_there = group.look_before_opening(directory)
+                is_there = group.has_queue(directory)
                 opened[directory] = group_queues.proven(group, directory, store) if is_there else None
             queue = opened[directory]
             if queue is None or queue.queue_state.id != identity:

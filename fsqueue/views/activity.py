@@ -25,6 +25,7 @@ import orjson
 
 from fsqueue.format import names
 from fsqueue.format.models import DeadLetter
+from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, SKIPPED, ReplayState
 from fsqueue.format.task_states import Lease
 from fsqueue.storage import deadletters, history, listing
@@ -215,10 +216,10 @@ def alike(reason: str) -> str:
 
 def activity(store: Store, window_ms: int | None = None) -> Activity:
     """Return how the queue is doing, over a window of `window_ms` milliseconds, or one that suits it."""
-    store.refresh(now=True)
+    store.verify_place()
     while True:
         found = _activity(store, window_ms)
-        if not store.refresh(now=True):  # what is seen while a queue is purged does not matter
+        if not store.verify_place():  # what is seen while a queue is purged does not matter
             return found
 
 
@@ -272,9 +273,10 @@ def _sum(rates: Sequence[Rate | None]) -> Rate | None:
 
 
 def _activity(store: Store, window_ms: int | None) -> Activity:
-    survey = Survey(store, round(WINDOWS_S[0] * 1000) if window_ms is None else window_ms)
+    listed = Listed.of(store)
+    survey = Survey(store, round(WINDOWS_S[0] * 1000) if window_ms is None else window_ms, listed)
     if window_ms is None and survey.is_at_work() and survey.finished() < FEW:
-        survey = Survey(store, round(WINDOWS_S[1] * 1000))
+        survey = Survey(store, round(WINDOWS_S[1] * 1000), listed)
     letters, whole = deadletters.latest(store, LETTERS_BYTES_MAX)
     lease_s, lease_error, work_s, measured = survey.lease()
     return Activity(
@@ -373,13 +375,26 @@ Groups = Counter[tuple[int, int, Lease | None, int | None]]
 """Number of tasks with this state since that time (ms), this last lease, and this time of work (ms; None: unknown)."""
 
 
+class Listed(NamedTuple):
+    """What is there by name: task files, and then batches with logs."""
+
+    files: list[tuple[Batch, TaskFileName]]
+    logs: list[Batch]
+
+    @classmethod
+    def of(cls, store: Store) -> Listed:
+        """List it, each directory once."""
+        shards = listing.shards(store)
+        return cls(list(listing.published_in(store, shards)), list(listing.with_logs_in(store, shards)))
+
+
 class Survey:
     """All that was read. `since`: from when on nothing is missing (ms), in the files that were read.
 
     First names, then logs, then the history: what finishes meanwhile is seen again, and not missed.
     """
 
-    def __init__(self, store: Store, window_ms: int) -> None:
+    def __init__(self, store: Store, window_ms: int, listed: Listed) -> None:
         self.store = store
         self.now = store.clock.now_ms()
         self.since = self.asked = self.now - window_ms
@@ -400,12 +415,12 @@ class Survey:
         self.young: set[str] = set()
         """The batches whose insertion was counted."""
         self.read: set[str] = set()
-        self.parts = (self._names(), self._logs(), self._history())
+        self.parts = (self._names(listed.files), self._logs(listed.logs), self._history())
 
-    def _names(self) -> FileSample:
+    def _names(self, files: list[tuple[Batch, TaskFileName]]) -> FileSample:
         part = FileSample(1)
         part.units.append(Unit())
-        for batch, name in listing.published(self.store):
+        for batch, name in files:
             birth = names.birth_ms(batch)
             if name.is_open:
                 self.open[batch] = birth
@@ -418,9 +433,8 @@ class Survey:
     def _note_birth(self, birth: int) -> None:
         self.oldest_birth = birth if self.oldest_birth is None else min(self.oldest_birth, birth)
 
-    def _logs(self) -> FileSample:
+    def _logs(self, logs: list[Batch]) -> FileSample:
         store = self.store
-        logs = list(listing.with_logs(store))
         part, size, leased = FileSample(len(logs)), 0, 0
         for batch in nsmallest(LOGS_MAX, logs, key=lambda _: store.entropy.random()):
             if size >= LOGS_BYTES_MAX or leased >= TASKS_MAX:

@@ -66,10 +66,10 @@ def status(store: Store, exact: bool = True) -> Status:
     letters only what finished batches left: a cheap estimate. Of a batch that takes inserts the log is read in any
     case: its file's name does not tell how many tasks it has.
     """
-    store.refresh(now=True)
+    store.verify_place()
     while True:
         found = _status(store, exact)
-        if not store.refresh(now=True):  # what is seen while a queue is purged or deleted does not matter
+        if not store.verify_place():  # what is seen while a queue is purged or deleted does not matter
             return found
 
 
@@ -373,9 +373,11 @@ class _Remains:
         """
         store = self.store
         while True:
-            retrying.publish_pending(store)
-            if retrying.pending(store, strict=True) or commits.apply_pending(store, strict=True):
+            if retrying.pending(store, strict=True):
+                retrying.publish_pending(store)
                 return None  # what was committed may be done or not: the next look tells
+            if commits.apply_pending(store, strict=True):
+                return None
             ended: set[tuple[Batch, int, int]] = set()
             for shard in listing.shards(store):
                 if self._is_at_work(shard, ended):
@@ -388,7 +390,7 @@ class _Remains:
                 deadletters.states(store, strict=True),
                 counters.cancelled(store),
             )
-            if not store.refresh(now=True):  # a deleted queue is not a drained one; what was drained had been purged
+            if not store.verify_place():  # a deleted queue is not a drained one; what was drained had been purged
                 return found
 
     def _is_at_work(self, shard: Shard, ended: set[tuple[Batch, int, int]]) -> bool:

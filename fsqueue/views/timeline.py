@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fsqueue.format.models import AsDict
 from fsqueue.storage.store import Store
-from fsqueue.views.activity import COMPLETIONS, FINISHED, INSERTED, LEASES, Survey
+from fsqueue.views.activity import COMPLETIONS, FINISHED, INSERTED, LEASES, Listed, Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Timeline(AsDict):
 
 def timeline(store: Store, window_ms: int, pieces: int) -> Timeline:
     """Return what happened in the last `window_ms` milliseconds, in `pieces` equal pieces. OSError, QueueNotFound."""
-    store.refresh(now=True)
+    store.verify_place()
     while True:
-        survey = Survey(store, window_ms)
-        if not store.refresh(now=True):  # what is seen while a queue is purged does not matter
+        survey = Survey(store, window_ms, Listed.of(store))
+        if not store.verify_place():  # what is seen while a queue is purged does not matter
             break
     begin = survey.now - window_ms
     known_from = survey.since if store.settings.keep_history else survey.now

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import Group
+from fsqueue import Group, NotAQueue
 from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.mounts import Mount
 
@@ -57,3 +57,43 @@ def test_the_server_s_clock_is_measured_once_for_all_queues(
     look(group)
     assert calls["compare_clock"] == 1
     assert not group["q3"].store.clock.is_stale()
+
+
+def test_to_open_a_queue_its_file_is_read_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch, "read_pieces")
+    assert group["q1"].exists()
+    assert calls["read_pieces queue.jsonl"] == 2  # `exists` asks once more
+    assert group["q2"].settings.shards == 2
+    assert calls["read_pieces queue.jsonl"] == 3
+
+
+def test_nothing_is_written_into_a_queue_of_another_group(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if that was closed to be deleted: what is left of it is for its own group's processes."""
+    other = Group.create(group.path.parent / "other", allow_unsafe=True)
+    other["foreign"].insert(1)
+    other.close()
+    (other.path / "foreign").rename(group.path / "foreign")
+    with open(group.path / "foreign" / "queue.jsonl", "a") as file:
+        file.write('{"op":"closed","at":1}\n')
+    calls = counted(monkeypatch, "create", "rename", "touch", "make_directory")
+    with pytest.raises(NotAQueue, match="not made in this group"):
+        group["foreign"].status()
+    assert not calls
+
+
+def test_a_status_reads_a_queue_s_file_once_and_lists_few_directories(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch, "read_pieces", "size_on_server", "names", "look_anew")
+    assert group.status().status.completed == 2 * QUEUES
+    assert calls["read_pieces queue.jsonl"] == QUEUES
+    assert calls["size_on_server queue.jsonl"] == 4 * QUEUES  # whether a purge came in between, twice
+    assert calls["names"] <= 23 * QUEUES
+
+
+def test_each_look_whether_all_is_drained_lists_few_directories(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch, "read_pieces", "size_on_server", "names")
+    assert group.is_drained()
+    assert calls["read_pieces queue.jsonl"] == 2 * QUEUES
+    assert calls["size_on_server queue.jsonl"] == 2 * QUEUES
+    assert calls["names"] <= 2 * 8 * QUEUES

@@ -81,8 +81,8 @@ MUTATIONS = [
         (
             (
                 "_Remains.collect",
-                "if retrying.pending(store, strict=True) or commits.apply_pending(store, strict=True): ...",
-                "if retrying.pending(store, strict=True): ...",
+                "if commits.apply_pending(store, strict=True): ...",
+                "",
             ),
         ),
     ),
