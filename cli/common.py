@@ -75,25 +75,6 @@ def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | 
     return str(source.group.path) if isinstance(source, fsqueue.GroupQueues) else source.url
 
 
-def each_queue(path: str, lost: list[fsqueue.QueueFileLost]) -> Iterator[fsqueue.Queue]:
-    """Yield the queue that a path means, or each queue of the group that is there. Strays are named, and left out.
-
-    Queues whose own file is gone are left out, too: their errors are added to `lost`, for `refuse_lost`.
-    """
-    group = group_at(path)
-    if group is None:
-        yield queue_at(path)
-        return
-    for queue in group.queues(tasks_min=0):
-        try:
-            if queue.exists():
-                yield queue
-        except fsqueue.NotAQueue as error:
-            complain(str(error))
-        except fsqueue.QueueFileLost as error:
-            lost.append(error)
-
-
 def refuse_lost(lost: list[fsqueue.QueueFileLost]) -> None:
     """Name the queues of a group that a command had to leave out, and raise the last error, once the rest is done."""
     for error in lost[:-1]:

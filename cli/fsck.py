@@ -13,7 +13,7 @@ from fsqueue.fsck import fsck_lost
 from fsqueue.views import copy_warnings
 
 from . import process
-from .common import FINDINGS_EXIT, each_queue, example, group_at, json_option, path_of, queue_argument
+from .common import FINDINGS_EXIT, example, group_at, json_option, path_of, queue_argument, queue_at
 from .printing import CAUTION, ERROR, Bar, Coloured, complain, print_json, say, say_in_colours
 
 
@@ -81,13 +81,28 @@ def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, f
     if group is not None:
         yield from ((None, finding) for finding in group.fsck(repair=repair))
     lost: list[fsqueue.QueueFileLost] = []
-    for found in each_queue(path, lost):
+    for found in [queue_at(path)] if group is None else _there(group, lost):
         with found as q:
             yield q, None
             with Bar("fsck") as progress:
                 yield from ((q, finding) for finding in q.fsck(repair=repair, progress=progress.show))
     for error in lost:  # a finding of the group tells of the same; the error names the command
         complain(str(error))
+
+
+def _there(group: fsqueue.Group, lost: list[fsqueue.QueueFileLost]) -> Iterator[fsqueue.Queue]:
+    """Yield each queue of a group that is there. Strays are named, and left out.
+
+    Queues whose own file is gone are left out, too: their errors are added to `lost`.
+    """
+    for queue in group.queues(tasks_min=0):
+        try:
+            if queue.exists():
+                yield queue
+        except fsqueue.NotAQueue as error:
+            complain(str(error))
+        except fsqueue.QueueFileLost as error:
+            lost.append(error)
 
 
 def _show(finding: fsqueue.Finding, repair: bool, explain: bool) -> None:
