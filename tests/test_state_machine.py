@@ -415,11 +415,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(worker=which)
     @precondition(lambda self: self.step % 5 == 0)
     def purge(self, worker: int) -> None:
-        later, administration._later = administration._later, lambda action, *args: action(*args)
+        later, administration._reap_later = administration._reap_later, lambda reap: reap()
         try:
             self.queues[worker].purge()
         finally:
-            administration._later = later
+            administration._reap_later = later
         self.tasks.clear()
         self.clock.advance(1.1)  # so long others may not have noticed
 
