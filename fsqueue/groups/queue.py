@@ -243,7 +243,8 @@ class GroupQueue(Queue):
             return open_store(self._path, self.group.worker, holder=group)
         except QueueClosed:
             raise
-        except (FsqueueError, OSError):  # a client may remember what is not so any more: this asks the server
+        except (FsqueueError, OSError) as error:  # a client may remember what is not so any more: this asks the server
+            let_out(error)
             if not group.has_queue(self._directory):
                 raise QueueNotFound(
                     f"There is no queue {self.name!r} in the group {group.path} yet, or no longer. It comes into being "

@@ -41,7 +41,7 @@ def domain_of(fs: Filesystem) -> str:
     return task_file.SHARED if fs.shared else boot_id()
 
 
-class Holder(Protocol):
+class QueueHolder(Protocol):
     """What holds queues, and opens them: an open group."""
 
     def open_root(self, fs: Filesystem) -> None:
@@ -69,7 +69,7 @@ class Store:
         fs: Filesystem | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
-        holder: Holder | None = None,
+        holder: QueueHolder | None = None,
     ) -> None:
         self.path = path
         self.mount = mount = mount_of(path)

@@ -108,7 +108,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     pyfakefs is for one thread: while it calls a real function for one, it does so for all of them, and another thread
     closes real descriptors by the fake's numbers.
     """
-    monkeypatch.setattr(administration, "_later", lambda action, *args: action(*args))
+    monkeypatch.setattr(administration, "_reap_later", lambda reap: reap())
 
 
 @pytest.fixture

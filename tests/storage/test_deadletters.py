@@ -681,7 +681,7 @@ def test_letters_of_a_queue_that_has_ended_meanwhile_are_not_reported_settled(
 ) -> None:
     """Its files may be there still, on their way into the trash: what is done to them is lost."""
     monkeypatch.setattr(
-        administration, "_later", lambda action, *args: action(*args) if files == "go" else None
+        administration, "_reap_later", lambda reap: reap() if files == "go" else None
     )  # else a thread
     bury(q, 1, 2)
     asked: list[Any] = []
@@ -702,7 +702,7 @@ def test_letters_of_a_queue_that_has_ended_meanwhile_are_not_reported_settled(
 def test_letters_are_not_reported_settled_if_the_queue_ends_after_the_last(
     q: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(administration, "_later", lambda *_: None)
+    monkeypatch.setattr(administration, "_reap_later", lambda reap: None)
     bury(q, 1)
     publish = staging.publish
 

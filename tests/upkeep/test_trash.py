@@ -537,7 +537,7 @@ def test_a_queue_is_deleted_on_a_full_disk(queue: Queue, names_max: int, wait: b
 def test_on_a_full_disk_the_mark_comes_before_the_rest_goes(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a crash from then on leaves something that can be reaped."""
     queue.insert_many(range(200), batch_tasks=1)
-    monkeypatch.setattr(administration, "_later", lambda *args: None)
+    monkeypatch.setattr(administration, "_reap_later", lambda reap: None)
     with full_disk(queue.path.parent, 1):
         Queue(queue.path).delete()
     [left] = ours(queue.path.parent)
@@ -660,7 +660,7 @@ def test_a_reaping_leaves_what_another_user_has_to_remove_and_says_so(scratch: P
     path = scratch / "q"
 
     def own() -> None:
-        administration._later = lambda *args: None  # type: ignore[assignment]  # in this process, which ends at once
+        administration._reap_later = lambda reap: None  # type: ignore[assignment]  # in this process, which ends at once
         Queue.create(path).insert("x")
         Queue(path).delete()
 
@@ -734,7 +734,7 @@ def test_a_directory_whose_name_looks_like_a_scheme_can_be_given(
 def test_a_directory_of_deleted_queues_shows_none(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     from fsqueue.storage.discovery import queues
 
-    monkeypatch.setattr(administration, "_later", lambda *args: None)
+    monkeypatch.setattr(administration, "_reap_later", lambda reap: None)
     other = Queue.create(queue.path.parent / "other")
     queue.delete()
     [left] = ours(other.path.parent)
@@ -750,7 +750,7 @@ def test_a_directory_of_deleted_queues_shows_none(queue: Queue, monkeypatch: pyt
 def test_deleting_takes_no_time_whatever_is_in_the_queue(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is one renaming; the rest is done in the background."""
     queue.insert_many(range(500), batch_tasks=1)
-    monkeypatch.setattr(administration, "_later", lambda *args: None)
+    monkeypatch.setattr(administration, "_reap_later", lambda reap: None)
     renamed: list[str] = []
     real = Filesystem.rename
 
