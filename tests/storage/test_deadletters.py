@@ -680,9 +680,7 @@ def test_letters_of_a_queue_that_has_ended_meanwhile_are_not_reported_settled(
     files: str,
 ) -> None:
     """Its files may be there still, on their way into the trash: what is done to them is lost."""
-    monkeypatch.setattr(
-        administration, "_reap_later", lambda reap: reap() if files == "go" else None
-    )  # else a thread
+    monkeypatch.setattr(administration, "_reap_later", lambda reap: reap() if files == "go" else None)  # else a thread
     bury(q, 1, 2)
     asked: list[Any] = []
 
