@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from types import TracebackType
 
+_PACKAGE = __name__.partition(".")[0]
+
 
 def handler_in(error: BaseException) -> TracebackType | None:
     """Return where a signal handler begins in an exception's traceback; None if none has raised it.
 
     A handler got the frame that it interrupted as an argument. It may have been replaced since, or have replaced
-    itself. So its arguments tell, not `signal.getsignal`.
+    itself. So its arguments tell, not `signal.getsignal`. It is none of this package's functions, of which none raises
+    as a handler. Their frames must not be asked for their locals: what these refer to, a generator with an open file,
+    would live on when the frame is cleared.
     """
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         interrupted, at = at.tb_frame, at.tb_next
+        if at.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+            continue
         for given in at.tb_frame.f_locals.values():
             if given is interrupted or (type(given) is tuple and any(one is interrupted for one in given)):
                 return at

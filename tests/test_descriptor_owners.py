@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from fsqueue import FsqueueError, Group, Queue, poll
+from fsqueue import FsqueueError, Group, Queue, administration, poll
 from fsqueue.filesystem import replacing, resources, syncs
 from fsqueue.storage import decisions, listening
 from tests.levels import IS_ALL, how_many
@@ -369,6 +369,7 @@ def test_an_interruption_leaves_each_descriptor_to_one_owner_and_comes_out(
 ) -> None:
     """In the verbs of a queue, a group and its queues, and updates. A TimeoutError is an OSError, as the system's."""
     monkeypatch.setattr(_thread, "start_new_thread", start_what_is_waited_for)
+    monkeypatch.setattr(administration, "_reap_later", lambda reap: None)
     gc.collect()
     gc.freeze()  # what is there by now is not looked through each time
     try:

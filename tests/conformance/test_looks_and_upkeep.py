@@ -37,6 +37,7 @@ def test_a_wait_ends_with_its_queue_or_its_time(queue: Any) -> None:
 
 
 @A_FUNCTION
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # a generator closes its file once
 def test_an_error_of_the_callers_function_is_the_callers(queue: Any) -> None:
     queue.insert(1)
     queue.lease()[0].bury("no")

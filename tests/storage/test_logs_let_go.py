@@ -147,7 +147,7 @@ def test_a_producer_with_keys_keeps_the_logs_that_it_asked_until_it_opens_others
         assert len(inserter.logs) == 6
         assert [queue.status().completed, queue.status().waiting] == [12, 0]
         inserter("opened.insert(1)")
-        assert len(inserter.logs) == 6 - 2 + 1
+        assert 0 < len(unlinked(inserter.pid)) < 6, "some go with each log that it opens"
         inserter("for number in range(8): opened.insert(1)")
         assert len(unlinked(inserter.pid)) == 0
         inserter("opened.close()")
