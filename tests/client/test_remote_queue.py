@@ -369,9 +369,13 @@ def test_more_clients_than_tasks_and_each_task_once(group: Group, serve: Serve) 
     queue = group["q"]
     queue.insert_many(range(40))
     until(lambda: queue.status().completed == 40, "all tasks to be completed")
-    while any(worker.is_alive() for worker in workers):
-        queue.insert(None)
-        queue.wait()
+
+    def are_over() -> bool:
+        return not any(worker.is_alive() for worker in workers)
+
+    while not are_over():
+        queue.insert(None)  # the last worker may have ended meanwhile: then nobody takes it
+        until(lambda: queue.is_drained() or are_over(), "a worker to take it, or all to end")
     assert sorted(got) == list(range(40))
 
 

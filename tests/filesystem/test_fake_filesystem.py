@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -20,6 +21,7 @@ from fsqueue.filesystem.beneath import DIRECTORY_FLAGS, walk
 from fsqueue.filesystem.rooted import _Root
 from fsqueue.format import layout, movements
 from fsqueue.format.layout import Settings
+from fsqueue.storage import open_logs
 
 if TYPE_CHECKING:
     from pyfakefs.fake_filesystem import FakeFilesystem
@@ -99,6 +101,12 @@ def no_openat2(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_garbage() -> None:
     """Queues of earlier tests are closed before the fake begins: else its descriptors of the same numbers would be."""
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue lets go of logs of other open queues, too. Those that earlier tests have left open are real ones."""
+    monkeypatch.setattr(open_logs, "_everywhere", WeakValueDictionary())
 
 
 @pytest.fixture(autouse=True)
