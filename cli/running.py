@@ -136,8 +136,8 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 )
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when N attempts in a row have failed on it.")  # fmt: skip
-@click.option("--retries", type=click.IntRange(min=0), metavar="N",
-              help="Make a task that fails again after N retries a dead letter [as the queue says].")  # fmt: skip
+@click.option("--max-attempts", type=number, metavar="N",
+              help="Attempts before a task that fails becomes a dead letter [the queue's].")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after this many tasks.")
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
@@ -245,8 +245,9 @@ def run(
     there are more than 9,999 lines or 8 MiB. Standard output is then not shown. A function returns fsqueue.Then.
 
     Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. A failed task is
-    retried after a growing pause, up to the queue's number of attempts ('fsqueue set' changes it). --retries N lets
-    this worker give a task up earlier: with 0, at the first failure. If a worker dies, only the queue's number counts.
+    retried after a growing pause, up to the queue's number of attempts ('fsqueue set' changes it). --max-attempts N
+    lets this worker give a task up earlier: with 1, at the first failure. If a worker dies, only the queue's number
+    counts.
 
     A command may fail, time out, be stopped, or lose its worker to SIGKILL. Then all processes end that it has started
     on this host. If it exits with 0, what it leaves running stays.
@@ -309,7 +310,7 @@ def run(
     for source in opened:
         if options["then"] is not None and isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
             named(_group_of(source), options["then"])
-    for text in (*_too_many(opened, options["retries"]), *_not_there(opened, stages)):
+    for text in (*_too_many(opened, options["max_attempts"]), *_not_there(opened, stages)):
         (_log_json if log_json else _say)(Event("hint", text, {}))
     # What functions print in threads of this process goes past the bar.
     shows = not log_json and options["threads"] is None and is_screen(sys.stderr)
@@ -506,16 +507,16 @@ def _letters_in(sources: Sequence[Source]) -> list[tuple[Source, int]]:
     return [(source, answer.result().dead) for source, answer in found if answer.done()]
 
 
-def _too_many(queues: list[Source], retries: int | None) -> list[str]:
-    """Return a hint for each queue that gives tasks up before that many retries."""
+def _too_many(queues: list[Source], max_attempts: int | None) -> list[str]:
+    """Return a hint for each queue that gives tasks up before that many attempts."""
     return [
-        f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, before {retries:,} retries. To "
-        f"allow them: fsqueue set {quoted(path_of(q))} max_attempts={retries + 1}"
+        f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, not {max_attempts:,}. To allow "
+        f"them: fsqueue set {quoted(path_of(q))} max_attempts={max_attempts}"
         for q in queues
         if isinstance(q, fsqueue.Queue)
-        and retries is not None
+        and max_attempts is not None
         and (most := q.settings.max_attempts) is not None
-        and most <= retries
+        and most < max_attempts
     ]
 
 

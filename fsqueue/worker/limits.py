@@ -45,8 +45,8 @@ class Limits:
     exclude_after: int | None
     kills_lost: bool
     patience_s: float
-    retries: float
-    """A task whose attempt fails here is given up if it was attempted more often than once and so many times."""
+    max_attempts: float
+    """A task whose attempt fails here is given up if it has had so many attempts."""
 
 
 def stop_time(limits: Limits, began: float) -> tuple[float, str]:

@@ -566,7 +566,7 @@ class Loop:
             self._failed(job, "bury" if verb == "bury" else "fail", value, seconds)
 
     def _failed(self, job: Job, verb: Literal["fail", "bury"], reason: str, seconds: float) -> None:
-        if job.begun_under.attempt > self._limits.retries:
+        if job.begun_under.attempt >= self._limits.max_attempts:
             verb = "bury"
         outcome, others = failure(job, verb, reason)
         self._outbox += others

@@ -70,8 +70,8 @@ class Worker:
     stop_after_failures: end when so many attempts in a row have failed. If neither this nor `exclude_after` is given:
         when the first ten have failed, and no other attempt has been at work for longer.
     exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
-    retries: give a task up when an attempt fails here and it was tried again so often before. The queue's
-        `max_attempts` still counts: it is for leases that run out, and where it is smaller, it comes first.
+    max_attempts: give a task up when an attempt fails here and the task has had so many attempts in all, on any worker.
+        The queue's `max_attempts` still counts: it is for leases that run out, and where it is smaller, it comes first.
     on_lease_lost: "kill" the work on a task that another worker has taken over, or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.
     allow_in_script: let payloads become part of a program in the command, as in ["sh", "-c", "echo {f}"]. A user who
@@ -129,7 +129,7 @@ class Worker:
         stdin: bool = False,
         then: str | None = None,
         patience_s: float = 600.0,
-        retries: int | None = None,
+        max_attempts: int | None = None,
         output: Output | None = None,
         tag: bool = False,
         pass_on: PassOn | None = None,
@@ -161,16 +161,14 @@ class Worker:
         if on_lease_lost not in ("kill", "finish"):
             raise InvalidArgument(f"on_lease_lost must be 'kill' or 'finish', not {on_lease_lost!r}.")
         for name, value in {
-            "prefetch": prefetch, "max_tasks": max_tasks, "stop_after_failures": stop_after_failures,
-            "exclude_after": exclude_after, "threads": threads, "gpus_per_task": gpus_per_task,
+            "prefetch": prefetch, "max_tasks": max_tasks, "max_attempts": max_attempts, "threads": threads,
+            "stop_after_failures": stop_after_failures, "exclude_after": exclude_after, "gpus_per_task": gpus_per_task,
         }.items():  # fmt: skip
             if value is not None:
                 whole(name, value)
         if processes == "auto":
             processes = _processes(gpus_per_task)
         whole("processes", processes)
-        if retries is not None:
-            whole("retries", retries, 0)
         if output not in (None, *OUTPUTS):
             raise InvalidArgument(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}.")
         if tag and output == "ungrouped":
@@ -220,7 +218,7 @@ class Worker:
             exclude_after=exclude_after,
             kills_lost=on_lease_lost == "kill",
             patience_s=duration_ms(patience_s, "patience_s") / 1000,
-            retries=math.inf if retries is None else retries,
+            max_attempts=math.inf if max_attempts is None else max_attempts,
         )
         self._lease_s, self._tell = lease_s, tell
         self._has_run = False

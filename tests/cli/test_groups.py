@@ -239,7 +239,7 @@ def test_a_queue_that_is_not_there_is_named(fsqueue_cli: Run, group: Group) -> N
 def test_dead_letters_of_a_group_are_told_with_a_command_that_finds_them(fsqueue_cli: Run, group: Group) -> None:
     group["a b"].insert("false")
     group["c"].insert("true")
-    said = fsqueue_cli("run", group.path, "--match", "a .*", "--retries", "0", "--", "{}", code=9).stderr
+    said = fsqueue_cli("run", group.path, "--match", "a .*", "--max-attempts", "1", "--", "{}", code=9).stderr
     words = _to_type(said, "1 dead letter in the group's queues. To see in which: ")
     assert words == ["status", str(group.path), "--match", "a .*"]
     assert "1 dead" in fsqueue_cli(*words).output

@@ -667,7 +667,7 @@ def test_a_pipe_in_the_place_of_kept_output_hangs_nothing(spawn: Spawn, queue: Q
 def test_the_end_counts_tasks_and_not_attempts(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
     queue = queue_factory(backoff_s=(0, 0))
     queue.insert_many(["true"] * 28 + ["false"] * 2)
-    done = fsqueue_cli("run", queue.path, "--retries", "4", "--", "sh", "-c", '"$1"', "sh", "{}", code=9)
+    done = fsqueue_cli("run", queue.path, "--max-attempts", "5", "--", "sh", "-c", '"$1"', "sh", "{}", code=9)
     assert "fsqueue: 28 completed, 2 given up after 10 failed attempts" in done.stderr.splitlines()
 
 
@@ -679,7 +679,7 @@ def test_attempts_that_failed_before_a_success_are_told_as_such(fsqueue_cli: Run
     assert done.stderr.splitlines()[-1] == "fsqueue: 2 completed, 1 failed attempt"
 
 
-def test_more_retries_than_the_queue_allows_are_a_hint(fsqueue_cli: Run, queue: Queue) -> None:
-    said = fsqueue_cli("run", queue.path, "--retries", "7", "--", "true").stderr
-    assert f"after 5 attempts, before 7 retries. To allow them: fsqueue set {queue.path} max_attempts=8" in said
-    assert "hint" not in fsqueue_cli("run", queue.path, "--retries", "4", "--", "true").stderr
+def test_more_attempts_than_the_queue_allows_are_a_hint(fsqueue_cli: Run, queue: Queue) -> None:
+    said = fsqueue_cli("run", queue.path, "--max-attempts", "8", "--", "true").stderr
+    assert f"after 5 attempts, not 8. To allow them: fsqueue set {queue.path} max_attempts=8" in said
+    assert "hint" not in fsqueue_cli("run", queue.path, "--max-attempts", "5", "--", "true").stderr

@@ -164,14 +164,14 @@ def test_a_job_at_work_goes_on_under_the_new_lease_and_remembers_its_own(leases:
     assert failure(job, "bury", "no") == (Outcome(again, "bury", "no"), [])
 
 
-@pytest.mark.parametrize("retries", [None, 1])
+@pytest.mark.parametrize("max_attempts", [None, 2])
 def test_what_was_measured_is_told_with_the_lease_that_the_work_was_begun_under(
-    queue_factory: QueueFactory, leases: list[LeasedTask], retries: int | None
+    queue_factory: QueueFactory, leases: list[LeasedTask], max_attempts: int | None
 ) -> None:
     """The new lease is put back: nothing was done under it. It is no retry either."""
     old, again = leases
     old.attempt, again.attempt = 1, 2
-    its_loop = Worker(queue_factory("other"), Handler(), threads=1, retries=retries)._loop
+    its_loop = Worker(queue_factory("other"), Handler(), threads=1, max_attempts=max_attempts)._loop
     job = Job(old)
     job.task, job.used = again, Used(20, 300)
     its_loop.done(job, "fail", "no", 1.5)

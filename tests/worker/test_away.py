@@ -311,7 +311,7 @@ def test_of_a_task_whose_group_is_away_the_worker_says_first_that_it_may_not_be_
             raise ValueError(payload)
 
     worker = Worker([mine, other], act, threads=3, prefetch=1, tell=work.events.append, exclude_after=exclude_after,
-                    retries=0)  # fmt: skip
+                    max_attempts=1)  # fmt: skip
     reports: list[WorkerReport] = []
     thread = threading.Thread(target=lambda: reports.append(worker.run()), daemon=True)
     thread.start()
@@ -345,7 +345,7 @@ def test_tasks_of_a_group_that_is_away_end_or_begin_after_one_was_lost_and_the_o
     def lost() -> int:
         return sum(one.kind == "lost" for one in events)
 
-    worker = Worker([mine, other], act, threads=3, prefetch=2, tell=events.append, retries=0)
+    worker = Worker([mine, other], act, threads=3, prefetch=2, tell=events.append, max_attempts=1)
     reports: list[WorkerReport] = []
     thread = threading.Thread(target=lambda: reports.append(worker.run()), daemon=True)
     thread.start()

@@ -443,7 +443,7 @@ def test_what_completed_tasks_have_left_is_no_orphan_of_a_killed_supervisor(queu
     begins = (
         f"case $1 in *leave*) {ESCAPES['a daemon']};; *server*) {both};; *) {both}; kill -9 $PPID; sleep 9000;; esac"
     )
-    code = OWN.replace("prefetch=1", "prefetch=1, retries=0")
+    code = OWN.replace("prefetch=1", "prefetch=1, max_attempts=1")
     with worker_process(queue, ["sh", "-c", begins, str(pids), "{}"], code) as process:
         assert process.wait(PATIENCE_S) == 0
     assert (queue.status().completed, queue.status().dead) == (3, 1)
@@ -459,7 +459,7 @@ def test_a_supervisor_and_the_fork_server_that_are_killed_take_no_other_command_
     both = 'kill -9 $(cut -d " " -f 4 /proc/$PPID/stat); kill -9 $PPID'
     stays, kills = f"echo $$ >>$0; {until_there(tmp_path / 'go')}", f"{shell_until('[ -s $0 ]')}; {both}; sleep 9000"
     begins = f"case $1 in *stay*) {stays};; *) {kills};; esac"
-    code = OWN.replace("prefetch=1", "prefetch=1, processes=2, retries=0")
+    code = OWN.replace("prefetch=1", "prefetch=1, processes=2, max_attempts=1")
     with worker_process(queue, ["sh", "-c", begins, str(pids), "{}"], code) as process:
         until(lambda: queue.status().dead, "the end of the one whose supervisor was killed")
         (tmp_path / "go").touch()
