@@ -6,28 +6,30 @@ as a failed filesystem, or passed over where the system's error is expected.
 
 from __future__ import annotations
 
-from types import TracebackType
-
-_PACKAGE = __name__.partition(".")[0]
+import gc
+from types import CellType, FrameType, TracebackType
 
 
 def handler_in(error: BaseException) -> TracebackType | None:
     """Return where a signal handler begins in an exception's traceback; None if none has raised it.
 
     A handler got the frame that it interrupted as an argument. It may have been replaced since, or have replaced
-    itself. So its arguments tell, not `signal.getsignal`. It is none of this package's functions, of which none raises
-    as a handler. Their frames must not be asked for their locals: what these refer to, a generator with an open file,
-    would live on when the frame is cleared.
+    itself. So its arguments tell, not `signal.getsignal`. The collector tells what a frame refers to. `f_locals` would
+    keep it: a generator with an open file would live on when the frame is cleared.
     """
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         interrupted, at = at.tb_frame, at.tb_next
-        if at.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-            continue
-        for given in at.tb_frame.f_locals.values():
-            if given is interrupted or (type(given) is tuple and any(one is interrupted for one in given)):
-                return at
+        if _holds(at.tb_frame, interrupted):
+            return at
     return None
+
+
+def _holds(frame: FrameType, caller: FrameType) -> bool:
+    """Return whether a frame that has ended has its caller's in a variable, beside `f_back`."""
+    held = gc.get_referents(frame)
+    packed = [one for each in held if type(each) in (tuple, CellType) for one in gc.get_referents(each)]
+    return sum(one is caller for one in held) > 1 or any(one is caller for one in packed)
 
 
 def is_from_signal_handler(error: BaseException) -> bool:

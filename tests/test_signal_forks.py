@@ -8,7 +8,6 @@ outcome must be that of a call in which nobody has forked. A trace function call
 from __future__ import annotations
 
 import _thread
-import itertools
 import linecache
 import logging
 import os
@@ -16,7 +15,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -55,7 +54,24 @@ class Forker:
         """Whether nothing is left to do in that line but to return: the child may do so."""
         self.where, self.said = "", ""
         self.status: int | None = None
+        self.wrong: list[str] = []
+        self._forks = 0
         self._in_child = in_child
+
+    def rounds(self, may_return: bool = True, forks_min: int = 6) -> Iterator[None]:
+        """Begin rounds with one `run` in each, until one has met no new line. In the end no child must have gone wrong.
+
+        `may_return`: whether a child may do so in each line, not only in the last of a verb.
+        """
+        while True:
+            yield
+            if not self.where:
+                break
+            self._forks += 1
+            if self.status != REFUSED and not (self.status == RETURNED and (may_return or self.is_last)):
+                self.wrong.append(f"{self.where}: the child ended with {self.status} {self.said}")
+        assert self.wrong == []
+        assert self._forks >= forks_min
 
     def run(self, action: Callable[[], Any]) -> Any:
         """Do it, and return what the parent gets. `where` is empty if no new line was met."""
@@ -153,21 +169,13 @@ NEEDS = {"insert with a key": pytest.mark.batched}
 @pytest.mark.parametrize("verb", [pytest.param(verb, marks=NEEDS.get(verb, ())) for verb in VERBS])
 def test_a_child_of_a_signal_handler_does_nothing_in_its_parents_verb(queue: Queue, verb: str) -> None:
     prepare, act, counts = VERBS[verb]
-    forker, wrong, lines = Forker(), [], 0
-    while True:
+    forker = Forker()
+    for _ in forker.rounds(may_return=False):
         given = prepare(queue)
         forker.run(partial(act, queue, given))
-        if forker.where:
-            lines += 1
-            if forker.status != REFUSED and not (forker.is_last and forker.status == RETURNED):
-                wrong.append(f"{forker.where}: the child ended with {forker.status} {forker.said}")
-            if _counts(queue) != counts:
-                wrong.append(f"{forker.where}: the parent's queue has {_counts(queue)}")
+        if _counts(queue) != counts:
+            forker.wrong.append(f"{forker.where}: the parent's queue has {_counts(queue)}")
         queue.purge()
-        if not forker.where:
-            break
-    assert wrong == []
-    assert lines > 5
     assert list(queue.fsck()) == []
 
 
@@ -207,18 +215,11 @@ def _with_letters(queue: Queue) -> None:
 
 def test_a_child_of_a_signal_handler_logs_nothing_of_its_parents_verb(queue: Queue) -> None:
     """Nothing is wrong: the parent publishes what the child cannot."""
-    forker, wrong, forks = Forker(_end_when_something_is_logged, stride=how_many(21, 7)), [], 0
-    while True:
+    forker = Forker(_end_when_something_is_logged)
+    for _ in forker.rounds():
         _with_letters(queue)
         forker.run(queue.retry_dead)
         queue.purge()
-        if not forker.where:
-            break
-        forks += 1
-        if forker.status not in (REFUSED, RETURNED):
-            wrong.append(f"{forker.where}: the child ended with {forker.status} {forker.said}")
-    assert wrong == []
-    assert forks > 5
 
 
 def test_a_child_logs_what_its_own_calls_find(queue: Queue) -> None:
@@ -234,21 +235,14 @@ def test_a_child_logs_what_its_own_calls_find(queue: Queue) -> None:
 @pytest.mark.parametrize("verb", ["delete", "purge"])
 def test_no_child_waits_for_a_thread_of_its_parents(tmp_path: Path, verb: str) -> None:
     """These verbs start one for the trash. The handler forks in lines of the module `threading`, too."""
-    forker, wrong, forks = Forker(stride=how_many(25, 7), also=threading.__file__), [], 0
-    for number in itertools.count():
+    forker = Forker(stride=how_many(25, 7), also=threading.__file__)
+    for number, _ in enumerate(forker.rounds()):
         queue = Queue.create(tmp_path / f"q{number}", durability="none")
         queue.insert("x")
         forker.run(getattr(queue, verb))
         until_nothing_reaps()
-        if not forker.where:
-            break
-        forks += 1
-        if forker.status not in (REFUSED, RETURNED):
-            wrong.append(f"{forker.where}: the child ended with {forker.status} {forker.said}")
         assert queue.path.exists() == (verb == "purge")
         queue.close()
-    assert wrong == []
-    assert forks > 5
 
 
 @pytest.mark.parametrize("verb", ["delete", "purge"])
