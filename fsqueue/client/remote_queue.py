@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -134,7 +135,9 @@ class RemoteQueue(OverWire):
 
     def _iterate(self, kind: type, verb: str, **given: Any) -> Iterator[Any]:
         """Yield what a verb answers, as values of this kind."""
-        return (made(kind, one) for one in self._wire.call_lines(verb, given, self.name))
+        with closing(self._wire.call_lines(verb, given, self.name)) as found:
+            for one in found:
+                yield made(kind, one)
 
     # -- what it is ---------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import MappingProxyType
@@ -183,7 +183,7 @@ class Wire:
             )  # fmt: skip
             return found[route.answer] if route.answer else found
 
-    def call_lines(self, name: str, given: Mapping[str, Any], queue: str) -> Iterator[Any]:
+    def call_lines(self, name: str, given: Mapping[str, Any], queue: str) -> Generator[Any, None, None]:
         """Yield what a verb of the table answers, as it comes. Errors as of `lines`."""
         _, route = routed(name)
         return self.lines(path_of(route, queue), dict(given))
@@ -210,7 +210,7 @@ class Wire:
         with advising(advice):
             return _value_of(self._patiently(once, again), self.address.host, route.method)
 
-    def lines(self, path: str, query: dict[str, Any]) -> Iterator[Any]:
+    def lines(self, path: str, query: dict[str, Any]) -> Generator[Any, None, None]:
         """Yield the values of JSON Lines, as they come. It has a connection of its own.
 
         StorageError behind the last one that came if they were not all: then their number does not come behind them.
@@ -269,7 +269,8 @@ class Wire:
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return this thread's connection, which is open. OSError if the gateway cannot be reached."""
         kept = self._kept
-        if kept.connection is not None and (time.monotonic() - kept.used_at > IDLE_S or _is_over(kept.connection)):
+        is_idle = time.monotonic() - kept.used_at > IDLE_S
+        if kept.connection is not None and (kept.answer is not None or is_idle or _is_over(kept.connection)):
             self.drop()
         if kept.connection is None:
             made = connection_to(self.address, timeout_s)
@@ -287,10 +288,12 @@ class Wire:
         """Close this thread's connection, and the answer that comes by it."""
         kept = self._kept
         connection, answer, kept.connection, kept.answer = kept.connection, kept.answer, None, None
-        if connection is not None:
-            connection.close()
-        if answer is not None:  # one that ends with its connection holds that itself
-            answer.close()
+        try:
+            if connection is not None:
+                connection.close()
+        finally:
+            if answer is not None:  # one that ends with its connection holds that itself
+                answer.close()
 
     def after_fork(self) -> None:
         """Let go of this thread's connection in a forked child. It may go on in the parent's wait for an answer: what
@@ -462,6 +465,8 @@ class _Answer:
 
     def _end(self) -> None:
         if self._answer is not None and self._answer.isclosed() and not self._answer.will_close:
+            # Its finalizer would close it in the next request. What a signal handler raises there is passed over.
+            self._answer.close()
             self._wire.comes(None)
         else:
             self._wire.drop()
