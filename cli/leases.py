@@ -315,22 +315,21 @@ fsqueue release-all Q --job 4711 --yes            # of an array, all of it; 4711
 @click.option("--worker", metavar="NAME", help="Only leases of workers with this name.")
 @click.option("--host", help="Only leases of workers on this host, or Slurm node.")
 @click.option("--job", metavar="JOB", help="Only leases of this job of a batch scheduler, or element of an array.")
-@click.option("--slurm-job", metavar="JOB", help="As --job, of Slurm's jobs alone.")
 @click.option("--offline", is_flag=True, help="In bulk, when certainly no worker is running.")
 @yes_option
 @json_option
 def release_all(
     queues: tuple[str, ...], match: str | None, worker: str | None, host: str | None, job: str | None,
-    slurm_job: str | None, offline: bool, yes: bool, as_json: bool,
+    offline: bool, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or job.
 
     Q may be a group: then of all its queues. A worker that is still at such a task loses its lease, and the task runs
     again. No attempt is charged.
     """
-    given = {"worker": worker, "host": host, "job": job, "slurm_job": slurm_job}
+    given = {"worker": worker, "host": host, "job": job}
     only = {name: value for name, value in given.items() if value is not None}
-    chosen = [f"{name.replace('slurm_job', 'Slurm job')} {value}" for name, value in only.items()]
+    chosen = [f"{name} {value}" for name, value in only.items()]
     targets = Targets(queues, match, as_json)
     if offline and (remote := [one for one in queues if is_address(one)]):
         raise click.UsageError(f"--offline writes the queue's files, and {remote[0]} is an address. Nothing was done.")

@@ -496,8 +496,9 @@ def workers(path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
+@pytest.mark.parametrize("name", ["job", "slurm_job"])
 def test_leases_of_an_array_its_element_or_a_node_are_ended(
-    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     q.insert_many(range(8), batch_tasks=2)
     for index in ("1", "10", "11"):
@@ -506,11 +507,11 @@ def test_leases_of_an_array_its_element_or_a_node_are_ended(
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", index)
         monkeypatch.setenv("SLURMD_NODENAME", f"node{index}")
         Queue(q.path, clock=clock).lease(2)
-    assert q.release_all(slurm_job="5") == 0
-    assert q.release_all(slurm_job="50_1") == 2
+    assert q.release_all(**{name: "5"}) == 0
+    assert q.release_all(**{name: "50_1"}) == 2
     assert q.release_all(host="node11") == 2
     assert q.release_all(host="node1") == 0
-    assert q.release_all(slurm_job="50") == 2
+    assert q.release_all(**{name: "50"}) == 2
 
 
 def test_leases_are_ended_by_worker_host_or_job(q: Queue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:

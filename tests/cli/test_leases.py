@@ -153,13 +153,28 @@ def test_release_all_of_one_worker(fsqueue_cli: Run, queue: Queue) -> None:
     leased(fsqueue_cli, queue, "-n", 3, "--worker", "bob")
     assert fsqueue_cli("release-all", queue.path, "--worker", "bob", "--yes").stdout == "3\n"
     assert fsqueue_cli("release-all", queue.path, "--host", "elsewhere", "--yes").stdout == "0\n"
-    assert fsqueue_cli("release-all", queue.path, "--slurm-job", "1", "--yes").stdout == "0\n"
+    assert fsqueue_cli("release-all", queue.path, "--job", "1", "--yes").stdout == "0\n"
     done = json.loads(fsqueue_cli("release-all", queue.path, "--offline", "--yes", "--json").stdout)
     assert done == {"queue": str(queue.path), "released": 2}
     assert queue.status().waiting == 6
 
 
-@pytest.mark.parametrize("option", ["--worker", "--host", "--job", "--slurm-job"])
+def test_release_all_of_a_job_of_slurm_its_array_or_an_element(
+    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.insert_many(range(8), batch_tasks=1)
+    for job, array, index in (("7", "", ""), ("501", "50", "1"), ("502", "50", "2"), ("503", "50", "3")):
+        given = {"SLURM_JOB_ID": job, "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        Queue(queue.path).lease(2)
+    released = [
+        fsqueue_cli("release-all", queue.path, "--job", job, "--yes").stdout for job in ("5", "7", "50_1", "50")
+    ]
+    assert released == ["0\n", "2\n", "2\n", "4\n"]
+
+
+@pytest.mark.parametrize("option", ["--worker", "--host", "--job"])
 def test_leases_of_an_empty_name_are_not_all_leases(fsqueue_cli: Run, queue: Queue, option: str) -> None:
     """A variable of the shell may not be set."""
     queue.insert(1)

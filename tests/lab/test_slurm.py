@@ -235,7 +235,7 @@ def test_release_all_of_an_array_job_takes_the_leases_of_all_its_elements(job: J
         assert {worker["life"] for worker in job.workers()["workers"]} == {"unknown"}
     finally:
         job.cluster.run("lab-slurm", "resume")
-    assert job.cluster.fsqueue("release-all", job.path, "--slurm-job", job.id, "--yes") == "2\n"
+    assert job.cluster.fsqueue("release-all", job.path, "--job", job.id, "--yes") == "2\n"
     job.cluster.run("scancel", job.id)
     job.ends()
     job.puts_back(9)
