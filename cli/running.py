@@ -32,7 +32,7 @@ from .common import (
     search_working_directory,
     worker_option,
 )
-from .options import DURATION, AfterDashes, at_argument
+from .options import ATTEMPTS, DURATION, AfterDashes, at_argument, limit
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
 from .silent_servers import OPEN_S, PendingAnswer, ask, wait_for_any
@@ -136,8 +136,8 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 )
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when N attempts in a row have failed on it.")  # fmt: skip
-@click.option("--max-attempts", type=number, metavar="N",
-              help="Attempts before a task that fails becomes a dead letter [the queue's].")  # fmt: skip
+@click.option("--max-attempts", type=ATTEMPTS, callback=lambda _, __, value: limit(value),
+              help="Attempts before a failing task becomes a dead letter; none: the queue's count [none].")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after this many tasks.")
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
