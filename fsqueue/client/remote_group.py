@@ -97,7 +97,7 @@ class RemoteQueues(OverWire):
 
         def look(step_s: float) -> tuple[bool, Status]:
             nonlocal known
-            found = self._wire.call("group_wait", {"match": self.pattern, "timeout_s": step_s}, wait_s=step_s)
+            found = self._wire.call("group_wait", {"match": self.pattern}, wait_s=step_s)
             known = found["states"] if known is None else known
             for name, state in known.items():
                 if found["states"].get(name) != state:
@@ -131,13 +131,12 @@ class RemoteQueues(OverWire):
         """Lease up to `n` tasks of all of them, or of a group's queues whose whole names `match`: see `Group.lease`."""
         asked = leasing(lease_s, up_to, self._holder) | self._matching(match)
 
-        def ask(n: int, step_s: float) -> list[dict[str, Any]]:
-            sent = {**asked, "n": n, "wait_s": step_s}
-            answer = self._wire.call("lease_any", sent, wait_s=step_s, advice=RUNS_OUT)
+        def ask(wire: Wire, n: int, step_s: float) -> list[dict[str, Any]]:
+            answer = wire.call("lease_any", {**asked, "n": n}, wait_s=step_s, advice=RUNS_OUT)
             found: list[dict[str, Any]] = answer["tasks"]
             return found
 
-        return lease_by(ask, n, wait_s, self._leased)
+        return lease_by(self._wire, ask, n, wait_s, self._leased)
 
     def _matching(self, match: str | None) -> dict[str, str]:
         pattern = self.pattern if match is None else match
@@ -148,7 +147,7 @@ class RemoteQueues(OverWire):
 
     def lease_patiently(self, n: int, lease_s: float | None, wait_s: float) -> list[LeasedTask]:
         """Lease as a loop does, which goes on while the gateway is away. A lease whose answer was lost runs out."""
-        sent = leasing(lease_s, None, self._holder) | self._matching(None) | {"n": min(n, TASKS_MAX), "wait_s": wait_s}
+        sent = leasing(lease_s, None, self._holder) | self._matching(None) | {"n": min(n, TASKS_MAX)}
         answer = self._wire.call("lease_any", sent, again=True, wait_s=wait_s, advice=RUNS_OUT)
         return [self._leased(one) for one in answer["tasks"]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -259,24 +260,21 @@ class RemoteQueue(OverWire):
         if conditions := [as_seen(task, self.gateway) for task in depends]:
             asked["depends"] = conditions
         asked |= leasing(lease_s, up_to, self._holder if holder is None else holder)
-        return lease_by(self._leasing(asked), n, wait_s, lambda one: leased_task(self, one))  # type: ignore[arg-type]
+        task_of = partial(leased_task, self)  # type: ignore[arg-type]
+        return lease_by(self._wire, partial(self._lease, asked), n, wait_s, task_of)
 
-    def _leasing(self, asked: dict[str, Any], again: bool = False) -> Ask:
-        def ask(n: int, step_s: float) -> list[dict[str, Any]]:
-            sent = {**asked, "n": n, "wait_s": step_s}
-            answer = self._wire.call(
-                "lease", sent, queue=self.name, again=again, wait_s=step_s, advice=RUNS_OUT
-            )  # fmt: skip
-            found: list[dict[str, Any]] = answer["tasks"]
-            return found
-
-        return ask
+    def _lease(
+        self, asked: dict[str, Any], wire: Wire, n: int, step_s: float, again: bool = False
+    ) -> list[dict[str, Any]]:
+        answer = wire.call("lease", {**asked, "n": n}, queue=self.name, again=again, wait_s=step_s, advice=RUNS_OUT)
+        found: list[dict[str, Any]] = answer["tasks"]
+        return found
 
     @in_one_process
     def lease_patiently(self, n: int, lease_s: float | None, wait_s: float) -> list[LeasedTask]:
         """Lease as a loop does, which goes on while the gateway is away. A lease whose answer was lost runs out."""
         asked = leasing(lease_s, None, self._holder)
-        tasks = self._leasing(asked, again=True)(min(n, TASKS_MAX), wait_s)
+        tasks = self._lease(asked, self._wire, min(n, TASKS_MAX), wait_s, again=True)
         return [leased_task(self, one) for one in tasks]  # type: ignore[arg-type]
 
     def poll(
@@ -408,7 +406,7 @@ class RemoteQueue(OverWire):
 
         def look(step_s: float) -> tuple[bool, Status]:
             nonlocal first
-            given = self._wire.call("wait", {"timeout_s": step_s}, queue=self.name, wait_s=step_s)
+            given = self._wire.call("wait", queue=self.name, wait_s=step_s)
             first = given["state"] if first is None else first
             if first and given["state"] != first:
                 raise QueuePurged(
@@ -599,7 +597,7 @@ class _Stream:
             raise error
 
 
-Ask = Callable[[int, float], list[dict[str, Any]]]
+Ask = Callable[[Wire, int, float], list[dict[str, Any]]]
 """Ask a gateway for so many tasks, and have it wait for so long (s)."""
 
 
@@ -609,19 +607,22 @@ def leasing(lease_s: float | None, up_to: str | int | None, holder: Mapping[str,
     return {"lease_s": lease_s, "up_to": up_to, "holder": holder_of(holder)[0]}
 
 
-def lease_by(ask: Ask, n: int, wait_s: float, task_of: Callable[[dict[str, Any]], LeasedTask]) -> list[LeasedTask]:
+def lease_by(
+    wire: Wire, ask: Ask, n: int, wait_s: float, task_of: Callable[[dict[str, Any]], LeasedTask]
+) -> list[LeasedTask]:
     """Ask for tasks until there are some, or the time is over. Each request waits for a part of it.
 
-    More than one request leases are asked for as long as there are as many: what is leased already is returned, also
-    if such a request fails.
+    More than one request leases are asked for as long as there are as many. What is leased already is returned at once
+    if such a request fails: its leases run.
     """
     whole("n", n)
     waits_s = duration_ms(wait_s, "wait_s") / 1000
-    got = in_steps(lambda step_s: ask(min(n, TASKS_MAX), step_s), waits_s, bool, first_s=WAIT_S)
+    got = in_steps(lambda step_s: ask(wire, min(n, TASKS_MAX), step_s), waits_s, bool, first_s=WAIT_S)
     is_full = len(got) == TASKS_MAX
+    hurried = wire.hurried() if is_full else wire
     while is_full and len(got) < n:
         try:
-            more = ask(min(n - len(got), TASKS_MAX), 0)
+            more = ask(hurried, min(n - len(got), TASKS_MAX), 0)
         except FsqueueError:
             break
         got += more

@@ -102,8 +102,7 @@ class RemoteUpdate(PendingUpdate[RemoteQueue, RequestPart]):
             left_s = max(0.0, deadline - time.monotonic())
             step_s = min(left_s, APPLY_S)
             try:
-                asked = {"timeout_s": step_s}
-                found = self._wire.call("update", asked, body=body, wait_s=step_s, advice=HOW_TO_FIND_OUT)
+                found = self._wire.call("update", body=body, wait_s=step_s, advice=HOW_TO_FIND_OUT)
                 break
             except UpdateConflict as conflict:  # nothing has happened
                 others = any(getattr(conflict, kind) for kind in UpdateConflict.KINDS if kind != "busy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import math
 import os
 import select
 import ssl
@@ -61,6 +62,8 @@ REPEAT = "Repeat the call: that does no harm."
 """Advise how to go on if it is unknown whether a verb has happened: a repetition changes nothing then, ..."""
 LOOK_FIRST = "Look whether it has happened before you repeat the call."
 """... or may do it once more."""
+WAITS = ("wait_s", "timeout_s")
+"""The fields that say how long a gateway waits. A verb has one of them, if any."""
 TOKEN_VARIABLE = "FSQUEUE_SERVE_TOKEN"
 
 
@@ -94,6 +97,12 @@ class _Kept(threading.local):
     connection: http.client.HTTPConnection | None = None
     answer: http.client.HTTPResponse | None = None
     used_at = 0.0
+
+
+Request = Callable[[float], tuple[dict[str, Any], Any]]
+"""Return the fields in the path of a request, and its body, as JSON or as a value that JSON has; None: it has none.
+
+It gets for how many seconds the gateway may wait."""
 
 
 def in_steps(
@@ -143,24 +152,28 @@ class Wire:
 
     @in_one_process
     def ask(
-        self, method: str, path: str, sent: Any = None, *, query: dict[str, Any] | None = None,
+        self, method: str, path: str, request: Request = lambda left_s: ({}, None), *,
         again: bool = False, wait_s: float = 0, bytes_max: int | None = None,
     ) -> Any:  # fmt: skip
-        """Return the answer's value. `sent`: the body, as JSON or as a value that JSON has.
+        """Return the answer's value.
 
-        `again`: asking twice does what asking once does. Errors as of the verb itself. A completion whose answer was
-        lost, and whose repetition is told that it has been done, is done: {}. `bytes_max`: no more of the answer is
-        read. StorageError if the gateway cannot be reached: nothing was done. Or if it does not answer: what happened
-        is unknown then.
+        `again`: asking twice does what asking once does. `wait_s`: how long the gateway waits before it answers; a
+        repetition waits for what is left of that. Errors as of the verb itself. A completion whose answer was lost, and
+        whose repetition is told that it has been done, is done: {}. `bytes_max`: no more of the answer is read.
+        StorageError if the gateway cannot be reached: nothing was done. Or if it does not answer: what happened is
+        unknown then.
         """
-        body = sent if sent is None or isinstance(sent, bytes) else encoded(sent)
-        told = {"content-type": "application/json"} if sent is not None else {}
+        ends = time.monotonic() + wait_s
 
         def once() -> bytes:
-            with _Answer(self, method, self._target(path, query), body, told, wait_s) as answer:
+            left_s = max(0.0, ends - time.monotonic())
+            query, sent = request(left_s)
+            body = sent if sent is None or isinstance(sent, bytes) else encoded(sent)
+            told = {"content-type": "application/json"} if sent is not None else {}
+            with _Answer(self, method, self._target(path, query), body, told, left_s) as answer:
                 return _read(answer, bytes_max)
 
-        return _value_of(self._patiently(once, again, DONE), self.address.host, method)
+        return _value_of(self._patiently(once, again, DONE, ends), self.address.host, method)
 
     def call(
         self, name: str, given: Mapping[str, Any] = MappingProxyType({}), *, body: bytes | None = None,
@@ -168,17 +181,21 @@ class Wire:
     ) -> Any:  # fmt: skip
         """Return what a verb of the table answers. `given`: its fields by name. Those of a body may be JSON: `body`.
 
-        `again`: see `ask`; as the table says, unless it is given. `advice`: how to go on if it is unknown whether the
-        verb has happened.
+        `again`, `wait_s`: see `ask`; `again` as the table says, unless it is given. The verb's own field gets what is
+        left of `wait_s`. `advice`: how to go on if it is unknown whether the verb has happened.
         """
         verb, route = routed(name)
-        query = {one.name: given[one.name] for one in route.query if one.name in given}
-        sent: Any = body
-        if sent is None and route.method not in ("GET", "DELETE"):
-            sent = {key: value for key, value in given.items() if key not in query}
+        waits = [one.name for one in route.fields if one.name in WAITS]
+
+        def request(left_s: float) -> tuple[dict[str, Any], Any]:
+            fields = {**given, **dict.fromkeys(waits, left_s)}
+            query = {one.name: fields.pop(one.name) for one in route.query if one.name in fields}
+            has_body = route.method not in ("GET", "DELETE")
+            return query, fields if body is None and has_body else body
+
         with advising(advice or (REPEAT if verb.may_be_repeated else LOOK_FIRST)):
             found = self.ask(
-                route.method, path_of(route, queue, task), sent, query=query,
+                route.method, path_of(route, queue, task), request,
                 again=verb.may_be_repeated if again is None else again, wait_s=wait_s,
             )  # fmt: skip
             return found[route.answer] if route.answer else found
@@ -242,10 +259,13 @@ class Wire:
         if process != forks.depth:
             raise resources.in_child(None)
 
-    def _patiently(self, once: Callable[[], T], again: bool = False, done: T | None = None) -> T:
+    def _patiently(
+        self, once: Callable[[], T], again: bool = False, done: T | None = None, ends: float = -math.inf
+    ) -> T:
         """Do something once; or until it is done, if the gateway is away and that does no harm.
 
-        `done`: returned if a repetition is told that it has been done.
+        `done`: returned if a repetition is told that it has been done. `ends`: when what is asked for would be over.
+        No pause goes beyond that.
         """
         until, pause_s = time.monotonic() + self.patience_s, RETRY_S[0]
         failures, is_in_doubt = 0, False
@@ -253,8 +273,9 @@ class Wire:
             try:
                 return once()
             except _Failed as failed:
-                error = failed.error
-                if not (again or failed.nothing_done) or time.monotonic() + pause_s > until:
+                error, now = failed.error, time.monotonic()
+                rest_s = min(pause_s, ends - now) if now < ends else pause_s
+                if not (again or failed.nothing_done) or now + rest_s > until:
                     raise error from failed.__cause__
                 failures, is_in_doubt = failures + 1, is_in_doubt or not failed.nothing_done
             except LeaseLost as lost:
@@ -263,7 +284,7 @@ class Wire:
                 return done
             if failures == FAILURES_TO_TELL:  # a wrong address, too, looks like a gateway that is away
                 logger.warning("%s The request is repeated for up to %s.", error, duration(self.patience_s))
-            time.sleep(pause_s)
+            time.sleep(rest_s)
             pause_s = min(pause_s * 2, RETRY_S[1])
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
