@@ -196,6 +196,8 @@ def judge(group: Group, notes: Path) -> tuple[dict[str, int], list[str]]:
     """Return numbers, and what is wrong. The queues are drained, and nobody works."""
     counts: Counter[str] = Counter()
     for queue in list(group.queues(tasks_min=0)):
+        if not queue.exists():  # a process was killed when it had made the directory: no task was ever in it
+            continue
         completed, dead = check_drained(queue, staged_leftovers=STAGED_MAX)
         counts["completed"] += len(completed)
         counts["dead"] += len(dead)

@@ -51,7 +51,6 @@ class Trouble:
         self._where = ""
         self.counts = {"calls": 0, "interrupted": 0, "forked": 0}
         signal.signal(signal.SIGALRM, self._interrupt)
-        sys.unraisablehook = self._not_raised
 
     def call(self, kind: str, act: Callable[[], T]) -> T:
         """Make a call. Interruption or Abort if that was the trouble."""
@@ -109,14 +108,6 @@ class Trouble:
         if self._where:
             self._tell("swallowed", kind=kind, where=self._where)
         return found
-
-    def _not_raised(self, unraisable: Any) -> None:
-        """Forget an interruption of a finalizer, as that of an `http.client.HTTPResponse`: Python lets none out."""
-        if isinstance(unraisable.exc_value, (Interruption, Abort)):
-            self._where = ""
-            self.counts["interrupted finalizers"] = self.counts.get("interrupted finalizers", 0) + 1
-        else:
-            sys.__unraisablehook__(unraisable)
 
     # -- forks ---------------------------------------------------------------------------------------
 
