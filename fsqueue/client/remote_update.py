@@ -13,11 +13,12 @@ from fsqueue.client.wire import Answer, Wire, encoded, lacking
 from fsqueue.errors import InvalidArgument, UpdateConflict
 from fsqueue.format import names
 from fsqueue.format.models import TaskRef
-from fsqueue.groups.pending_update import PendingUpdate
+from fsqueue.groups.pending_update import NOTHING, PendingUpdate
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.update_plan import Applied, TaskChange
 from fsqueue.protocol.update_traces import HOW_TO_FIND_OUT
+from fsqueue.verbs.fields import BODY_BYTES_MAX
 
 APPLY_S = 30.0
 """Maximum number of seconds that one request waits for others that are in the way of an update."""
@@ -98,6 +99,11 @@ class RemoteUpdate(PendingUpdate[RemoteQueue, RequestPart]):
         lists = {"inserts": [line for part in parts for line in part.inserts]}
         lists |= {kind: [line for _, line in lines] for kind, lines in changes.items()}
         body = json_object({}, **{name: b"[%s]" % b",".join(lines) for name, lines in lists.items()})
+        if len(body) > BODY_BYTES_MAX:
+            raise InvalidArgument(
+                f"This update takes {len(body):,} bytes as a request; a gateway takes up to {BODY_BYTES_MAX:,}. "
+                f"{NOTHING} Make several updates, or apply it where the group's directory is mounted."
+            )
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             step_s = min(left_s, APPLY_S)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fsqueue.client.wire import Answer, encoded, lacking
-from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound
+from fsqueue.errors import InvalidArgument, LeaseLost, TaskNotFound, TaskTooLarge
 from fsqueue.format import names
 from fsqueue.leased_task import LeasedTask, Verbs
-from fsqueue.protocol.encoding import EncodedTask
+from fsqueue.protocol.encoding import EncodedTask, task_at
+from fsqueue.verbs.fields import BODY_BYTES_MAX
 from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate
 from fsqueue.views.attaching import WithoutPayload
 
@@ -21,11 +22,21 @@ PART_ITEMS, PART_BYTES = 10_000, 4 << 20
 
 
 def task_line(task: EncodedTask) -> bytes:
-    """Return a task as a gateway takes it, without a newline: as in a task file, and from when on it is available."""
+    """Return a task as a gateway takes it, without a newline: as in a task file, and from when on it is available.
+
+    TaskTooLarge if no request can hold it.
+    """
     is_absolute, ms = task.when
-    if not ms:
-        return task.line[:-1]
-    return b'%s,"%s":%s}' % (task.line[:-2], b"available_at" if is_absolute else b"delay_s", encoded(ms / 1000))
+    line = task.line[:-1]
+    if ms:
+        line = b'%s,"%s":%s}' % (line[:-1], b"available_at" if is_absolute else b"delay_s", encoded(ms / 1000))
+    if len(line) > BODY_BYTES_MAX:
+        raise TaskTooLarge(
+            f"{task_at(task.place)} takes {len(line):,} bytes; a gateway takes up to {BODY_BYTES_MAX:,}. Store the "
+            "data in a file and queue its path, or insert the task where the queue's directory is mounted.",
+            task.place,
+        )
+    return line
 
 
 def json_object(fields: dict[str, Any], **encoded_fields: bytes | None) -> bytes:

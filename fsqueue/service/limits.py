@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fsqueue.verbs.fields import BODY_BYTES_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
     """Bounds of a gateway. The defaults are for one process on a login node."""
 
-    body_bytes_max: int = 8 << 20
+    body_bytes_max: int = BODY_BYTES_MAX
     """The largest body that is held in memory. JSON Lines may be longer: they are read line by line."""
-    line_bytes_max: int = 8 << 20
+    line_bytes_max: int = BODY_BYTES_MAX
     """The longest line of JSON Lines."""
     head_s: float = 20.0
     """How long a client may take for the head of a request."""

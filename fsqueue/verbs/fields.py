@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["number", "whole", "text", "flag", "priority", "texts", "objects", "object", "pattern", "any"]
+BODY_BYTES_MAX = 8 << 20
+"""The largest body of a request that is no stream, and the longest line of one that is."""
 SECONDS_MAX = 9_999_999_999.0
 """The longest duration that a request may name: a queue's file names can say no later time."""
 

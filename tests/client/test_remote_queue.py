@@ -16,7 +16,20 @@ from typing import Any
 import pytest
 
 import fsqueue
-from fsqueue import Activity, Group, GroupQueue, LeaseLost, Queue, RemoteGroup, RemoteQueue, Status, Task, Update
+from fsqueue import (
+    Activity,
+    Group,
+    GroupQueue,
+    InvalidArgument,
+    LeaseLost,
+    Queue,
+    RemoteGroup,
+    RemoteQueue,
+    Status,
+    Task,
+    TaskTooLarge,
+    Update,
+)
 from fsqueue.client import wire
 from fsqueue.client.addresses import address_of
 from fsqueue.client.connecting import ABOUT_BYTES_MAX
@@ -25,6 +38,7 @@ from fsqueue.client.wire import ERROR_BYTES_MAX
 from fsqueue.protocol.losses import ALREADY
 from fsqueue.service.gate import Tokens
 from fsqueue.storage.nodes import NodeFailures
+from fsqueue.verbs.fields import BODY_BYTES_MAX
 from tests import copied
 from tests.gateways import Serve
 from tests.waiting import until
@@ -108,6 +122,43 @@ def test_errors_are_those_of_the_queue(remote: RemoteQueue, local: Queue) -> Non
         remote.lease(lease_s=-1)
     with pytest.raises(fsqueue.InvalidArgument):
         remote.insert(1, priority=[1])  # type: ignore[arg-type]
+
+
+def of_line(size: int) -> str:
+    """Return a payload whose line has so many bytes."""
+    return "x" * (size - len('{"payload":""}'))
+
+
+@pytest.mark.parametrize("delay_s", [0, 5])
+def test_a_task_may_fill_a_request_and_one_that_is_larger_is_too_large(
+    remote: RemoteQueue, local: Queue, delay_s: float
+) -> None:
+    """As of a local queue, whose own limit is another one."""
+    delay = f',"delay_s":{delay_s:.1f}' if delay_s else ""
+    most = BODY_BYTES_MAX - len(delay)
+    remote.insert(of_line(most), delay_s=delay_s)
+    assert remote.insert_many([1, of_line(most)], delay_s=delay_s) == 2
+    with pytest.raises(TaskTooLarge, match=r"The task takes 8,388,609 bytes; .* file and queue its path") as alone:
+        remote.insert(of_line(most + 1), delay_s=delay_s)
+    assert (alone.value.inserted, alone.value.new, alone.value.is_exact) == (0, 0, True)
+    with pytest.raises(TaskTooLarge, match=r"Task number 3 takes 8,388,609 bytes") as one:
+        remote.insert_many([1, 2, of_line(most + 1), 4], delay_s=delay_s)
+    assert (one.value.index, one.value.inserted, one.value.new, one.value.is_exact) == (2, 2, 2, True)
+    with pytest.raises(TaskTooLarge) as named:
+        remote.insert_many([1, 2, of_line(most + 1), 4], delay_s=delay_s, commit="all")
+    assert (named.value.index, named.value.new) == (2, 0)
+    assert remote.insert_many([1, 2], commit="all") == 2
+    assert local.status().inserted == 1 + 2 + 2 + 2
+
+
+def test_an_update_that_no_request_can_hold_says_what_to_do(group: Group, serve: Serve) -> None:
+    gateway = fsqueue.connect(serve(group.path))
+    assert isinstance(gateway, RemoteGroup)
+    update = gateway.update()
+    update.insert_many("q", ["x" * 60_000] * 150)
+    with pytest.raises(InvalidArgument, match=r"9,0\d\d,\d{3} bytes .* Nothing of the update .* Make several updates"):
+        update.apply()
+    assert group["q"].status().inserted == 0
 
 
 def test_a_copy_is_one_there_too(remote: RemoteQueue, local: Queue) -> None:
