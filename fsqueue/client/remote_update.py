@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 from fsqueue.client.remote_queue import RemoteQueue
@@ -67,12 +66,6 @@ class RemoteUpdate(PendingUpdate[RemoteQueue, RequestPart]):
         super().__init__()
         self._wire, self._queue_of = wire, queue_of
         self._parts: dict[str, RequestPart] = {}
-
-    @property
-    def inserted(self) -> list[TaskRef]:
-        """Return the tasks that were inserted, in the order of the inserts, once it is applied."""
-        several = (one if isinstance(one, list) else [one] for one in self.results)
-        return [one for one in chain.from_iterable(several) if isinstance(one, TaskRef)]
 
     def _plan(self, queue: object) -> RequestPart:
         address = self._wire.address.url

@@ -26,7 +26,6 @@ from fsqueue import (
     RemoteGroup,
     RemoteQueue,
     Status,
-    Task,
     TaskTooLarge,
     Update,
 )
@@ -80,29 +79,6 @@ def test_what_is_inserted_there_is_leased_here_and_the_other_way(remote: RemoteQ
     assert (result.payload, result.result, result.worker) == ({"tile": 7}, {"pixels": 9}, "me")
     [moves] = [remote.history(ref.id)]
     assert [move.op for move in moves] == [move.op for move in local.history(ref.id)]
-
-
-def test_bytes_come_back_as_bytes(remote: RemoteQueue) -> None:
-    remote.insert(b"\x00\xff")
-    remote.insert_many([Task(b"", priority="b"), {"b64": "text"}])
-    assert [task.payload for task in remote.lease(3, strict=True)] == [b"", b"\x00\xff", {"b64": "text"}]
-
-
-def test_a_stream_under_a_name_is_inserted_once(remote: RemoteQueue, local: Queue) -> None:
-    tasks = [{"n": n} for n in range(2_000)]
-    assert remote.insert_many((task for task in tasks), commit="seed") == 2_000
-    assert remote.insert_many(tasks, commit="seed") == 0
-    assert sorted(task.payload["n"] for task in remote.tasks("waiting")) == list(range(2_000))
-    assert local.status().waiting == 2_000
-
-
-def test_a_bad_task_in_a_stream_is_named_and_nothing_of_a_commit_is_inserted(remote: RemoteQueue, local: Queue) -> None:
-    with pytest.raises(fsqueue.InvalidTask, match="Task number 2: the payload is not JSON"):
-        remote.insert_many([1, {"a": object()}], commit="seed")
-    with pytest.raises(fsqueue.InvalidArgument, match="priority"):
-        remote.insert_many([Task(1), Task(2, priority=1 << 63)], commit="seed")
-    assert local.status().inserted == 0
-    assert remote.insert_many([1], commit="seed") == 1
 
 
 def test_errors_are_those_of_the_queue(remote: RemoteQueue, local: Queue) -> None:
@@ -169,77 +145,6 @@ def test_a_copy_is_one_there_too(remote: RemoteQueue, local: Queue) -> None:
     assert remote.is_copy()
     assert local.accept_copy()
     assert not remote.is_copy()
-
-
-def test_a_lease_of_a_purged_queue_says_so(remote: RemoteQueue, local: Queue) -> None:
-    remote.insert(1)
-    [held] = remote.lease()
-    local.purge()
-    with pytest.raises(LeaseLost):
-        held.complete()
-    local.insert(2)
-    remote.purge()
-    assert local.status().inserted == 0
-    remote.delete()
-    assert not remote.exists()
-    with pytest.raises((LeaseLost, fsqueue.QueueNotFound)):
-        held.complete()
-
-
-def test_a_result_that_cannot_be_kept_leaves_the_task_leased(remote: RemoteQueue) -> None:
-    remote.insert_many([1, 2])
-    tasks = remote.lease(2)
-    with pytest.raises(fsqueue.InvalidResult) as refused:
-        remote.complete(tasks, {tasks[0].id: "x" * (1 << 20)})
-    assert refused.value.tasks == [tasks[0].id]
-    assert remote.status() == fsqueue.Status(leased=1, completed=1)
-
-
-def test_a_loop_goes_on_until_the_queue_is_drained(remote: RemoteQueue) -> None:
-    remote.insert_many(range(20))
-    done, asked_again = [], []
-    for task in remote.poll(prefetch=3):
-        with task:
-            if task.payload == 5 and not asked_again:
-                asked_again.append(task.id)
-                raise fsqueue.Retry(0)
-            if task.payload == 6:
-                raise fsqueue.Bury("no sixes")
-            done.append(task.payload)
-    assert sorted(done) == [n for n in range(20) if n != 6]
-    assert [letter.reason for letter in remote.dead()] == ["no sixes"]
-    assert remote.retry_dead() == 1
-    assert remote.status() == fsqueue.Status(waiting=1, completed=19)
-
-
-def test_leaving_a_loop_puts_back_what_was_leased_ahead(remote: RemoteQueue) -> None:
-    remote.insert_many(range(4))
-    with remote.poll(prefetch=4) as loop:
-        next(loop).complete()
-        assert remote.status().leased == 3
-    assert remote.status() == fsqueue.Status(waiting=3, completed=1)
-    with pytest.raises(RuntimeError, match="in the block"), next(remote.poll(errors="raise")):
-        raise RuntimeError("in the block")
-
-
-def test_a_lease_waits_until_a_task_is_inserted(remote: RemoteQueue, local: Queue) -> None:
-    got: list[fsqueue.LeasedTask] = []
-    waiting = threading.Thread(target=lambda: got.extend(remote.lease(wait_s=60)))
-    waiting.start()
-    local.insert("late")
-    waiting.join()
-    assert [task.payload for task in got] == ["late"]
-
-
-def test_it_waits_for_the_end(remote: RemoteQueue, local: Queue) -> None:
-    remote.insert(1)
-    assert not remote.wait(0).drained
-    ended: list[fsqueue.Status] = []
-    waiting = threading.Thread(target=lambda: ended.append(remote.wait()))
-    waiting.start()
-    local.complete(local.lease())
-    waiting.join()
-    assert ended == [fsqueue.Status(completed=1)]
 
 
 def alike(found: Activity) -> tuple[object, ...]:
@@ -430,98 +335,6 @@ def test_more_clients_than_tasks_and_each_task_once(group: Group, serve: Serve) 
     assert sorted(got) == list(range(40))
 
 
-def test_an_update_happens_whole_or_not_at_all(group: Group, serve: Serve) -> None:
-    remote = fsqueue.connect(serve(group.path))
-    assert isinstance(remote, RemoteGroup)
-    remote["fetch"].insert_many(["a", "b", "c", "d", "e"])
-    first, second, third, fourth, fifth = remote["fetch"].lease(5, lease_s=60)
-    with remote.update() as update:
-        update.complete(first, {"bytes": 7})
-        update.insert("parse", {"page": first.payload})
-        update.insert(remote["parse"], Task(b"\x00", priority=3))
-        update.renew(second, 600)
-        update.release(third)
-        update.bury(fourth, "no such page")
-        update.fail(fifth, ValueError("odd"), delay_s=100)
-    assert group["fetch"].status() == fsqueue.Status(waiting=1, delayed=1, leased=1, completed=1, dead=1)
-    assert [str(ref) for ref in update.inserted] == [info.id for info in group["parse"].tasks()]
-    assert second.lease_until > group["fetch"].task(first.id).since + 300  # type: ignore[operator]
-    again = remote.update()
-    again.complete(second)
-    again.complete(third)
-    again.insert("parse", "never")
-    with pytest.raises(fsqueue.UpdateConflict) as conflict:
-        again.apply()
-    assert [one.id for one in conflict.value.owned] == [third.id]
-    assert group["fetch"].status().leased == 1
-    assert group["parse"].status().inserted == 2
-    with pytest.raises(fsqueue.InvalidArgument, match="no queue of a gateway"):
-        remote.update().complete(group["fetch"].lease()[0])
-
-
-def test_an_update_cancels_and_replaces_what_was_leased_and_what_waits(group: Group, serve: Serve) -> None:
-    remote = fsqueue.connect(serve(group.path))
-    assert isinstance(remote, RemoteGroup)
-    here = group["fetch"]
-    held, dropped, seen, old, changed = (remote["fetch"].insert(name).id for name in "abcde")
-    mine = {task.id: task for task in remote["fetch"].lease(5, lease_s=60)}
-    remote["fetch"].release([mine[id] for id in (seen, old, changed)])
-    infos = {info.id: info for info in remote["fetch"].tasks("waiting")}
-    with remote.update() as update:
-        update.cancel(mine[dropped])
-        update.replace(mine[held], {"page": 1})
-        update.insert("parse", 1)
-        update.replace(infos[seen], [2])
-        update.cancel(infos[old])
-    nothing, leased, inserted, waiting, _ = update.results
-    assert (nothing, leased, inserted, waiting.id) == (None, mine[held], update.inserted[0], seen)
-    assert leased.payload == here.task(held).payload == {"page": 1}
-    assert leased.version == here.task(held).version
-    assert waiting == here.task(seen)
-    assert waiting.payload == [2]
-    assert here.status() == fsqueue.Status(waiting=2, leased=1)
-    remote["fetch"].complete([leased])
-    again = remote.update()
-    again.cancel(infos[changed])
-    again.replace(infos[seen], "never")
-    again.cancel(infos[old])
-    with pytest.raises(fsqueue.UpdateConflict) as conflict:
-        again.apply()
-    assert [one.id for one in conflict.value.changed] == [seen]
-    assert [one.id for one in conflict.value.missing] == [old]
-    assert here.task(changed).state == "waiting"
-    with pytest.raises(fsqueue.InvalidArgument, match="not looked up in a queue of a group"):
-        remote.update().cancel(fsqueue.TaskInfo(seen, "waiting"))
-    with pytest.raises(fsqueue.InvalidTask, match="is JSON"):
-        remote.update().replace(waiting, b"bytes")
-
-
-def test_an_update_depends_on_tasks_that_are_as_they_were_seen(group: Group, serve: Serve) -> None:
-    remote = fsqueue.connect(serve(group.path))
-    assert isinstance(remote, RemoteGroup)
-    for name in ("leader", "plan"):
-        remote[name].insert(name)
-    [leader] = remote["leader"].lease()
-    [seen] = remote["plan"].peek()
-    with remote.update() as update:
-        update.depends(leader)
-        update.depends(seen)
-        update.insert("next", 1)
-    assert not leader.done
-    assert update.results[:2] == [None, None]
-    assert (group["leader"].status().leased, group["next"].status().waiting) == (1, 1)
-    leader.release()
-    [_] = group["plan"].lease()
-    again = remote.update()
-    again.depends(leader)
-    again.depends(seen)
-    again.insert("next", 2)
-    with pytest.raises(fsqueue.UpdateConflict) as conflict:
-        again.apply()
-    assert {one.id for one in conflict.value.depends} == {leader.id, seen.id}
-    assert group["next"].status().waiting == 1
-
-
 @contextmanager
 def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
     """Answer each request by a status and a body, by its path. Yield the address."""
@@ -640,6 +453,13 @@ def test_its_verbs_take_what_those_of_a_queue_take(remote_kind: type, kind: type
         assert here.keys() <= there.keys(), name
         for one in here:
             assert (here[one].kind, here[one].default) == (there[one].kind, there[one].default), (name, one)
+
+
+def test_an_update_has_what_a_local_one_has() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert public(RemoteUpdate) == public(Update)
 
 
 def test_failing_nodes_are_told_and_take_tasks_again(remote: RemoteQueue, local: Queue) -> None:

@@ -27,7 +27,8 @@ NAMES = ("a", "b", "c")
 class Source:
     """Queues that tasks are leased from together.
 
-    `lease`, `wait`: the verbs. `of_worker`: what a worker takes. `places`: the directories of the queues.
+    `lease`, `wait`: the verbs. `of_worker`: what a worker takes. `places`: the directories of the queues. `goes_away`:
+    the last one, or its group, which a filesystem that is unmounted takes away.
     """
 
     queues: Sequence[Any]
@@ -35,6 +36,7 @@ class Source:
     wait: Callable[..., Status]
     of_worker: Any
     places: Sequence[Path]
+    goes_away: Path
 
     def is_drained(self) -> bool:
         """Return whether a wait says so. Where there is a verb that asks, it says the same."""
@@ -47,31 +49,32 @@ class Source:
 Make = Callable[[Path], AbstractContextManager[Source]]
 
 
-def alone(queue: Any, place: Path) -> Source:
-    return Source([queue], partial(queue.lease, strict=True), queue.wait, queue, [place])
+def alone(queue: Any, place: Path, goes_away: Path) -> Source:
+    return Source([queue], partial(queue.lease, strict=True), queue.wait, queue, [place], goes_away)
 
 
-def together(queues: Sequence[Queue], waited_for: Sequence[Any]) -> Source:
+def together(queues: Sequence[Queue], waited_for: Sequence[Any], goes_away: Path | None = None) -> Source:
     """Return queues that are leased from by `fsqueue.lease`, and waited for by `fsqueue.wait`."""
 
     def wait(timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
         told = None if poll is None else lambda found: poll(total(found))
         return total(fsqueue.wait(waited_for, timeout_s, told))
 
-    return Source(queues, partial(fsqueue.lease, queues), wait, waited_for, [queue.path for queue in queues])
+    places = [queue.path for queue in queues]
+    return Source(queues, partial(fsqueue.lease, queues), wait, waited_for, places, goes_away or places[-1])
 
 
 @contextmanager
 def a_queue(home: Path) -> Iterator[Source]:
     with Queue.create(home / "a", **SETTINGS) as queue:
-        yield alone(queue, queue.path)
+        yield alone(queue, queue.path, queue.path)
 
 
 @contextmanager
 def a_gateways_queue(home: Path) -> Iterator[Source]:
     with gateways(home) as serve:
         group = Group.create(home / "group", **SETTINGS)
-        yield alone(fsqueue.connect(serve(group.path))["a"], group.path / "a")
+        yield alone(fsqueue.connect(serve(group.path))["a"], group.path / "a", group.path)
 
 
 @contextmanager
@@ -93,7 +96,7 @@ def disks(home: Path) -> Iterator[tuple[Path, Path]]:
 @contextmanager
 def queues_on_two_filesystems(home: Path) -> Iterator[Source]:
     with disks(home) as (near, far), ExitStack() as closing:
-        paths = [near / "a", far / "b", near / "c"]
+        paths = [near / "a", near / "c", far / "b"]
         made = [closing.enter_context(Queue.create(path, **SETTINGS)) for path in paths]
         yield together(made, made)
 
@@ -102,7 +105,7 @@ def queues_on_two_filesystems(home: Path) -> Iterator[Source]:
 def groups_on_two_filesystems(home: Path) -> Iterator[Source]:
     with disks(home) as places, ExitStack() as closing:
         near, far = (closing.enter_context(Group.create(place / "group", **SETTINGS)) for place in places)
-        yield together([near["a"], far["b"], near["c"]], [near, far])
+        yield together([near["a"], near["c"], far["b"]], [near, far], far.path)
 
 
 @contextmanager
@@ -121,7 +124,8 @@ def of_group(group: Any, local: Group) -> Source:
     """Return the queues of a group that match. Another one has tasks, too."""
     local["other"].insert("left alone")
     chosen = group.matching("[abc]")
-    return Source([group[name] for name in NAMES], chosen.lease, chosen.wait, chosen, [local.path / n for n in NAMES])
+    places = [local.path / name for name in NAMES]
+    return Source([group[name] for name in NAMES], chosen.lease, chosen.wait, chosen, places, local.path)
 
 
 SOURCES: dict[str, Make] = {

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from fsqueue import FsqueueError, QueueFileLost, QueueNotFound, QueuePurged, Status, Task, Worker
+from fsqueue import (
+    FsqueueError,
+    Group,
+    GroupNotFound,
+    Queue,
+    QueueFileLost,
+    QueueNotFound,
+    QueuePurged,
+    Status,
+    Task,
+    Worker,
+)
+from fsqueue.protocol import leasing
+from fsqueue.storage import queue_file
 from tests.conformance.sources import OF_SEVERAL, OF_WORKERS, SOURCES, Source
 
 pytestmark = pytest.mark.once
@@ -127,6 +142,43 @@ def test_a_link_in_the_place_of_the_tasks_is_an_error_and_not_drained(source: So
     for ask in (source.is_drained, lambda: source.wait(0)):
         with pytest.raises(QueueFileLost):
             ask()
+
+
+@pytest.fixture
+def seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no answer be from a memory, which may be a second old."""
+    monkeypatch.setattr(queue_file, "FRESH_S", -1.0)
+    monkeypatch.setattr(leasing, "FRESH_S", -1.0)
+
+
+@pytest.mark.usefixtures("seen_at_once")
+@pytest.mark.parametrize("comes", [None, "an empty directory", "another one"])
+def test_what_is_not_in_its_place_is_an_error_and_nothing_is_made_there(source: Source, comes: str | None) -> None:
+    for queue in source.queues:
+        queue.insert(1)
+        queue.complete(queue.lease())
+    assert source.is_drained()
+    place, aside = source.goes_away, source.goes_away.with_name("aside")
+    kind = Group if place not in source.places else Queue
+    place.rename(aside)
+    if comes == "another one":
+        kind.create(place)
+    elif comes:
+        place.mkdir()
+    there = sorted(place.rglob("*"))
+    last = source.queues[-1]
+    for ask in (source.is_drained, lambda: source.wait(0), lambda: source.wait(60), lambda: last.insert(2)):
+        with pytest.raises((QueueNotFound, GroupNotFound)):
+            ask()
+    with suppress(QueueNotFound, GroupNotFound):  # of several, those that are there are leased from
+        assert source.lease() == []
+    assert sorted(place.rglob("*")) == there
+    if place.exists():
+        shutil.rmtree(place)
+    aside.rename(place)
+    assert source.is_drained()
+    last.insert(2)
+    assert source.wait(0).waiting == 1
 
 
 @pytest.mark.parametrize("source", OF_WORKERS, indirect=True)

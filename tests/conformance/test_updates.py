@@ -119,6 +119,68 @@ def test_each_call_tells_what_it_has_brought_about_in_their_order(group: Any) ->
     assert group["fetch"].status() == Status(delayed=2, leased=2, completed=1, dead=1)
     [result] = (one for one in group["fetch"].results() if one.state == "completed")
     assert result.result == {"r": 1}
+    assert [(letter.id, letter.reason) for letter in group["fetch"].dead()] == [(sixth.id, "no")]
+    assert [one.error for one in group["fetch"].history(fourth.id) if one.error] == ["ValueError: odd"]
+    second.complete()
+
+
+def test_an_update_cancels_and_replaces_what_was_leased_and_what_waits(group: Any) -> None:
+    fetch = group["fetch"]
+    held, dropped, seen, old, changed = (fetch.insert(name).id for name in "abcde")
+    mine = {task.id: task for task in fetch.lease(5, lease_s=60)}
+    fetch.release([mine[id] for id in (seen, old, changed)])
+    infos = {info.id: info for info in fetch.tasks("waiting")}
+    with group.update() as update:
+        update.cancel(mine[dropped])
+        update.replace(mine[held], {"page": 1})
+        update.insert("parse", 1)
+        update.replace(infos[seen], [2])
+        update.cancel(infos[old])
+    nothing, leased, _, waiting, _ = update.results
+    assert (nothing, leased, waiting.id) == (None, mine[held], seen)
+    assert leased.payload == fetch.task(held).payload == {"page": 1}
+    assert leased.version == fetch.task(held).version
+    assert waiting == fetch.task(seen)
+    assert waiting.payload == [2]
+    assert fetch.status() == Status(waiting=2, leased=1)
+    leased.complete()
+    again = group.update()
+    again.cancel(infos[changed])
+    again.replace(infos[seen], "never")
+    again.cancel(infos[old])
+    with pytest.raises(UpdateConflict) as conflict:
+        again.apply()
+    assert [one.id for one in conflict.value.changed] == [seen]
+    assert [one.id for one in conflict.value.missing] == [old]
+    assert fetch.task(changed).state == "waiting"
+    with pytest.raises(InvalidArgument, match="not looked up in a queue of a group"):
+        group.update().cancel(TaskInfo(seen, "waiting"))
+    with pytest.raises(InvalidTask, match=r"bytes|JSON"):
+        group.update().replace(waiting, b"bytes")
+
+
+def test_an_update_depends_on_tasks_that_are_as_they_were_seen(group: Any) -> None:
+    for name in ("leader", "plan"):
+        group[name].insert(name)
+    [leader] = group["leader"].lease()
+    [seen] = group["plan"].peek()
+    with group.update() as update:
+        update.depends(leader)
+        update.depends(seen)
+        update.insert("next", 1)
+    assert not leader.done
+    assert update.results[:2] == [None, None]
+    assert (group["leader"].status().leased, group["next"].status().waiting) == (1, 1)
+    leader.release()
+    [_] = group["plan"].lease()
+    again = group.update()
+    again.depends(leader)
+    again.depends(seen)
+    again.insert("next", 2)
+    with pytest.raises(UpdateConflict) as conflict:
+        again.apply()
+    assert {one.id for one in conflict.value.depends} == {leader.id, seen.id}
+    assert group["next"].status().waiting == 1
 
 
 def test_a_new_task_is_changed_by_the_version_that_the_update_has_told(group: Any) -> None:

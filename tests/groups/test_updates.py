@@ -77,57 +77,6 @@ def worked_off(group: Group) -> dict[str, list[Any]]:
     return found
 
 
-def test_each_operation_does_what_its_verb_does(group: Group) -> None:
-    tasks = leased(group, "a", n=6)
-    with group.update() as update:
-        update.complete(tasks[0], {"n": 1})
-        update.insert("b", {"first": True}, priority=3)
-        update.fail(tasks[1], ValueError("no"), delay_s=0)
-        update.insert_many("b", [1, Task(2, delay_s=1000)])
-        update.bury(tasks[2], "hopeless")
-        update.renew(tasks[3], 5000)
-        update.release(tasks[4], 3000)
-        update.insert(group["a"], "again")
-        update.complete(tasks[5])
-    first, many, again = update.results[1], update.results[3], update.results[7]
-    assert update.results == [None, first, None, many, None, tasks[3], None, again, None]
-    assert [task.payload for task in group["b"].tasks()] == [{"first": True}, 1, 2]
-    assert {str(ref) for ref in (first, *many)} == {task.id for task in group["b"].tasks()}
-    assert [group["a"].task(task.id).state for task in tasks] == [
-        "completed", "waiting", "dead", "leased", "delayed", "completed",
-    ]  # fmt: skip
-    assert group["a"].task(str(again)).payload == "again"
-    assert tasks[3].lease_until == group["a"].attach(tasks[3].token).lease_until
-    [letter] = group["a"].dead()
-    assert (letter.reason, letter.id) == ("hopeless", tasks[2].id)
-    assert [one.error for one in group["a"].history(tasks[1].id) if one.error] == ["ValueError: no"]
-    tasks[3].complete()
-    assert [task.done for task in tasks] == [True] * 6
-    with pytest.raises(InvalidArgument, match="has been applied"):
-        update.apply()
-
-
-def test_it_is_applied_at_the_end_of_the_block_and_not_after_an_exception(group: Group) -> None:
-    [task] = leased(group, "a")
-    update = group.update()
-
-    def fails() -> None:
-        with update:
-            update.complete(task)
-            update.insert("b", 1)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fails()
-    assert not update.results
-    assert not group["b"].exists()
-    assert update.apply() == update.results
-    assert group["b"].status().waiting == 1
-    with group.update() as empty:
-        pass
-    assert empty.results == []
-
-
 def test_a_task_that_inserts_into_its_own_batch_costs_one_write(group: Group) -> None:
     group["a"].insert("first")
     for number in range(3):
@@ -862,22 +811,6 @@ def test_of_two_updates_of_one_task_the_first_happens_and_the_second_is_told(gro
         [other] = others
         assert other.result() == "completed by this lease"
     assert worked_off(group) == {"a": [], "b": ["first"]}
-
-
-def test_a_child_that_leaves_the_block_does_not_apply_it(group: Group) -> None:
-    [task] = leased(group, "a")
-    with children() as _, group.update() as update:
-        update.complete(task)
-        update.insert("b", "x")
-        pid = os.fork()
-        if not pid:
-            try:
-                update.__exit__(None, None, None)
-            finally:
-                os._exit(0 if not update.results else 1)
-        assert os.waitpid(pid, 0)[1] == 0
-        assert not group["b"].exists()
-    assert worked_off(group) == {"a": [], "b": ["x"]}
 
 
 def test_a_copy_that_a_child_applies_is_an_update_of_its_own(group: Group) -> None:
