@@ -20,6 +20,8 @@ from . import process
 from .printing import ask, complain, json_text, plain, print_done, quoted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fsqueue.client.remote_group import RemoteQueues
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -106,33 +108,47 @@ def group_at(path: str, given: Mapping[str, object] = NO_OPTIONS, worker: str | 
 
 
 def named(group: fsqueue.Group, given: str) -> str:
-    """Return the name of a queue of a group, as it was given. UsageError if it is a path to the group, or to a queue
-    in it: a name may have slashes, and would make another queue than the one that is meant.
+    """Return the name of a queue of a group, as it was given. UsageError if it is a path to a group, or to a queue in
+    one: a name may have slashes, and would make another queue than the one that is meant.
     """
-    if "/" not in given:
-        return given
-    text = given.removeprefix("fq://")
-    for end in (*(at for at, char in enumerate(text) if char == "/"), len(text)):
-        head, name = text[:end], text[end:].lstrip("/")
-        if head.rpartition("/")[2] not in (group.path.name, ".", "..") or not _leads_to(head, group):
-            continue
-        if name:
-            raise click.UsageError(
-                f"{given!r} is a path. Nothing was done. Name the queue as it is called in the group: {name}"
-            )
+    if "/" in given:
+        text = given.removeprefix("fq://")
+        for end in (*(at for at, char in enumerate(text) if char == "/" and at), len(text)):
+            _refuse_path(group, given, text[:end], text[end:].lstrip("/"))
+    return given
+
+
+def _refuse_path(group: fsqueue.Group, given: str, head: str, name: str) -> None:
+    """Raise UsageError if what stands before a name leads to a group."""
+    if not name and _is_at(head, group.path):
         raise click.UsageError(
             f"{given!r} is the group. Nothing was done. Name one of its queues, as 'fsqueue ls --min 0 "
             f"{quoted(given)}' lists them."
         )
-    return given
+    holder = _holder(f"{head}/{name}") if name else None
+    if holder is None or not _is_at(head, holder):
+        return
+    if _is_at(holder, group.path):
+        raise click.UsageError(
+            f"{given!r} is a path. Nothing was done. Name the queue as it is called in the group: {name}"
+        )
+    raise click.UsageError(
+        f"{given!r} leads into another group, {holder}. A queue of {group.path} is expected. Nothing was done. "
+        "If one is called so, call the command from another directory."
+    )
 
 
-def _leads_to(path: str, group: fsqueue.Group) -> bool:
-    """Return whether a path, as it is written, is a group's."""
-    try:
-        return os.path.abspath(path) == str(group.path)
-    except FileNotFoundError:  # the working directory has been removed
-        return False
+def _is_at(path: str, other: str | Path) -> bool:
+    with suppress(OSError):  # nothing is there, or the path leads nowhere
+        return os.path.samefile(path, other)
+    return False
+
+
+def _holder(path: str) -> str | None:
+    """Return the path of the group in which a path lies, if there is one and it can be seen."""
+    with suppress(fsqueue.FsqueueError):
+        return fsqueue.Group.holding(path)
+    return None
 
 
 def queues_there(group: fsqueue.Group | fsqueue.RemoteGroup) -> str:

@@ -305,6 +305,31 @@ def test_a_path_into_the_group_is_no_name_of_a_queue(
     assert [queue.name for queue in group.queues(tasks_min=0)] == ["fetch"]
 
 
+def test_a_path_into_another_group_is_no_name_of_a_queue(
+    fsqueue_cli: Run, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be one of the own group, and the other group's queue would get nothing."""
+    group["fetch"].insert(1)
+    other = Group.create(tmp_path / "far" / "h", shards=2)
+    (tmp_path / "link").symlink_to(other.path)
+    (tmp_path / "own").symlink_to(group.path)
+    monkeypatch.chdir(tmp_path)
+    for path in ("far/h/b", f"{other.path}/new", "link/a/b", "./far/h/b"):
+        for command in (
+            ("run", "g/fetch", "--then", path, "--", "echo", "1"),
+            ("run", "g", "--upstream", path, "--", "true"),
+            ("update", "g", "--insert", f"{path}=1"),
+        ):
+            said = fsqueue_cli(*command, code=2).stderr
+            assert f"'{path}' leads into another group" in said
+            assert "Nothing was done" in said
+    assert "is called in the group: b" in fsqueue_cli("update", "g", "--insert", "own/b=1", code=2).stderr
+    monkeypatch.chdir(other.path)
+    fsqueue_cli("update", group.path, "--insert", "a/b=1")
+    assert [queue.name for queue in group.queues(tasks_min=0)] == ["a/b", "fetch"]
+    assert [*other.queues(tasks_min=0)] == []
+
+
 def test_names_with_slashes_are_names(
     fsqueue_cli: Run, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
