@@ -32,10 +32,12 @@ ROUNDS = 3
 """Number of rounds, in which the gateway and the processes take turns. Each rate is the median."""
 BEGIN_S = 60.0
 """Seconds to wait for the processes to begin."""
+CLAIM_MS = 3_600_000
+"""How long a client of taskstore claims a task: none runs out meanwhile."""
 BATCH_TASKS = 64
 """Tasks in a batch: few, so that there are more batches than clients."""
 PAYLOADS = {"20 B": 20, "1 KiB": 1 << 10, "16 KiB": 16 << 10}
-VERBS = ("lease + complete", "lease + update")
+VERBS = ("lease + complete", "lease + update", "claim + delete")
 HEADING = """\
 | a task | payload | clients | gateways | tasks/s | as many processes | ratio | µs of a task | of a process | \
 ms to lease | 99 % |
@@ -68,9 +70,9 @@ def arguments() -> argparse.Namespace:
     """Return the command line's arguments."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench-gateway",
-        description="Measure a gateway: lease + complete, and lease + an update that completes and inserts, by many "
-        "clients over HTTP, against as many processes on the same filesystem; how long a lease takes at half of that "
-        "load; the first answer of the page of a large group.",
+        description="Measure a gateway: lease + complete, lease + an update that completes and inserts, and claim + "
+        "delete as taskstore's clients ask for them, by many clients over HTTP, against as many processes on the same "
+        "filesystem; how long a lease takes at half of that load; the first answer of the page of a large group.",
         epilog="example: scripts/bench-gateway --dir /scratch/me --clients 64 --seconds 5",
     )
     parser.add_argument("--dir", default=None, help="where to make the group (default: a temporary directory)")
@@ -114,7 +116,7 @@ class Connection:
     """A keep-alive connection that sends requests and reads answers: as little work as a client can have."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, number: int) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader, self._writer, self._number = reader, writer, number
         self._holder = {"host": "bench", "pid": number}
         self._head = f"Host: {host}\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
 
@@ -138,6 +140,15 @@ class Connection:
     async def turn(self, verb: str, source: str) -> float | None:
         """Lease a task and end it. Return how long the lease took, in seconds; None if there was no task."""
         began = time.monotonic()
+        if verb == "claim + delete":
+            asked = {"clientid": self._number + 1, "group": source, "duration": CLAIM_MS}
+            tasks = (await self.post("/claim", asked))["tasks"]
+            took = time.monotonic() - began
+            for task in tasks:
+                done = await self.post("/update", {"clientid": self._number + 1, "deletes": [task["id"]]})
+                if done["error"]:
+                    raise RuntimeError(f"{task['id']} was not deleted: {done['error']}")
+            return took if tasks else None
         tasks = (await self.post(f"/v1/queues/{source}/lease", {"wait_s": 10, "holder": self._holder}))["tasks"]
         took = time.monotonic() - began
         for task in tasks:
@@ -192,7 +203,7 @@ def directly(path: str, verb: str, source: str, clients: int, seconds: float) ->
         def turn() -> int:
             tasks = queue.lease(wait_s=10)
             for task in tasks:
-                if verb == "lease + complete":
+                if verb != "lease + update":
                     task.complete()
                     continue
                 with group.update() as update:
@@ -238,7 +249,7 @@ def compared(
 ) -> None:  # fmt: skip
     """Print the rates of gateways and of as many processes, and how long leases take at half of that load."""
     # "default" syncs inserts and updates; the other verbs are synced with "strict" alone.
-    durability: Any = "strict" if verb == "lease + complete" else "default"
+    durability: Any = "default" if verb == "lease + update" else "strict"
     group = Group.create(where / f"{verb}-{payload}-{clients}".replace(" ", ""), durability=durability)
     home = group.path.parent
     served = [Gateway(group, home) for _ in range(gateways)]
