@@ -333,7 +333,9 @@ class Filesystem(Rooted):
         return HiddenTasks(code, path, "something else", wanted)
 
     def unless_absent(self, path: str, read: Callable[[], T]) -> T | None:
-        """Return what `read` says of a file; None if there is none. HiddenTasks if something else has its name."""
+        """Return what `read` says of a file that tells of tasks; None if there is none. HiddenTasks if something else
+        has its name.
+        """
         try:
             return read()
         except FileNotFoundError:

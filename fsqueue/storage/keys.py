@@ -179,7 +179,9 @@ def make_directory(store: Store, path: str) -> None:
 
 
 def read(store: Store, path: str, key: str | None = None) -> KeyClaim | None:
-    """Return the last claim in a file, without its lock: a hint. None if there is none. `key`: as for `last`."""
+    """Return the last claim in a file, without its lock: a hint. None if there is none, or it cannot be read. `key`: as
+    for `last`.
+    """
     try:
         fd = store.fs.look_anew(path)
     except OSError as error:
