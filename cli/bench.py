@@ -117,7 +117,7 @@ def _measure(path: Path, tasks: int, seconds: float, allow_unsafe: bool) -> dict
             }
         finally:
             with suppress(fsqueue.FsqueueError):
-                q.delete(wait=True)  # on proof that it is this queue, whatever has its name by then
+                q.delete(foreground=True)  # on proof that it is this queue, whatever has its name by then
     for name in ("status", "status_fast"):
         figures[name] |= {"tasks": 0, "tasks_per_s": 0.0}
     return figures

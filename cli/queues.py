@@ -416,7 +416,7 @@ def delete(
                         f"There is no queue {q.name!r} in the group {q.group.path}. Nothing was done."
                     )
                 lost, parent = q.status(), q.path.absolute().parent
-                left = q.delete(wait=foreground)
+                left = q.delete(foreground=foreground)
                 parents += [] if foreground else [parent]
             said = [f"deleted, with {_inventory(lost)}"] * targets.is_several
             target.print_done({"deleted": True} | lost.as_dict() | ({"left": left} if foreground else {}), *said)

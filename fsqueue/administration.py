@@ -372,10 +372,10 @@ def purge(store: Store) -> None:
     reap_later(store)
 
 
-def delete(store: Store, wait: bool) -> dict[str, str]:
+def delete(store: Store, foreground: bool) -> dict[str, str]:
     """Delete a queue: mark it as closed and rename its directory, both under the lock of its `queue.jsonl`; then reap.
 
-    With `wait`, return what could not be removed: path to reason.
+    With `foreground`, return what could not be removed: path to reason.
 
     Everything that may refuse this user comes before the mark. Where the system refuses the renaming all the same (a
     mount point, an attribute), the mark is taken back. A crash after the mark leaves a directory that counts as
@@ -403,7 +403,7 @@ def delete(store: Store, wait: bool) -> dict[str, str]:
             raise
         if moved is not None and not marked:
             _empty_until_marked(queue_file, mark, outside, moved)
-    if moved is not None and wait:
+    if moved is not None and foreground:
         return _warned(trash.until_finished(lambda: trash.reap_one(outside, moved, state.id), store.clock.sleep).left)
     if moved is not None:
         _reap_later(lambda: _warned(trash.reap_one(outside, moved, state.id).left))

@@ -183,13 +183,13 @@ class Maintenance:
         administration.purge(self.store)
 
     @verb("deleting the queue")
-    def delete(self, *, wait: bool = False) -> dict[str, str]:
+    def delete(self, *, foreground: bool = False) -> dict[str, str]:
         """Delete the queue at once, whatever its size. Its files are removed in the background.
 
-        With `wait`, they are removed before this returns. What could not be removed is returned: path to reason. It is
-        of no queue any more; `fsqueue gc --trash` removes it later.
+        With `foreground`, they are removed before this returns. What could not be removed is returned: path to reason.
+        It is of no queue any more; `fsqueue gc --trash` removes it later.
         """
-        return administration.delete(self.store, wait)
+        return administration.delete(self.store, foreground)
 
     @verb("collecting garbage")
     def gc(

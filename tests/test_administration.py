@@ -320,13 +320,13 @@ def test_a_generation_s_directory_is_left_to_upkeep_if_it_cannot_be_moved(
 # -- delete ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_deleted_queue_is_gone(q: Queue, wait: bool) -> None:
+@pytest.mark.parametrize("foreground", [True, False])
+def test_a_deleted_queue_is_gone(q: Queue, foreground: bool) -> None:
     q.insert_many(range(10))
     q.lease()
-    q.delete(wait=wait)
+    q.delete(foreground=foreground)
     assert not q.path.exists()
-    if not wait:
+    if not foreground:
         until(lambda: not os.listdir(q.path.parent), "the queue to be reaped")
     assert os.listdir(q.path.parent) == []
     for verb in (q.lease, q.status, lambda: q.insert(1), q.purge, q.gc, q.delete, lambda: Queue(q.path)):
@@ -340,7 +340,7 @@ def test_others_notice_a_deletion(q: Queue, clock: ManualClock) -> None:
     q.insert("x")
     other = Queue(q.path, clock=clock)
     [task] = other.lease()
-    q.delete(wait=True)
+    q.delete(foreground=True)
     clock.advance(1.1)
     with pytest.raises(LeaseLost, match="deleted"):
         task.complete()
@@ -354,7 +354,7 @@ def test_others_notice_a_deletion(q: Queue, clock: ManualClock) -> None:
 def test_what_a_reaper_has_left_of_a_deleted_queue_is_no_queue(q: Queue, clock: ManualClock) -> None:
     # An NFS client may look into the directory under its old name until the last of it is removed.
     other = Queue(q.path, clock=clock)
-    q.delete(wait=True)
+    q.delete(foreground=True)
     base_of(q).mkdir(parents=True)
     clock.advance(1.1)
     for verb in (other.lease, other.status, lambda: other.insert("x")):
@@ -370,7 +370,7 @@ def test_an_insert_that_a_deletion_overtakes_is_an_error(queue: Queue, clock: Ma
         done = rename(source, target)
         if "/queue/" in target and not deleted:
             deleted.append(1)
-            Queue(queue.path, clock=clock).delete(wait=True)
+            Queue(queue.path, clock=clock).delete(foreground=True)
         return done
 
     fs.rename = renaming  # type: ignore[method-assign]
@@ -383,7 +383,7 @@ def test_a_queue_made_anew_at_the_same_place_is_another_one(q: Queue, clock: Man
     q.insert_many(range(5), batch_tasks=1)
     other = Queue(q.path, clock=clock)
     [task] = other.lease()
-    q.delete(wait=True)
+    q.delete(foreground=True)
     Queue.create(q.path, shards=3).insert("new")
     clock.advance(1.1)
     with pytest.raises(LeaseLost):
@@ -420,7 +420,7 @@ class Successor(Filesystem):
             self.left = 1  # nobody can delete it now
         elif self.left == 0:
             self.made = True
-            raised(QueueNotFound, lambda: Queue(self.root).delete(wait=True))  # it may have the mark
+            raised(QueueNotFound, lambda: Queue(self.root).delete(foreground=True))  # it may have the mark
             Queue.create(self.root).insert_many(["new", "newer"], batch_tasks=1)
         return call(*args)
 
@@ -432,7 +432,7 @@ LATE: list[Callable[[Queue], object]] = [
     lambda q: [task.bury("late") for task in q.lease(4)],
     lambda q: q.retry_dead(),
     lambda q: q.purge(),
-    lambda q: q.delete(wait=True),
+    lambda q: q.delete(foreground=True),
     lambda q: q.gc(),
     lambda q: list(q.fsck(repair=True)),
 ]
@@ -618,7 +618,7 @@ def test_who_inserts_into_a_queue_or_finds_it_there_has_its_name_on_disk(queue: 
     assert {str(queue.path), str(queue.path.parent)} <= set(synced)
 
 
-@pytest.mark.parametrize("end", [Queue.purge, partial(Queue.delete, wait=True)], ids=["purge", "delete"])
+@pytest.mark.parametrize("end", [Queue.purge, partial(Queue.delete, foreground=True)], ids=["purge", "delete"])
 @pytest.mark.parametrize("last", [LeasedTask.complete, lambda task: task.bury("no")], ids=["complete", "bury"])
 def test_a_batch_that_is_purged_while_it_finishes_is_nothing_to_warn_of(
     q: Queue,

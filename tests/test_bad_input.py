@@ -402,7 +402,7 @@ def test_paths_that_are_odd_but_fine(tmp_path: Path, name: str) -> None:
     queue.insert(1)
     assert drain(Queue(f"fq://{tmp_path}/{name}")) == [1]
     assert Queue(f"{tmp_path}/./x/../{name}/").status().completed == 1
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
 
 
 def test_a_queue_behind_a_symbolic_link(queue: Queue, tmp_path: Path) -> None:

@@ -199,10 +199,10 @@ def test_who_may_not_write_beside_the_queue_cannot_delete_it(shared: Path, mode:
     as_user(OWNER, 0o002, lambda: create(path))
     shared.chmod(mode)
     before = contents(path)
-    assert "Permission denied" in str(as_user(MEMBER, 0o002, lambda: told(lambda: Queue(path).delete(wait=True))))
+    assert "Permission denied" in str(as_user(MEMBER, 0o002, lambda: told(lambda: Queue(path).delete(foreground=True))))
     assert contents(path) == before
     assert as_user(MEMBER, 0o002, lambda: use(path)) == [6, 7, 7]
-    as_user(OWNER, 0o002, lambda: Queue(path).delete(wait=True))
+    as_user(OWNER, 0o002, lambda: Queue(path).delete(foreground=True))
     assert not path.exists()
 
 

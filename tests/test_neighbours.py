@@ -94,7 +94,7 @@ def test_links_in_the_tree_lead_nowhere(queue_factory: QueueFactory, outside: Pa
     assert all(finding.repaired for finding in fresh.fsck(repair=True))
     fresh.insert("afterwards")
     assert "afterwards" in [task.payload for task in fresh.lease(20)]
-    fresh.delete(wait=True)
+    fresh.delete(foreground=True)
     assert untouched(outside)
 
 
@@ -111,7 +111,7 @@ def test_reaping_follows_no_links(queue: Queue, outside: Path) -> None:
 
 def test_deleting_where_the_trash_is_a_link(queue: Queue, outside: Path) -> None:
     (queue.path.parent / ".trash").symlink_to(outside)
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     assert untouched(outside)
     assert not queue.path.exists()
 

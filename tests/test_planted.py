@@ -122,7 +122,7 @@ def test_a_path_with_dots_after_a_link_means_what_the_system_says(tmp_path: Path
     Queue.create(tmp_path / "b" / "q").insert("of b")
     path = f"{tmp_path}/a/link/../q"
     assert [task.payload for task in Queue(path).tasks()] == ["of b"]
-    Queue(path).delete(wait=True)
+    Queue(path).delete(foreground=True)
     assert [task.payload for task in Queue(tmp_path / "a" / "q").tasks()] == ["of a"]
     with pytest.raises(QueueNotFound):
         Queue(tmp_path / "b" / "q")
@@ -155,7 +155,7 @@ def test_create_and_delete_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     def play() -> None:
         for _ in range(15):
             try:
-                Queue.create(tmp_path / "q", exist_ok=True, durability="none").delete(wait=True)
+                Queue.create(tmp_path / "q", exist_ok=True, durability="none").delete(foreground=True)
             except (QueueNotFound, StorageError):
                 pass  # another was faster
             except Exception as error:
@@ -167,7 +167,7 @@ def test_create_and_delete_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     for player in players:
         player.join()
     assert errors == []
-    Queue.create(tmp_path / "q", exist_ok=True).delete(wait=True)
+    Queue.create(tmp_path / "q", exist_ok=True).delete(foreground=True)
     trash.reap(tmp_path)  # a creator that came late may have kept a directory from being removed
     assert list(tmp_path.iterdir()) == []
 

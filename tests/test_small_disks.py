@@ -132,7 +132,7 @@ def test_what_is_left_can_be_worked_off_and_deleted_on_a_full_disk(tmp_path: Pat
             queue.complete(tasks)
         except StorageFull:
             pass
-        queue.delete(wait=True)
+        queue.delete(foreground=True)
         assert not (disk / "q").exists()
         ballast.empty()
         Queue.create(disk / "q").insert("again")

@@ -398,7 +398,7 @@ class Group(GroupQueues):
         """Return what opens the same group once more, and does not keep this object."""
         return partial(_again, self._path, self.worker, self._id)
 
-    def delete(self, name: str, *, wait: bool = False) -> bool:
+    def delete(self, name: str, *, foreground: bool = False) -> bool:
         """Delete a queue at once, whatever its size. Return False if there was none.
 
         A worker that holds tasks of it gets an error for each. An insert that comes later makes the queue anew.
@@ -406,7 +406,7 @@ class Group(GroupQueues):
         self.directory()  # GroupNotFound: a queue that is kept open does not ask for its group
         queue = self[name]
         is_there = queue.exists()
-        queue.delete(wait=wait)
+        queue.delete(foreground=foreground)
         return is_there
 
     def usage(self) -> dict[str, Usage]:

@@ -510,12 +510,12 @@ class GroupQueue(Queue):
         """Lease from what was given to `fsqueue.lease`, this queue among it."""
         return self.group._lease_together(given, n, lease_ms, wait_s, up_to)
 
-    def delete(self, *, wait: bool = False) -> dict[str, str]:
+    def delete(self, *, foreground: bool = False) -> dict[str, str]:
         """Delete the queue at once, whatever its size: see `Queue.delete`. Nothing happens if there is none."""
         left: dict[str, str] = {}
         if self._opens():
             with suppress(QueueNotFound):  # another process has deleted it
-                left = super().delete(wait=wait)
+                left = super().delete(foreground=foreground)
         self._let_go()
         return left
 

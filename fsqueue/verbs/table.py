@@ -247,7 +247,7 @@ OF_QUEUES: Sequence[Verb] = (
          _post(f"{QUEUE}/purge", CONFIRM, answer="purged"), absent=_nothing, command="purge"),
     Verb("delete", "Delete a queue at once, whatever its size.", "once",
          Route("DELETE", QUEUE, query=(CONFIRM,), answer="deleted"),
-         command="delete", here_only=("wait",)),
+         command="delete", here_only=("foreground",)),
     Verb("gc", "Finish what crashes left half done; remove trash.", "repeatable", _post(f"{QUEUE}/gc"),
          absent=GcReport, command="gc", here_only=("touch", "history_days", "payload_days", "payload_bytes")),
     Verb("fsck", "Check a queue, and mend it.", "once", absent=_no_items, command="fsck"),

@@ -244,7 +244,7 @@ def verbs(group: Group) -> Iterator[Callable[[], object]]:
     yield lambda: [task.queue for task in group["first"].lease(1)]
     yield lambda: list(group.fsck(repair=True))
     yield lambda: [queue.gc() for queue in group.queues(tasks_min=0)]
-    yield lambda: group.delete("then", wait=True)
+    yield lambda: group.delete("then", foreground=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -320,7 +320,7 @@ def test_many_runners_share_a_queue(spawn: Spawn, queue: Queue, tmp_path: Path) 
 def test_a_deleted_queue_ends_the_run_with_5(spawn: Spawn, queue: Queue) -> None:
     process = spawn("run", queue.path, "--forever", "--", "true")
     until(lambda: catches(process.pid, signal.SIGTERM), "the handler of SIGTERM")
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 5
     assert len(err.splitlines()) == 1

@@ -485,7 +485,7 @@ def test_deleting_while_others_work_and_insert(queue_factory: QueueFactory) -> N
         actions = [(work, queue, counts[0], 0.05), (work, queue, counts[1], 600), (insert, queue, counts[2])]
         with children(*actions) as others:
             until(lambda counts=counts, lap=lap: all(int(count) > 10 * lap for count in counts), "all to be at work")
-            queue.delete(wait=True)
+            queue.delete(foreground=True)
             clock.advance(1.1 * FRESH_S)
             deleted.add()
             assert max(child.result() for child in others) <= 1
@@ -500,7 +500,7 @@ def test_one_of_many_deletes(queue_factory: QueueFactory) -> None:
 
     def delete() -> str:
         try:
-            Queue(queue.path).delete(wait=True)
+            Queue(queue.path).delete(foreground=True)
         except QueueNotFound:
             return "not found"
         return "deleted"
@@ -525,6 +525,6 @@ def test_one_of_many_creates(queue_factory: QueueFactory) -> None:
 
         assert together(*((create, True) for _ in range(4))) == ["made"] * 4
         assert Queue(path).status().waiting == 4
-        Queue(path).delete(wait=True)
+        Queue(path).delete(foreground=True)
         assert sorted(together(*((create, False) for _ in range(4)))) == ["QueueExists"] * 3 + ["made"]
         assert sorted(path.name for path in path.iterdir()) == [base_of(Queue(path)).name, "doorbell", "queue.jsonl"]

@@ -283,7 +283,7 @@ class _Deleting(Count):
         if number == self.number:
             self.armed = False
             self.group["q"].insert("theirs")
-            self.group.delete("q", wait=True)
+            self.group.delete("q", foreground=True)
         return call(*args)
 
 
@@ -510,13 +510,13 @@ def test_an_insert_into_a_queue_that_is_moved_meanwhile_is_not_repeated(
     assert [*drain(group["q"])] == [1, 2]
 
 
-@pytest.mark.parametrize("wait", [False, True], ids=["being removed", "removed"])
+@pytest.mark.parametrize("foreground", [False, True], ids=["being removed", "removed"])
 def test_an_insert_into_a_queue_that_is_deleted_meanwhile_makes_it_anew(
-    group: Group, monkeypatch: pytest.MonkeyPatch, wait: bool
+    group: Group, monkeypatch: pytest.MonkeyPatch, foreground: bool
 ) -> None:
     queue = group["q"]
     queue.insert(1)
-    between(monkeypatch, lambda: Group(group.path).delete("q", wait=wait))
+    between(monkeypatch, lambda: Group(group.path).delete("q", foreground=foreground))
     queue.insert(2)
     assert [*drain(group["q"])] == [2]
 

@@ -53,4 +53,4 @@ def test_a_child_of_a_signal_handler_gets_forked_child(tmp_path: Path, verb: str
         group.close()  # so that the verb opens what it needs
         forker.run(partial(VERBS[verb], group))
         for queue in group.queues(tasks_min=0):
-            queue.delete(wait=True)
+            queue.delete(foreground=True)

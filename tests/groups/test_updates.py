@@ -566,7 +566,7 @@ def test_a_purge_of_the_source_is_a_conflict(group: Group) -> None:
 def test_a_target_that_is_deleted_is_made_again(group: Group) -> None:
     [task] = leased(group, "a")
     group["b"].insert("deleted")
-    with before("_look", lambda: group.delete("b", wait=True)), group.update() as update:
+    with before("_look", lambda: group.delete("b", foreground=True)), group.update() as update:
         update.complete(task)
         update.insert("b", "x")
     assert worked_off(group) == {"a": [], "b": ["x"]}
@@ -577,7 +577,7 @@ def test_a_target_that_is_deleted_and_made_again_by_others_gets_it(group: Group)
     group["b"].insert("deleted")
 
     def replaces() -> None:
-        group.delete("b", wait=True)
+        group.delete("b", foreground=True)
         Group(group.path)["b"].insert("new")
 
     with before("_look", replaces), group.update() as update:

@@ -320,7 +320,7 @@ def test_a_task_of_a_queue_that_others_have_deleted_and_made_again_can_be_change
     with group.update() as update:
         update.replace(seen(group, "b")["old"], "older")
     other = Group(group.path)
-    other.delete("b", wait=True)
+    other.delete("b", foreground=True)
     other["b"].insert("new")
     with group.update() as update:
         update.replace(seen(other, "b")["new"], "newer")

@@ -447,7 +447,7 @@ def test_a_deletion_is_done_or_not_and_the_name_is_free_again(
         fs.bury()
         try:
             assert Queue(queue.path, clock=clock).status().inserted == 1
-            Queue(queue.path, clock=clock).delete(wait=True)
+            Queue(queue.path, clock=clock).delete(foreground=True)
         except QueueNotFound:
             pass
         Queue.create(queue.path).insert("y")

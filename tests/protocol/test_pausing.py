@@ -174,7 +174,7 @@ def test_a_pause_outlives_a_purge(queue: Queue) -> None:
 def test_a_pause_of_a_queue_that_was_deleted_is_an_error(queue_factory: QueueFactory) -> None:
     queue = queue_factory()
     other = Queue(queue.path)
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     queue_factory()
     with pytest.raises(QueueNotFound):
         other.pause()

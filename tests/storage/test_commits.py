@@ -359,7 +359,7 @@ def test_a_purge_at_any_step_of_a_publish(queue_factory: QueueFactory, clock: Ma
 def test_a_deleted_queue(q: Queue) -> None:
     commit = q.commit("job")
     part = commit.stage([1])
-    Queue(q.path).delete(wait=True)
+    Queue(q.path).delete(foreground=True)
     for act in (lambda: commit.publish([part]), lambda: commit.stage([1]), commit.committed, commit.discard):
         with pytest.raises(QueueNotFound):
             act()

@@ -31,7 +31,7 @@ def test_of_a_queue_it_is_the_queue(queue: Queue) -> None:
 
 def test_a_deleted_queue_is_none(queue_factory: QueueFactory, tmp_path: Path) -> None:
     queue_factory("group/a")
-    queue_factory("group/b").delete(wait=True)
+    queue_factory("group/b").delete(foreground=True)
     assert fsqueue.queues(tmp_path / "group") == [f"{tmp_path}/group/a"]
 
 

@@ -75,7 +75,7 @@ def test_links_to_the_inside_are_resolved(outer: Queue, tmp_path: Path) -> None:
             Queue.create(path)
     assert files_below(outer.path / "work") == []
     (outer.path / "out").symlink_to(tmp_path / "far")
-    Queue.create(outer.path / "out" / "fine").delete(wait=True)  # what it leads to lies outside
+    Queue.create(outer.path / "out" / "fine").delete(foreground=True)  # what it leads to lies outside
 
 
 def test_a_queue_that_is_inside_already_is_opened_as_it_is(outer: Queue) -> None:
@@ -174,7 +174,7 @@ def test_what_is_there_already_is_spared(outer: Queue, place: str) -> None:
         assert inner.is_dir(), verb
         check(inner)
     shutil.rmtree(inner, ignore_errors=True)  # what a purge left may be removed in the background at the same time
-    Queue(outer.path).delete(wait=True)
+    Queue(outer.path).delete(foreground=True)
     assert not outer.path.exists()
 
 

@@ -81,7 +81,7 @@ def test_what_is_in_doubt_keeps_a_file(group: Group) -> None:
     assert gc_a_day_later(group) == 1, "the first has only numbers of the purged queue"
     assert files(group) == [1, 2]
     settings.write_bytes(content)
-    group.delete("b", wait=True)
+    group.delete("b", foreground=True)
     first = group.path / ".numbers" / f"{1:012x}"
     whole = first.read_bytes()
     first.write_bytes(whole[:-1])

@@ -65,7 +65,7 @@ SIBLINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["wait", "in the background", "gc --trash", "finished by who opens it"])
+@pytest.mark.parametrize("how", ["foreground", "in the background", "gc --trash", "finished by who opens it"])
 def test_deleting_a_queue_removes_nothing_else(queue: Queue, how: str) -> None:
     parent = queue.path.parent
     queue.insert(1)
@@ -79,7 +79,7 @@ def test_deleting_a_queue_removes_nothing_else(queue: Queue, how: str) -> None:
         with pytest.raises(QueueNotFound):
             Queue(queue.path)
     else:
-        queue.delete(wait=how == "wait")
+        queue.delete(foreground=how == "foreground")
     until_nothing_reaps()
     trash.reap(str(parent))
     assert not queue.path.exists()
@@ -91,7 +91,7 @@ def test_a_queue_called_trash_survives_its_neighbours_deletion(tmp_path: Path) -
         Queue.create(tmp_path / name).insert_many(range(10))
     neighbour = Queue.create(tmp_path / "q")
     neighbour.insert(1)
-    neighbour.delete(wait=True)
+    neighbour.delete(foreground=True)
     trash.reap(str(tmp_path))
     for name in (".trash", ".trash-1", f".trash-q-{HEX}"):
         assert Queue(tmp_path / name).status().waiting == 10
@@ -114,7 +114,7 @@ def test_whatever_is_called_trash_beside_it_a_queue_is_deleted(queue: Queue, tmp
             place.symlink_to("nowhere")
     queue.insert(1)
     path = queue.path
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     assert sorted(os.listdir(path.parent)) == sorted({".trash", "elsewhere"})
     assert files_below(elsewhere) == [f"q-{HEX}/thesis.tex"]
     Queue.create(path).insert("again")
@@ -124,7 +124,7 @@ def test_whatever_is_called_trash_beside_it_a_queue_is_deleted(queue: Queue, tmp
 def test_a_queue_with_a_long_name_can_be_deleted(tmp_path: Path, size: int) -> None:
     queue = Queue.create(tmp_path / ("a" * size))
     queue.insert(1)
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     assert os.listdir(tmp_path) == []
     Queue.create(queue.path).insert("again")
 
@@ -352,13 +352,13 @@ def test_a_refused_deletion_changes_nothing(queue: Queue, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(Filesystem, "rename", refusing)
         with pytest.raises(StorageError):
-            queue.delete(wait=True)
+            queue.delete(foreground=True)
     content = (queue.path / "queue.jsonl").read_bytes()
     assert content.startswith(before)
     assert content[len(before) :].strip() == b""
     assert is_sound(queue.path)
     assert list(queue.fsck()) == []
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     assert os.listdir(queue.path.parent) == []
 
 
@@ -373,7 +373,7 @@ def test_a_mark_that_was_not_synced_is_taken_back(queue: Queue, monkeypatch: pyt
 
     queue.store.fs.fsync = failing
     with pytest.raises(StorageError):
-        queue.delete(wait=True)
+        queue.delete(foreground=True)
     assert is_sound(queue.path)
 
 
@@ -406,7 +406,7 @@ def test_another_directory_in_the_queues_place_is_put_back(queue: Queue, monkeyp
 
     monkeypatch.setattr(Filesystem, "rename", swapped)
     with pytest.raises(StorageError, match="Another directory"):
-        queue.delete(wait=True)
+        queue.delete(foreground=True)
     assert sorted(os.listdir(path.parent)) == ["aside", path.name]
     assert files_below(path) == ["thesis.tex"]
 
@@ -420,7 +420,7 @@ def test_a_renaming_that_is_reported_as_failed_may_have_happened(queue: Queue, m
         return False
 
     monkeypatch.setattr(Filesystem, "rename", lost)
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     assert os.listdir(queue.path.parent) == []
 
 
@@ -480,13 +480,13 @@ def deaths(tmp_path: Path, act: Callable[[Queue], object]) -> Iterator[tuple[str
 
 def test_a_deletion_that_dies_at_any_step_leaves_a_queue_or_proven_trash(tmp_path: Path) -> None:
     seen = set()
-    for where, path, _ in deaths(tmp_path, lambda queue: queue.delete(wait=True)):
+    for where, path, _ in deaths(tmp_path, lambda queue: queue.delete(foreground=True)):
         parent = path.parent
         if path.exists():
             try:
                 assert Queue(path).status().waiting == 3, where
                 seen.add("untouched")
-                Queue(path).delete(wait=True)
+                Queue(path).delete(foreground=True)
             except QueueNotFound:
                 seen.add("closed")  # opening it has moved it away
         else:
@@ -524,12 +524,12 @@ def full_disk(parent: Path, names_max: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("names_max", [1, 5, 10**6])
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_queue_is_deleted_on_a_full_disk(queue: Queue, names_max: int, wait: bool) -> None:
+@pytest.mark.parametrize("foreground", [True, False])
+def test_a_queue_is_deleted_on_a_full_disk(queue: Queue, names_max: int, foreground: bool) -> None:
     """The mark comes as soon as there is room for it; if there never is, the queue goes without."""
     queue.insert_many(range(10), batch_tasks=1)
     with full_disk(queue.path.parent, names_max):
-        Queue(queue.path).delete(wait=wait)
+        Queue(queue.path).delete(foreground=foreground)
     until_nothing_reaps()
     assert os.listdir(queue.path.parent) == []
 
@@ -555,7 +555,7 @@ def test_a_deletion_on_a_full_disk_that_dies_at_any_step(
 
     def act(queue: Queue) -> None:
         with full_disk(queue.path.parent, names_max):
-            Queue(queue.path).delete(wait=True)
+            Queue(queue.path).delete(foreground=True)
 
     seen = set()
     for where, path, beside in deaths(tmp_path, act):
@@ -570,7 +570,7 @@ def test_a_deletion_on_a_full_disk_that_dies_at_any_step(
             [(tree, why)] = done.left.items()
             assert "does not say that the queue is deleted" in why, where
             os.rename(tree, path)  # as it says
-            Queue(path).delete(wait=True)
+            Queue(path).delete(foreground=True)
             seen.add("unmarked")
         assert os.listdir(parent) == ["thesis.tex"], where
     assert seen == {"untouched", "unmarked"}
@@ -632,7 +632,7 @@ def test_what_a_stranger_plants_beside_a_queue_keeps_nobody_from_deleting_it(scr
 
     as_user(OWNER, 0o077, own)
     as_user(STRANGER, 0o022, lambda: plant(scratch / ".trash", kind))
-    assert as_user(OWNER, 0o077, lambda: Queue(path).delete(wait=True)) == {}
+    assert as_user(OWNER, 0o077, lambda: Queue(path).delete(foreground=True)) == {}
     assert os.listdir(scratch) == [".trash"]
     if kind.startswith("mode"):
         assert os.listdir(scratch / ".trash") == []
@@ -647,11 +647,11 @@ def test_who_may_not_delete_is_told_who_may_and_the_queue_stays_open(scratch: Pa
         Queue.create(path).insert("x")
 
     as_user(OWNER, 0o000, own)
-    said = as_user(STRANGER, 0o000, lambda: Queue(path).delete(wait=True))
+    said = as_user(STRANGER, 0o000, lambda: Queue(path).delete(foreground=True))
     assert "Nothing was changed" in said
     assert "sticky" in said
     assert as_user(OWNER, 0o000, lambda: Queue(path).status().waiting) == 1
-    assert as_user(OWNER, 0o000, lambda: Queue(path).delete(wait=True)) == {}
+    assert as_user(OWNER, 0o000, lambda: Queue(path).delete(foreground=True)) == {}
     assert os.listdir(scratch) == []
 
 
@@ -678,7 +678,7 @@ def test_a_deletion_that_waits_tells_what_it_could_not_remove(scratch: Path, way
 
     def delete() -> object:
         if way == "Queue.delete":
-            return Queue(path).delete(wait=True)
+            return Queue(path).delete(foreground=True)
         done = CliRunner().invoke(cli, ["delete", str(path), "--foreground", "--yes", "--json"])
         assert done.exit_code == 1, done.output
         return json.loads(done.stdout)["left"]

@@ -45,7 +45,7 @@ class Comings:
         before, self.at = self.at, to or f"new{next(self._numbers)}"
         self.group[self.at].insert(self.hops)
         if before:
-            assert self.group.delete(before, wait=True)
+            assert self.group.delete(before, foreground=True)
 
     def end(self) -> None:
         """Complete the last task."""

@@ -533,7 +533,7 @@ def test_an_error_ends_the_run_after_what_runs_has_ended(runner: Make, queue: Qu
     thread = threading.Thread(target=target)
     thread.start()
     until(lambda: (tmp_path / "began").exists(), "the begin of a task")
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     until(lambda: run._loop._error, "the worker to find that the queue is gone")
     (tmp_path / "go").touch()
     thread.join(PATIENCE_S)

@@ -549,7 +549,7 @@ def test_results_of_commands_on_other_nodes_are_kept_where_all_nodes_see_them(
     assert all(path.startswith(f"{queue.path}/.results/") for path in paths)
     assert list((queue.path / ".results").iterdir()) == []
     assert list(queue.fsck()) == []
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     assert not queue.path.exists()
 
 

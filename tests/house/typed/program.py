@@ -169,7 +169,7 @@ def keep(queue: Queue) -> None:
     is_accepted: bool = queue.accept_copy()
     print(is_copy, is_accepted)
     queue.purge()
-    queue.delete(wait=True)
+    queue.delete(foreground=True)
     with queue:
         queue.close()
 
