@@ -39,7 +39,6 @@ from .targets import Target, Targets, group_named, is_address, one_queue
 LEFT_EXIT = 1
 REAPED_MAX = 1_000
 """Maximum number of directories that a command has emptied in the background; 'fsqueue gc' does the others."""
-DAY_S = 86_400
 DEFAULTS = fsqueue.Settings()
 
 
@@ -439,7 +438,7 @@ def _named_in_group(queues: tuple[str, ...], name: str) -> list[str]:
 
 @click.command(
     epilog=example(
-        """fsqueue gc /scratch/me/tiles --history-age 30d
+        """fsqueue gc /scratch/me/tiles --history-days 30
 fsqueue gc --trash /scratch/me"""
     )
 )
@@ -447,15 +446,10 @@ fsqueue gc --trash /scratch/me"""
 @match_option
 @click.option("--touch", is_flag=True,
               help="Renew the times of its files, so that a scratch filesystem does not purge them.")  # fmt: skip
-@click.option(
-    "--history-age", "history_age_s", type=DURATION, help="Drop history that is older; whole days, as 30d [keep all]."
-)
-@click.option(
-    "--payload-age",
-    "payload_age_s",
-    type=DURATION,
-    help=f"Drop files of payloads that are older; whole days [{PAYLOAD_DAYS}d].",
-)
+@click.option("--history-days", type=click.IntRange(min=0), metavar="N",
+              help="Drop history that is older than N days [keep all].")  # fmt: skip
+@click.option("--payload-days", type=click.IntRange(min=0), metavar="N",
+              help=f"Drop files of payloads that are older than N days [{PAYLOAD_DAYS}].")  # fmt: skip
 @click.option(
     "--payload-bytes",
     type=click.IntRange(min=0),
@@ -469,8 +463,8 @@ def gc(
     queues: tuple[str, ...],
     match: str | None,
     touch: bool,
-    history_age_s: float | None,
-    payload_age_s: float | None,
+    history_days: int | None,
+    payload_days: int | None,
     payload_bytes: int | None,
     trash: tuple[Path, ...],
     as_json: bool,
@@ -484,10 +478,10 @@ def gc(
     """
     if bool(queues) == bool(trash):
         raise click.UsageError("Name either a queue or --trash DIR.")
-    kept = _days("history", history_age_s) | _days("payload", payload_age_s)
-    kept |= {} if payload_bytes is None else {"payload_bytes": payload_bytes}
+    given = {"history_days": history_days, "payload_days": payload_days, "payload_bytes": payload_bytes}
+    kept = {name: value for name, value in given.items() if value is not None}
     if trash and (touch or kept):
-        raise click.UsageError("--touch, --history-age, --payload-age and --payload-bytes need a queue.")
+        raise click.UsageError("--touch, --history-days, --payload-days and --payload-bytes need a queue.")
     if (touch or kept) and (remote := [one for one in queues if is_address(one)]):
         raise click.UsageError(
             f"A gateway cleans up without options, and {remote[0]} is an address. Nothing was done. Type the command "
@@ -516,15 +510,6 @@ def _empty_trash(directories: tuple[Path, ...], as_json: bool) -> None:
     lines = [f"{path} was left alone: {why}." for path, why in left.items()]
     lines += _cleaned({"reaped": removed}) if removed else ["nothing was to be cleaned up"]
     print_done(as_json, {"reaped": removed, "left": left}, *lines)
-
-
-def _days(what: str, age_s: float | None) -> dict[str, int]:
-    """Return an age of --history-age or --payload-age as `Queue.gc` takes it."""
-    if age_s is None:
-        return {}
-    if age_s % DAY_S:  # a plain 30 means seconds: gc would drop all but today's
-        raise click.UsageError(f"The {what} is kept by whole days: write, for instance, --{what}-age 30d.")
-    return {f"{what}_days": int(age_s // DAY_S)}
 
 
 GC_LINES = {

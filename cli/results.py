@@ -96,7 +96,7 @@ def results(
         are = "has no row: it is" if missing == 1 else "have no row: they are"
         complain(
             f"{wording.counted(missing, 'completed task')} of {path} {are} not in the history, which was not kept "
-            "(create --no-history), was removed (gc --history-age), or is damaged ('fsqueue fsck' tells)."
+            "(create --no-history), was removed (gc --history-days), or is damaged ('fsqueue fsck' tells)."
         )
     targets.end()
 

@@ -3,7 +3,7 @@
 A movement is what happens to one task: it is leased, renewed, completed, released, cancelled; its attempt fails; it
 is buried; its dead letter is retried or purged. The queue is worked one by one and in bulk, day after day. Each day
 takes a day's share of the movements; between two days the clock of all processes is set forward. So leases, pauses
-and the history are as old as they would be, and `gc --history-age` has old days to give back.
+and the history are as old as they would be, and `gc --history-days` has old days to give back.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ COMMANDS = (
     ("ls", "--state", "leased"),
     ("ls", "--state", "delayed"),
     ("dead list",),
-    ("gc", "--history-age", f"{KEEP_DAYS}d"),
+    ("gc", "--history-days", f"{KEEP_DAYS}"),
     ("fsck",),
 )
 """`--version` looks at no queue: it shows how much the machine itself varies."""

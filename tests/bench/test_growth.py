@@ -49,7 +49,7 @@ def test_what_rises_is_told_and_what_varies_is_not() -> None:
 def test_a_small_soak_adds_up_and_writes_table_plot_and_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(growth, "COMMANDS", (("status",), ("gc", "--history-age", "2d")))
+    monkeypatch.setattr(growth, "COMMANDS", (("status",), ("gc", "--history-days", "2")))
     monkeypatch.setattr(growth, "HELD", 10)
     local_s = Clock.local_s
     file, docs, work = tmp_path / "run.json", tmp_path / "docs", tmp_path / "work"

@@ -169,7 +169,7 @@ FED: dict[tuple[str, ...], list[Words]] = {
     ("resume",): [["Q"], ["Q"]],
     ("purge",): [["Q"], ["Q", "--yes"]],
     ("delete",): [["Q"], ["Q", "--yes", "--foreground"]],
-    ("gc",): [["Q"], ["Q", "--touch"], ["Q", "--history-age", "0"], ["--trash", "Q"], ["--trash", "."]],
+    ("gc",): [["Q"], ["Q", "--touch"], ["Q", "--history-days", "0"], ["--trash", "Q"], ["--trash", "."]],
     ("doctor",): [["Q"], ["Q/new"], ["Q", "--join"]],
     ("fsck",): [["Q"], ["Q", "--repair"]],
     ("bench",): [["Q", "--tasks", "1", "--duration", "0.01"]],

@@ -75,7 +75,8 @@ def test_what_means_the_same_has_the_same_name() -> None:
     differently = {name: options for name, options in named.items() if len(options) > 1}
     assert differently == {}
     flags = {flag for _, option in OPTIONS for flag in option.opts}
-    assert not {flag for flag in flags if flag.endswith(("-s", "-max", "-days", "-seconds"))} - {"-s"}
+    assert not {flag for flag in flags if flag.endswith(("-s", "-max", "-seconds"))} - {"-s"}
+    assert {flag for flag in flags if flag.endswith("-days")} == {"--history-days", "--payload-days"}, "no durations"
     assert {option.opts[0] for _, option in OPTIONS if option.name in ("error", "reason")} == {"--reason"}
 
 
@@ -118,14 +119,12 @@ def test_slurm_hands_the_options_of_run_to_the_workers(fsqueue_cli: Run, queue: 
 
 
 def test_history_is_kept_by_days(fsqueue_cli: Run, queue: Queue) -> None:
-    """A plain 30 would be half a minute, and all but the history of today would be gone."""
-    for some in ("30", "1h", "1d1s"):
-        assert (
-            "by whole days: write, for instance, --history-age 30d"
-            in fsqueue_cli("gc", queue.path, "--history-age", some, code=2).stderr
-        )
-    fsqueue_cli("gc", queue.path, "--history-age", "30d")
-    fsqueue_cli("gc", queue.path, "--history-age", "0")
+    """The unit is in the option's name: a plain 30 cannot be half a minute."""
+    for option in ("--history-days", "--payload-days"):
+        for some in ("30d", "1h", "1.5", "-1"):
+            fsqueue_cli("gc", queue.path, option, some, code=2)
+        fsqueue_cli("gc", queue.path, option, "30")
+        fsqueue_cli("gc", queue.path, option, "0")
 
 
 def test_the_help_tells_all_exit_codes_and_what_a_duration_is(fsqueue_cli: Run) -> None:
