@@ -27,8 +27,10 @@ AFTER = (
     "cpu_s",
     "peak_memory_bytes",
     "key",
+    "priority",
 )
 """The columns that every table has, before and after those of payloads and results."""
+PRIORITIES = AFTER.index("priority")
 QUEUE = "queue"
 """The last column of a table with results of several queues."""
 COLUMNS_MAX = 2000
@@ -42,7 +44,7 @@ OF_FIXED = {
     **dict.fromkeys(("inserted_at", "started_at", "finished_at", "took_s", "cpu_s"), "float64"),
     **dict.fromkeys(("attempts", "peak_memory_bytes"), "int64"),
 }
-"""The types of the columns that every table has, as Arrow calls them."""
+"""The types of the columns that every table has, as Arrow calls them; but for that of priorities."""
 
 Field = tuple[str, str | None]
 """A column before it has a name: "payload" or "result", and a field of it; None for what is no object."""
@@ -88,6 +90,8 @@ class Table:
         self._kinds: dict[Field, set[Any]] = {}
         """All fields, in the order in which they were met, and what kinds of values each has."""
         self._numbers: dict[Field, int] = {}
+        self._priorities: set[Any] = set()
+        """What kinds of values priorities are: numbers, texts, or both."""
 
     def __enter__(self) -> Table:
         return self
@@ -125,6 +129,7 @@ class Table:
             for row in zip(*columns, strict=True):  # somewhere among these rows they become too many
                 self._add([[value] for value in row], step)
             return
+        self._priorities |= _kinds(others[PRIORITIES])
         header: list[tuple[int, bool, bool, list[int]]] = []
         lines = [b""]
         for number, values in enumerate((ids, states, attempts, *others)):
@@ -153,7 +158,8 @@ class Table:
     def types(self) -> list[str]:
         """Return the type of each column, as Arrow calls it: `string` if its values are of several."""
         of_fields = {name: _type(self._kinds[field]) for field, name in self._names().items()}
-        return [of_fields.get(name) or OF_FIXED[name] for name in self.columns()]
+        fixed = OF_FIXED | {"priority": _type(self._priorities)}
+        return [of_fields.get(name) or fixed[name] for name in self.columns()]
 
     def _names(self) -> dict[Field, str]:
         """Return the name of each field's column: its own, or with a prefix where that is taken."""
@@ -218,7 +224,7 @@ def _form(values: Sequence[Any]) -> tuple[bool, bool]:
     return is_one, kind is str and (is_one or set(map(type, values)) == {str})
 
 
-def _kinds(values: list[Any]) -> set[Any]:
+def _kinds(values: Sequence[Any]) -> set[Any]:
     """Return the kinds of some values, as far as a column's type depends on them."""
     types: set[Any] = set(map(type, values))
     kinds = types - {type(None)}

@@ -107,6 +107,7 @@ class TaskInfo(AsDict):
             started_at=self.since if self.state == LEASED else None,
             finished_at=self.since if self.state in (COMPLETED, DEAD, CANCELLED) else None,
             key=self.key,
+            priority=self.priority,
         )
 
 
@@ -145,6 +146,7 @@ class Result(NamedTuple):
     peak_memory_bytes: int | None = None
     """The largest resident set of a process of the last attempt, if the worker measured it."""
     key: str | None = None
+    priority: str | int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, ready for JSON. A payload of bytes is in `b64`, as base64 text."""
@@ -219,6 +221,7 @@ class DeadLetter(AsDict):
             cpu_s=self.cpu_s,
             peak_memory_bytes=self.peak_memory_bytes,
             key=self.key,
+            priority=self.priority,
         )
 
 

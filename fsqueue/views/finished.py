@@ -87,39 +87,40 @@ class FinishedBatch:
             record = self._tasks[index]
         return record if record is not None and task_file.is_kept(record, self._payload_bytes_max) else None
 
-    def payloads_and_keys(self, indices: Sequence[int]) -> tuple[Sequence[Any], list[Any]]:
-        """Return the payloads and the keys of tasks, as `task` does of each.
+    def tasks(self, indices: Sequence[int]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """Return the payloads, the keys and the priorities of tasks, as `task` does of each.
 
         Faster if all are in a sound task file, and still more if they are asked for all at once and are of one shape.
         """
         count = self.replay_state.count
         if self._payload_bytes_max == 0:
-            return [None] * len(indices), [None] * len(indices)
+            return _nothing(indices), _nothing(indices), _nothing(indices)
         if not task_file.are_short(self.lines, self._payload_bytes_max):
             return self._each(indices)
         if len(indices) == count == len(self.lines) and not self.replay_state.payloads and not self._inserts:
             uniform = decode_payloads(self.lines)
             if uniform is not None:
-                return uniform, [None] * count
+                return uniform, _nothing(indices), _nothing(indices)
         if self._tasks is None:
             self._tasks = task_file.decode_tasks(self.lines)
         tasks: list[Any] = self._tasks
         if not self._inserts and not self.replay_state.payloads and len(tasks) == count:
             try:
                 chosen = tasks if len(indices) == len(tasks) else [tasks[index] for index in indices]
-                return [record["payload"] for record in chosen], [record.get("key") for record in chosen]
+                payloads = [record["payload"] for record in chosen]
+                keys, priorities = ([record.get(name) for record in chosen] for name in ("key", "priority"))
+                return payloads, keys, priorities
             except (KeyError, TypeError):
                 pass  # bytes, or None for a line that is damaged
         return self._each(indices)
 
-    def _each(self, indices: Sequence[int]) -> tuple[list[Any], list[Any]]:
-        payloads: list[Any] = []
-        keys: list[Any] = []
-        for index in indices:
-            payload, key, _ = self.task(index)
-            payloads.append(payload)
-            keys.append(key)
-        return payloads, keys
+    def _each(self, indices: Sequence[int]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        each = [*map(self.task, indices)]
+        return [one[0] for one in each], [one[1] for one in each], [one[2] for one in each]
+
+
+def _nothing(indices: Sequence[int]) -> list[Any]:
+    return [None] * len(indices)
 
 
 def hidden(store: Store, replay_state: ReplayState) -> frozenset[int]:

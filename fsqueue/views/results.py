@@ -72,7 +72,7 @@ def _completed(found: FinishedBatch) -> Columns:
     if replay_state.done[COMPLETED] < replay_state.count:
         indices = [index for index in indices if replay_state.state[index] == COMPLETED]
     count = len(indices)
-    payloads, keys = found.payloads_and_keys(indices)
+    payloads, keys, priorities = found.tasks(indices)
     ended_at = [replay_state.since[index] for index in indices]
     holders: list[Any] = [replay_state.holder[index] for index in indices]  # only one who holds a lease completes
     took: list[int] = [max(0, end - holder.at) for end, holder in zip(ended_at, holders, strict=True)]
@@ -96,6 +96,7 @@ def _completed(found: FinishedBatch) -> Columns:
         [None if used_by is None else used_by[0] / 1000 for used_by in used],
         [None if used_by is None else used_by[1] * 1024 for used_by in used],
         keys,
+        priorities,
     ]
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from fsqueue_cli.conditions import FIELDS, all_of, condition
 
-from fsqueue import DeadLetter, Queue, Result
+from fsqueue import DeadLetter, Group, Queue, Result, Task
 from tests.cli.conftest import Run
+from tests.cli.test_options import OPTIONS
+from tests.cli.test_targets import TABLE
+from tests.gateways import gateways
 
 ID = f"{1:032x}.0"
 
@@ -68,6 +74,62 @@ def test_a_field_means_the_same_of_tasks_results_and_dead_letters(fsqueue_cli: R
             assert ids(fsqueue_cli(*command, mixed.path, *other).stdout) == set(), command
 
 
+STATES = {"ls": "waiting", "cancel": "waiting", "results": "completed", "retry --completed": "completed"}
+"""In which state the task is that a command is about; all others are about dead letters."""
+CONDITIONAL = [name for name, option in OPTIONS if "--where" in option.opts]
+PLACES = [
+    (command, place)
+    for command in (*CONDITIONAL, "retry --completed")
+    for place, is_taken in zip(("queue", *TABLE["ls"]._fields), (True, *TABLE[command.split(" --")[0]]), strict=True)
+    if is_taken
+]
+"""Each command that has conditions, with all that docs/groups.md says it takes in place of a queue."""
+
+
+class Home(NamedTuple):
+    """A group with a gateway; each of its queues has a task in each of three states, with a key and a priority."""
+
+    given: dict[str, list[str]]
+    """What to type for a queue of the group, the group, several of its queues, and the queue's address."""
+    of_state: dict[str, Result]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    group = Group.create(tmp_path / "g", shards=1, durability="none", max_attempts=1)
+    of_state: dict[str, Result] = {}
+    for name in ("b", "a"):
+        queue = group[name]
+        queue.insert_many([Task({"n": n}, key=f"k{n}", priority=n) for n in range(3)])
+        completed, dead = queue.lease(2, holder={"host": "node1", "name": "ann"})
+        completed.complete({"loss": 0.5})
+        dead.bury("timeout")
+        of_state = {one.state: one for one in (*queue.results(), queue.peek()[0].as_result())}
+    with gateways(tmp_path) as serve:
+        a, b = (str(queue.path) for queue in (group["a"], group["b"]))
+        given = {"queue": [a], "group": [str(group.path)], "several": [b, a], "address": [f"{serve(group.path)}/a"]}
+        yield Home(given, of_state)
+
+
+@pytest.mark.parametrize(("command", "place"), PLACES)
+def test_each_field_chooses_in_each_command_and_place(fsqueue_cli: Run, home: Home, command: str, place: str) -> None:
+    one = home.of_state[STATES.get(command, "dead")]
+    of = one.as_dict()
+    yes = ["--yes"] * any(name == command.split(" --")[0] and "--yes" in option.opts for name, option in OPTIONS)
+
+    def taken(*conditions: str) -> int:
+        name, *options = command.split(" --")
+        where = [word for condition in conditions for word in ("--where", condition)]
+        more = [f"--{option}" for option in options]
+        said = fsqueue_cli(*name.split(), *home.given[place], *more, *where, *yes, "--json").stdout
+        lines = [json.loads(line) for line in said.splitlines()]
+        return sum(next((line[did] for did in ("cancelled", "retried", "purged") if did in line), 1) for line in lines)
+
+    for field in FIELDS:
+        assert taken(f"id={one.id}", f"{field}!={typed(of[field])}") == 0, field
+    assert taken(*(f"{field}={typed(of[field])}" for field in FIELDS)) == 1
+
+
 def test_ls_chooses_unfinished_tasks(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert_many([{"n": n} for n in range(5)])
     [task] = queue.lease()
@@ -98,3 +160,4 @@ def test_cancel_takes_what_no_worker_holds_and_meets_the_conditions(fsqueue_cli:
 
 def test_results_have_all_fields() -> None:
     assert Result._fields == FIELDS
+    assert {"payload", "key", "priority"} < set(FIELDS), "all that a task is inserted with"

@@ -154,12 +154,11 @@ def test_payloads_at_once_are_as_one_after_the_other() -> None:
     ):  # fmt: skip
         found = FinishedBatch(batch, records, lines, None)
         for indices in (range(count), [0, 3], [4], [1, 2, 4]):
-            each = [found.task(index)[:2] for index in indices]
-            at_once = found.payloads_and_keys(indices)
-            assert [*map(list, at_once)] == [[payload for payload, _ in each], [key for _, key in each]]
+            each = zip(*map(found.task, indices), strict=True)
+            assert [*map(list, found.tasks(indices))] == [*map(list, each)]
     found.replay_state.payloads[2] = "new"
     for indices in (range(5), [1, 2]):
-        assert found.payloads_and_keys(indices)[0] == [found.task(index)[0] for index in indices]
+        assert found.tasks(indices)[0] == [found.task(index)[0] for index in indices]
     assert found.task(2)[0] == "new"
 
 
