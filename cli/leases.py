@@ -74,7 +74,7 @@ def lease(
     queue: str, n: int, lease_s: float | None, wait_s: float, up_to: str | int | None,
     order: Literal["priority", "random"], worker: str | None, tokens_only: bool,
 ) -> None:  # fmt: skip
-    """Lease up to N tasks of Q and print each on a line. Exit code 3: nothing is available.
+    """Lease up to N tasks of Q and print each on a line. Exit code 3: nothing to do, no task is available.
 
     The most urgent tasks come first, then those without a priority, about in the order of insertion.
     Give the tokens to complete, renew, release, fail or bury. If a line cannot be written, its task is put back.

@@ -137,7 +137,7 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
 @click.option("--exclude-after", type=number, metavar="N",
               help="Take no more tasks on this node when N attempts in a row have failed on it.")  # fmt: skip
 @click.option("--max-attempts", type=ATTEMPTS, callback=lambda _, __, value: limit(value),
-              help="Attempts before a failing task becomes a dead letter; none: the queue's count [none].")  # fmt: skip
+              help="Attempts before a task becomes a dead letter, or 'none' [none: as the queue says].")  # fmt: skip
 @click.option("--max-tasks", type=number, help="Stop after this many tasks.")
 @click.option("--max-runtime", "max_runtime_s", type=DURATION,
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
@@ -220,11 +220,11 @@ def run(
       {"any field"}     a field whose name needs quotes, as "tile no" or "2x"
       {#}               the task's id
 
-    A task that lacks the field, or whose payload does not suit the format, fails. If the first waiting task does not
-    suit COMMAND, the worker ends before it leases anything. It ends in the same way at what looks like a placeholder
-    and means nothing: '{1}', '{%}', '{field }', '{field?}', '{field!r}', and text after a colon that is no format
-    ('{:d4}'). Other braces stay as they are: '{print $1}', '{ print }', '{1..3}', '${name}'. A task fails if one of its
-    fields is called exactly so, as 'tile no' is in '{tile no}', or 'tile' in '{ tile }'.
+    If a task lacks the field, or its payload does not suit the format, the attempt fails. If the first waiting task
+    does not suit COMMAND, the worker ends before it leases anything. It ends in the same way at what looks like a
+    placeholder and means nothing: '{1}', '{%}', '{field }', '{field?}', '{field!r}', and text after a colon that is no
+    format ('{:d4}'). Other braces stay as they are: '{print $1}', '{ print }', '{1..3}', '${name}'. An attempt fails if
+    a field is called exactly so, as 'tile no' is in '{tile no}', or 'tile' in '{ tile }'.
 
     No shell is involved. In 'sh -c SCRIPT' a placeholder would become part of the script, so a payload could be a
     command. fsqueue refuses that for shells, Python, Perl, awk, ssh and others, unless --allow-in-script is given.
@@ -244,7 +244,7 @@ def run(
     A line that is no JSON fails the attempt. The task becomes a dead letter if a line takes more than 64 KiB, or if
     there are more than 9,999 lines or 8 MiB. Standard output is then not shown. A function returns fsqueue.Then.
 
-    Exit status 0 completes the task. Any other fails it, with the end of the output as the reason. A failed task is
+    Exit status 0 completes the task. Any other fails the attempt, with the end of the output as the reason. The task is
     retried after a growing pause, up to the queue's number of attempts ('fsqueue set' changes it). --max-attempts N
     lets this worker give a task up earlier: with 1, at the first failure. If a worker dies, only the queue's number
     counts.
@@ -252,13 +252,13 @@ def run(
     A command may fail, time out, be stopped, or lose its worker to SIGKILL. Then all processes end that it has started
     on this host. If it exits with 0, what it leaves running stays.
 
-    A function gets the fields of a payload by name if they are its parameters: f(tile=7, zoom=2) for
-    {"tile": 7, "zoom": 2}. A parameter called 'payload' gets the whole payload, and so does the first one if the fields
-    are others. One called 'task' gets the task. The value that the function returns is the result. An exception fails
-    the task, and so does sys.exit with another code than 0. fsqueue.Retry puts the task back. fsqueue.Bury makes it a
-    dead letter at once, and so does a result that cannot be kept: each further attempt would end in the same way.
-    Functions run in separate processes: if one dies, only its own task fails. Modules are searched for in the working
-    directory first.
+    A function gets the fields of a payload by name if they are its parameters: f(tile=7, zoom=2) for {"tile": 7,
+    "zoom": 2}. A parameter called 'payload' gets the whole payload, and so does the first one if the fields are others.
+    One called 'task' gets the task. The value that the function returns is the result. An exception fails the attempt,
+    and so does sys.exit with another code than 0. fsqueue.Retry puts the task back. fsqueue.Bury makes it a dead letter
+    at once, and so does a result that cannot be kept: each further attempt would end in the same way. Functions run in
+    separate processes: if one dies, only its own attempt fails. Modules are searched for in the working directory
+    first.
 
     FSQUEUE_SLOT is a number from 0 to JOBS - 1. No two processes at work have the same. With --gpus-per-task, each
     slot has its own share of the GPUs that CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or

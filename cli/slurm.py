@@ -195,7 +195,7 @@ def slurm(
     Exit codes:
       1    sbatch is not here, or has refused the job
       2    COMMAND or the module is not found (submit anyway: --no-command-check), or a waiting task lacks a field
-      3    there is nothing to do (submit anyway: --allow-empty)
+      3    nothing to do: no task is left in the queues (submit anyway: --allow-empty)
     """
     queues, for_run = ctx.meta["queues"], ctx.meta["run"]
     if not queues:

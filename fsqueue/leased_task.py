@@ -102,12 +102,12 @@ class Ahead(Protocol):
 class LeasedTask:
     """A task that this process holds until `lease_until` (Unix seconds), and the verbs that end its lease.
 
-    As a context manager it completes the task, or fails it with the error that the block raised; KeyboardInterrupt,
-    SystemExit and a cancellation by asyncio release it. The error is raised on. In a loop over `Queue.poll` it is
-    logged instead, and the loop goes on. `fsqueue.Retry` and `fsqueue.Bury` mean what they mean in a worker's handler,
-    and end there: the program goes on behind the block. What the block dealt with itself is left alone. A child that
-    was forked in the block and leaves it changes nothing: the task is its parent's. `async with` does the same in a
-    thread.
+    As a context manager it completes the task, or fails the attempt with the error that the block raised;
+    KeyboardInterrupt, SystemExit and a cancellation by asyncio release it. The error is raised on. In a loop over
+    `Queue.poll` it is logged instead, and the loop goes on. `fsqueue.Retry` and `fsqueue.Bury` mean what they mean in a
+    worker's handler, and end there: the program goes on behind the block. What the block dealt with itself is left
+    alone. A child that was forked in the block and leaves it changes nothing: the task is its parent's. `async with`
+    does the same in a thread.
     """
 
     key: str | None = None

@@ -665,7 +665,7 @@ class Queue(Maintenance):
             from fsqueue.views import lease_holders
         return lease_holders.workers(self.store, asks_slurm)
 
-    @verb("reading on which nodes tasks fail")
+    @verb("reading on which nodes attempts fail")
     def failing_nodes(self) -> list[FailingNode]:
         """Return the nodes on which the latest attempts failed, one after the other, by name.
 

@@ -144,7 +144,7 @@ KINDS = {
         DAMAGE,
         "A process whose clock was far ahead worked on this batch, or inserted it. What it leased, failed or "
         "inserted is available again only when the right clock reaches that time.",
-        "corrects the batch's times by this host's clock; check that clock first ('date'). Leases end, and failed "
+        "corrects the batch's times by this host's clock; check that clock first ('date'). Leases end, and retried "
         "tasks come back, as long from now as they would have",
     ),
     "wrong-checkpoint": Kind(

@@ -141,7 +141,7 @@ def _of_silent(kind: Kind, queue: str, host: str, workers: list[fsqueue.LeaseHol
 
 
 def _of_nodes(look: QueueLook) -> Iterator[Notice]:
-    """Yield a notice on each node on which tasks fail one after the other."""
+    """Yield a notice on each node on which attempts fail one after the other."""
     is_still = not look.status.leased and not _is_worked(look)
     for found in look.failing[:NODES_MAX]:
         node, why = cut(found.node, 60), f" The last error: {reason(found.reason)}." if found.reason else ""

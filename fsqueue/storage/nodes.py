@@ -71,7 +71,7 @@ class NodeFailures:
         self._seen: tuple[tuple[int, ...], str | None] | None = None
 
     def failed(self, reason: str = "") -> None:
-        """Count a task that has failed on this node."""
+        """Count an attempt that has failed on this node."""
         store = self.store
         line = {
             "op": "failed",

@@ -1,9 +1,9 @@
 """Choose the time of a record, and correct a log whose time is far ahead (docs/design.md, section 9).
 
 `at` does not run backwards in a log. One record of a writer whose clock was a month ahead would therefore delay all
-later ones: leases would end, and failed tasks come back, a month late. If the file's own timestamp is long before
-such an `at`, the `at` is wrong. The next writer then appends a `clock` record, which corrects the log's time. It is in
-the log, so that all readers agree.
+later ones: leases would end, and tasks whose attempts failed come back, a month late. If the file's own timestamp is
+long before such an `at`, the `at` is wrong. The next writer then appends a `clock` record, which corrects the log's
+time. It is in the log, so that all readers agree.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ class MostUsed:
 class Failure:
     """Failures whose reasons differ in numbers only (but for exit statuses); `reason` is the first line of one.
 
-    `dead` of them were given up; `retrying` tasks failed last time and come back. `last` is Unix seconds, if known.
+    `dead` of them were given up; `retrying`: the last attempt failed, and they come back. `last` is Unix seconds, if
+    known.
     """
 
     reason: str

@@ -188,7 +188,7 @@ class _Child:
         self.family.loop.returned(left, "")
 
     def _ended(self) -> None:
-        """Settle what an exited child did, and fail the task that it was executing."""
+        """Settle what an exited child did, and fail the attempt that it was executing."""
         self.read()
         left = self.take_back() if self.is_ready else []
         for stream in self.streams:

@@ -46,12 +46,12 @@ class Worker:
 
     ``Worker(queue, handler).run()``: `handler(payload)`, `handler(payload, task)` or, where the fields of a payload are
     its parameters, `handler(**payload)` returns a JSON value that is kept with the task, or None. docs/functions.md has
-    the rules. `sys.exit(0)` counts as a return of None. Another exception fails the task, to be tried again later;
-    `fsqueue.Retry` puts it back without blame, `fsqueue.Bury` gives it up. It is a function at the top of a module, or
-    its name, "package.module:function". Instead of it, `load` names modules with registered functions (`fsqueue.task`),
-    or `command` a program with its arguments, run once a task: `{}` in an argument stands for the payload, `{field}`
-    for a field of it. A task that lacks the field fails. `{{field}}` stands for the text `{field}`. docs/commands.md
-    has all placeholders.
+    the rules. `sys.exit(0)` counts as a return of None. Another exception fails the attempt, and the task is tried
+    again later; `fsqueue.Retry` puts it back without blame, `fsqueue.Bury` gives it up. It is a function at the top of
+    a module, or its name, "package.module:function". Instead of it, `load` names modules with registered functions
+    (`fsqueue.task`), or `command` a program with its arguments, run once a task: `{}` in an argument stands for the
+    payload, `{field}` for a field of it. If a task lacks the field, the attempt fails. `{{field}}` stands for the text
+    `{field}`. docs/commands.md has all placeholders.
 
     processes: how many tasks are executed at a time, each in a process of its own. "auto": one for each processor that
         this process may use, by its Slurm job or the machine. With `gpus_per_task`, no more than there are GPUs for.

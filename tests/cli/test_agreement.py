@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from fsqueue import Group, Queue, errors
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
 from tests.cli.test_options import OPTIONS, commands
+from tests.house.source import TOP
 
 pytestmark = pytest.mark.once
 
@@ -113,6 +115,25 @@ def test_attempts_fail_and_tasks_are_given_up_or_retried() -> None:
     words = {flag for _, option in OPTIONS for flag in option.opts}
     words |= {str(value) for _, option in OPTIONS for value in getattr(option.type, "choices", ())}
     assert {word for word in words if "failed" in word} == set()
+
+
+FAILED_TASKS = re.compile(
+    r"\b(failed|failing)\s+tasks?\b|\btasks?\s+((that|which)\s+)?((have|has|had)\s+)?(fail|fails|failed)\b"
+    r"|\bfails?\s+(the|a)\s+tasks?\b"
+)
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("**/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
+def test_no_page_calls_a_task_failed(page: Path) -> None:
+    assert [found[0] for found in FAILED_TASKS.finditer(page.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in commands()}))
+def test_help_calls_no_task_failed_and_has_one_meaning_for_exit_code_3(fsqueue_cli: Run, name: str) -> None:
+    said = fsqueue_cli(*name.split(), "--help").stdout
+    assert [found[0] for found in FAILED_TASKS.finditer(said)] == []
+    assert all(line.split()[1:4] == ["nothing", "to", "do:"] for line in said.splitlines() if re.match(r" +3  ", line))
 
 
 PRINTS_NO_DATA = {"completion": "a script for a shell", "serve": "its address, for a script, and a log"}

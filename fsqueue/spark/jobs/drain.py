@@ -73,11 +73,11 @@ def drain(
 ) -> DrainReport:
     """Work on a queue's tasks until none is available, and write what comes out into the directory `out`.
 
-    `work`: a function of the payload, whose result is JSON (an exception fails the task, to be tried again later); or
-    an SQL expression over the columns id, attempt, payload (JSON text, or a struct of the fields in `payload_schema`)
-    and payload_bytes. A round takes `partitions` x `partition_tasks` tasks for `lease_s` seconds: it has to end within.
-    `results` reads what was written. A drain that died is gone on with by another one into the same directory. While
-    one is at work there, another is refused: InvalidArgument.
+    `work`: a function of the payload, whose result is JSON (an exception fails the attempt, and the task is tried again
+    later); or an SQL expression over the columns id, attempt, payload (JSON text, or a struct of the fields in
+    `payload_schema`) and payload_bytes. A round takes `partitions` x `partition_tasks` tasks for `lease_s` seconds: it
+    has to end within. `results` reads what was written. A drain that died is gone on with by another one into the same
+    directory. While one is at work there, another is refused: InvalidArgument.
     """
     register(spark)
     queue = Queue(directory(path))
