@@ -325,7 +325,7 @@ def release_all(
     """Take leases away, so that their tasks are available at once: all of Q, or those of a worker, host or job.
 
     Q may be a group: then of all its queues. A worker that is still at such a task loses its lease, and the task runs
-    again. No attempt is charged.
+    again. No attempt is charged. On a terminal, the command asks first.
     """
     given = {"worker": worker, "host": host, "job": job}
     only = {name: value for name, value in given.items() if value is not None}
@@ -334,7 +334,7 @@ def release_all(
     if offline and (remote := [one for one in queues if is_address(one)]):
         raise click.UsageError(f"--offline writes the queue's files, and {remote[0]} is an address. Nothing was done.")
     whose = f"of {', '.join(chosen)} " if chosen else ""
-    targets.confirm(
+    targets.confirm_at_terminal(
         f"Take all leases {whose}on tasks of {targets.described} away{', offline' if offline else ''}?", yes
     )
     for target in targets:

@@ -65,14 +65,27 @@ def test_where_has_the_same_fields_in_all_commands(fsqueue_cli: Run, queue: Queu
     assert ", ".join(FIELDS) in text
 
 
-DESTROYS = {
-    "cancel": ["--where", "payload>=0"], "dead purge": [], "delete": [], "purge": [], "release-all": [],
-}  # fmt: skip
-REPEATS = {"retry", "dead retry", "spark requeue"}
+DESTROYS = {"cancel": ["--where", "payload>=0"], "dead purge": [], "delete": [], "purge": []}
+REPEATS = {"retry", "dead retry", "release-all", "spark requeue"}
+DOES_NOT_ASK = {
+    **dict.fromkeys(("status", "wait", "ls", "show", "results", "dead list", "completion"), "it reads"),
+    **dict.fromkeys(("spark audit", "spark report"), "it reads"),
+    **dict.fromkeys(("doctor", "bench", "simulate"), "it works on files of its own"),
+    **dict.fromkeys(("create", "insert", "spark seed"), "it adds, and replaces nothing"),
+    **dict.fromkeys(("run", "slurm", "spark drain", "serve"), "it does the work, or has others do it"),
+    **dict.fromkeys(("lease", "complete", "renew", "release", "fail", "bury"), "it acts on its own lease, by a token"),
+    **dict.fromkeys(("pause", "resume", "set"), "the same command takes it back"),
+    "update": "a script names each of its operations, and all happen or none",
+    "workers": "--release-dead ends leases that nobody holds any more",
+    "gc": "for cron: no task that is not done, and history by an age that is named",
+    "fsck": "it reads; --repair keeps each task that can still be read",
+}
+"""Every other command, with the reason."""
 
 
 def test_only_what_destroys_or_repeats_work_asks() -> None:
     assert {name for name, option in OPTIONS if "--yes" in option.opts} == {*DESTROYS, *REPEATS}
+    assert sorted([*DESTROYS, *REPEATS, *DOES_NOT_ASK]) == sorted(name for name, _ in commands())
     assert {tuple(option.opts) for _, option in OPTIONS if option.name == "yes"} == {("--yes", "-y")}
 
 
@@ -86,7 +99,7 @@ def test_what_destroys_work_refuses_where_no_user_can_answer(fsqueue_cli: Run, m
     assert not mixed.path.exists() or mixed.status() != before
 
 
-@pytest.mark.parametrize("name", [*DESTROYS, "retry", "dead retry", "retry --completed --all"])
+@pytest.mark.parametrize("name", [*DESTROYS, "release-all", "retry", "dead retry", "retry --completed --all"])
 def test_on_a_terminal_all_of_them_ask(mixed: Queue, name: str) -> None:
     before = mixed.status()
     screen = Terminal(*name.split(), mixed.path, *DESTROYS.get(name, []), columns=300)
@@ -101,7 +114,9 @@ def test_on_a_terminal_all_of_them_ask(mixed: Queue, name: str) -> None:
     assert mixed.status() == before
 
 
-@pytest.mark.parametrize(("name", "waiting"), [("retry", 1), ("dead retry", 1), ("retry --completed --all", 3)])
+@pytest.mark.parametrize(
+    ("name", "waiting"), [("release-all", 2), ("retry", 1), ("dead retry", 1), ("retry --completed --all", 3)]
+)
 def test_what_repeats_work_goes_on_where_no_user_can_answer(
     fsqueue_cli: Run, mixed: Queue, name: str, waiting: int
 ) -> None:

@@ -196,7 +196,7 @@ def test_cancel_by_id(fsqueue_cli: Run, queue: Queue) -> None:
 def test_what_destroys_does_nothing_without_yes_if_nobody_can_answer(fsqueue_cli: Run, queue: Queue) -> None:
     queue.insert(1)
     task_id = next(queue.tasks()).id
-    for command in (["release-all"], ["cancel", task_id], ["purge"], ["delete"], ["dead", "purge"]):
+    for command in (["cancel", task_id], ["purge"], ["delete"], ["dead", "purge"]):
         at = command[:2] if command[0] == "dead" else command[:1]
         result = fsqueue_cli(*at, queue.path, *command[len(at) :], code=2, input="y\n")
         assert "--yes" in result.stderr

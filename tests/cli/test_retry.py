@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fsqueue import Queue
+from fsqueue import Group, Queue
 from tests.cli.conftest import Run
+from tests.gateways import gateways
 from tests.support import QueueFactory
 
 
@@ -139,3 +141,32 @@ def test_without_completed_it_retries_what_failed(fsqueue_cli: Run, queue: Queue
     assert json.loads(fsqueue_cli("retry", queue.path, "--json").stdout)["retried"] == 1
     assert sorted(task.payload for task in queue.tasks()) == ["b", "cc", "ddd"]
     assert queue.status().completed == 1
+
+
+@pytest.mark.parametrize("place", ["queue", "group", "several", "address", "group's address"])
+def test_completed_tasks_are_retried_only_if_that_is_said_and_which(
+    fsqueue_cli: Run, tmp_path: Path, place: str
+) -> None:
+    group = Group.create(tmp_path / "g", shards=1, durability="none")
+    queues = [group["a"], group["b"]] if place in ("group", "several", "group's address") else [group["a"]]
+    for queue in queues:
+        fill(queue, "x", "yy")
+        queue.insert("failed")
+        queue.lease()[0].bury("no")
+
+    def waiting(*more: str, code: int = 0) -> list[list[Any]]:
+        fsqueue_cli("retry", *given, *more, code=code)
+        return [sorted(task.payload for task in queue.tasks()) for queue in queues]
+
+    with gateways(tmp_path) as serve:
+        url = serve(group.path)
+        given = {
+            "queue": [group["a"].path], "group": [group.path], "several": [queue.path for queue in queues],
+            "address": [f"{url}/a"], "group's address": [url],
+        }[place]  # fmt: skip
+        for wrong in (["--completed"], ["--all"], ["--completed", "--all", "--where", "result.loss>1"]):
+            assert waiting(*wrong, code=2) == [[] for _ in queues]
+        assert waiting() == [["failed"] for _ in queues]
+        assert waiting() == [["failed"] for _ in queues]
+        assert waiting("--completed", "--where", "result.loss>1") == [["failed", "yy"] for _ in queues]
+        assert waiting("--completed", "--all") == [["failed", "x", "yy"] for _ in queues]
