@@ -77,7 +77,7 @@ class Silent:
         return self.real(path, worker)
 
     def answers_after(self, queue: Queue, count: int) -> threading.Thread:
-        """Have them answer once so many tasks of another queue are completed."""
+        """Have them answer once `count` tasks of `queue` are completed."""
 
         def wait() -> None:
             try:

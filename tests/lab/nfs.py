@@ -712,9 +712,7 @@ def silent() -> dict[str, Any]:
 
 
 def calls_of(units: float, act: Callable[[], object], client: int = 1) -> dict[str, float]:
-    """Count the calls that a client makes to the server for each of so many tasks, queues or seconds, by kind, and
-    `all`.
-    """
+    """Count the calls of a client to the server, by kind and `all`, for each of `units` tasks, queues or seconds."""
 
     def calls() -> Counter[str]:
         return Counter({line.split()[0]: int(line.split()[1]) for line in lab("calls", client).splitlines()})
