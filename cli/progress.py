@@ -110,7 +110,7 @@ class Failures:
             self._others += 1
         else:
             self._kinds[key] = _Kind(headline(reason), self._now())
-            self._tell(f"task {task} failed: {headline(reason)}")
+            self._tell(f"an attempt at {task} failed: {headline(reason)}")
 
     def flush(self, least_s: float = REPEAT_S) -> None:
         """Show how many failures were only counted, for each kind that was last shown `least_s` ago or earlier."""

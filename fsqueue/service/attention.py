@@ -200,8 +200,8 @@ def _of_failures(look: QueueLook) -> Iterator[Notice]:
         yield Notice(
             "problem" if is_all else "note",
             look.name,
-            f"{counted(retrying, 'task')} failed at the last attempt and {'comes' if retrying == 1 else 'come'} back "
-            f"after a pause. Most often: {reason(again.reason)}.",
+            f"{counted(retrying, 'task')} {'comes' if retrying == 1 else 'come'} back after a failed attempt and "
+            f"a pause. Most often: {reason(again.reason)}.",
         )
     elif status.remaining and status.delayed == status.remaining:
         yield Notice("note", look.name, f"All {counted(status.delayed, 'task')} that are left wait for their time.")

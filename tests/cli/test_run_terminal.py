@@ -112,7 +112,7 @@ def test_what_others_have_leased_and_what_fails_is_shown(
     arguments = ["-j", 2, "--max-tasks", 2, "--", "sh", "-c", command]
     terminal = on_terminal("run", queue.path, *arguments, "sh", "{}", columns=120)
     screen = terminal.read(lambda text: "1 failed attempt, 2 leased elsewhere" in text.rpartition("\n")[2])
-    [told] = [line for line in screen.splitlines() if line.startswith("fsqueue: task ")]
+    [told] = [line for line in screen.splitlines() if line.startswith("fsqueue: an attempt at ")]
     assert told.endswith("failed: exit status 3: \\x1b[31mno tile 17"), "escaped where we say it"
     (tmp_path / "go").touch()
     assert terminal.end()[0] == 0
@@ -190,7 +190,7 @@ def test_nothing_is_drawn_without_a_terminal(queue_factory: QueueFactory) -> Non
     )
     [letter] = queue.dead()
     said = [
-        f"fsqueue: task {letter.id} failed: exit status 1: x",
+        f"fsqueue: an attempt at {letter.id} failed: exit status 1: x",
         "fsqueue: 1 completed, 1 given up after 1 failed attempt",
     ]
     assert (done.stdout, done.stderr.splitlines()[:2]) == ("x\nx\n", said)
@@ -237,14 +237,17 @@ def test_a_log_gets_a_line_a_minute(log: LogProgress, queue: Queue, clock: Clock
     log.tell(failed("t", "exit status 1"))
     clock.now += 1
     log.step()
-    assert told[2:] == ["task t failed: exit status 1", "60 of 200 done, 1 failed attempt, 0.24/s, 9 min 39 s left"]
+    assert told[2:] == [
+        "an attempt at t failed: exit status 1",
+        "60 of 200 done, 1 failed attempt, 0.24/s, 9 min 39 s left",
+    ]
 
 
 def test_a_log_gets_the_first_failure_of_each_reason_and_counts_at_the_end(log: LogProgress, told: list[str]) -> None:
     for task in range(40):
         log.tell(failed(f"t{task}", f"exit status 1: no tile {task}\nin detail"))
         log.tell(failed(f"u{task}", "exit status 2"))
-    assert told == ["task t0 failed: exit status 1: no tile 0", "task u0 failed: exit status 2"]
+    assert told == ["an attempt at t0 failed: exit status 1: no tile 0", "an attempt at u0 failed: exit status 2"]
     log.tell(Event("lost", "task v0 was lost", {}))
     log.close()
     assert told[2:] == [
@@ -424,14 +427,14 @@ def test_failures_that_are_alike_are_counted(clock: Clock) -> None:
     for number in range(40):
         failures.add(f"t{number}", f"exit status 1: no tile {number}\nin detail")
     failures.add("other", "exit status 2")
-    assert told == ["task t0 failed: exit status 1: no tile 0", "task other failed: exit status 2"]
+    assert told == ["an attempt at t0 failed: exit status 1: no tile 0", "an attempt at other failed: exit status 2"]
     failures.flush()
     assert len(told) == 2, "not yet"
     clock.now += REPEAT_S
     failures.flush()
     assert told[2:] == ["39 more attempts failed: exit status 1: no tile 0"]
     failures.add("again", "exit status 2")
-    assert told[3:] == ["task again failed: exit status 2"]
+    assert told[3:] == ["an attempt at again failed: exit status 2"]
 
 
 def test_many_kinds_of_failures_are_no_flood(clock: Clock) -> None:

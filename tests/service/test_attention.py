@@ -97,9 +97,7 @@ def test_all_that_is_left_waits_after_failures(queue: Queue) -> None:
     queue.lease()[0].fail("connection refused", delay_s=3600)
     verdict, [notice] = of(queue)
     assert (verdict, notice.kind) == ("waits for its time", "problem")
-    assert "1 task failed at the last attempt and comes back after a pause. Most often: “connection refused”" in (
-        notice.says
-    )
+    assert "1 task comes back after a failed attempt and a pause. Most often: “connection refused”" in (notice.says)
 
 
 def test_a_dead_node_holds_all_that_is_left() -> None:
