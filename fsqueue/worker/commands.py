@@ -31,8 +31,8 @@ from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.output import Leftovers, Stream
-from fsqueue.worker.remote import RemoteSource
 from fsqueue.worker.result_keeper import CLOSE_S, TEMPORARY, ResultKeeper, no_results
+from fsqueue.worker.sources import is_remote
 from fsqueue.worker.spawning import NOT_EXECUTABLE, NOT_FOUND, Process, ProcessExecutor, describe, not_executed
 from fsqueue.worker.supervision import NoForkServer
 
@@ -457,6 +457,6 @@ def _file_of(data: bytes) -> int:
 
 def _path_for_commands(queue: Verbs) -> str:
     """Return a queue's path as commands of fsqueue take it: of a queue of a group, with the name as it is."""
-    if isinstance(queue, RemoteSource):
-        return queue.url
-    return queue.typed_path if isinstance(queue, GroupQueue) else os.path.abspath(queue.path)
+    if isinstance(queue, GroupQueue):
+        return queue.typed_path
+    return queue.url if is_remote(queue) else os.path.abspath(queue.path)

@@ -369,11 +369,12 @@ class Feeder(BackgroundThread):
                 self._say("away", f"{one.text}.")
         self._away_at = min((now + AWAY_LOOK_S, *(one.named_at for one in away if not one.is_named)))
 
-    def _look_for_away(self) -> None:
-        """Take in what was away and is there again."""
+    def _look_for_away(self, is_due: bool = False) -> bool:
+        """Take in what was away and is there again. Return whether there was such."""
         away = self._queues.away
-        if not away or (self._now() < self._away_at and not any(one.answers and one.answers() for one in away)):
-            return
+        is_due = is_due or self._now() >= self._away_at or any(one.answers and one.answers() for one in away)
+        if not away or not is_due:
+            return False
         self._begin_to_ask(lambda: self._queues.asking)
         try:
             found = self._queues.come_back()
@@ -388,6 +389,7 @@ class Feeder(BackgroundThread):
             if one.is_named and one.error is None:
                 what = "it has to be drained, too" if one.is_upstream else "its tasks are taken, too"
                 self._say("away", f"{one.path} is there: {what}.")
+        return bool(found)
 
     def _make_watch(self, queue: Queue) -> Watch:
         leaser = queue._leaser
@@ -503,6 +505,8 @@ class Feeder(BackgroundThread):
                             tell_of_end(self._each_store())
                         return Fed(drained=True)
                     if now >= max(one.waits_until for one in away):
+                        if self._look_for_away(is_due=True):  # it may have come back after the last look
+                            continue
                         for one in away:
                             if one.error is not None:
                                 return Fed(error=one.error)

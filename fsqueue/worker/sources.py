@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from fsqueue.clock import Backoff
 from fsqueue.errors import FsqueueError, GroupNotFound, InvalidArgument, QueueClosed, QueueNotFound, said
@@ -325,8 +325,8 @@ class _Checked:
 
 def sources_of(queues: Any, upstream: Any = (), away: Iterable[Away] = ()) -> Sources:
     """Return what a worker was given, and what it waits for; InvalidArgument for anything else."""
-    given = [queues] if _is_remote(queues) else list(queues) if isinstance(queues, list) else []
-    if any(map(_is_remote, given)):
+    given = [queues] if is_remote(queues) else list(queues) if isinstance(queues, list) else []
+    if any(map(is_remote, given)):
         if len(given) > 1 or upstream or away:
             raise InvalidArgument(
                 "A worker takes one queue of a gateway, without others and without upstream. Start a worker for each."
@@ -341,7 +341,7 @@ def sources_of(queues: Any, upstream: Any = (), away: Iterable[Away] = ()) -> So
     return Sources([source_of(one) for one in found], [source_of(one) for one in before], away=away)
 
 
-def _is_remote(given: object) -> bool:
+def is_remote(given: object) -> TypeGuard[RemoteSource]:
     """Return whether this is a queue of a gateway. A group is not asked for the attributes of one: it may be away."""
     return not isinstance(given, (Queue, Selected)) and isinstance(given, RemoteSource)
 

@@ -377,3 +377,39 @@ def test_a_group_on_a_disk_that_is_unmounted_lazily_and_mounted_again(roots: tup
         assert [(report.ended, report.completed) for report in reports] == [("drained", 3)]
         assert completed(other) == 2
         other.close()
+
+
+def test_commands_for_tasks_of_a_group_that_is_away_begin_and_the_others_are_done(
+    roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first loss lets go of the queue, and each command is told its queue's path. Nothing may ask the group."""
+    monkeypatch.setattr(queue_file, "FRESH_S", -1.0)
+    a, b = roots
+    first, waits, never = (str(a.parent / name) for name in ("first", "waits", "never"))
+    mine, other, events = new_group(a, waits), new_group(b, first, never, never), list[Event]()
+    command = ["sh", "-c", '[ "$1" = "$2" ] || until [ -e "$1" ]; do sleep 0.01; done', "sh", "{}", never]
+    worker = Worker([mine, other], command=command, processes=2, prefetch=2, tell=events.append)
+    reports: list[WorkerReport] = []
+    thread = threading.Thread(target=lambda: reports.append(worker.run()), daemon=True)
+    thread.start()
+    until(lambda: (mine["fetch"].status().leased, other["fetch"].status().leased) == (1, 3), "all tasks")
+    unmount(b)
+    Path(first).touch()
+    until(lambda: sum(one.kind == "lost" for one in events) == 3 or not thread.is_alive(), "the losses")
+    mine["fetch"].insert(never)
+    Path(waits).touch()
+    until(lambda: not thread.is_alive(), "the end of the worker")
+    assert [(report.ended, report.lost, report.completed) for report in reports] == [("away", 3, 2)]
+
+
+def test_what_has_come_back_since_the_last_look_is_taken_in_before_the_run_ends(
+    roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "AWAY_LOOK_S", 3600.0)
+    a, b = roots
+    mine, work = new_group(a, "waits"), Work()
+    with working(work, [mine], away=[Away(str(b / "tiles"), lambda: Group(b / "tiles"))]) as reports:
+        until(lambda: work.told(b, "is not there"), "the name of what is away")
+        other = new_group(b, 1, 2)
+    assert [(report.ended, report.completed) for report in reports] == [("drained", 3)]
+    assert completed(other) == 2
