@@ -77,14 +77,6 @@ def path_of(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | 
     return str(source.group.path) if isinstance(source, fsqueue.GroupQueues) else source.url
 
 
-def refuse_lost(lost: list[fsqueue.QueueFileLost]) -> None:
-    """Name the queues of a group that a command had to leave out, and raise the last error, once the rest is done."""
-    for error in lost[:-1]:
-        complain(str(error))
-    if lost:
-        raise lost[-1]
-
-
 def group_at(path: str, given: Mapping[str, object] = NO_OPTIONS, worker: str | None = None) -> fsqueue.Group | None:
     """Return the group at a path; None if there is none: then the options `given`, which are a group's, are refused.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,6 @@ from .common import (
     path_of,
     queue_argument,
     queues_argument,
-    refuse_lost,
 )
 from .conditions import Condition, Item, all_of, where_option
 from .printing import or_hint, print_json, print_table, say
@@ -68,15 +67,37 @@ def ls(
     lists_tasks = state is not None or bool(conditions)
     if lists_tasks and tasks_min is not None:
         raise click.UsageError("--min lists queues of a group; with --state or --where, tasks are listed.")
-    groups = [] if lists_tasks else [group_named(one, {"--match": match, "--min": tasks_min}) for one in queues]
-    others = [one for one, group in zip(queues, groups, strict=True) if group is None] if groups else queues
-    lost: list[fsqueue.QueueFileLost] = []
+    groups, others = _sorted_out(queues, match, tasks_min) if not lists_tasks else ([], [*queues])
+    is_several = len(queues) > 1
+    targets = Targets(others, match if lists_tasks else None, as_json, is_several=is_several or bool(groups))
     for group in groups:
-        if group is not None:
-            lost += _list_queues(group, match, 1 if tasks_min is None else tasks_min, limit, as_json)
+        for path, error in _list_queues(
+            group, match, 1 if tasks_min is None else tasks_min, limit, as_json, is_several
+        ):
+            targets.fail(error, path)
     if others:
-        _list_tasks(Targets(others, match if lists_tasks else None, as_json), state, conditions, limit, as_json)
-    refuse_lost(lost)
+        _list_tasks(targets, state, conditions, limit, as_json)
+    targets.end()
+
+
+def _sorted_out(
+    given: Sequence[str], match: str | None, tasks_min: int | None
+) -> tuple[list[fsqueue.Group | fsqueue.RemoteGroup], list[str]]:
+    """Return which of those that were given are groups, and the others: queues, and those that cannot be opened."""
+    groups: list[fsqueue.Group | fsqueue.RemoteGroup] = []
+    others: list[str] = []
+    for one in dict.fromkeys(given):
+        group = None
+        try:
+            group = group_named(one, {"--match": match, "--min": tasks_min})
+        except fsqueue.FsqueueError:
+            if len(given) == 1:
+                raise
+        if group is None:
+            others.append(one)
+        else:
+            groups.append(group)
+    return groups, others
 
 
 def _list_tasks(
@@ -159,13 +180,18 @@ def _no_queue(path: str, match: str | None, tasks_min: int) -> str:
 
 
 def _list_queues(
-    group: fsqueue.Group | fsqueue.RemoteGroup, match: str | None, tasks_min: int, limit: int | None, as_json: bool
-) -> list[fsqueue.QueueFileLost]:
+    group: fsqueue.Group | fsqueue.RemoteGroup,
+    match: str | None,
+    tasks_min: int,
+    limit: int | None,
+    as_json: bool,
+    is_several: bool,
+) -> Iterator[tuple[str, fsqueue.FsqueueError]]:
     """List queues of a group, each with a hint of how many tasks it has left, and whether it is paused.
 
-    With `tasks_min` 0 none is looked into. Return the errors of those that cannot be counted: the others are listed.
+    With `tasks_min` 0 none is looked into. Yield the errors of those that cannot be counted: the others are listed.
+    `is_several`: groups; each queue is named by its path.
     """
-    lost: list[fsqueue.QueueFileLost] = []
     each: Iterator[AnyQueue] = group.queues(match, tasks_min)
     queues = islice(each, limit)
     for queue in queues if as_json or limit == 0 else or_hint(queues, _no_queue(path_of(group), match, tasks_min)):
@@ -175,19 +201,18 @@ def _list_queues(
             if tasks_min:
                 found = queue.paused
                 about = {"remaining": queue.status(exact=False).remaining, "paused": found and found.as_dict()}
-        except fsqueue.QueueFileLost as error:
-            lost.append(error)
+        except fsqueue.FsqueueError as error:
+            yield path_of(queue), error
             continue
-        name = queue.name  # type: ignore[union-attr]  # a group's has one
+        name = path_of(queue) if is_several else queue.name  # type: ignore[union-attr]  # a group's has one
         if as_json:
-            print_json({"name": name, "queue": path_of(queue), **about})
+            print_json({"name": queue.name, "queue": path_of(queue), **about})  # type: ignore[union-attr]
         elif not about:
             say(name)
         else:
             say(f"{about['remaining']:>12,}  {name}" + (f"  (paused {found})" if found is not None else ""))
         if isinstance(queue, fsqueue.Queue):
             queue.close()
-    return lost
 
 
 def _retrying(q: AnyQueue) -> Iterator[fsqueue.TaskInfo]:

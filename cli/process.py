@@ -26,6 +26,8 @@ _are_signals_ours = False
 """Whether this process is the command line, so that its signals are ours to handle. False in tests."""
 _asking: dict[int, str] = {}
 """By thread: the path whose file server it asks."""
+_left: set[int] = set()
+"""Threads that nothing waits for any more: their file servers are silent, and named already."""
 
 TICK_S = 1.0
 """Time between two looks. They cost a healthy command some microseconds a second, and a short one nothing."""
@@ -115,6 +117,11 @@ def asking(path: str) -> Iterator[None]:
             _asking[thread] = before
 
 
+def leave(threads: Iterable[int]) -> None:
+    """Say no more of these threads: the command goes on without them."""
+    _left.update(threads)
+
+
 def silence(threads: Iterable[int]) -> str:
     """Return what is said of these threads, which wait for the file server."""
     paths = dict.fromkeys(path for thread in threads if (path := _asking.get(thread)) is not None)
@@ -130,7 +137,8 @@ def _watch(main: int, say_at_once: Callable[..., None]) -> None:
     while True:
         time.sleep(TICK_S)
         waits = look(waits)
-        silent = [thread for thread, (ticks, _) in waits.items() if ticks >= SILENT_TICKS]
+        _left.intersection_update(waits)
+        silent = [thread for thread, (ticks, _) in waits.items() if ticks >= SILENT_TICKS and thread not in _left]
         lines = []
         if bool(silent) != said:
             said = not said

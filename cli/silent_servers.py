@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
+import fsqueue
+
 from . import process
 
 T = TypeVar("T")
 
 OPEN_S = 3.0
 """How long to wait until one is open, before a command goes on with the others."""
+
+SILENT_LOOKS = 3
+"""Number of looks in a row, `process.TICK_S` apart, that find a thread waiting before its file server is silent: fewer
+than `process.SILENT_TICKS`, after which the command would say that it still waits."""
 
 
 class PendingAnswer(Future[T]):
@@ -27,7 +33,13 @@ class PendingAnswer(Future[T]):
         super().__init__()
         self.path, self._asks = path, asks
         self.began = time.monotonic()
-        threading.Thread(target=self._ask, name=f"fsqueue-ask-{path}", daemon=True).start()
+        self._thread = threading.Thread(target=self._ask, name=f"fsqueue-ask-{path}", daemon=True)
+        self._thread.start()
+
+    @property
+    def thread(self) -> int:
+        """Return the number of its thread, as the kernel knows it."""
+        return self._thread.native_id or 0
 
     def _ask(self) -> None:
         try:
@@ -49,3 +61,21 @@ def ask(path: str, asks: Callable[[], T], within_s: float | None) -> PendingAnsw
 def wait_for_any(answers: Iterable[PendingAnswer[T]]) -> None:
     """Wait for one of those that have not answered."""
     wait(answers, return_when=FIRST_COMPLETED)
+
+
+def wait_while_answering(answers: Iterable[PendingAnswer[T]]) -> None:
+    """Wait for all, but for those whose file servers do not answer. A slow answer is one."""
+    pending, waits = list(answers), dict[int, tuple[int, int]]()
+    while pending and not all(waits.get(one.thread, (0, 0))[0] >= SILENT_LOOKS for one in pending):
+        wait(pending, process.TICK_S)
+        pending = [one for one in pending if not one.done()]
+        waits = process.look(waits)
+    process.leave(one.thread for one in pending)
+
+
+def no_answer(path: str) -> fsqueue.QueueNotFound:
+    """Return what is raised, once all else is told, if a file server does not answer."""
+    return fsqueue.QueueNotFound(
+        f"{path} does not answer, and is left out: its file server (or a disk) is silent. Its tasks are as they were. "
+        "Repeat the command when it answers."
+    )

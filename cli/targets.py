@@ -13,6 +13,8 @@ the first error.
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -59,6 +61,14 @@ class Named(NamedTuple):
 def is_address(given: str) -> bool:
     """Return whether this is the address of a gateway, and no path."""
     return given.startswith(("http://", "https://", "http+unix://"))
+
+
+def path_given(given: str) -> str:
+    """Return what was given as lines of JSON have it: an absolute path; an address as it is."""
+    if not is_address(given):
+        with suppress(FileNotFoundError):  # the working directory has been removed
+            return os.path.abspath(os.path.expanduser(given.removeprefix("fq://")))
+    return given
 
 
 def group_named(given: str, options: dict[str, object]) -> fsqueue.Group | fsqueue.RemoteGroup | None:
@@ -144,9 +154,11 @@ def _loss_at_gateway(q: fsqueue.RemoteQueue, token: str) -> outcomes.Loss | None
 class Targets:
     """The queues that a command acts on, in the order in which they were named, each once; see the module's text."""
 
-    def __init__(self, given: Sequence[str], match: str | None = None, as_json: bool = False) -> None:
+    def __init__(
+        self, given: Sequence[str], match: str | None = None, as_json: bool = False, *, is_several: bool = False
+    ) -> None:
         self.given, self.match, self.as_json = list(dict.fromkeys(given)), match, as_json
-        self.is_several = len(self.given) > 1
+        self.is_several = is_several or len(self.given) > 1
         """Whether what is printed names each queue: several were named, or a group."""
         self.count = 0
         """Number of queues that were opened."""
@@ -159,8 +171,9 @@ class Targets:
             try:
                 self.named += self._resolved(one)
             except fsqueue.FsqueueError as error:
-                self._fail(error, one)
-        if not self.named and not self._code:
+                self.fail(error, path_given(one))
+        self._names = Counter(path.rpartition("/")[2] for path in {one.path for one in self.named})
+        if self.given and not self.named and not self._code:
             hint(self._none())
 
     def _resolved(self, given: str) -> list[Named]:
@@ -192,10 +205,11 @@ class Targets:
 
     def _none(self) -> str:
         """Return a hint: no queue is meant."""
-        groups = ", ".join(self.given)
+        have = f"{', '.join(self.given)} {'has' if len(self.given) == 1 else 'have'}"
         if self.match is None:
-            return f"hint: {groups} has no queue yet"
-        return f"hint: {groups} has no queue whose whole name matches {self.match}. {queues_there(self.groups[-1])}"
+            return f"hint: {have} no queue yet"
+        there = f" {queues_there(self.groups[-1])}" if len(self.given) == 1 else ""
+        return f"hint: {have} no queue whose whole name matches {self.match}.{there}"
 
     def confirm(self, question: str, yes: bool) -> None:
         """Go on only with `--yes`, or if the user at the terminal agrees; without a question if no queue is meant."""
@@ -221,6 +235,10 @@ class Targets:
         more = f" and {len(paths) - NAMED_MAX:,} more" if len(paths) > NAMED_MAX else ""
         return f"{wording.counted(len(paths), 'queue')} ({', '.join(paths[:NAMED_MAX])}{more})"
 
+    def is_repeated(self, path: str) -> bool:
+        """Return whether another queue has the same name, as one in a group on another file server."""
+        return self._names[path.rpartition("/")[2]] > 1
+
     def __iter__(self) -> Iterator[Target]:
         """Open one after the other. What has the place of a queue in a group and is none is named, and left out."""
         seen: set[str] = set()
@@ -233,19 +251,19 @@ class Targets:
                     continue
             except fsqueue.NotAQueue as error:
                 if not one.is_member:
-                    self._fail(error, one.path)
+                    self.fail(error, one.path)
                     continue
                 if one.path not in self._said:
                     self._said.add(one.path)
                     complain(str(error))
             except fsqueue.FsqueueError as error:
-                self._fail(error, one.path)
+                self.fail(error, one.path)
             else:
                 seen.add(path)
                 self.count += 1
                 yield Target(self, q, path)
 
-    def _fail(self, error: fsqueue.FsqueueError, path: str) -> None:
+    def fail(self, error: fsqueue.FsqueueError, path: str) -> None:
         """Say the error of one of several queues; raise that of a single one."""
         if not self.is_several:
             raise error
@@ -283,8 +301,10 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Return what tables call it: its name in its group, or that of its directory."""
+        """Return what tables call it: its name in its group, or that of its directory; its path if others have that."""
         q = self.queue
+        if self._targets.is_repeated(self.path):
+            return plain(self.path)
         return plain(q.path.name if type(q) is fsqueue.Queue else q.name)  # type: ignore[union-attr]
 
     def __enter__(self) -> AnyQueue:
@@ -294,7 +314,7 @@ class Target:
         if isinstance(self.queue, fsqueue.Queue):  # a gateway's queues share a connection, which goes with the process
             self.queue.close()
         if isinstance(error, fsqueue.FsqueueError):
-            self._targets._fail(error, self.path)
+            self._targets.fail(error, self.path)
             return True
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -48,8 +49,9 @@ from .printing import (
     say,
     say_in_colours,
 )
+from .silent_servers import PendingAnswer, no_answer, wait_while_answering
 from .status_text import STATES, Look, copied, details, paused, progress_line, total
-from .targets import group_named, is_address, one_queue
+from .targets import group_named, is_address, one_queue, path_given
 
 if TYPE_CHECKING:
     from fsqueue import StuckLock
@@ -124,29 +126,32 @@ class Watched:
         return str(self.queue.group.path) if isinstance(self.queue, fsqueue.GroupQueue) else self.path
 
 
-class Watching:
-    """The queues at some paths, each a queue or a directory of queues, which may come and go."""
+class WatchedPlace:
+    """What was given: a queue, a group, a directory of queues, or an address. Its queues may come and go."""
 
-    def __init__(self, paths: tuple[str, ...], fast: bool, window_s: float | None, match: str | None = None) -> None:
-        self.paths, self.match = paths, match
+    def __init__(self, given: str, fast: bool, window_s: float | None, match: str | None) -> None:
+        self.given, self.path, self.match = given, path_given(given), match
         self.fast, self.window_s = fast, window_s
         self.watched: dict[str, Watched] = {}
         self.errors: dict[str, fsqueue.FsqueueError] = {}
-        """What is wrong with queues that cannot be looked at at all."""
+        """What is wrong with it, or with those of its queues that cannot be looked at at all."""
+        self.pending: PendingAnswer[list[Look]] | None = None
+        """Its looks, if its file server has not answered in time."""
 
-    def looks(self) -> list[Look]:
-        """Return a look at each. An error with a queue that was named ends it; one in a directory is shown.
+    def looks(self, alone: bool) -> list[Look]:
+        """Return a look at each queue. If nothing else was given (`alone`), raise the error of a single queue.
 
-        So is what the filesystem says of a queue that could be looked at before: it may work again.
+        Any other error is shown. So is what the filesystem says of a queue that could be looked at before: it may work
+        again.
         """
         self.errors.clear()
         try:
-            paths = queues_at(self.paths, self.match)
-        except fsqueue.StorageError:
-            if not self.watched:
-                raise
+            paths = queues_at((self.given,), self.match)
+        except fsqueue.FsqueueError as error:
+            if not isinstance(error, fsqueue.StorageError) or not self.watched:
+                return [self._failed(self.path, error, alone)]
             paths = list(self.watched)
-        looks = [self._look(path, alone=len(paths) == 1) for path in paths]
+        looks = [self._look(path, alone and len(paths) == 1) for path in paths]
         return [look for look in looks if look is not None and not self._is_hidden(look)]
 
     def _is_hidden(self, look: Look) -> bool:
@@ -154,7 +159,7 @@ class Watching:
         return (
             look.error is None
             and not look.status.inserted
-            and look.path not in self.paths
+            and look.path != self.given
             and type(self.watched[look.path].queue) is not fsqueue.Queue
         )
 
@@ -169,17 +174,61 @@ class Watching:
             if isinstance(error, fsqueue.StorageError) and one is not None and one.last is not None:
                 return replace(one.last, error=error)
             self.watched.pop(path, None)
-            if alone:
-                raise
-            if isinstance(error, fsqueue.QueueNotFound):
+            if isinstance(error, fsqueue.QueueNotFound) and not alone:
                 return None  # it was deleted just now
-            self.errors[path] = error
-            return Look(name_of(path), path, fsqueue.Status(), error=error)
+            return self._failed(path, error, alone)
+
+    def _failed(self, path: str, error: fsqueue.FsqueueError, alone: bool) -> Look:
+        if alone:
+            raise error
+        self.errors[path] = error
+        return Look(name_of(path), path, fsqueue.Status(), error=error)
+
+
+class Watching:
+    """The queues at some paths, each a queue, a group or a directory of queues, which may come and go."""
+
+    def __init__(self, paths: tuple[str, ...], fast: bool, window_s: float | None, match: str | None = None) -> None:
+        self.match = match
+        self.places = [WatchedPlace(path, fast, window_s, match) for path in dict.fromkeys(paths)]
+        self.errors: dict[str, fsqueue.FsqueueError] = {}
+        """What is wrong with queues, or with what was given, that cannot be looked at at all."""
+
+    @property
+    def watched(self) -> dict[str, Watched]:
+        """Return the queues whose file servers answer, by their paths."""
+        return {path: one for place in self.places if place.pending is None for path, one in place.watched.items()}
+
+    def looks(self) -> list[Look]:
+        """Return a look at each. An error with what was given alone ends it; any other is shown.
+
+        Of several that were given, each is asked in a thread of its own: its file server may not answer.
+        """
+        self.errors.clear()
+        if len(self.places) == 1:
+            found = [(place, place.looks(alone=True)) for place in self.places]
+        else:
+            begun = {place: PendingAnswer(place.given, partial(place.looks, alone=False)) for place in self.places
+                     if place.pending is None}  # fmt: skip
+            wait_while_answering(begun.values())
+            found = [(place, self._answered(place, place.pending or begun[place])) for place in self.places]
+        for place, _ in found:
+            self.errors |= place.errors
+        return list({look.path: look for _, looks in found for look in looks}.values())
+
+    def _answered(self, place: WatchedPlace, answer: PendingAnswer[list[Look]]) -> list[Look]:
+        """Return the looks at a place, or say that its file server is silent."""
+        if answer.done():
+            place.pending = None
+            return answer.result()
+        place.pending = answer
+        error = place.errors[place.path] = no_answer(place.path)
+        return [Look(name_of(place.path), place.path, fsqueue.Status(), error=error)]
 
     def is_drained(self) -> bool:
         """Return whether `wait` calls them drained. Looks are no proof: tasks that move meanwhile may be in none."""
         with ExitStack() as closing:
-            waited_for, _ = _opened(self.paths, self.match)
+            waited_for, _ = _opened([one.given for one in self.places if one.pending is None], self.match)
             for one in waited_for:
                 if isinstance(one.queue, fsqueue.Queue):
                     closing.enter_context(one.queue)
@@ -189,6 +238,12 @@ class Watching:
                 return all(status.drained for status in found) and all(queue.is_drained() for queue in remote)
             except fsqueue.FsqueueError:
                 return False  # they are not, or the next look says what is wrong
+
+    def groups(self) -> Iterator[fsqueue.Group | fsqueue.RemoteGroup]:
+        """Yield those that were given and are groups, as far as they are there."""
+        for place in self.places:
+            if place.path not in self.errors and (group := group_named(place.given, {})) is not None:
+                yield group
 
     def priorities(self, path: str) -> list[fsqueue.PriorityRange]:
         """Return how many tasks of a queue wait, by priority; on a terminal with a bar, if that takes long."""
@@ -208,15 +263,22 @@ class Watching:
         except fsqueue.QueueNotFound:
             return []
         except fsqueue.FsqueueError as error:
-            if len(self.watched) == 1:
+            if len(self.places) == len(self.watched) == 1:
                 raise
             self.errors[path] = error
             return []
 
     def close(self) -> None:
-        """Close the queues."""
-        for one in self.watched.values():
-            one.queue.close()
+        """Close the queues; not those whose file server is silent: it might keep that waiting, too."""
+        for place in self.places:
+            for one in place.watched.values() if place.pending is None else ():
+                one.queue.close()
+
+
+def told_apart(looks: list[Look]) -> list[Look]:
+    """Return looks for people: queues of one name, as in groups on two file servers, are called by their paths."""
+    count = Counter(look.name for look in looks)
+    return [look if count[look.name] == 1 else replace(look, name=plain(look.path)) for look in looks]
 
 
 def as_json(look: Look) -> dict[str, object]:
@@ -301,8 +363,7 @@ def status(
         elif watch:
             _watch(watching, interval_s, as_json)
         else:
-            groups = [group_named(one, {}) for one in queues] if usage and match is None else []
-            _once(watching, [group for group in groups if group is not None], fast, usage, priorities, as_json, match)
+            _once(watching, fast, usage, priorities, as_json, match)
     finally:
         watching.close()
     end_with(watching.errors.values())
@@ -339,12 +400,10 @@ def _write_figures(watching: Watching, file: str) -> None:
     write(file, looks, roots, at, time.monotonic() - begin)
 
 
-def _once(
-    watching: Watching, groups: Sequence[fsqueue.Group | fsqueue.RemoteGroup], fast: bool, usage: bool,
-    priorities: bool, json: bool, match: str | None,
-) -> None:  # fmt: skip
-    """Print one look. `groups`: of these the usage as a whole is told, and as text not that of each queue."""
+def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: bool, match: str | None) -> None:
+    """Print one look. Of groups the usage as a whole is told, and as text not that of each queue."""
     looks = watching.looks()
+    groups = list(watching.groups()) if usage and match is None else []
     stuck = {} if fast else {path: watching.stuck(path) for path in [*watching.watched]}
     if json:
         for look in looks:
@@ -357,12 +416,14 @@ def _once(
         for group in groups:
             print_json({"group": path_of(group), "usage": _as_dicts(group.usage())})
         return
-    sound = [look for look in looks if look.error is None]
+    sound = told_apart([look for look in looks if look.error is None])
     if not looks:
         named = "" if match is None else f" with a name that matches {match}"
         say(f"no queue here{named} has had a task")
         _print_usage(groups)
         return
+    if not sound and watching.errors.keys() >= {place.path for place in watching.places}:
+        return  # nothing that was given is there
     if len(looks) == 1:
         for name in (*STATES, "inserted"):
             line = f"{name:<10}{getattr(looks[0].status, name):>16,}"
@@ -439,9 +500,9 @@ def _watch(watching: Watching, interval_s: float, json: bool) -> None:
             elif canvas is not None:
                 from .status_screen import screen
 
-                canvas.draw(partial(screen, looks=looks))
+                canvas.draw(partial(screen, looks=told_apart(looks)))
             else:
-                for look in looks:
+                for look in told_apart(looks):
                     say(progress_line(look, named=several))
             sys.stdout.flush()
             if looks and all(look.status.drained for look in looks) and watching.is_drained():
@@ -570,22 +631,40 @@ class _Awaited:
         self.paused = None
 
 
-def _opened(
-    given: tuple[str, ...], match: str | None
-) -> tuple[list[Watched | _Awaited], dict[str, fsqueue.FsqueueError]]:
+_Opened = tuple[list[Watched | _Awaited], dict[str, fsqueue.FsqueueError]]
+
+
+def _opened(given: Sequence[str], match: str | None) -> _Opened:
     """Open queues to wait for; those that cannot be opened, with the reason. Raise it if none can."""
+    several = list(dict.fromkeys(given))
+    if len(several) == 1:
+        found = _opened_at(several[0], match)
+    else:
+        found = [], {}
+        answers = [PendingAnswer(path_given(one), partial(_opened_at, one, match)) for one in several]
+        wait_while_answering(answers)
+        for answer in answers:
+            try:
+                watched, errors = answer.result() if answer.done() else ([], {answer.path: no_answer(answer.path)})
+            except fsqueue.FsqueueError as error:
+                watched, errors = [], {answer.path: error}
+            found[0].extend(watched)
+            found[1].update(errors)
+    if not found[0]:
+        end_with(found[1].values())
+    return found
+
+
+def _opened_at(given: str, match: str | None) -> _Opened:
+    """Open what was given."""
+    group = group_named(given, {"--match": match})
+    if group is not None:
+        return [_Awaited(group if match is None else group.matching(match))], {}
     watched: list[Watched | _Awaited] = []
     errors: dict[str, fsqueue.FsqueueError] = {}
-    for one in dict.fromkeys(given):
-        group = group_named(one, {"--match": match})
-        if group is not None:
-            watched.append(_Awaited(group if match is None else group.matching(match)))
-            continue
-        for path in queues_at((one,)):
-            try:
-                watched.append(Watched(path))
-            except fsqueue.FsqueueError as error:
-                errors[path] = error
-    if not watched:
-        end_with(errors.values())
+    for path in queues_at((given,)):
+        try:
+            watched.append(Watched(path))
+        except fsqueue.FsqueueError as error:
+            errors[path] = error
     return watched, errors

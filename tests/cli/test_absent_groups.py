@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,3 +99,87 @@ def test_commands_over_a_group_go_on_without_a_queue_that_lost_its_file_and_end_
             assert f"fsqueue fsck --repair {group.path / name}\n" in done.stderr, (command, done.stderr)
         assert shown in done.stdout, command
         assert "nothing was to be cleaned up" not in done.stdout, command
+
+
+def two_roots(tmp_path: Path) -> tuple[Group, Group]:
+    """Two groups on two roots, with a queue of the same name, of which the second is not mounted."""
+    one, two = (Group.create(tmp_path / root / "crawl", shards=2, durability="none") for root in ("r1", "r2"))
+    one["fetch"].insert_many(range(3))
+    two["fetch"].insert(1)
+    return one, two
+
+
+OF_TWO = (
+    ("status", "fetch"), ("status --json", '"waiting":3'), ("status --fast", "fetch"), ("status --usage", "settings"),
+    ("wait --timeout 0", "waiting 3"), ("wait --timeout 0 --json", '"waiting":3'), ("ls", "fetch"),
+    ("ls --json", 'r1/crawl/fetch"'), ("ls --min 0", "fetch"), ("ls --state waiting", "fetch"),
+    ("ls --state waiting --json", '"waiting"'), ("resume --json", '"changed"'), ("gc", ""),
+    ("workers --json", '"workers"'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "shown"), OF_TWO)
+@pytest.mark.parametrize("member", ["", "/fetch"])
+def test_of_two_roots_one_is_told_if_the_other_is_not_mounted(
+    tmp_path: Path, command: str, shown: str, member: str
+) -> None:
+    one, two = two_roots(tmp_path)
+    (tmp_path / "r2").rename(tmp_path / "away")
+    (tmp_path / "r2").mkdir()
+    verb, *options = command.split()
+    options = [] if member and "--min" in options else options
+    for order in ([one, two], [two, one]):
+        done = CliRunner().invoke(cli, [verb, *(f"{group.path}{member}" for group in order), *options])
+        assert done.exit_code == 5, done.output
+        assert f"{two.path}" in done.stderr
+        assert "check that this is mounted" in done.stderr
+        assert shown in done.stdout
+        if "--json" in options:
+            lines = [json.loads(line) for line in done.stdout.splitlines()]
+            assert [line["queue"] for line in lines if line.get("error")] == [f"{two.path}{member}"]
+    assert not any((tmp_path / "r2").iterdir())
+
+
+def test_a_file_for_prometheus_has_what_is_mounted_and_counts_the_rest(tmp_path: Path) -> None:
+    one, two = two_roots(tmp_path)
+    (tmp_path / "r2").rename(tmp_path / "away")
+    file = tmp_path / "crawl.prom"
+    done = CliRunner().invoke(cli, ["status", str(one.path), str(two.path), "--prometheus", str(file)])
+    assert done.exit_code == 5, done.output
+    assert "fetch" in file.read_text()
+    assert "unreadable_queues 1" in file.read_text()
+
+
+def test_a_watch_of_two_roots_ends_with_5_once_the_one_that_is_mounted_is_drained(tmp_path: Path) -> None:
+    one, two = two_roots(tmp_path)
+    (tmp_path / "r2").rename(tmp_path / "away")
+    for task in one["fetch"].lease(3):
+        task.complete()
+    done = CliRunner().invoke(cli, ["status", str(one.path), str(two.path), "--watch", "--interval", "0"])
+    assert done.exit_code == 5, done.output
+    assert "completed 3 of 3" in done.stdout
+
+
+def test_if_no_root_is_mounted_each_is_named(tmp_path: Path) -> None:
+    one, two = two_roots(tmp_path)
+    for root in ("r1", "r2"):
+        (tmp_path / root).rename(tmp_path / f"{root}.away")
+    for command in ("status", "status --watch", "status --usage", "wait", "ls"):
+        verb, *options = command.split()
+        done = CliRunner().invoke(cli, [verb, str(one.path), str(two.path), *options])
+        assert done.exit_code == 5, (command, done.output)
+        assert str(one.path) in done.stderr, command
+        assert str(two.path) in done.stderr, command
+        assert "completed" not in done.stdout.lower(), (command, done.stdout)
+
+
+def test_queues_of_one_name_on_two_roots_are_told_apart(tmp_path: Path) -> None:
+    groups = two_roots(tmp_path)
+    groups[0]["parse"].insert(1)
+    for command in ("ls", "ls --min 0", "ls --state waiting", "status"):
+        verb, *options = command.split()
+        done = CliRunner().invoke(cli, [verb, *(str(group.path) for group in groups), *options])
+        assert done.exit_code == 0, (command, done.output)
+        for group in groups:
+            assert f"{group.path}/fetch" in done.stdout, (command, done.stdout)
+        assert "parse" in done.stdout

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -84,6 +86,28 @@ def test_of_several_queues_a_worker_does_the_tasks_of_those_that_answer_and_can_
     assert wanted in iter(process.stderr.readline, "")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 143
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["status", "status --json", "status --watch", "wait"])
+def test_of_several_queues_those_that_answer_are_told(
+    spawn: Spawn, silent: Path, queue_factory: QueueFactory, command: str
+) -> None:
+    queue = queue_factory("live")
+    queue.insert_many(range(3))
+    for task in queue.lease(3):
+        task.complete()
+    verb, *options = command.split()
+    process = spawn(verb, silent / "q", queue.path, *options)
+    out, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 5, said
+    assert f"{silent}/q does not answer, and is left out" in said
+    if "--json" in options:
+        found = {line["queue"]: line for line in map(json.loads, out.splitlines())}
+        assert found[str(queue.path)]["completed"] == 3
+        assert "does not answer" in found[f"{silent}/q"]["error"]
+    else:
+        assert re.search(r"completed +3|live +0 +0 +0 +3|completed 3 of 3", out), out
 
 
 def test_what_the_threads_that_wait_are_asking_is_named() -> None:

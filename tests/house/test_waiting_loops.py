@@ -71,6 +71,7 @@ LOOPS = {
         "fsqueue_cli.progress.LogProgress._keep_time": "the end of the work, to print a line meanwhile",
         "fsqueue_cli.progress.Progress._keep_drawing": "the same, to draw",
         "fsqueue_cli.progress.Progress._keep_looking": "the same, to look",
+        "fsqueue_cli.silent_servers.wait_while_answering": "threads that ask file servers, some of them silent",
     },
     "does this directory do what queues need?": {
         "fsqueue.doctor.contests.take_turns": "processes that lock in turn",
