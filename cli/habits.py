@@ -36,6 +36,7 @@ OPTIONS = {
         "--joblog": "The queue keeps it: 'fsqueue results Q log.csv' has the times, hosts and errors. --log-json "
         "reports each event as it happens.",
         "--timeout": "--task-timeout limits a task; --max-runtime limits the worker.",
+        "--retries": "--max-attempts N lets a task have N attempts, the first one counted.",
         "--halt": "--stop-after-failures 1 ends it at the first failure.",
     },
     "set": {

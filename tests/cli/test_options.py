@@ -148,6 +148,7 @@ HABITS = {
     "run Q --keep-going -- true": "--stop-after-failures N",
     "run Q --joblog f -- true": "fsqueue results Q log.csv",
     "run Q --timeout 60 -- true": "--task-timeout limits a task",
+    "run Q --retries 2 -- true": "--max-attempts N lets a task have N attempts",
     "run Q --halt now -- true": "--stop-after-failures 1",
     "run Q ./process {}": "fsqueue run Q -- ./process '{}'",
     "run Q -j2 echo {}": "fsqueue run Q -j2 -- echo '{}'",
