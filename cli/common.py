@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -37,6 +37,8 @@ UNKNOWN_SHOWN_MAX = 20
 """Maximum number of unknown ids that are named one by one; the rest is counted."""
 LEAVE_S = 3.0
 """Maximum time for what is left to do once a signal has ended a command."""
+GATEWAY_PATIENCE_S = 10.0
+"""How long a command but `run` asks again for a gateway that is away: a user waits for it."""
 NO_OPTIONS: Mapping[str, object] = {}
 NAMED_MAX = 10
 """Maximum number of queues of a group that a hint names."""
@@ -174,8 +176,15 @@ def no_match(source: fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue |
     return f"hint: {path_of(source)} has no queue whose whole name matches {pattern}. {queues_there(group)}"
 
 
+def is_one_queue(source: object) -> TypeGuard[fsqueue.Queue | fsqueue.RemoteQueue]:
+    """Return whether this is a queue, and no part of a group. The client is not imported for a filesystem's."""
+    if isinstance(source, fsqueue.Queue | fsqueue.GroupQueues):
+        return isinstance(source, fsqueue.Queue)
+    return isinstance(source, fsqueue.RemoteQueue)
+
+
 def _group_at_gateway(url: str) -> fsqueue.RemoteGroup:
-    return cast(fsqueue.RemoteGroup, fsqueue.connect(url))
+    return cast(fsqueue.RemoteGroup, fsqueue.connect(url, patience_s=GATEWAY_PATIENCE_S))
 
 
 def not_there(queue: object, typed: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,12 +15,14 @@ import click
 
 import fsqueue
 from fsqueue.format import wording
+from fsqueue.views.rates import total
 from fsqueue.worker import OUTPUTS, SILENT_S, Away, Event, Output, check_command, check_program, supervision
 
 from . import process
 from .common import (
     example,
     group_at,
+    is_one_queue,
     json_option,
     leave_soon,
     match_option,
@@ -39,7 +42,10 @@ from .silent_servers import OPEN_S, PendingAnswer, ask, wait_for_any
 from .targets import is_address
 
 if TYPE_CHECKING:
-    Source = fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue
+    from fsqueue.client.remote_group import RemoteQueues
+
+    Source = fsqueue.Queue | fsqueue.GroupQueues | fsqueue.RemoteQueue | RemoteQueues
+    Stage = fsqueue.Queue | fsqueue.RemoteQueue | fsqueue.RemoteGroup
 
 FAILURES, EXCLUDED = 11, 12
 """Exit codes of its own: too many failures in a row; this node takes no more tasks."""
@@ -90,7 +96,9 @@ fsqueue run Q -j 8 --output line --tag -- ./process {}
 fsqueue run Q -j 4 --gpus-per-task 1 -- ./train {config}
 fsqueue run Q1 Q2 -j 8 --call mypackage.tiles:render --max-runtime 58m
 fsqueue run /scratch/me/crawl/fetch --then extract -- ./fetch {page}    # what it prints becomes tasks of 'extract'
-fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of a group, also those that come later"""
+fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of a group, also those that come later
+fsqueue run http://localhost:8750/ --match '.*#fetch' -- ./fetch {page}     # those of a gateway's group
+fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
     ),
 )
 @queues_argument
@@ -143,8 +151,8 @@ fsqueue run /scratch/me/crawl --match '.*#fetch' -- ./fetch {page}   # queues of
               help="Stop after this time. Tasks at work then have --grace.")  # fmt: skip
 @click.option("--idle-timeout", "idle_timeout_s", type=DURATION, help="Stop after this time with nothing to do.")
 @click.option("--upstream", multiple=True, metavar="NAME",
-              help="A queue of an earlier stage, by its name in Q's group (by its path, if Q is in none): end only "
-              "when it is drained, too. Repeatable.")  # fmt: skip
+              help="A queue of an earlier stage, by its name in Q's group (by its path, or address, if Q is in none): "
+              "end only when it is drained, too. Repeatable.")  # fmt: skip
 @click.option("--then", metavar="NAME", multiple=True, callback=_one_queue,
               help="Insert each line of JSON that COMMAND prints into this queue of Q's group, in one step with the "
               "task's completion.")  # fmt: skip
@@ -199,12 +207,13 @@ def run(
 ) -> None:
     """Run COMMAND, or call a Python function, for each task of the queues Q.
 
-    Q may also be a group of queues, or the address of a gateway's queue (http://localhost:8750/fetch). The worker ends
-    when no task is waiting, delayed or leased in any of the queues. Tasks that other workers have leased count, too. If
-    some of several queues are not there, as on a disk that is not mounted, or do not answer, the worker names them,
-    takes tasks of the others, and tries again. It never calls all drained while one is away. A worker of a later stage
-    may start first: with --upstream it ends only when the earlier stages are drained at the same time. Their first
-    tasks must be inserted before.
+    Q may also be a group of queues, or the address of a gateway's queue (http://localhost:8750/fetch), or of its group
+    (http://localhost:8750/). Several addresses are of one gateway, without paths: start a worker for each gateway. The
+    worker ends when no task is waiting, delayed or leased in any of the queues. Tasks that other workers have leased
+    count, too. If some of several queues are not there, as on a disk that is not mounted, or do not answer, the worker
+    names them, takes tasks of the others, and tries again. It never calls all drained while one is away. A worker of a
+    later stage may start first: with --upstream it ends only when the earlier stages are drained at the same time.
+    Their first tasks must be inserted before.
 
     In an argument of COMMAND, '{}' stands for the payload, and '{field}' for a field of it. Strings are inserted as
     they are, all else as JSON. A field's name may have hyphens and dots: '{tile-id}'. '{{field}}' stands for the text
@@ -305,7 +314,10 @@ def run(
         search_working_directory()
     found, away = _sources_at(list(dict.fromkeys(queues)), worker, match, options["patience_s"])
     opened = list(found.values())
-    stages, late = _upstream_of(next(iter(found)), upstream, worker, options["patience_s"])
+    taken = _together(opened, worker, options["patience_s"])
+    first = next(iter(found))
+    of = path_of(opened[0]) if is_address(first) else first
+    stages, late = _upstream_of(of, upstream, worker, options["patience_s"])
     away += late
     for source in opened:
         if options["then"] is not None and isinstance(source, fsqueue.GroupQueue | fsqueue.GroupQueues):
@@ -323,7 +335,7 @@ def run(
         shown.status_of = status_of
     supervision.is_own_process = process.is_own
     made = fsqueue.Worker(
-        opened,
+        taken,
         call,
         command=command,
         load=load,
@@ -428,29 +440,55 @@ def _source_at(path: str, worker: str | None, match: str | None, patience_s: flo
     return group if match is None else group.matching(match)
 
 
-def _remote_at(url: str, worker: str | None, match: str | None, patience_s: float) -> fsqueue.RemoteQueue:
-    """Return the queue of a gateway at an address."""
-    if match is not None:
+def _remote_at(
+    url: str, worker: str | None, match: str | None, patience_s: float
+) -> fsqueue.RemoteQueue | RemoteQueues:
+    """Return the queue of a gateway at an address, or the queues of its group; with `match`, as `_source_at`."""
+    found = fsqueue.connect(url, worker=worker, patience_s=patience_s)
+    if match is None:
+        return found
+    if isinstance(found, fsqueue.RemoteGroup):
+        return found.matching(match)
+    raise click.UsageError(f"--match is for the queues of a group, and {url} is one queue. No task was touched.")
+
+
+def _together(opened: Sequence[Source], worker: str | None, patience_s: float) -> list[Source]:
+    """Return what a worker takes tasks from: several queues of one gateway as a part of its group. UsageError."""
+    addresses = [one for one in opened if not isinstance(one, fsqueue.Queue | fsqueue.GroupQueues)]
+    if not addresses or len(opened) == 1:
+        return [*opened]
+    gateways = {path_of(one).rpartition("/")[0] for one in addresses}
+    if len(gateways) > 1 or len(addresses) < len(opened):
         raise click.UsageError(
-            f"--match is for a group on a filesystem, and {url} is an address. A worker takes one queue of a gateway: "
-            "leave --match out, and name the queue at the end of the address. No task was touched."
+            f"{' and '.join(map(path_of, opened))} are not all of one gateway. A worker takes queues of one gateway, "
+            "or those on filesystems: start a worker for each. No task was touched."
         )
+    group = _group_at_gateway(f"{gateways.pop()}/", worker, patience_s)
+    names = [one.name for one in addresses if isinstance(one, fsqueue.RemoteQueue)]
+    return [group if len(names) < len(addresses) else group.matching("|".join(map(re.escape, names)))]
+
+
+def _group_at_gateway(url: str, worker: str | None, patience_s: float) -> fsqueue.RemoteGroup:
+    """Return the group of a gateway. UsageError if it serves a queue alone."""
     found = fsqueue.connect(url, worker=worker, patience_s=patience_s)
     if isinstance(found, fsqueue.RemoteGroup):
-        raise click.UsageError(
-            f"{url} is a gateway that serves a group. A worker takes one queue of it: {url.rstrip('/')}/QUEUE. No task "
-            "was touched."
-        )
-    return found
+        return found
+    raise click.UsageError(
+        f"{url} is a gateway that serves one queue, and no group: name other queues by their addresses. No task was "
+        "touched."
+    )
 
 
 def _upstream_of(
     of: str, names: Sequence[str], worker: str | None, patience_s: float
-) -> tuple[list[fsqueue.Queue], list[Away]]:
+) -> tuple[list[Stage], list[Away]]:
     """Return the queues of earlier stages, and those that do not answer."""
-    found: list[fsqueue.Queue] = []
+    found: list[Stage] = []
     late: list[Away] = []
     for name in names:
+        if is_address(of):
+            found.append(_remote_upstream_at(name, of, worker, patience_s))
+            continue
         opens = partial(_upstream_at, name, of, worker)
         answer = ask(name, opens, OPEN_S)
         if answer.done():
@@ -460,8 +498,20 @@ def _upstream_of(
     return found, late
 
 
+def _remote_upstream_at(name: str, of: str, worker: str | None, patience_s: float) -> Stage:
+    """Return the queue of an earlier stage: by its name in the group of a gateway's queue, or by its address."""
+    if is_address(name):
+        return fsqueue.connect(name, worker=worker, patience_s=patience_s)
+    return _group_at_gateway(f"{of.rpartition('/')[0]}/", worker, patience_s)[name]
+
+
 def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:
     """Return the queue of an earlier stage: by its name in the group of a queue, or by its path."""
+    if is_address(name):
+        raise click.UsageError(
+            f"--upstream {name} is an address, and {of} is none. No task was touched. Name both by their addresses, or "
+            "both by their paths."
+        )
     group = group_at(of, worker=worker)
     holder = str(group.path) if group is not None else fsqueue.Group.holding(of)
     if holder is None:
@@ -474,7 +524,8 @@ def _status_of(source: Source) -> fsqueue.Status:
     """Return the status of a queue; of queues of a group their sum, by names."""
     if isinstance(source, fsqueue.GroupQueues):
         return source.status(exact=False).status
-    return source.status()
+    found = source.status() if isinstance(source, fsqueue.Queue) else source.status(exact=False)
+    return total(found.values()) if isinstance(found, dict) else found
 
 
 def _check_work(queues: tuple[str, ...], command: list[str], call: str | None, load: tuple[str, ...]) -> None:
@@ -513,14 +564,14 @@ def _too_many(queues: list[Source], max_attempts: int | None) -> list[str]:
         f"hint: {path_of(q)} gives a task up after {wording.counted(most, 'attempt')}, not {max_attempts:,}. To allow "
         f"them: fsqueue set {quoted(path_of(q))} max_attempts={max_attempts}"
         for q in queues
-        if isinstance(q, fsqueue.Queue)
+        if is_one_queue(q)
         and max_attempts is not None
         and (most := q.settings.max_attempts) is not None
         and most < max_attempts
     ]
 
 
-def _not_there(sources: Sequence[Source], upstream: Sequence[fsqueue.Queue]) -> Iterator[str]:
+def _not_there(sources: Sequence[Source], upstream: Sequence[Stage]) -> Iterator[str]:
     """Yield a hint for each pattern that no queue of the group matches, and each queue of a group that is not there.
 
     A queue of a later stage need not be there yet: with `upstream`, only the earlier stages are looked at.
@@ -533,8 +584,7 @@ def _not_there(sources: Sequence[Source], upstream: Sequence[fsqueue.Queue]) -> 
                 yield text
     for stage in upstream:
         with suppress(fsqueue.FsqueueError):
-            named_by = f"--upstream {stage.name}" if isinstance(stage, fsqueue.GroupQueue) else ""
-            if (text := not_there(stage, named_by)) is not None:
+            if (text := not_there(stage, f"--upstream {getattr(stage, 'name', '')}")) is not None:
                 yield text
 
 
@@ -599,11 +649,10 @@ def _summarise(
 
 
 def _where_to_look(source: Source) -> str:
-    """Return where dead letters are, and the command that tells more. `dead list` takes the path of one queue."""
-    if not isinstance(source, fsqueue.Queue | fsqueue.GroupQueues):
-        return "queue. To see why, type 'fsqueue dead list' on a host that has mounted the filesystem"
+    """Return where dead letters are, and the command that tells more."""
     path = quoted(path_of(source))
-    if isinstance(source, fsqueue.GroupQueues):
-        match = f" --match {quoted(source.pattern)}" if source.pattern is not None else ""
-        return f"group's queues. To see in which: fsqueue status {path}{match}"
-    return f"queue. To see why: fsqueue dead list {path}"
+    if is_one_queue(source):
+        return f"queue. To see why: fsqueue dead list {path}"
+    pattern = getattr(source, "pattern", None)
+    match = f" --match {quoted(pattern)}" if pattern is not None else ""
+    return f"group's queues. To see in which: fsqueue status {path}{match}"

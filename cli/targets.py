@@ -28,6 +28,7 @@ from fsqueue.format import wording
 from fsqueue.views import outcomes
 
 from .common import (
+    GATEWAY_PATIENCE_S,
     NAMED_MAX,
     UNKNOWN_EXIT,
     confirm,
@@ -43,9 +44,6 @@ from .printing import complain, hint, plain, print_done, print_json, say
 
 if TYPE_CHECKING:
     AnyQueue = fsqueue.Queue | fsqueue.RemoteQueue
-
-GATEWAY_PATIENCE_S = 10.0
-"""How long a command asks again for a gateway that is away: a user waits for it."""
 
 
 class Named(NamedTuple):

@@ -232,10 +232,9 @@ class Watching:
             for one in waited_for:
                 if isinstance(one.queue, fsqueue.Queue):
                     closing.enter_context(one.queue)
-            local, remote = _by_kind([one.queue for one in waited_for])
             try:
-                found = fsqueue.wait(local, 0, lambda statuses: None)
-                return all(status.drained for status in found) and all(queue.is_drained() for queue in remote)
+                found = fsqueue.wait([one.queue for one in waited_for], 0, lambda statuses: None)
+                return all(status.drained for status in found)
             except fsqueue.FsqueueError:
                 return False  # they are not, or the next look says what is wrong
 
@@ -516,7 +515,8 @@ def _watch(watching: Watching, interval_s: float, json: bool) -> None:
 @click.command(
     epilog=example(
         """fsqueue wait /scratch/me/tiles --timeout 1h && ./next-step
-sbatch --dependency=afterok:$(sbatch --parsable --wrap 'fsqueue wait /scratch/me/tiles') next.sh"""
+sbatch --dependency=afterok:$(sbatch --parsable --wrap 'fsqueue wait /scratch/me/tiles') next.sh
+fsqueue wait http://localhost:8750/fetch http://localhost:8750/parse /scratch/me/tiles    # until all are"""
     )
 )
 @queues_argument
@@ -528,8 +528,9 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
 
     Q is a queue, or a group: then the command waits for its queues, also for those that come meanwhile. Or it is a
     directory: then the command waits for all queues that are in it now, until all of them are drained at the same time.
-    Or it is the address of a gateway's queue, or of its group. If one of several queues cannot be opened, the command
-    says so at once. It waits for the others, and then ends with the exit code of that error.
+    Or it is the address of a gateway's queue, or of its group. Of several, paths and addresses, the command waits until
+    all are drained at the same time. If one of several queues cannot be opened, the command says so at once. It waits
+    for the others, and then ends with the exit code of that error.
 
     On a terminal, the command shows the progress. Elsewhere it looks at the queue more and more rarely, down to four
     times a minute; a look takes some 15 system calls. It notices the end within a tenth of the time waited, 20 s at
@@ -540,14 +541,9 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
       0    drained
       9    drained, but there are dead letters
       124  the timeout ran out
-      1    the queue was purged, or a commit with 'overwrite' replaced its tasks
+      1    the queue was purged, or a commit with 'overwrite' replaced its tasks; or a gateway was away for 10 seconds
       5    there is no such queue, or it was deleted
     """
-    if len(set(queues)) > 1 and (remote := [one for one in queues if is_address(one)]):
-        raise click.UsageError(
-            f"{remote[0]} is an address: wait for it alone. A gateway tells when its own queues are drained, and not "
-            "whether others are at the same time."
-        )
     canvas = Canvas(sys.stderr) if is_screen(sys.stderr) else None
     with ExitStack() as closing:
         watched, errors = _opened(queues, match)
@@ -600,25 +596,11 @@ def wait(queues: tuple[str, ...], timeout_s: float | None, match: str | None, as
 def _wait(
     sources: Sequence[AnySource], timeout_s: float | None, poll: Callable[[list[fsqueue.Status]], object] | None
 ) -> list[fsqueue.Status]:
-    """Wait as `fsqueue.wait` does. What a gateway serves is waited for alone: it knows when its queues are drained."""
-    local, remote = _by_kind(sources)
-    if not remote:
-        return fsqueue.wait(local, timeout_s, poll)
-    return [remote[0].wait(timeout_s, None if poll is None else lambda status: poll([status]))]
-
-
-def _by_kind(
-    sources: Iterable[AnySource],
-) -> tuple[list[fsqueue.Queue | fsqueue.GroupQueues], list[fsqueue.RemoteQueue | RemoteQueues]]:
-    """Return those that lie on filesystems, and those that gateways serve."""
-    local: list[fsqueue.Queue | fsqueue.GroupQueues] = []
-    remote: list[fsqueue.RemoteQueue | RemoteQueues] = []
-    for one in sources:
-        if isinstance(one, fsqueue.Queue | fsqueue.GroupQueues):
-            local.append(one)
-        else:
-            remote.append(one)
-    return local, remote
+    """Wait as `fsqueue.wait` does. A gateway's queue, or group, that is waited for alone does the waiting itself."""
+    alone = sources[0]
+    if len(sources) > 1 or isinstance(alone, fsqueue.Queue | fsqueue.GroupQueues):
+        return fsqueue.wait(sources, timeout_s, poll)
+    return [alone.wait(timeout_s, None if poll is None else lambda status: poll([status]))]
 
 
 class _Awaited:

@@ -65,7 +65,8 @@ def wait(
     """Wait until at one instant nothing is waiting, delayed or leased in any of the queues, or `timeout_s` is over.
 
     `queues` are queues, or paths as `fsqueue.queues` returns them. A group, or `Group.matching`, in it stands for all
-    its queues, also for those that come while this waits; their status is one.
+    its queues, also for those that come while this waits; their status is one. A gateway's queue, or group, is asked
+    like the others.
     Returns the last status of each; `poll` is called with these on the way. Without it waiting costs little: one
     shard is looked into, which had something the last time, after pauses that grow to 15 s. QueuePurged if what was
     waited for was purged or overwritten.
@@ -91,7 +92,7 @@ def wait(
 
 @runtime_checkable
 class OfGroup(Protocol):
-    """A queue of a group, or queues of one: what knows how to wait for queues that come and go."""
+    """A queue of a group, queues of one, or a gateway's: what knows how to wait for queues that come and go."""
 
     def _wait_together(
         self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None

@@ -714,6 +714,15 @@ class Queue(Maintenance):
         """Return whether nothing is waiting, delayed or leased; cheaper than `status().drained`."""
         return inspection.DrainCheck(self.store)()
 
+    def drained_proof(self) -> bytes | None:
+        """Return what stands for all that is there besides, if nothing is waiting, delayed or leased; otherwise None.
+
+        Two that are equal prove that nothing was left between the two. So several queues were drained at one instant,
+        if each has the proof again that it had, after all of them had one.
+        """
+        found = inspection.proof(inspection.DrainCheck(self.store).look)
+        return None if found is None else self.store.queue_state.id.encode() + found
+
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
         """Wait until nothing is waiting, delayed or leased, or `timeout_s` is over; returns the last status.
 

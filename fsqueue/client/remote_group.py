@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fsqueue.arguments import leased, whole
 from fsqueue.client.remote_poll import RemotePoll
-from fsqueue.client.remote_queue import RUNS_OUT, TASKS_MAX, QueueStandIn, RemoteQueue, lease_by, leasing
+from fsqueue.client.remote_queue import RUNS_OUT, TASKS_MAX, QueueStandIn, RemoteQueue, lease_by, leasing, proof_in
 from fsqueue.client.remote_update import RemoteUpdate
 from fsqueue.client.values import leased_task, made
 from fsqueue.client.wire import Answer, OverWire, Wire, in_one_process, in_steps
@@ -17,6 +17,7 @@ from fsqueue.errors import LeaseLost, QueueFileLost, QueuePurged
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
 from fsqueue.format.models import Status
+from fsqueue.groups import drained
 from fsqueue.groups.selection import compiled
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses
@@ -48,6 +49,13 @@ class RemoteQueues(OverWire):
     def url(self) -> str:
         """Return the address of the group, as `connect` takes it."""
         return f"{self._wire.address.url}/"
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings that the group's queues begin with."""
+        found = Answer(self._wire.call("group_settings"))
+        settings: Settings = made(Settings, found | {"backoff_s": tuple(found["backoff_s"])})
+        return settings
 
     def _queue(self, name: str) -> RemoteQueue:
         return RemoteQueue(self._wire, name, self._holder)
@@ -83,7 +91,21 @@ class RemoteQueues(OverWire):
 
     def is_drained(self) -> bool:
         """Return whether at one instant nothing was waiting, delayed or leased in any of them."""
-        return bool(self._wire.call("group_drained", {"match": self.pattern}))
+        return bool(self._wire.call("group_drained", {"match": self.pattern})["drained"])
+
+    def drained_proof(self) -> bytes | None:
+        """Return what the gateway's look has found, if nothing was left in any of them: see `RemoteQueue`."""
+        return proof_in(self._wire.call("group_drained", {"match": self.pattern}))
+
+    def counted(self) -> tuple[Status, dict[str, str]]:
+        """Return the sum of their counts; and by each one's address what is another text once it was purged."""
+        found = Answer(self._wire.call("group_wait", {"match": self.pattern, "timeout_s": 0}))
+        return made(Status, found), {f"{self.url}{name}": state for name, state in found["states"].items()}
+
+    def _wait_together(
+        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
+    ) -> list[Status]:
+        return drained.wait(given, timeout_s, poll)
 
     @in_one_process
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
@@ -189,13 +211,6 @@ class RemoteGroup(RemoteQueues):
     def matching(self, pattern: str) -> RemoteQueues:
         """Return the queues whose whole names match a regular expression, also those that come later."""
         return RemoteQueues(self._wire, self._holder, pattern)
-
-    @property
-    def settings(self) -> Settings:
-        """Return the settings that its queues begin with."""
-        found = Answer(self._wire.call("group_settings"))
-        settings: Settings = made(Settings, found | {"backoff_s": tuple(found["backoff_s"])})
-        return settings
 
     def usage(self) -> dict[str, Usage]:
         """Return files, directories and bytes of the group and its queues: see `Group.usage`."""

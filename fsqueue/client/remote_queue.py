@@ -61,6 +61,7 @@ from fsqueue.format.models import (
     TaskInfo,
     TaskRef,
 )
+from fsqueue.groups import drained
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses
 from fsqueue.protocol import encoding, insert_errors, transitions
@@ -396,7 +397,26 @@ class RemoteQueue(OverWire):
 
     def is_drained(self) -> bool:
         """Return whether nothing is waiting, delayed or leased."""
-        return bool(self._ask("is_drained"))
+        return bool(self._ask("is_drained")["drained"])
+
+    def drained_proof(self) -> bytes | None:
+        """Return what the gateway's look has found, if nothing is waiting, delayed or leased; otherwise None.
+
+        Two that are equal prove that nothing was left between the two.
+        """
+        return proof_in(self._ask("is_drained"))
+
+    def counted(self) -> tuple[Status, dict[str, str]]:
+        """Return its counts; and by its address what is another text once it was purged. A queue that is not there has
+        none.
+        """
+        found = Answer(self._ask("wait", timeout_s=0))
+        return made(Status, found), {self.url: found["state"]} if found["state"] else {}
+
+    def _wait_together(
+        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
+    ) -> list[Status]:
+        return drained.wait(given, timeout_s, poll)
 
     @in_one_process
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
@@ -595,6 +615,12 @@ class _Stream:
             error.inserted, error.new = self._count, new
         if error is not None:
             raise error
+
+
+def proof_in(found: dict[str, Any]) -> bytes | None:
+    """Return what an answer says to be proof that all is done; None if something is left."""
+    proof = Answer(found)["proof"]
+    return None if proof is None else bytes.fromhex(proof)
 
 
 Ask = Callable[[Wire, int, float], list[dict[str, Any]]]

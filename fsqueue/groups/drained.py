@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from fsqueue.clock import Clock, duration_ms
 from fsqueue.errors import ForkedInCall, NotAQueue, QueueNotFound, QueuePurged
@@ -17,7 +18,7 @@ from fsqueue.interruptions import let_out
 from fsqueue.poll import Backlog
 from fsqueue.queue import Queue
 from fsqueue.user_code import UserCodeError, user_function
-from fsqueue.views.inspection import DrainCheck, two_agree
+from fsqueue.views.inspection import DrainCheck, proof, two_agree
 from fsqueue.views.rates import total
 
 NO_QUEUE = b"no queue"
@@ -25,6 +26,24 @@ NO_QUEUE = b"no queue"
 
 Source = Queue | Selected
 """What is waited for, or leased from: a queue, or queues of a group. (A GroupQueue stands as Selected.)"""
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """Queues of a gateway, which says what its own look has found."""
+
+    @property
+    def url(self) -> str:
+        """Return their address."""
+
+    def drained_proof(self) -> bytes | None:
+        """Return what a look found besides tasks without an outcome; None if there are such: see `GroupDrainCheck`."""
+
+    def counted(self) -> tuple[Status, dict[str, str]]:
+        """Return the sum of their counts; and by each one's address what is another text once it was purged."""
+
+
+Awaited = Source | Elsewhere
 
 
 def source_of(given: object) -> Source:
@@ -36,24 +55,30 @@ def source_of(given: object) -> Source:
     return Queue(given)  # type: ignore[arg-type]  # a path; anything else is refused there
 
 
+def awaited_of(given: object) -> Awaited:
+    """Return what was given to `wait`, or to a worker, which may be queues of a gateway."""
+    return given if not isinstance(given, (Queue, Selected)) and isinstance(given, Elsewhere) else source_of(given)
+
+
 class GroupDrainCheck:
     """Whether there was an instant at which nothing was waiting, delayed or leased in any of these queues.
 
     It asks `DrainCheck` about each queue; docs/groups.md, "Drained". Each look lists the groups anew. Two looks in a
     row that found the same queues with nothing in them prove the instant between the two. A queue that was there then
     is in both, or was deleted after that instant. A deletion changes the stamp of the group's directory, which each
-    look notes last (docs/design.md, section 6.1). Cheap to ask again: it begins where something was left. Not
-    thread-safe. Memory is bounded: of each queue nothing is kept.
+    look notes last (docs/design.md, section 6.1). A gateway tells what its look has found, which is a part of each look
+    here. Cheap to ask again: it begins where something was left. Not thread-safe. Memory is bounded: of each queue
+    nothing is kept.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Awaited]) -> None:
         self._sources = list(sources)
         self._clock = Clock()
         self._shows_at = -math.inf
         """From when on each deletion shows, beside the stamps that the last look has noted (monotonic)."""
         self._left: tuple[Queue, DrainCheck] | None = None
         """The queue in which something was left the last time."""
-        self.asking: Source | None = None
+        self.asking: Awaited | None = None
         """What is asked at this moment, for other threads: it may not answer."""
 
     def __call__(self) -> bool:
@@ -68,6 +93,13 @@ class GroupDrainCheck:
             self._left = None
         return two_agree(self._collect)
 
+    def proof(self) -> bytes | None:
+        """Return what two looks in a row have found: see `inspection.proof`. Each later deletion changes it."""
+        found = proof(self._collect)
+        if found is not None:
+            self._clock.sleep(max(0.0, self._shows_at - self._clock.monotonic()))
+        return found
+
     def _collect(self) -> bytes | None:
         """Look at all queues, one after the other. None if something is left in one."""
         digest = hashlib.blake2b(digest_size=16)
@@ -79,6 +111,11 @@ class GroupDrainCheck:
                 if (seen := self._ask(source)) is None:
                     return None
                 digest.update(seen)
+                continue
+            if not isinstance(source, Selected):
+                if (seen := source.drained_proof()) is None:
+                    return None
+                digest.update(f"{source.url}\n".encode() + seen)
                 continue
             directories = sorted(source.directories())
             are_queues = source.names is not None and len(directories) == len(source.names)
@@ -138,7 +175,7 @@ def wait(
 
     QueuePurged if a queue that was there when this began was purged, overwritten or deleted meanwhile.
     """
-    sources = [source_of(one) for one in given]
+    sources = [awaited_of(one) for one in given]
     timeout = math.inf if timeout_s is None else duration_ms(timeout_s, "timeout_s") / 1000
     told = None if poll is None else user_function(poll)
     try:
@@ -151,7 +188,7 @@ def wait(
 class GroupBacklog(Backlog):
     """The tasks of queues and groups, to wait until all are done."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Awaited]) -> None:
         self.stores = [source.store for source in sources if isinstance(source, Queue)]
         self._sources, self._known = sources, _states(sources)
         self.is_drained = GroupDrainCheck(sources)
@@ -168,19 +205,21 @@ class GroupBacklog(Backlog):
         return drained, self.statuses() if drained or counts else []
 
 
-def _states(sources: Sequence[Source]) -> dict[str, tuple[str, int]]:
+def _states(sources: Sequence[Awaited]) -> dict[str, object]:
     """Return the id and the generation of each queue that is there, by path: some 200 bytes a queue."""
-    found: dict[str, tuple[str, int]] = {}
+    found: dict[str, object] = {}
     for source in sources:
         if isinstance(source, Selected):
             found.update(source.states())
+        elif not isinstance(source, Queue):
+            found.update(source.counted()[1])
         else:
             source.store.refresh(now=True)
             found[source.store.path] = source.store.queue_state.id, source.store.queue_state.generation
     return found
 
 
-def _refuse_purged(before: dict[str, tuple[str, int]], now: dict[str, tuple[str, int]]) -> None:
+def _refuse_purged(before: dict[str, object], now: dict[str, object]) -> None:
     for path, state in before.items():
         if now.get(path) != state:
             what = "purged or overwritten" if path in now else "deleted"
@@ -193,10 +232,12 @@ def _refuse_purged(before: dict[str, tuple[str, int]], now: dict[str, tuple[str,
             raise error
 
 
-def status_of(source: Source, exact: bool = True) -> Status:
-    """Return the status of a queue, or the sum of the queues of a group."""
+def status_of(source: Awaited, exact: bool = True) -> Status:
+    """Return the status of a queue, or the sum of the queues of a group. A gateway's is always exact."""
     if isinstance(source, Queue):
         return source.status(exact)
+    if not isinstance(source, Selected):
+        return source.counted()[0]
     found = Status()
     for directory in source.directories():
         try:

@@ -159,6 +159,13 @@ class GroupQueues(Selected):
         """Return whether at one instant nothing was waiting, delayed or leased in any of them."""
         return GroupDrainCheck([self])()
 
+    def drained_proof(self) -> bytes | None:
+        """Return what proves that all of them were drained at one instant: see `Queue.drained_proof`."""
+        return self._proof_of(self)
+
+    def _proof_of(self, given: object) -> bytes | None:
+        return GroupDrainCheck([drained.source_of(given)]).proof()
+
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
         """Wait until at one instant nothing is waiting, delayed or leased in any of them; return the sum.
 

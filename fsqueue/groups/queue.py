@@ -91,6 +91,9 @@ class HasQueues(Protocol):
     ) -> list[Status]:
         """Wait for what was given to `fsqueue.wait`, if one of those is a queue of a group, or queues of one."""
 
+    def _proof_of(self, given: object) -> bytes | None:
+        """Return `drained_proof` of a queue of this group, or of queues of it."""
+
     def _lease_together(
         self, given: Sequence[Queue], n: int, lease_ms: int | None, wait_s: float, up_to: Rank | None
     ) -> list[LeasedTask]:
@@ -490,6 +493,10 @@ class GroupQueue(Queue):
             except QueueNotFound:  # it was deleted; perhaps another one has come into being
                 self._let_go()
         return [[] for _ in wanted]
+
+    def drained_proof(self) -> bytes | None:
+        """Return what proves that it is drained: see `Queue.drained_proof`. One that never was has it, too."""
+        return self.group._proof_of(self)
 
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], None] | None = None) -> Status:
         """Wait until nothing is waiting, delayed or leased: see `Queue.wait`. One that never was is drained."""

@@ -60,6 +60,12 @@ def _facts(queue: fsqueue.Queue, given: Given) -> Any:
     }
 
 
+def drained(queues: fsqueue.Queue | fsqueue.GroupQueues) -> Any:
+    """Tell whether at one instant nothing was left in any of them; and what the look has found, if so."""
+    found = queues.drained_proof()
+    return {"drained": found is not None, "proof": None if found is None else found.hex()}
+
+
 def complete(queue: fsqueue.Queue, given: Given) -> Any:
     """Report leased tasks as done."""
     tasks = [queue.attach(one["token"], verify=False) for one in given["tasks"]]
@@ -103,6 +109,7 @@ _ACTS: Mapping[str, Act] = {
     "change_settings": lambda queue, given: asdict(queue.change_settings(**given["settings"])),
     "complete": complete,
     "fail": _fail,
+    "is_drained": lambda queue, given: drained(queue),
     "queue": _facts,
     "release": _release,
     "release_all": _release_all,

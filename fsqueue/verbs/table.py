@@ -173,8 +173,9 @@ OF_QUEUES: Sequence[Verb] = (
     # -- looking
     Verb("status", "Count the tasks by state.", "reads", _get(f"{QUEUE}/status", EXACT), absent=Status,
          command="status"),
-    Verb("is_drained", "Tell whether nothing is waiting, delayed or leased.", "reads",
-         _get(f"{QUEUE}/drained", answer="drained"), absent=lambda: True, command="wait"),
+    Verb("is_drained", "Tell whether nothing is waiting, delayed or leased. If so, `proof` stands for what is there "
+         "besides: if a request that is made after the answer brings the same, nothing was left in between.", "reads",
+         _get(f"{QUEUE}/drained"), absent=lambda: True, command="wait"),
     Verb("wait", "Wait until the queue is drained; tell its status then, or at the end of the time. Go by `drained`: "
          "tasks that others move meanwhile may be in none of the counts.", "reads", _get(f"{QUEUE}/wait", TIMEOUT_S),
          command="wait"),
@@ -269,8 +270,8 @@ OF_GATEWAYS: Sequence[Verb] = (
         Field("after", "text", "Only names behind this one: `next` of the page before.", most=1024),
         Field("limit", "whole", "How many at most.", default=100, least=1, most=10_000))),
     Verb("group_status", "Counts and activity over queues of the group.", "reads", _get("/status", MATCH, EXACT)),
-    Verb("group_drained", "Tell whether at one instant nothing was waiting, delayed or leased in queues of the group.",
-         "reads", _get("/drained", MATCH, answer="drained"), command="wait"),
+    Verb("group_drained", "Tell whether at one instant nothing was waiting, delayed or leased in queues of the group; "
+         "`proof`: see is_drained.", "reads", _get("/drained", MATCH), command="wait"),
     Verb("group_wait", "Wait until queues of the group are drained; tell the sum of their counts then, or at the end "
          "of the time. `states` has what tells each queue from one that was purged or made anew since.", "reads",
          _get("/wait", MATCH, TIMEOUT_S), command="wait"),

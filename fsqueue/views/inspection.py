@@ -272,6 +272,20 @@ def two_agree(collect: Callable[[], object]) -> bool:
     return False
 
 
+def proof(look: Callable[[], bytes | None]) -> bytes | None:
+    """Return what two looks in a row have found, as `two_agree` asks for them; None where that says False.
+
+    If another proof, whose looks begin after this, is the same, then nothing was left in between.
+    """
+    found: list[bytes | None] = []
+
+    def collect() -> bytes | None:
+        found.append(look())
+        return found[-1]
+
+    return found[-1] if two_agree(collect) else None
+
+
 class _Nothing(NamedTuple):
     """What a look at a queue with nothing left has found. None of it ever comes back to what it was once.
 

@@ -15,6 +15,7 @@ from fsqueue import forks
 from fsqueue.clock import Backoff, Clock, Entropy
 from fsqueue.errors import FsqueueError, GroupNotFound, QueueFileLost, QueueNotFound
 from fsqueue.filesystem import resources
+from fsqueue.groups.drained import Elsewhere
 from fsqueue.groups.members import Members
 from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
@@ -66,7 +67,7 @@ class Fed:
     error: FsqueueError | None = None
 
 
-Asked = Queue | Selected | Watch | Store | Away
+Asked = Queue | Selected | Watch | Store | Away | Elsewhere
 """What a feeder asks, and what may not answer."""
 Say = Callable[[str, str], object]
 """Tells an event: its kind, and a sentence."""
@@ -188,7 +189,7 @@ class Feeder(BackgroundThread):
         if isinstance(asked, (GroupQueue, Away)):
             return str(asked.path)
         store = asked.store if isinstance(asked, (Queue, Watch)) else asked
-        return None if store is None else store.path
+        return None if store is None else store.path if isinstance(store, Store) else store.url
 
     def _begin_to_ask(self, asking: Callable[[], Asked | None]) -> None:
         """Note that what `asking` tells is asked from now on, which may take long."""

@@ -1,4 +1,4 @@
-"""A queue of a gateway as what a worker takes tasks from: it has no doorbell and no log that the worker could read."""
+"""Queues of a gateway as what a worker takes tasks from: no doorbell, and no log that the worker could read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from typing import Any, Protocol, runtime_checkable
 
 from fsqueue.format.layout import Settings
+from fsqueue.groups.drained import Elsewhere
 from fsqueue.leased_task import LeasedTask
 
 LOOK_S = 2.0
@@ -14,29 +15,24 @@ LOOK_S = 2.0
 
 
 @runtime_checkable
-class RemoteSource(Protocol):
-    """A queue of a gateway, as `fsqueue.connect` returns it: what a worker asks of it beside a task's verbs."""
-
-    @property
-    def url(self) -> str:
-        """Return its address."""
+class RemoteSource(Elsewhere, Protocol):
+    """A queue of a gateway, as `fsqueue.connect` returns it, or queues of its group: what a worker asks of them beside
+    a task's verbs.
+    """
 
     @property
     def settings(self) -> Settings:
-        """Return its settings, which it is asked for."""
+        """Return its settings, which it is asked for; of a group those that its queues begin with."""
 
     def lease(self, n: int = 1, *, lease_s: float | None = None, wait_s: float = 0) -> list[Any]:
         """Lease up to `n` tasks."""
-
-    def peek(self, n: int = 1) -> list[Any]:
-        """Return up to `n` waiting tasks."""
 
     def is_drained(self) -> bool:
         """Return whether nothing is waiting, delayed or leased."""
 
 
 class RemoteWatch:
-    """Poll a queue of a gateway, as `Watch` polls one on a filesystem. The gateway does the waiting."""
+    """Poll queues of a gateway, as `Watch` polls one on a filesystem. The gateway does the waiting."""
 
     is_deaf = False
 

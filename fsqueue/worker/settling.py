@@ -236,7 +236,7 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
     A call reports a task once: results are handed in by the tasks' ids, and so the result of a lost lease would be kept
     for the lease that this worker took on the task later.
     """
-    bulk: dict[tuple[int, str, float | None, int], list[Outcome]] = {}
+    bulk: dict[tuple[Verbs, str, float | None, int], list[Outcome]] = {}
     told: Counter[tuple[Verbs, str]] = Counter()
     following = [outcome for outcome in outcomes if outcome.inserts.each]
     for mine in updating.grouped(following):
@@ -247,7 +247,7 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
         if outcome.verb in ("release", "complete"):
             before = told[_place(outcome.task)]
             told[_place(outcome.task)] += 1
-            bulk.setdefault((id(outcome.task.queue), outcome.verb, outcome.delay_s, before), []).append(outcome)
+            bulk.setdefault((outcome.task.queue, outcome.verb, outcome.delay_s, before), []).append(outcome)
         else:
             yield outcome.task.queue, outcome.verb, outcome.delay_s, [outcome]
     for mine in bulk.values():

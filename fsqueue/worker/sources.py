@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -93,16 +93,18 @@ class Sources(list[Queue]):
         self,
         given: list[Source],
         upstream: list[Source],
-        remote: RemoteSource | None = None,
+        remote: Sequence[RemoteSource] = (),
         away: Iterable[Away] = (),
     ) -> None:
         super().__init__()
         self.given, self.upstream = given, upstream
         self.away = list(away)
         """What it was given, too, and is not there."""
-        self.remote = remote
-        """The queue of a gateway, which then is the only source."""
-        self._of_remote = [] if remote is None else [remote.settings]
+        self.remote = remote[0] if remote else None
+        """A queue of a gateway, or queues of its group, which then are the only source."""
+        self._of_remote = [] if self.remote is None else [self.remote.settings]
+        self._remote = remote
+        """The same, and behind it what stands before it: queues of gateways, too."""
         self.asking: Source | Away | None = None
         """What is looked for at this moment by `put_away` or `come_back`, for other threads: it may not answer."""
         self._roots: dict[str, Hashable] = {}
@@ -238,7 +240,7 @@ class Sources(list[Queue]):
     def drain_check(self) -> _Checked | GroupDrainCheck | Callable[[], bool]:
         """Return a check whether all of them, and what stands before them, were drained at one instant."""
         if self.remote is not None:
-            return self.remote.is_drained
+            return self.remote.is_drained if len(self._remote) == 1 else GroupDrainCheck(self._remote)
         each = [*self.given, *self.upstream]
         queues = [source for source in each if isinstance(source, Queue)]
         return GroupDrainCheck(each) if len(queues) < len(each) else _Checked(DrainCheck(*(q.store for q in queues)))
@@ -325,24 +327,26 @@ class _Checked:
 
 def sources_of(queues: Any, upstream: Any = (), away: Iterable[Away] = ()) -> Sources:
     """Return what a worker was given, and what it waits for; InvalidArgument for anything else."""
-    given = [queues] if is_remote(queues) else list(queues) if isinstance(queues, list) else []
-    if any(map(is_remote, given)):
-        if len(given) > 1 or upstream or away:
+    given, before = ([one] if is_remote(one) else list(one) if isinstance(one, (list, tuple)) else []
+                     for one in (queues, upstream))  # fmt: skip
+    if any(map(is_remote, (*given, *before))):
+        if len(given) > 1 or away or not all(map(is_remote, (*given, *before))):
             raise InvalidArgument(
-                "A worker takes one queue of a gateway, without others and without upstream. Start a worker for each."
+                "A worker takes one queue of a gateway, or its group, without others: start a worker for each. Its "
+                "upstream queues are gateways', too."
             )
-        return Sources([], [], given[0])
+        return Sources([], [], (*given, *before))
     found = _listed(queues)
     if not found:
         raise InvalidArgument(f"A worker takes a Queue, a Group, or several in a list, not {queues!r}.")
-    before = _listed(upstream)
-    if before is None:
+    stages = _listed(upstream)
+    if stages is None:
         raise InvalidArgument(f"upstream must be a Queue, a Group, or several in a list, not {upstream!r}.")
-    return Sources([source_of(one) for one in found], [source_of(one) for one in before], away=away)
+    return Sources([source_of(one) for one in found], [source_of(one) for one in stages], away=away)
 
 
 def is_remote(given: object) -> TypeGuard[RemoteSource]:
-    """Return whether this is a queue of a gateway. A group is not asked for the attributes of one: it may be away."""
+    """Return whether this is of a gateway. A group is not asked for the attributes of such: it may be away."""
     return not isinstance(given, (Queue, Selected)) and isinstance(given, RemoteSource)
 
 

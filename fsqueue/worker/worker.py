@@ -113,7 +113,7 @@ class Worker:
         task_timeout_s: float | None = None,
         grace_s: float = 10.0,
         until: Literal["drained", "forever"] = "drained",
-        upstream: Queue | Selected | Sequence[Queue | Selected] = (),
+        upstream: Queue | Selected | RemoteSource | Sequence[Queue | Selected | RemoteSource] = (),
         prefetch: int | None = None,
         max_tasks: int | None = None,
         max_runtime_s: float | None = None,
@@ -247,7 +247,8 @@ class Worker:
                 "A worker was started while a child process imports its script. Put what starts it under "
                 "if __name__ == '__main__':"
             )
-        check_fields(self._how.command, [self._queues.remote] if self._queues.remote is not None else self._queues)
+        given: Iterable[Any] = self._queues if self._queues.remote is None else [self._queues.remote]
+        check_fields(self._how.command, [one for one in given if hasattr(one, "peek")])  # not of a gateway's group
         if self._how.function is not None:
             process = forks.depth
             self._tell(Event("warning", WARNING, {}))
@@ -324,7 +325,7 @@ class Worker:
         return ResultFiles(self._how.result_dir)
 
 
-def check_fields(command: Sequence[str], queues: Iterable[Queue | RemoteSource]) -> None:
+def check_fields(command: Sequence[str], queues: Iterable[Any]) -> None:
     """Refuse a command that does not suit a task which waits, before any task is leased. InvalidArgument.
 
     A queue that cannot be read is passed by: a worker meets it, and waits for a filesystem that fails.

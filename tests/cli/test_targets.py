@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import click
 import pytest
@@ -242,7 +245,6 @@ def test_wait_and_watch_end_when_a_gateways_queues_are_drained(fsqueue_cli: Run,
         group["a"].insert(2)
         group["a"].lease()[0].bury("x")
         fsqueue_cli("wait", f"{url}/a", code=9)
-        assert "wait for it alone" in fsqueue_cli("wait", f"{url}/a", group.path, code=2).stderr
         fsqueue_cli("status", f"{url}/a", "--prometheus", tmp_path / "all.prom")
         assert 'queue="a"' in (tmp_path / "all.prom").read_text()
 
@@ -317,6 +319,31 @@ def test_where_one_of_several_queues_fails_the_others_are_done(fsqueue_cli: Run,
         assert {str(q), str(q2)} <= {one["queue"] for one in lines}
 
 
+@pytest.mark.parametrize("mixed", ["paths", "addresses", "addresses of two gateways", "a path and an address"])
+def test_wait_for_several_waits_until_all_are_drained(fsqueue_cli: Run, tmp_path: Path, mixed: str) -> None:
+    group = Group.create(tmp_path / "g", shards=1, durability="none")
+    for name in "ab":
+        group[name].insert(1)
+    with gateways(tmp_path) as serve:
+        first, second = {
+            "paths": lambda: (str(group.path), str(group.path)),
+            "addresses": lambda: (serve(group.path),) * 2,
+            "addresses of two gateways": lambda: (serve(group.path), serve(group.path)),
+            "a path and an address": lambda: (str(group.path), serve(group.path)),
+        }[mixed]()
+        places = [f"{first}/a", f"{second}/b"]
+        group["a"].complete(group["a"].lease())
+        lines = fsqueue_cli("wait", *places, "--timeout", 0, "--json", code=124).stdout.splitlines()
+        assert [(one["queue"], one["waiting"]) for one in map(json.loads, lines)] == [(places[0], 0), (places[1], 1)]
+        group["b"].lease()[0].bury("x")
+        lines = fsqueue_cli("wait", *places, "--json", code=9).stdout.splitlines()
+        assert [(one["queue"], one["dead"]) for one in map(json.loads, lines)] == [(places[0], 0), (places[1], 1)]
+        said = fsqueue_cli("status", *places, "--watch").stdout
+        assert said.count("waiting 0") == 2
+        absent = f"{first}/never"
+        assert f"hint: {absent} names no queue" in fsqueue_cli("wait", absent, *places, code=9).stderr
+
+
 # -- commands that change queues ------------------------------------------------------------------------------------
 
 
@@ -389,6 +416,106 @@ def test_what_needs_the_files_refuses_an_address(fsqueue_cli: Run, home: Home) -
 def test_a_queue_of_a_group_on_a_gateway_is_deleted_by_its_name(fsqueue_cli: Run, home: Home) -> None:
     fsqueue_cli("delete", f"{home.url}/", "--queue", "a", "-y")
     assert [queue.name for queue in Group(home.path / "g").queues(tasks_min=0)] == ["b"]
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+class Places(NamedTuple):
+    """A group by its path, or by its gateway's address; and a queue elsewhere."""
+
+    group: Group
+    place: str
+    other: str
+
+    def end(self, name: str) -> None:
+        """Complete what is in a queue."""
+        self.group[name].complete(self.group[name].lease(9))
+
+
+@pytest.fixture(params=["path", "address"])
+def places(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Places]:
+    group = Group.create(tmp_path / "crawl", shards=1, durability="none", max_attempts=1)
+    for name in ("a#fetch", "b#fetch", "c#parse"):
+        group[name].insert_many([1, 2])
+    other = Queue.create(tmp_path / "other", shards=1, durability="none")
+    with gateways(tmp_path) as serve:
+        if request.param == "path":
+            yield Places(group, str(group.path), str(other.path))
+        else:
+            yield Places(group, serve(group.path), serve(other.path))
+
+
+def quoted_in(place: str, name: str) -> str:
+    return f"{place}/{quote(name, safe='')}" if place.startswith("http") else f"{place}/{name}"
+
+
+def test_a_worker_takes_queues_of_a_group_also_those_that_come_later(fsqueue_cli: Run, places: Places) -> None:
+    """The command that does the task 1 of a#fetch makes a queue, whose task the same worker does then."""
+    later = [sys.executable, "-c", f"""
+import os, sys, fsqueue
+open("{places.group.path}.log", "a").write(os.environ["FSQUEUE_QUEUE"] + "\\n")
+fsqueue.Group("{places.group.path}")["d#fetch"].insert(3, key="once") if "a" in os.environ["FSQUEUE_QUEUE"] else None
+"""]  # fmt: skip
+    place = f"{places.place}/"
+    report = json.loads(fsqueue_cli("run", place, "--match", ".*#fetch", "--json", "--", *later).stdout)
+    assert report["ended"] == "drained"
+    assert {name: places.group[name].status().completed for name in ("a#fetch", "b#fetch", "c#parse", "d#fetch")} == {
+        "a#fetch": 2, "b#fetch": 2, "c#parse": 0, "d#fetch": report["completed"] - 4,
+    }  # fmt: skip
+    assert report["completed"] in (5, 6), "by key, one after the other"
+    names = Path(f"{places.group.path}.log").read_text().splitlines()
+    assert set(names) == {quoted_in(places.place, name) for name in ("a#fetch", "b#fetch", "d#fetch")}
+    fsqueue_cli("run", place, "--", "true")
+    assert places.group.is_drained()
+
+
+def test_a_worker_takes_several_queues_and_names_the_letters_of_each(fsqueue_cli: Run, places: Places) -> None:
+    several = [quoted_in(places.place, name) for name in ("a#fetch", "c#parse")]
+    said = fsqueue_cli("run", *several, "-j", 2, "--", "sh", "-c", '[ "$FSQUEUE_PAYLOAD" = 2 ]', code=9).stderr
+    assert [places.group[name].status().dead for name in ("a#fetch", "b#fetch", "c#parse")] == [1, 0, 1]
+    for one in several:
+        assert f"1 dead letter in the queue. To see why: fsqueue dead list {shlex.quote(one)}" in said
+    said = fsqueue_cli("run", f"{places.place}/", "--match", "b.*", "--", "false", code=9).stderr
+    assert f"2 dead letters in the group's queues. To see in which: fsqueue status {places.place}" in said
+    said = fsqueue_cli("run", quoted_in(places.place, "a#fetch"), "--max-attempts", 4, "--", "true").stderr
+    assert "max_attempts=4" in said
+
+
+def test_a_pattern_that_no_queue_meets_and_a_queue_that_is_not_there_are_hinted_at(
+    fsqueue_cli: Run, places: Places
+) -> None:
+    said = fsqueue_cli("run", f"{places.place}/", "--match", "fetch", "--", "true").stderr
+    assert "has no queue whose whole name matches fetch. The group has a#fetch, b#fetch, c#parse." in said
+    several = quoted_in(places.place, "a#fetch"), quoted_in(places.place, "a#fetsch")
+    assert f"hint: {several[1]} names no queue that is there." in fsqueue_cli("run", *several, "--", "true").stderr
+
+
+def test_a_worker_of_a_later_stage_ends_when_the_earlier_ones_are_drained_too(fsqueue_cli: Run, places: Places) -> None:
+    command = ["run", quoted_in(places.place, "c#parse"), "--upstream", "a#fetch", "--upstream", "b#fetch"]
+    places.end("a#fetch")
+    places.group["b#fetch"].lease()
+    rest = ["--idle-timeout", 3, "--json", "--", "true"]
+    assert json.loads(fsqueue_cli(*command, *rest).stdout)["ended"] == "idle"
+    places.end("b#fetch")
+    assert json.loads(fsqueue_cli(*command, *rest).stdout)["ended"] == "idle", "one task is leased"
+    places.group["b#fetch"].release_all()
+    places.end("b#fetch")
+    assert json.loads(fsqueue_cli(*command, "--json", "--", "true").stdout)["ended"] == "drained"
+    said = fsqueue_cli(*command, "--upstream", "c#fetsch", "--", "true").stderr
+    assert "hint: --upstream c#fetsch names no queue that is there." in said
+    by_place = fsqueue_cli("run", places.other, "--upstream", quoted_in(places.place, "c#parse"), "--", "true")
+    assert by_place.exit_code == 0
+
+
+def test_what_a_worker_cannot_take_together_is_refused(fsqueue_cli: Run, home: Home) -> None:
+    for given, why in (
+        ([f"{home.url}/a", home.path / "q"], "are not all of one gateway"),
+        ([f"{home.url}/a", "--match", "a"], "--match is for the queues of a group"),
+        ([home.path / "g/a", "--upstream", f"{home.url}/b"], "Name both by their addresses"),
+    ):
+        assert why in fsqueue_cli("run", *given, "--", "true", code=2).stderr
+    assert [Group(home.path / "g")[name].status().waiting for name in "ab"] == [1, 1]
 
 
 # -- dead letters and workers ---------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ from fsqueue.verbs.table import ALL, CONFIRM, OF_GATEWAYS, OF_QUEUES, ROUTED, VE
 pytestmark = pytest.mark.once
 
 NO_VERBS = {
-    "close", "create", "directory", "exists", "gateway", "generation", "group", "has_priorities", "id",
+    "close", "create", "directory", "drained_proof", "exists", "gateway", "generation", "group", "has_priorities", "id",
     "lease_for_others", "path", "paused", "settings", "typed_path", "url",
 }  # fmt: skip
 """What tells what a queue is, or opens and closes it."""
-OF_LOOPS = {"lease_patiently", "put_back"}
-"""What `RemotePoll` asks of its queue."""
+OF_LOOPS = {"counted", "lease_patiently", "put_back"}
+"""What `RemotePoll`, and a wait for several, ask of a gateway's queue."""
 IN_GROUPS = {"depends"}
 """Arguments that name other queues of a group: a plain queue has none."""
 NAMED_OTHERWISE = {
