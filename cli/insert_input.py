@@ -62,6 +62,13 @@ class Unreadable(BadLine):
         super().__init__(f"cannot be read: {why}", may_skip=False)
 
 
+class Changed(BadLine):
+    """Say that a program wrote to a file while it was read: the lines before are tasks, and may be of two versions."""
+
+    def __init__(self) -> None:
+        super().__init__("was written to while it was read: wait until it is whole", may_skip=False)
+
+
 class Input:
     """Read files in chunks. A signal or a pause ends the waiting for more."""
 
@@ -169,6 +176,15 @@ class Input:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def version_of(file: IO[bytes] | None) -> tuple[int, int] | None:
+    """Return the size and the time of the last change of a regular file (bytes, ns); None of any other."""
+    try:
+        found = os.fstat(file.fileno()) if file is not None else None
+    except OSError:  # also io.UnsupportedOperation: not a file of the operating system
+        return None
+    return None if found is None or not stat.S_ISREG(found.st_mode) else (found.st_size, found.st_mtime_ns)
 
 
 def open_input(name: str) -> IO[bytes]:

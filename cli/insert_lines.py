@@ -19,6 +19,7 @@ Row = tuple[int, int, int, Any]
 
 NOTHING = "Nothing was inserted."
 USE_NULL = ": use -0 for items that end with NUL, as 'find -print0' writes them"
+BINARY = "it is no text, but a binary file: write its tasks as JSON Lines, CSV or Parquet"
 QUOTED = " (a shell needs JSON in single quotes: --task '{\"tile\": 7}'; for plain text add --lines)"
 LONE_RETURN = "has a carriage return within a line: where it ends lines, insert what \"tr '\\r' '\\n'\" prints"
 EACH_ELEMENT = "For a task of each element, insert what \"jq -c '.[]'\" makes of it."
@@ -28,6 +29,8 @@ PACKED = (
     (b"BZh", "compressed with bzip2", "bzcat"),
     (b"\xfd7zXZ\0", "compressed with xz", "xzcat"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "zstd -dc"),
+    (b"\x04\x22\x4d\x18", "compressed with lz4", "lz4 -dc"),
+    (b"\x1f\x9d", "compressed with compress", "zcat"),
     (b"PK\x03\x04", "a ZIP archive", "unzip -p"),
 )
 """The first bytes of a file, what it is, and the command that unpacks it."""
@@ -38,6 +41,7 @@ OLDER = ": what older programs of Windows wrote, 'iconv -f WINDOWS-1252 -t UTF-8
 _COMMA_AT_END = re.compile(r",\s*[}\]]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _PYTHONS = re.compile(r"(?:True|False|None)\b")
+_NO_NUMBERS = re.compile(r"-?(?:NaN|Infinity)\b")
 WIDE = (
     (b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"),
 )  # fmt: skip
@@ -208,7 +212,7 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 def decode_plain(line: bytes) -> str:
     """Return a line as text. Foreign if it is none, or has the character NUL, which ends names in some lists."""
     if b"\0" in line:
-        raise Foreign("has the character NUL", USE_NULL)
+        raise Foreign("has the character NUL", f": {BINARY}" if _is_binary(line) else USE_NULL)
     return decode_text(line)
 
 
@@ -266,11 +270,18 @@ def kind_of(head: bytes, name: str, is_json: bool) -> str | None:
     wide = _wide(head)
     if wide is not None:
         return f"it is {wide} text: insert what {_command(f'iconv -f {wide} -t UTF-8', name)} prints"
+    if _is_binary(head):
+        return BINARY
     if not is_json:
         return None
     if b"\0" in head:
-        return "it has the character NUL: use -0 for items that end with NUL, as 'find -print0' writes them"
+        return f"it has the character NUL{USE_NULL}"
     return _table(head, name)
+
+
+def _is_binary(data: bytes) -> bool:
+    """Tell whether bytes have NULs as no list of names has them: it has no empty items."""
+    return b"\0\0" in data or data.startswith(b"\0")
 
 
 def one_for_many(payload: Any) -> str | None:
@@ -323,6 +334,8 @@ def guess(line: str, position: int) -> str:
     `position`: where the line ceases to be JSON. Each program that a hint names takes such a line.
     """
     good, rest = line[:position].rstrip(), line[position:].strip()
+    if _NO_NUMBERS.match(rest):
+        return " (JSON has no NaN and no infinities: write null, or a string)"
     begin = line.strip()[:1]
     if begin not in ("[", "{"):
         return " (for plain lines use --lines)" if not good else ""

@@ -20,7 +20,7 @@ import fsqueue
 from fsqueue.format import priority, wording
 
 from . import insert_parquet
-from .insert_input import PAUSE, BadLine, Input, Producer, Unreadable, open_input, why_unreadable
+from .insert_input import PAUSE, BadLine, Changed, Input, Producer, Unreadable, open_input, version_of, why_unreadable
 from .insert_lines import Format, GivenFormat, LineFormat, one_for_many
 from .insert_options import Asked
 from .insert_parquet import ParquetFormat, is_parquet
@@ -141,6 +141,8 @@ class Source:
         self._number = self._line = self._last = 0
         """Give the index in `_files` of the file that is being read, and the first and last line of its last task."""
         self._bad: str | None = None
+        self._is_changed = False
+        """Say whether that line is none, but a file that was written to while it was read."""
         self._bad_option = ""
         """Give the option with which the whole input, inserted anew, would not end at that line."""
         self._bad_may_skip = False
@@ -283,7 +285,9 @@ class Source:
             self._advance.begin(number)
             try:
                 with self._open(name, form) as file:
+                    version = version_of(file)
                     yield from form.rows(number, name, file)
+                    is_changed = self._input.signal is None and version_of(file) != version
             except OSError as error:  # of the file, not of the queue: insert the lines read so far, then report it
                 line = form.line
                 yield from form.waiting()
@@ -291,6 +295,9 @@ class Source:
                 return
             if self._input.signal is not None:
                 self._has_rest = self._input.is_cut or form.has_waiting or number + 1 < len(self._files)
+                return
+            if is_changed:
+                yield number, 0, 0, Changed()
                 return
         if form is not None:
             yield from form.waiting()
@@ -313,6 +320,7 @@ class Source:
                 if isinstance(payload, BadLine):
                     if isinstance(payload, Unreadable) and self._line:
                         self._line += 1  # the lines before it could be read, and are inserted
+                    self._is_changed = isinstance(payload, Changed)
                     self.refuse(str(payload), payload.may_skip, payload.option)
                     if self._bad:
                         return
@@ -473,6 +481,11 @@ class Source:
         if self._bad is not None:
             complain(f"{self.place} {self._bad}")
             before = f"{so_far}, from all the {unit}s before this one and none after it"
+            if self._is_changed and self.tasks:
+                complain(f"{so_far}, and may be of two versions of it: compare them with the file ('fsqueue ls')")
+                if self._may_be_repeated(self.tasks):
+                    complain("repeat the command: it inserts no line whose key is taken")
+                raise click.exceptions.Exit(2)
             complain(before if self.tasks else "nothing was inserted")
             complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._line))}")
             raise click.exceptions.Exit(2)

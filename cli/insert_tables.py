@@ -168,6 +168,8 @@ class TableFormat(Format):
                 continue
             if not isinstance(value, BadLine) and len(value) != len(names):
                 value = _miscounted(value, len(names))
+            elif not isinstance(value, BadLine) and value[-1].strip(BLANKS) == names[-1] and _is_again(value, names):
+                value = BadLine(AGAIN)
             yield from self._taken(number, first, last, value, names, records.bytes)
             if isinstance(value, BadLine) and not value.may_skip:
                 return
@@ -465,6 +467,14 @@ def _miscounted(cells: list[str], names: int) -> BadLine:
     return BadLine(f"{has}: a separator at the end of a row begins an empty cell. Take it away, or name the column")
 
 
+def _is_again(cells: list[str], names: list[str]) -> bool:
+    """Tell whether a row is the header once more, perhaps of another file, with the byte order mark of that.
+
+    A single cell may have the name of its column by chance.
+    """
+    return len(names) > 1 and _bare([cells[0].removeprefix("\ufeff"), *cells[1:]]) == names
+
+
 def _bare(cells: list[str]) -> list[str]:
     """Return the names in a header without the blanks around them."""
     return [cell.strip(BLANKS) for cell in cells]
@@ -485,6 +495,7 @@ def _other_separator(mark: str) -> BadLine:
     return BadLine(f"says, as Excel writes it, that {mark!r} separates the cells: use {option}", may_skip=False)
 
 
+AGAIN = "is the header once more: leave it out, or, if files were joined, give their names instead, as one table"
 EMPTY = "is empty: the first line of a table has the names of its fields"
 
 

@@ -346,8 +346,15 @@ def check_commit(name: object, *, attempt: object = None) -> None:
 
 
 def payloads_of(tasks: object, verb: str) -> Iterable[Any]:
-    """Return many payloads or Tasks; InvalidArgument for what looks like a single one."""
-    if isinstance(tasks, (str, bytes, dict, Task)) or not isinstance(tasks, Iterable):
+    """Return many payloads or Tasks; InvalidArgument for what looks like a single one, and for a data frame, of which
+    an iterator yields the names of the columns.
+    """
+    if hasattr(tasks, "columns"):
+        raise InvalidArgument(
+            f"{verb} takes payloads, and a {type(tasks).__name__} yields the names of its columns. For a task of each "
+            "row give it df.to_dict('records') of pandas, or df.to_dicts() of Polars."
+        )
+    if isinstance(tasks, (str, bytes, bytearray, memoryview, dict, Task)) or not isinstance(tasks, Iterable):
         raise InvalidArgument(
             f"{verb} takes a list or another iterable of payloads. For a single one use insert, or put it in a list."
         )

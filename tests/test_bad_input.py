@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from fsqueue import (
@@ -286,6 +287,10 @@ def test_arguments_of_the_wrong_kind(queue: Queue) -> None:
         lambda: queue.insert_many("abc"),
         lambda: queue.insert_many({"a": 1}),
         lambda: queue.insert_many(b"abc"),
+        lambda: queue.insert_many(bytearray(b"abc")),
+        lambda: queue.insert_many(memoryview(b"abc")),
+        lambda: queue.insert_many(pd.DataFrame({"a": [1, 2]})),
+        lambda: queue.commit("c").stage(pd.DataFrame({"a": [1, 2]})),
         lambda: queue.complete([1]),
         lambda: queue.complete(5),
         lambda: queue.renew(["x"]),

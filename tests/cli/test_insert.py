@@ -15,11 +15,12 @@ import termios
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
 from fsqueue_cli import insert_source
+from fsqueue_cli.insert_input import Input
 from fsqueue_cli.insert_source import Advance
 from fsqueue_cli.main import cli
 
@@ -810,3 +811,48 @@ def test_standard_input_is_read_once_and_refused_twice_before_anything(
     assert queue.status().inserted == 0
     assert queue.commit("a").committed() is None
     assert fsqueue_cli("insert", queue.path, "--lines", file, "-", file, input="3\n").stdout == "5\n"
+
+
+# -- a file that is written to while it is read --------------------------------------------------------------
+
+
+def written_while_read(monkeypatch: pytest.MonkeyPatch, file: Path, looks: int) -> None:
+    """Let another program write to the file after its first chunk was read, and `looks` at it before."""
+    read, reads = Input._read, iter(range(looks + 1))
+
+    def writing(self: Input, source: IO[bytes]) -> Any:
+        chunk = read(self, source)
+        if next(reads, None) == looks:
+            file.write_bytes(file.read_bytes() + b"7,8\n")
+        return chunk
+
+    monkeypatch.setattr(Input, "_read", writing)
+
+
+@pytest.mark.parametrize("options", [["--csv"], ["--lines"], ["--csv", "--commit", "a"], ["--lines", "--commit", "a"]])
+def test_a_file_that_is_written_to_while_it_is_read_is_no_success(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    file = tmp_path / "table"
+    file.write_text("n,x\n1,2\n3,4\n")
+    written_while_read(monkeypatch, file, looks="--csv" in options)  # at its header
+    result = fsqueue_cli("insert", queue.path, *options, file, code=2)
+    assert f"{file} was written to while it was read" in result.stderr
+    is_in = options == ["--lines"]  # the rows of a table wait until it is known
+    assert ("may be of two versions" in result.stderr) == is_in
+    assert bool(queue.status().inserted) == is_in
+    done = fsqueue_cli("insert", queue.path, *options, file)
+    assert done.stdout == ("3\n" if "--csv" in options else "4\n")
+
+
+def test_with_keys_the_insert_of_such_a_file_is_repeated(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsqueue_cli.insert_tables.SAMPLE_ROWS", 2)
+    file = tmp_path / "table"
+    file.write_text("n,x\n1,2\n3,4\n")
+    written_while_read(monkeypatch, file, looks=1)
+    result = fsqueue_cli("insert", queue.path, "--csv", "--key", "n", file, code=2)
+    assert "repeat the command: it inserts no line whose key is taken" in result.stderr
+    assert fsqueue_cli("insert", queue.path, "--csv", "--key", "n", file).stdout == "0\n"
+    assert queue.status().inserted == 3

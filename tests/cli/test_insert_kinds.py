@@ -8,10 +8,13 @@ import lzma
 import re
 import shlex
 import subprocess
+import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fsqueue import Queue
@@ -171,6 +174,43 @@ def test_what_a_file_is_and_what_to_type(
         assert made.lstrip(b"\xef\xbb\xbf") == JSON
 
 
+def of_numpy(path: Path) -> bytes:
+    np.save(path / "a.npy", np.arange(3))
+    return (path / "a.npy").read_bytes()
+
+
+def of_tar(path: Path) -> bytes:
+    (path / "a").write_bytes(JSON)
+    with tarfile.open(path / "a.tar", "w") as archive:
+        archive.add(path / "a", "a")
+    return (path / "a.tar").read_bytes()
+
+
+@pytest.mark.parametrize("options", [[], ["--lines"], ["--csv"]])
+@pytest.mark.parametrize("made", [of_numpy, of_tar])
+def test_of_a_binary_file_no_option_makes_tasks(
+    fsqueue_cli: Run, queue: Queue, tmp_path: Path, made: Callable[[Path], bytes], options: list[str]
+) -> None:
+    """NULs that end names never follow each other."""
+    result = fsqueue_cli("insert", queue.path, *options, input=made(tmp_path), code=2)
+    assert "it is no text, but a binary file" in result.stderr
+    assert "-0" not in result.stderr
+    assert "iconv" not in result.stderr
+    assert queue.status().inserted == 0
+
+
+def test_a_hole_of_nuls_in_a_list_is_no_list_of_names(fsqueue_cli: Run, queue: Queue) -> None:
+    given = "a\n" * 10_000 + "\0" * 100 + "\n"
+    result = fsqueue_cli("insert", queue.path, "--lines", input=given, code=2)
+    assert "line 10,001 has the character NUL: it is no text, but a binary file" in result.stderr
+
+
+@pytest.mark.parametrize(("magic", "command"), [(b"\x04\x22\x4d\x18", "lz4 -dc"), (b"\x1f\x9d\x90", "zcat")])
+def test_rarer_compression_is_named(fsqueue_cli: Run, queue: Queue, magic: bytes, command: str) -> None:
+    result = fsqueue_cli("insert", queue.path, "--csv", input=magic + b"\xff\xfe,\n", code=2)
+    assert f"insert what '{command}' prints" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -188,6 +228,9 @@ def test_what_a_file_is_and_what_to_type(
         ('{"x": 1,}\n', "JSON has no comma before a closing bracket"),
         ('{"x": [1, 2, ], "y": "it\'s"}\n', "JSON has no comma before a closing bracket"),
         ('{"x": True}\n', "JSON writes true, false and null"),
+        ('{"x": NaN}\n', "JSON has no NaN and no infinities"),
+        ("[1, -Infinity]\n", "JSON has no NaN and no infinities"),
+        ("NaN\n", "JSON has no NaN and no infinities"),
         ('{"x": 1}{"x": 2}\n', "several values in a line? 'jq -c .'"),
         ('{"x": "cut\n', "the end of the line is missing"),
         ('{"x": 1\n', "Or is the end of the line missing?"),

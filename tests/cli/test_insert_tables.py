@@ -355,6 +355,20 @@ BAD_ROWS = {
 }
 
 
+@pytest.mark.parametrize("again", ["n,x", "\ufeffn,x", '"n", "x"'.replace(" ", ""), " n ,x\r"])
+def test_a_header_in_the_middle_is_no_row_and_decides_no_type(fsqueue_cli: Run, queue: Queue, again: str) -> None:
+    """So `cat a.csv b.csv` makes one. As a row, it would make text of all numbers."""
+    given = table("n,x", "1,2", again, "3,4")
+    result = fsqueue_cli("insert", queue.path, "--csv", input=given, code=2)
+    assert "standard input, line 3 is the header once more" in result.stderr
+    assert fsqueue_cli("insert", queue.path, "--csv", "--skip-bad", input=given, code=1).stdout == "2\n"
+    assert payloads(queue) == [{"n": 1, "x": 2}, {"n": 1, "x": 2}, {"n": 3, "x": 4}]
+
+
+def test_of_a_single_column_a_cell_may_be_called_like_it(fsqueue_cli: Run, queue: Queue) -> None:
+    assert fsqueue_cli("insert", queue.path, "--csv", input="word\na\nword\n").stdout == "2\n"
+
+
 @pytest.mark.parametrize("row", BAD_ROWS)
 def test_a_bad_row_is_named_and_what_was_before_is_in(fsqueue_cli: Run, queue: Queue, row: str) -> None:
     given = table("n,x", '1,"a', 'b"', "", "2,b", row, "4,d").encode("utf-8", "surrogateescape")
