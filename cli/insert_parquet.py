@@ -90,12 +90,12 @@ class ParquetFormat(Format):
             some = max(1, min(BATCH_ROWS_MAX, BATCH_BYTES * total // max(1, uncompressed)))
             for batch in opened.iter_batches(batch_size=some, use_threads=False):
                 self._input.on_bytes(size * batch.num_rows // total, batch.num_rows)
-                for row in batch.cast(casts).to_pylist():
+                for row in _plain(batch.cast(casts)):
                     if self._input.signal is not None:
                         self._input.is_cut = True
                         return
                     self.line += 1
-                    yield number, self.line, self.line, _payload(row, converts)
+                    yield number, self.line, self.line, row if isinstance(row, BadLine) else _payload(row, converts)
         except BadLine as error:
             yield number, self.line, self.line, error
         except Exception as error:  # pyarrow's, of several kinds; those of the operating system go their way
@@ -147,6 +147,25 @@ def _opened(file: IO[bytes]) -> tuple[Any, pa.Schema, dict[str, Convert]]:
             raise BadLine(str(error), may_skip=False) from None
         fields.append(pa.field(field.name, kind))
     return opened, pa.schema(fields), converts
+
+
+def _plain(batch: pa.RecordBatch) -> list[dict[str, Any] | BadLine]:
+    """Return the rows of a batch; a BadLine for one with text that is not UTF-8, which Parquet does not look at."""
+    try:
+        rows: list[dict[str, Any] | BadLine] = batch.to_pylist()
+        return rows
+    except UnicodeDecodeError:
+        return [_plain_row(batch.slice(at, 1)) for at in range(batch.num_rows)]
+
+
+def _plain_row(batch: pa.RecordBatch) -> dict[str, Any] | BadLine:
+    row = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            [row[name]] = column.to_pylist()
+        except UnicodeDecodeError:
+            return BadLine(f"has text that is not UTF-8 in the column {name!r}")
+    return row
 
 
 def _payload(row: dict[str, Any], converts: dict[str, Convert]) -> dict[str, Any] | BadLine:

@@ -10,7 +10,7 @@ from pyspark.sql import functions, types
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.commit import must_be_as_many
-from fsqueue.errors import QueueNotFound
+from fsqueue.errors import InvalidArgument, QueueNotFound
 from fsqueue.format.models import AsDict, CommitReport
 from fsqueue.format.names import commit_name, new_uuid
 from fsqueue.queue import Queue
@@ -80,6 +80,11 @@ def seed(
     `key`: a column of keys. Then the rows are inserted one by one, each unless a task with its key lives, and not all
     at one instant: after an error some are in the queue. Repeat the call, which inserts the others.
     """
+    if not hasattr(df, "sparkSession"):
+        raise InvalidArgument(
+            f"seed takes a DataFrame of Spark, not a {type(df).__name__} of {type(df).__module__.partition('.')[0]}. "
+            "spark.createDataFrame(…) makes one."
+        )
     register(df.sparkSession)
     given = {"path": path, "ifexists": if_exists}
     for option, value in (

@@ -144,6 +144,11 @@ def test_two_columns_of_one_name_are_refused(fsqueue_cli: Run, queue: Queue, tmp
             pa.array([0, 10**7, 0], pa.int32()).cast(pa.date32()),
             "has a date beyond the years 1 to 9999 in the column 'x'",
         ),
+        (pa.array([b"a", b"\xff", b"b"]).view(pa.string()), "has text that is not UTF-8 in the column 'x'"),
+        (
+            pa.ListArray.from_arrays([0, 0, 1, 1], pa.array([b"\xff"]).view(pa.string())),
+            "has text that is not UTF-8 in the column 'x'",
+        ),
         (pa.array([[], [("k", 1), ("k", 2)], []], pa.map_(pa.string(), pa.int8())), "has a map with a key twice in"),
     ],
 )

@@ -22,6 +22,7 @@ from tests.support import QueueFactory, age_staging, leftovers
 pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'fsqueue-tasks[spark]'")
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'fsqueue-tasks[spark]'")
 
+import pandas as pd
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -310,6 +311,8 @@ def test_seed_says_what_is_wrong_in_the_words_of_fsqueue(spark: SparkSession, qu
         seed(rows(spark, 3), str(tmp_path / "nowhere"))
     with pytest.raises(InvalidArgument, match="one of append"):
         seed(rows(spark, 3), str(queue.path), if_exists="perhaps")
+    with pytest.raises(InvalidArgument, match=r"not a DataFrame of pandas. spark.createDataFrame"):
+        seed(pd.DataFrame({"n": [1]}), str(queue.path))  # type: ignore[arg-type]
     assert not (tmp_path / "nowhere").exists()
 
 
