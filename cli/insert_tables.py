@@ -167,7 +167,7 @@ class TableFormat(Format):
                     self._types.update(dict.fromkeys(names, TEXT))
                 continue
             if not isinstance(value, BadLine) and len(value) != len(names):
-                value = _miscounted(value, len(names))
+                value = _miscounted(value, len(names), is_first=self.line == self._headers[number])
             elif not isinstance(value, BadLine) and value[-1].strip(BLANKS) == names[-1] and _is_again(value, names):
                 value = BadLine(AGAIN)
             yield from self._taken(number, first, last, value, names, records.bytes)
@@ -457,11 +457,14 @@ class _Records:
         return BadLine(f"is no row of a table: {why}")
 
 
-def _miscounted(cells: list[str], names: int) -> BadLine:
+def _miscounted(cells: list[str], names: int, is_first: bool) -> BadLine:
     """Return the error on a row that has not as many cells as the header has names."""
     has = f"has {wording.counted(len(cells), 'cell')}, and the header {names:,}"
     if len(cells) < names:
         return BadLine(f"{has}: a cell without a value needs its separator, too")
+    if is_first and cells[-1] and len(cells) == names + 1:
+        return BadLine(f"{has}: a cell with a separator in it needs double quotes; or one name is missing, as where R "
+                       "writes the names of rows without col.names=NA")  # fmt: skip
     if any(cells[names:]):
         return BadLine(f"{has}: a cell with a separator in it needs double quotes")
     return BadLine(f"{has}: a separator at the end of a row begins an empty cell. Take it away, or name the column")

@@ -365,6 +365,12 @@ def test_a_header_in_the_middle_is_no_row_and_decides_no_type(fsqueue_cli: Run, 
     assert payloads(queue) == [{"n": 1, "x": 2}, {"n": 1, "x": 2}, {"n": 3, "x": 4}]
 
 
+def test_a_header_without_the_name_of_the_first_column_is_told(fsqueue_cli: Run, queue: Queue) -> None:
+    """So R's write.table makes one."""
+    result = fsqueue_cli("insert", queue.path, "--csv", input='"n","x"\n"1",5,"a"\n"2",6,"b"\n', code=2)
+    assert "needs double quotes; or one name is missing, as where R writes the names of rows" in result.stderr
+
+
 def test_of_a_single_column_a_cell_may_be_called_like_it(fsqueue_cli: Run, queue: Queue) -> None:
     assert fsqueue_cli("insert", queue.path, "--csv", input="word\na\nword\n").stdout == "2\n"
 
