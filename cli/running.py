@@ -482,20 +482,23 @@ def _group_at_gateway(url: str, worker: str | None, patience_s: float) -> fsqueu
 def _upstream_of(
     of: str, names: Sequence[str], worker: str | None, patience_s: float
 ) -> tuple[list[Stage], list[Away]]:
-    """Return the queues of earlier stages, and those that do not answer."""
+    """Return the queues of earlier stages, and those that are not there, or do not answer."""
     found: list[Stage] = []
-    late: list[Away] = []
+    away: list[Away] = []
     for name in names:
         if is_address(of):
             found.append(_remote_upstream_at(name, of, worker, patience_s))
             continue
         opens = partial(_upstream_at, name, of, worker)
         answer = ask(name, opens, OPEN_S)
-        if answer.done():
+        if not answer.done():
+            away.append(_late(answer, opens, patience_s, is_upstream=True))
+            continue
+        try:
             found.append(answer.result())
-        else:
-            late.append(_late(answer, opens, patience_s, is_upstream=True))
-    return found, late
+        except fsqueue.QueueNotFound:
+            away.append(Away(name, partial(_came_back, opens), is_upstream=True))
+    return found, away
 
 
 def _remote_upstream_at(name: str, of: str, worker: str | None, patience_s: float) -> Stage:

@@ -43,6 +43,18 @@ def test_if_none_is_there_nothing_begins(fsqueue_cli: Run, tmp_path: Path) -> No
         assert "tried again" not in said
 
 
+def test_an_earlier_stage_that_is_not_there_keeps_no_task_from_being_done(
+    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    queue = queue_factory("a")
+    queue.insert_many(range(3))
+    away = tmp_path / "unmounted" / "tiles"
+    said = fsqueue_cli("run", queue.path, "--upstream", away, "--", "true", code=5).stderr
+    assert f"{away} is not there (not mounted?); it is tried again." in said
+    assert f"all else is drained, and {away} is not there (not mounted?)" in said
+    assert queue.status().completed == 3
+
+
 def test_a_group_that_comes_later_is_taken_too(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
     queue, root = queue_factory("a"), tmp_path / "root"
     group = Group.create(tmp_path / "root.away" / "crawl", durability="none")
