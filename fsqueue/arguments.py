@@ -20,6 +20,7 @@ from fsqueue.errors import (
     InvalidTask,
     LeaseLost,
     QueueNotFound,
+    in_unicode,
     shown,
 )
 from fsqueue.filesystem import resources
@@ -161,18 +162,25 @@ def pieces_of(pieces: object) -> int:
     return number
 
 
+def in_utf8(name: str, text: str) -> str:
+    """Return a text; InvalidArgument if no record and no request can hold it: half a surrogate pair is in it."""
+    if in_unicode(text) != text:
+        raise InvalidArgument(f"{name} must be text that UTF-8 can hold, not {shown(text)}. Nothing was done.")
+    return text
+
+
 def node_of(node: object) -> str:
     """Return the name of a node; InvalidArgument."""
     if not isinstance(node, str) or not node:
         raise InvalidArgument(f"node must be the name of a node, not {shown(node)}. Nothing was done.")
-    return node
+    return in_utf8("node", node)
 
 
 def reason_of(reason: object) -> str | None:
     """Return why a queue is paused, if that is told; InvalidArgument."""
     if reason is not None and (not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX):
         raise InvalidArgument(f"reason must be text of at most {REASON_CHARS_MAX:,} characters. Nothing was done.")
-    return reason
+    return None if reason is None else in_utf8("reason", reason)
 
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +273,7 @@ def selector(name: str, value: object) -> str | None:
             f"{name} must be text that is not empty, not {shown(value)}. No lease was ended. To end the leases of "
             f"every {name}, leave the argument out."
         )
-    return value
+    return in_utf8(name, value)
 
 
 def unchanged(tasks: Iterable[Any]) -> Iterator[Any]:

@@ -17,6 +17,7 @@ import pytest
 
 import fsqueue
 from fsqueue import (
+    Group,
     InvalidArgument,
     LeasedTask,
     LeaseLost,
@@ -100,9 +101,12 @@ def test_a_queue_that_a_newer_version_raises_while_in_use_stops_this_one(queue: 
 
 
 @pytest.mark.parametrize("worker", ["", "x" * 201, 7, b"w", "\ud800"])
-def test_a_wrong_worker_name_is_refused(queue: Queue, worker: str) -> None:
+def test_a_wrong_worker_name_is_refused(queue: Queue, tmp_path: Path, worker: str) -> None:
     with pytest.raises(InvalidArgument, match="worker"):
         Queue(queue.path, worker=worker)
+    Group.create(tmp_path / "group")
+    with pytest.raises(InvalidArgument, match="worker"):
+        Group(tmp_path / "group", worker=worker)
 
 
 def test_a_worker_s_name_may_have_any_letters(queue: Queue) -> None:

@@ -63,8 +63,8 @@ class RemoteQueues(OverWire):
     def queues(self, pattern: str | None = None, tasks_min: int = 1) -> Iterator[RemoteQueue]:
         """Yield the queues with at least `tasks_min` unfinished tasks, by name: see `GroupQueues.queues`."""
         whole("tasks_min", tasks_min, 0)
+        matches = None if pattern is None else compiled(pattern).fullmatch
         asked = pattern if self.pattern is None else self.pattern
-        matches = None if pattern is asked or pattern is None else compiled(pattern).fullmatch
         after: str | None = None
         while True:
             page = self._wire.call("queues", {"match": asked, "tasks_min": tasks_min, "after": after})
@@ -78,6 +78,7 @@ class RemoteQueues(OverWire):
 
         QueueFileLost if those of some queues are not known, since a file of theirs is gone or hidden.
         """
+        matches = None if pattern is None else compiled(pattern).fullmatch
         asked = pattern if self.pattern is None else self.pattern
         found = self._wire.call("group_status", {"match": asked, "exact": bool(exact)})
         if lost := found.get("lost"):
@@ -86,7 +87,6 @@ class RemoteQueues(OverWire):
                 "else stands in its place. Nothing was changed. Ask each of them for its status: that says what to do. "
                 "`match` leaves them out."
             )
-        matches = None if pattern is asked or pattern is None else compiled(pattern).fullmatch
         return {name: made(Status, one) for name, one in found["queues"].items() if matches is None or matches(name)}
 
     def is_drained(self) -> bool:
@@ -161,7 +161,7 @@ class RemoteQueues(OverWire):
         return lease_by(self._wire, ask, n, wait_s, self._leased)
 
     def _matching(self, match: str | None) -> dict[str, str]:
-        pattern = self.pattern if match is None else match
+        pattern = self.pattern if match is None else compiled(match).pattern
         return {} if pattern is None else {"match": pattern}
 
     def _leased(self, one: dict[str, Any]) -> LeasedTask:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsqueue import administration, forks
-from fsqueue.arguments import bound_of, holder_of, whole, window_ms
+from fsqueue.arguments import bound_of, holder_of, whole, window_ms, worker_of
 from fsqueue.clock import duration_ms
 from fsqueue.errors import (
     GroupNotFound,
@@ -241,7 +241,7 @@ class Group(GroupQueues):
 
     def __init__(self, path: str | os.PathLike[str], *, worker: str | None = None) -> None:
         self._path = queue_path(path)
-        self.worker = worker
+        self.worker = worker_of(worker)
         self._opened: GroupDirectory | None = None
         self._id: QueueId | None = None
         """The id of the group that was opened first: no other one is opened."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from fsqueue.errors import FsqueueError, InvalidArgument, from_os_error
+from fsqueue.errors import FsqueueError, InvalidArgument, from_os_error, in_unicode
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names
 from fsqueue.format.names import QueueDirectory
@@ -106,9 +106,9 @@ class Selected:
 def compiled(pattern: object) -> re.Pattern[str]:
     """Return a pattern for whole names, in which `.` also matches a line break; InvalidArgument if it is none."""
     try:
-        if isinstance(pattern, str):
+        if isinstance(pattern, str) and in_unicode(pattern) == pattern:
             return re.compile(pattern, re.DOTALL)
-        why = "it is no text"
+        why = "it is no text that UTF-8 can hold"
     except (re.error, RecursionError, OverflowError) as error:
         why = str(error)
     raise InvalidArgument(

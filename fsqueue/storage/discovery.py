@@ -26,7 +26,7 @@ def queue_path(path: object) -> str:
     InvalidArgument for other URLs: as a path, `s3://x` would make the directory `s3:` where the program happens to be.
     """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    if not isinstance(text, str) or not text.removeprefix("fq://") or "\0" in text:
+    if not isinstance(text, str) or not text.removeprefix("fq://") or "\0" in text or not _is_a_name(text):
         raise InvalidArgument(
             f"{path!r} is not a queue's path. Give a directory, as /scratch/me/tiles or fq:///scratch/me/tiles."
         )
@@ -51,6 +51,15 @@ def queue_path(path: object) -> str:
             f"The working directory has been removed, so the relative path {text!r} leads nowhere. Nothing was "
             "changed. Change into another directory, or give an absolute path."
         ) from None
+
+
+def _is_a_name(text: str) -> bool:
+    """Return whether a file may have this name: of half surrogates it has only those that stand for a byte."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def queues(path: str | os.PathLike[str]) -> list[str]:

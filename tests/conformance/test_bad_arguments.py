@@ -23,7 +23,7 @@ NO_LENGTH = (*NO_SECONDS[:1], *NO_SECONDS[2:], 0)
 NO_COUNT = ("1", None, [], True, 1.0, 0, -1, -(10**5_000), math.nan, math.inf)
 """What is no number of things, of which there is at least one."""
 NO_PRIORITY = ([], True, 1.5, math.nan, -(10**30), 10**30, "a" * 2_000)
-NO_TEXT = (5, b"a", [], "")
+NO_TEXT = (5, b"a", [], "", "\ud800", "a\udcff")
 NO_IDS = (None, 5, 1.5, math.nan, "", "foo", [5], ["foo"], [None], {"foo": 1})
 NO_FUNCTION = (5, "foo", [])
 NO_LEASES = (None, 5, "foo", ["foo"], [None], {"foo": 1})
@@ -68,19 +68,22 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "insert_many": (of("insert_many"), (None, 5, "foo", b"foo", {"foo": 1})),
     "insert_many delay_s": (of("insert_many", "delay_s", payloads=[1]), NO_SECONDS),
     "insert_many total": (of("insert_many", "total", payloads=[1]), ("1", [], True, 1.5, -1, math.nan)),
-    "insert_many commit": (of("insert_many", "commit", payloads=[1]), (5, b"a", [], "", "a" * 2_000)),
+    "insert_many commit": (of("insert_many", "commit", payloads=[1]), (*NO_TEXT, "a" * 2_000)),
     "lease": (of("lease"), NO_COUNT),
     "lease lease_s": (of("lease", "lease_s"), NO_LENGTH),
     "lease wait_s": (of("lease", "wait_s"), NO_SECONDS),
     "lease up_to": (of("lease", "up_to"), NO_PRIORITY),
-    "lease order": (of("lease", "order"), ("foo", "", None, 5, ["priority"])),
-    "lease holder": (of("lease", "holder"), (5, "foo", {}, {"host": 5}, {"host": ""}, {"host": "a", "pid": -1})),
+    "lease order": (of("lease", "order"), ("foo", "", None, 5, ["priority"], "\ud800")),
+    "lease holder": (
+        of("lease", "holder"),
+        (5, "foo", {}, {"host": 5}, {"host": ""}, {"host": "a", "pid": -1}, {"host": "\ud800"}),
+    ),
     "poll lease_s": (of("poll", "lease_s"), NO_LENGTH),
     "poll prefetch": (of("poll", "prefetch"), NO_COUNT),
     "poll until": (of("poll", "until"), ("foo", None, 5)),
     "poll errors": (of("poll", "errors"), ("foo", None, 5)),
     "poll stop_after_failures": (of("poll", "stop_after_failures"), ("1", True, 1.5, -1, math.nan)),
-    "attach": (of("attach"), (None, 5, "", "foo", [])),
+    "attach": (of("attach"), (None, 5, "", "foo", [], "\ud800")),
     "attach unread": (of("attach", verify=False), (None, 5, "", "foo", [])),
     "complete": (of("complete"), NO_LEASES),
     "complete results": (of_leases("complete", "results"), (5, "foo", [1], {"foo": 1}, {5: 1})),
@@ -91,7 +94,7 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "release delay_s": (of_leases("release", "delay_s"), NO_SECONDS),
     "release a task": (of_task("release", "delay_s"), NO_SECONDS),
     "fail a task": (of_task("fail", "delay_s", "no"), NO_SECONDS[:1] + NO_SECONDS[2:]),
-    "cancel": (of("cancel"), NO_IDS),
+    "cancel": (of("cancel"), (*NO_IDS, "\ud800")),
     "wait timeout_s": (of("wait", "timeout_s"), NO_SECONDS[:1] + NO_SECONDS[2:]),
     "wait poll": (of("wait", "poll", timeout_s=0), NO_FUNCTION),
     "peek": (of("peek"), NO_COUNT),
@@ -124,7 +127,7 @@ VERBS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     ),
     "change_settings of what is fixed": (of("change_settings", "shards"), (2, 3)),
     "change_settings of what is none": (of("change_settings", "foo"), (1, None, math.nan, object())),
-    "pause": (of("pause"), (5, b"a", [], "a" * 100_000)),
+    "pause": (of("pause"), (5, b"a", [], "a" * 100_000, "\ud800", "a\udcff")),
 }  # fmt: skip
 """The verbs, with what is none of an argument of theirs."""
 

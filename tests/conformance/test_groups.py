@@ -18,6 +18,13 @@ def test_what_cannot_be_a_name_is_refused(group: Any) -> None:
             _ = group[name]
 
 
+@pytest.mark.parametrize("pattern", ["(", 5, "\ud800", "a\udcff"])
+def test_what_is_no_pattern_is_refused(group: Any, pattern: Any) -> None:
+    for ask in (group.matching, group.status, lambda one: list(group.queues(one))):
+        with pytest.raises(InvalidArgument, match="is no regular expression for names of queues"):
+            ask(pattern)
+
+
 def test_any_name_is_a_queue_of_its_own(group: Any) -> None:
     for name in ("a/b", "..", ".hidden", "é ü", "%2F", "x" * 255):
         assert not group[name].exists()

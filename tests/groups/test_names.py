@@ -116,7 +116,7 @@ def test_a_dot_of_a_pattern_matches_a_line_break_in_a_name(group: Group) -> None
     assert group.matching("two.*").is_drained()
 
 
-@pytest.mark.parametrize("pattern", ["(", "*", 5, b"x", "(?P<a>.)(?P<a>.)", "x{99999999999}"])
+@pytest.mark.parametrize("pattern", ["(", "*", 5, b"x", "(?P<a>.)(?P<a>.)", "x{99999999999}", "\ud800"])
 def test_what_is_no_pattern_is_refused(group: Group, pattern: object) -> None:
     with pytest.raises(InvalidArgument, match="no regular expression"):
         group.matching(pattern)  # type: ignore[arg-type]

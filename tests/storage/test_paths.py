@@ -21,7 +21,7 @@ def test_queue_path_takes_paths_and_urls(tmp_path: Path, monkeypatch: pytest.Mon
     assert queue_path("~/q") == "/home/me/q"
 
 
-@pytest.mark.parametrize("path", ["", "fq://", "a\0b", None, 7, b"/a"])
+@pytest.mark.parametrize("path", ["", "fq://", "a\0b", "/a\ud800", None, 7, b"/a"])
 def test_what_is_no_path_is_an_invalid_argument(path: object) -> None:
     with pytest.raises(InvalidArgument, match="not a queue's path"):
         queue_path(path)
