@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ HEAD_BYTES_MAX = 64 << 10
 """Maximum length of the head of a request. Also of the rest of a chunked body, and of a chunk's first line."""
 
 
+_WHOLE_ADDRESS = re.compile(rb"(?i:https?)://([^/?#@]+)((?:[/?].*)?)")
+"""What a request for a proxy has in place of a path: the host, and path and query."""
 SHORTAGE_TOLD_EACH_S = 600.0
 """How often the log tells that connections cannot be accepted. Clients could fill the disk."""
 
@@ -150,6 +153,10 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("this is not HTTP/1.1, or asks for a tunnel")
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
             raise ValueError("the body is compressed on its way")
+        if whole := _WHOLE_ADDRESS.fullmatch(self.url):
+            # The host in the address counts then, and the header does not (RFC 9112, 3.2.2).
+            self.headers[:] = [(b"host", whole[1]), *(one for one in self.headers if one[0] != b"host")]
+            self.url = b"/" + whole[2].removeprefix(b"/")
         super().on_headers_complete()
         self.scope["raw_path"], _, self.scope["query_string"] = self.url.partition(b"?")
 

@@ -96,6 +96,44 @@ def sent(*parts: bytes) -> tuple[Echo, bytes]:
 
 
 @pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        (b"http://localhost:8750/a%2Fb?c=1", b"/a%2Fb?c=1"), (b"HTTPS://localhost/", b"/?"),
+        (b"http://localhost", b"/?"), (b"http://localhost?c", b"/?c"), (b"http://[::1]:8750/a?b=http://x/", b"/a?b=http://x/"),
+    ],
+)  # fmt: skip
+def test_a_request_may_have_a_whole_address_in_place_of_a_path(address: bytes, path: bytes) -> None:
+    """A client that takes the gateway for a proxy sends it. The host in it counts, and the header does not."""
+    told_host = address.lower().partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
+    for version, offer in ((b"1.1", b""), (b"1.1", H2C), (b"1.0", b"")):
+        echo, found = sent(
+            b"POST %b HTTP/%b\r\nHost: other\r\nConnection: close\r\nContent-Length: 2\r\n%b\r\nab"
+            % (address, version, offer)
+        )
+        assert found.startswith(b"HTTP/1.1 200")
+        assert echo.seen == [(path, b"ab")]
+        assert [value for name, value in echo.headers if name == b"host"] == [told_host]
+
+
+@pytest.mark.parametrize(
+    ("address", "refusal"),
+    [
+        (b"http://evil/", b"WrongHost"),
+        (b"http://evil?@localhost/", b"WrongHost"),
+        (b"http://localhost@evil/", b"BadReq"),
+    ],
+)
+def test_the_host_of_a_whole_address_is_judged_as_the_header_is(address: bytes, refusal: bytes) -> None:
+    async def talk(echo: Echo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % address)
+        return await reader.read()
+
+    echo, found = told(talk, lambda echo: Gate(echo, None))
+    assert refusal in found
+    assert echo.seen == []
+
+
+@pytest.mark.parametrize(
     "begin",
     [
         b"GET /", b"GET / HTTP/1.1\r\nA", b"GET / HTTP/1.1\r\nA: ", HEAD % b"" + CHUNKED + b"1;",
@@ -232,7 +270,7 @@ def test_what_is_no_request_is_answered_by_400_and_begins_nothing(request_: byte
     assert echo.seen == []
 
 
-@pytest.mark.parametrize("path", [b"http://evil.example/x", b"/x#y", b"*"])
+@pytest.mark.parametrize("path", [b"http://a@evil.example/x", b"ftp://localhost/x", b"/x#y", b"*"])
 def test_the_gate_sees_the_path_as_it_was_sent(path: bytes) -> None:
     echo, _ = sent(b"GET " + path + b"?z HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert [seen for seen, _ in echo.seen] in ([path + b"?z"], [])
