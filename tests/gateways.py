@@ -30,14 +30,14 @@ def gateways(home: Path) -> Iterator[Serve]:
     """Yield `serve(path)`: it starts a gateway on a socket in `home`, and returns its address."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(path: Path | str, tokens: Tokens | None = None, **limits: Any) -> str:
+    def start(path: Path | str, tokens: Tokens | None = None, root_path: str = "", **limits: Any) -> str:
         at = home / f"{len(running)}.sock"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(at))
         listener.listen()
         made = application.gateway(path, tokens, replace(ServiceLimits(), **limits))
         config = uvicorn.Config(
-            application.application(made),
+            application.application(made, root_path=root_path),
             http=BoundedProtocol,
             ws="none",
             log_level="critical",

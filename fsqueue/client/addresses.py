@@ -58,6 +58,7 @@ def address_of(url: str) -> GatewayAddress:
     The path of the socket, and the name of the queue, are percent-encoded. What stands before the last slash is the
     prefix of a proxy. InvalidArgument.
     """
+    why = "."
     if type(url) is str:
         try:
             parts = urlsplit(url)
@@ -66,7 +67,10 @@ def address_of(url: str) -> GatewayAddress:
             is_plain = not (parts.query or parts.fragment or parts.username)
             is_plain = is_plain and all(_SEGMENT.fullmatch(one) for one in prefix.split("/")[1:])
             if parts.scheme == "http+unix" and parts.netloc and is_plain:
-                return GatewayAddress(parts.scheme, "localhost", None, unquote(parts.netloc), prefix, queue)
+                path = unquote(parts.netloc)
+                if path.startswith("/"):
+                    return GatewayAddress(parts.scheme, "localhost", None, path, prefix, queue)
+                why = f": {path!r:.200} is no absolute path of a socket. Is each slash of it percent-encoded?"
             if parts.scheme in PORTS and parts.hostname and is_plain:
                 port = PORTS[parts.scheme] if parts.port is None else parts.port
                 if not port:  # as servers are told "any port"
@@ -74,7 +78,7 @@ def address_of(url: str) -> GatewayAddress:
                 return GatewayAddress(parts.scheme, parts.hostname, port, None, prefix, queue)
         except (ValueError, UnicodeDecodeError):
             pass
-    raise InvalidArgument(f"{url!r:.200} is no address of a gateway. {LOOKS_LIKE}")
+    raise InvalidArgument(f"{url!r:.200} is no address of a gateway{why} {LOOKS_LIKE}")
 
 
 class _OfOneProcess(http.client.HTTPConnection):

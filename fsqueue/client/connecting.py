@@ -56,12 +56,16 @@ def connect(
 def _found(wire: Wire) -> tuple[Wire, Any]:
     """Return what a gateway says of itself, and the wire to it. NoGateway if there is none.
 
-    The last segment of an address is a queue's name. If there is no gateway above it, it may belong to the prefix.
+    The last segment of an address is a queue's name. If there is no gateway above it, it may belong to the prefix. It
+    does so if the gateway says so of its prefix (`--root-path`).
     """
+    below = wire.address.below
     try:
-        return wire, _about(wire)
+        about = _about(wire)
+        if below is not None and below.prefix == about.get("root_path"):
+            wire = wire.at(below)
+        return wire, about
     except NoGateway:
-        below = wire.address.below
         if below is None:
             raise
         try:

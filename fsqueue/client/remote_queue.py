@@ -477,7 +477,8 @@ class RemoteQueue(OverWire):
     def timeline(self, window_s: float = 3600, pieces: int = 60) -> dict[str, Any]:
         """Return `Queue.timeline` as a dict."""
         window_ms(window_s)
-        return dict(self._ask("timeline", window_s=window_s, pieces=pieces_of(pieces)))
+        found = self._ask("timeline", window_s=window_s, pieces=pieces_of(pieces))
+        return {"begin": found["begin"], **found}
 
     def workers(self) -> list[LeaseHolder]:
         """Return the workers that hold tasks: see `Queue.workers`. Slurm is not asked."""

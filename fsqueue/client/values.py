@@ -80,6 +80,8 @@ def made(kind: Any, given: dict[str, Any]) -> Any:
     values = {name: value for name, value in given.items() if name in known}
     if "payload" in known:
         values["payload"] = payload_of(given)
+    if not values:  # all fields of some have defaults: a status without any would say that the queue is empty
+        raise lacking(f"fields of {kind.__name__}")
     try:
         return kind(**values)
     except TypeError:

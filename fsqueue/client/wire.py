@@ -238,7 +238,7 @@ class Wire:
             with ExitStack() as opened:
                 answer = in_one_process(aside._patiently)(lambda: opened.enter_context(asked), again=True)
                 for line in answer:
-                    if not line.endswith(b"\n"):
+                    if not line.endswith(b"\n") and line.startswith(b"{"):  # else it is no gateway's
                         raise http.client.IncompleteRead(line)
                     value = _value_of(line, self.address.host, "GET")
                     if value.keys() == {"error"} and type(value["error"]) is dict:
@@ -461,8 +461,8 @@ class _Answer:
         except OSError as error:
             let_out(error)
             away = StorageError(
-                f"The gateway {self._wire.address.url} cannot be reached ({type(error).__name__}: {error}). Nothing "
-                "was done. Look at the address, and whether 'fsqueue serve' runs there."
+                f"The gateway {self._wire.address.url} cannot be reached ({_told(error)}). Nothing was done. "
+                "Look at the address, and whether 'fsqueue serve' runs there."
             )
             if isinstance(error, ssl.SSLCertVerificationError):  # no time mends that
                 raise away from error
@@ -472,7 +472,7 @@ class _Answer:
         method = self._request[0]
         return _Failed(
             StorageError(
-                f"The gateway {self._wire.address.url} has broken off ({type(error).__name__}: {error}). "
+                f"The gateway {self._wire.address.url} has broken off ({_told(error)}). "
                 f"{what_is_done(method)} Look whether 'fsqueue serve' runs there."
             ),
             nothing_done=method == "GET",
@@ -491,6 +491,21 @@ class _Answer:
             self._wire.comes(None)
         else:
             self._wire.drop()
+
+
+def printable(text: str) -> str:
+    """Return a text with what moves a terminal's cursor, or colours it, spelled out: another server may have sent it.
+
+    Line breaks stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
+
+
+def _told(error: Exception) -> str:
+    """Return an error of a connection in a line. Those of `http.client` quote what has come as it is."""
+    return printable(f"{type(error).__name__}: {str(error).strip():.200}")
 
 
 def _read(answer: http.client.HTTPResponse, bytes_max: int | None = None) -> bytes:
@@ -523,8 +538,9 @@ class Answer(dict[str, Any]):
 def lacking(what: str) -> StorageError:
     """Return what is raised for an answer that is not whole."""
     error = StorageError(
-        f"The gateway's answer lacks {what}. Whether it has done what it was asked is unknown. Perhaps the gateway has "
-        "another version of fsqueue than this process: install the same one."
+        f"The answer lacks {what}. Whether the gateway has done what it was asked is unknown. Perhaps it has another "
+        "version of fsqueue than this process: install the same one. Or what answers there is no gateway of fsqueue: "
+        "look at the address."
     )
     error.is_exact = False
     return error
@@ -587,7 +603,7 @@ DONE = b"{}"
 def encoded(value: Any) -> bytes:
     """Return an argument as JSON. InvalidArgument if JSON cannot hold it."""
     try:
-        return json.dumps(value, allow_nan=False).encode()
+        return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"An argument is no JSON, and cannot be sent: {error}. Nothing was done.") from None
 
@@ -641,7 +657,7 @@ def _said(body: bytes | dict[str, Any]) -> _Said | None:
     """Return what an answer says that is an error; None if no gateway says so."""
     try:
         said = (user_json.decode(body) if isinstance(body, bytes) else body)["error"]
-        return _Said(said["type"], str(said["message"]), said)
+        return _Said(said["type"], printable(str(said["message"])), said)
     except (user_json.NotExact, KeyError, TypeError):
         return None
 

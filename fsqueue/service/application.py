@@ -108,6 +108,7 @@ def application(
     )
     app.router.redirect_slashes = False
     app.state.gateway = made
+    app.state.root_path = root_path
     calls = taskstore_calls.TaskstoreCalls(made.served, taskstore_duration)
     app.state.taskstore = calls
     app.state.pages = page.Pages(made.served, made.threads, calls.has_clients)

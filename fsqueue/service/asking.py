@@ -142,6 +142,7 @@ async def _about(request: Request, given: dict[str, Any]) -> Response:
             "version": fsqueue.__version__,
             "serves": "queue" if served.only is not None else "group",
             "queue": served.only,
+            "root_path": request.app.state.root_path,
             "may_write": request.state.caller.may_write,
         }
     )

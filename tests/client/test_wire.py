@@ -25,7 +25,7 @@ from fsqueue import FsqueueError, Group, InvalidArgument, RemoteGroup, RemoteQue
 from fsqueue.client import wire
 from fsqueue.client.addresses import address_of, reached
 from tests.client.test_remote_queue import answering
-from tests.gateways import Serve
+from tests.gateways import Serve, gateways
 from tests.house.source import TOP
 from tests.proxies import prefixed
 from tests.test_fork_and_threads import forked
@@ -235,6 +235,88 @@ def test_an_address_says_what_is_meant(url: str, host: str, port: int, prefix: s
     found = address_of(url)
     assert (found.host, found.port, found.prefix, found.queue) == (host, port, prefix, queue)
     assert address_of(f"{found.url}/{'' if queue is None else queue.replace('/', '%2F')}") == found
+
+
+@pytest.mark.parametrize("url", ["http+unix://run/fsqueue.sock", "http+unix://fsqueue.sock", "http+unix://run%2Fs/q"])
+def test_a_socket_is_named_by_its_whole_path(url: str) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"is no absolute path of a socket. Is each slash of it percent-encoded\?"
+    ):
+        fsqueue.connect(url, patience_s=0)
+
+
+@pytest.mark.parametrize("prefix", ["/crawl", "/portal/crawl"])
+def test_the_prefix_of_a_gateway_is_no_queue(group: Group, tmp_path: Path, prefix: str) -> None:
+    """Asked without a proxy before it, the gateway also answers above its prefix."""
+    with gateways(tmp_path) as start:
+        address = start(group.path, root_path=prefix)
+        for url in (f"{address}{prefix}", f"{address}{prefix}/"):
+            gateway = fsqueue.connect(url)
+            assert isinstance(gateway, RemoteGroup)
+            assert gateway.url == f"{address}{prefix}/"
+        queue = fsqueue.connect(f"{address}{prefix}/crawl")
+        assert isinstance(queue, RemoteQueue)
+        queue.insert(1)
+        assert queue.status() == group["crawl"].status() == Status(waiting=1)
+
+
+LOGIN = b"\n<html>\x1b]0;log in\x07<title>Log in</title>"
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, LOGIN), (200, LOGIN[1:]), (302, b"")])
+def test_a_login_page_is_no_gateway_whatever_is_asked(status: int, body: bytes) -> None:
+    """It may come after the first answer: a session has ended. A list is no gateway's, and has not broken off."""
+
+    def answer(path: str) -> tuple[int, bytes]:
+        return (200, b'{"service": "fsqueue", "queue": "q"}') if path == "/v1" else (status, body)
+
+    with answering(answer) as url:
+        queue = fsqueue.connect(url, patience_s=0)
+        assert isinstance(queue, RemoteQueue)
+        asks: list[Callable[[], object]] = [queue.status, lambda: list(queue.tasks()), lambda: list(queue.dead())]
+        for ask in asks:
+            with pytest.raises(StorageError, match=r"is no gateway of fsqueue|may want you to log in") as raised:
+                ask()
+            assert str(raised.value).isprintable()
+
+
+def test_an_answer_with_none_of_the_fields_is_no_status() -> None:
+    """All fields of a status have defaults: it would say that the queue is empty."""
+    with answering(lambda path: (200, b'{"service": "fsqueue", "queue": "q"}' if path == "/v1" else b"{}")) as url:
+        queue = fsqueue.connect(url, patience_s=0)
+        assert isinstance(queue, RemoteQueue)
+        asks: list[Callable[[], object]] = [queue.status, queue.gc, queue.timeline, queue.wait, queue.activity]
+        for ask in asks:
+            with pytest.raises(StorageError, match=r"lacks .* is no gateway of fsqueue: look at the address"):
+                ask()
+
+
+def test_an_error_spells_out_what_would_move_a_cursor() -> None:
+    """Another server has sent it, and it is shown on a terminal."""
+    colour = json.dumps({"error": {"type": "InvalidArgument", "message": "\x1b[31mred\nline \x9b0m"}}).encode()
+
+    def answer(path: str) -> tuple[int, bytes]:
+        return 400, colour
+
+    with answering(answer) as url, pytest.raises(InvalidArgument) as told:
+        fsqueue.connect(url, patience_s=0)
+    assert str(told.value) == "\\x1b[31mred\nline \\x9b0m"
+    with socket.create_server(("localhost", 0)) as server:
+        serving = threading.Thread(target=say, args=(server, b"\x1b[31m\x07 200\r\n\r\n"))
+        serving.start()
+        with pytest.raises(StorageError, match="broken off") as raised:
+            fsqueue.connect(f"http://localhost:{server.getsockname()[1]}", patience_s=0)
+        serving.join()
+    assert r"\x1b[31m\x07" in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+def say(server: socket.socket, answer: bytes) -> None:
+    """Answer one request with these bytes."""
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(answer)
 
 
 def test_a_gateway_below_a_path_is_used_as_any_other(group: Group, serve: Serve) -> None:
