@@ -76,6 +76,7 @@ GROUP_VERBS: dict[str, Callable[[Used], Callable[[], object]]] = {
     "queues": lambda used: lambda: [*used.group.queues()],
     "all queues": lambda used: lambda: [*used.group.queues(tasks_min=0)],
     "status": lambda used: used.group.status,
+    "drained_proof": lambda used: used.group.drained_proof,
     "is_drained": lambda used: used.group.is_drained,
     "is_drained of those that match": lambda used: used.group.matching("never").is_drained,
     "group.wait": lambda used: lambda: used.group.wait(timeout_s=5),
@@ -104,7 +105,8 @@ GROUP_VERBS: dict[str, Callable[[Used], Callable[[], object]]] = {
     "a worker of one that never was": lambda used: Worker(used.never, work, threads=1).run,
 }
 PLAIN = (
-    "accept_copy", "activity", "dead", "delete", "exists", "failing_nodes", "fsck", "gc", "is_copy", "is_drained",
+    "accept_copy", "activity", "dead", "delete", "drained_proof", "exists", "failing_nodes", "fsck", "gc", "is_copy",
+    "is_drained",
     "lease", "pause", "peek",
     "poll", "purge", "purge_dead", "release_all", "result_columns", "results", "resume", "retry_completed",
     "retry_dead", "status", "stuck", "tasks", "timeline", "usage", "waiting_by_priority", "workers",
