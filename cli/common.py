@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+from urllib.parse import unquote
 
 import click
 from click.shell_completion import CompletionItem
@@ -101,11 +102,17 @@ def group_at(path: str, given: Mapping[str, object] = NO_OPTIONS, worker: str | 
     return group
 
 
-def named(group: fsqueue.Group, given: str) -> str:
+def named(group: fsqueue.Group | fsqueue.RemoteGroup, given: str) -> str:
     """Return the name of a queue of a group, as it was given. UsageError if it is a path to a group, or to a queue in
-    one: a name may have slashes, and would make another queue than the one that is meant.
+    one, or an address of these: a name may have slashes, and would make another queue than the one that is meant.
     """
-    if "/" in given:
+    if not isinstance(group, fsqueue.Group):
+        if given.startswith(group.url):
+            name = unquote(given.removeprefix(group.url)) or "NAME"
+            raise click.UsageError(
+                f"{given!r} is an address. Nothing was done. Name the queue as it is called in the group: {name}"
+            )
+    elif "/" in given:
         text = given.removeprefix("fq://")
         for end in (*(at for at, char in enumerate(text) if char == "/" and at), len(text)):
             _refuse_path(group, given, text[:end], text[end:].lstrip("/"))
@@ -282,9 +289,14 @@ def words(arguments: tuple[str, ...]) -> Iterator[str]:
 
     A line may also be one that `lease` or `ls` printed as JSON: its token counts, or its id.
     """
+    return (word for word, _ in words_with_objects(arguments))
+
+
+def words_with_objects(arguments: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the same words, each with the JSON object that it stood in; {} for a plain one."""
     for argument in arguments:
         if argument != "-":
-            yield argument
+            yield argument, {}
             continue
         try:
             for number, line in enumerate(sys.stdin, 1):
@@ -294,19 +306,19 @@ def words(arguments: tuple[str, ...]) -> Iterator[str]:
             raise click.UsageError(f"Standard input is not UTF-8 ({error.reason}). Nothing was done.") from None
 
 
-def _word(line: str, number: int) -> str:
+def _word(line: str, number: int) -> tuple[str, dict[str, Any]]:
     if not line.startswith("{"):
-        return line
+        return line, {}
     from fsqueue.format import user_json
 
     try:
-        value = user_json.decode(line)
+        value = user_json.decode_with_constants(line)  # a result may have NaN
     except user_json.NotExact as error:
         raise click.UsageError(f"Standard input, line {number}, {error}. Nothing was done.") from None
     word = value.get("token") or value.get("id")
     if not isinstance(word, str):
         raise click.UsageError(f"Standard input, line {number}, has neither a token nor an id. Nothing was done.")
-    return word
+    return word, value
 
 
 def search_working_directory() -> None:

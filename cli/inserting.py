@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import click
@@ -39,7 +42,8 @@ find /data -name '*.tif' | fsqueue insert Q --lines
 find /data -name '*.tif' -print0 | fsqueue insert Q -0
 fsqueue insert Q tasks.jsonl --key scan   # {"scan":"s7",...} is not inserted while another task with this scan waits
 fsqueue insert Q tasks.jsonl --commit seed-2026-11   # all of it or nothing, and once, however often it is typed
-fsqueue insert Q --lines --commit seed-2026-12 --from -- find /data -name '*.tif'   # nothing, if find fails"""
+fsqueue insert Q --lines --commit seed-2026-12 --from -- find /data -name '*.tif'   # nothing, if find fails
+fsqueue insert http://localhost:8750/fetch tasks.jsonl --commit seed-2026-11    # through a gateway"""
     ),
 )
 @queue_argument
@@ -127,16 +131,18 @@ def insert(
     asked.check()
     key = asked.key
     with one_queue(queue) as q:
-        if not isinstance(q, fsqueue.Queue) and (asked.commit is not None or batch_tasks is not None):
+        if not isinstance(q, fsqueue.Queue) and batch_tasks is not None:
             raise click.UsageError(
-                f"--commit, --from and --batch-tasks write the queue's files, and {queue} is an address. Nothing was "
-                "inserted. Type the command on a host that has mounted the filesystem."
+                f"--batch-tasks is about the queue's files, and {queue} is an address: its gateway chooses. Nothing "
+                "was inserted. Leave it out."
             )
         more: dict[str, Any] = {} if batch_tasks is None else {"batch_tasks": batch_tasks}
         read = Input(q.settings.task_bytes_max)
         source = Source(read, asked, asked.format(read), producer)
-        if asked.commit is not None and isinstance(q, fsqueue.Queue):
-            _insert_once(q.commit(asked.commit), source, batch_tasks, delay_s, asked.is_table, as_json)
+        if asked.commit is not None:
+            commit = _LocalCommit(q.commit(asked.commit), batch_tasks, delay_s) if isinstance(q, fsqueue.Queue) else (
+                _RemoteCommit(q, asked.commit, delay_s))  # fmt: skip
+            _insert_once(commit, source, asked.is_table, as_json)
             return
         source.check_files()
         count, handled = 0, 0
@@ -144,7 +150,10 @@ def insert(
         with source.interruptible():
             while not source.ended and failure is None:
                 try:
-                    count += q.insert_many(source.until_pause(), delay_s=delay_s, **more)
+                    tasks = source.until_pause()
+                    if not isinstance(q, fsqueue.Queue):  # a gateway does not wait for the first line for long
+                        tasks = chain([*islice(tasks, 1)], tasks)
+                    count += q.insert_many(tasks, delay_s=delay_s, **more)
                     handled = source.tasks
                 except fsqueue.InvalidTask as error:  # the line read last; those before it are in
                     count += _new_of(error)
@@ -184,32 +193,89 @@ def _handled_at(error: fsqueue.FsqueueError, before: int) -> int | None:
     return before if error.new is None else None
 
 
-def _insert_once(
-    commit: fsqueue.Commit, source: Source, batch_tasks: int | None, delay_s: float, is_table: bool, as_json: bool
-) -> None:
+class _LocalCommit:
+    """A commit of a queue on a filesystem: what was read is staged, and published at the end."""
+
+    def __init__(self, commit: fsqueue.Commit, batch_tasks: int | None, delay_s: float) -> None:
+        self._commit, self._batch_tasks, self._delay_s = commit, batch_tasks, delay_s
+        self.name, self.committed = commit.name, commit.committed
+
+    def insert(self, source: Source) -> fsqueue.CommitReport | None:
+        """Insert the input, unless it is broken off: then return None."""
+        parts = []
+        try:
+            while not source.ended:
+                try:
+                    staged = source.until_end()
+                    parts.append(self._commit.stage(staged, batch_tasks=self._batch_tasks, delay_s=self._delay_s))
+                except fsqueue.InvalidTask as error:
+                    parts.append(error.part)
+                    source.refuse_task(error)
+        except fsqueue.FsqueueError:
+            with suppress(fsqueue.FsqueueError):  # otherwise `gc` does it
+                self._commit.discard()
+            raise
+        source.await_producer()  # nothing may be published before it is known how the producer ended
+        if source.broken_off:
+            self._commit.discard()
+            return None
+        return self._commit.publish(parts)
+
+
+class _RemoteCommit:
+    """A commit of a gateway's queue: one request.
+
+    What was read is kept in a temporary file until it is known how the producer ended. A gateway would break off a
+    request that pauses for long.
+    """
+
+    def __init__(self, queue: fsqueue.RemoteQueue, name: str, delay_s: float) -> None:
+        self._queue, self.name, self._delay_s = queue, name, delay_s
+        self._bytes_max = queue.settings.task_bytes_max
+
+    def committed(self) -> fsqueue.CommitReport | None:
+        """Return what was inserted under the name; None if nothing was decided yet."""
+        return self._queue.committed(self.name)
+
+    def insert(self, source: Source) -> fsqueue.CommitReport | None:
+        """Insert the input, unless it is broken off: then return None."""
+        from fsqueue.client.kept_tasks import KeptTasks
+
+        with tempfile.TemporaryFile() as file:
+            kept = KeptTasks(file, self._bytes_max, self._delay_s)
+            try:
+                for payload in source.until_end():
+                    try:
+                        kept.add(payload)
+                    except fsqueue.InvalidTask as error:
+                        source.refuse_task(error)
+                file.flush()
+            except OSError as error:
+                raise fsqueue.StorageFull(
+                    f"The input could not be kept in {tempfile.gettempdir()}: {error.strerror}. Nothing was inserted. "
+                    "Choose another directory: TMPDIR=DIR."
+                ) from error
+            source.await_producer()
+            if source.broken_off:
+                return None
+            new = self._queue.insert_many(kept, commit=self.name, delay_s=self._delay_s, total=source.tasks)
+        report = self.committed()
+        if report is None:
+            raise fsqueue.QueuePurged(
+                f"The queue was purged after {wording.counted(new, 'task')} had been inserted: they are gone with it."
+            )
+        return replace(report, repeated=new < report.tasks)
+
+
+def _insert_once(commit: _LocalCommit | _RemoteCommit, source: Source, is_table: bool, as_json: bool) -> None:
     """Insert the whole input under a name, unless it was committed before."""
     report = commit.committed()
     was_used_up = report is not None and not report.tasks
     if report is None:
         source.check_files()
-        parts = []
         with source.interruptible():
-            try:
-                while not source.ended:
-                    try:
-                        parts.append(commit.stage(source.until_end(), batch_tasks=batch_tasks, delay_s=delay_s))
-                    except fsqueue.InvalidTask as error:
-                        parts.append(error.part)
-                        source.refuse_task(error)
-            except fsqueue.FsqueueError:
-                with suppress(fsqueue.FsqueueError):  # otherwise `gc` does it
-                    commit.discard()
-                raise
-            source.await_producer()  # nothing may be published before it is known how the producer ended
-            if source.broken_off:
-                commit.discard()
-            else:
-                report = commit.publish(parts)
+            report = commit.insert(source)
+            if report is not None:
                 source.forget_signal()
     elif was_used_up:  # else the input is not read
         source.check_files()

@@ -30,6 +30,7 @@ from .common import (
     queues_argument,
     say_unknown,
     words,
+    words_with_objects,
     worker_option,
     yes_option,
 )
@@ -45,6 +46,8 @@ WAIT_STEP_S = (0.5, 5.0)
 """Shortest and longest wait after which an interrupted `lease --wait` notices. It grows with the time waited."""
 
 ORDERS = ("priority", "random")
+RENEWED = "renewed"
+"""What is said of renewed leases."""
 
 tokens_argument = click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True)
 
@@ -156,7 +159,10 @@ class Ending:
     """
 
     def __init__(self, queue: str, tokens: tuple[str, ...], verb: str, as_json: bool, completes: bool = False) -> None:
-        self._queue, self._tokens = queue, list(words(tokens))
+        given = list(words_with_objects(tokens))
+        self._queue, self._tokens = queue, [token for token, _ in given]
+        self.results = {token: line["result"] for token, line in given if line.get("result") is not None}
+        """The result of each task whose line on standard input has one, by its token."""
         self._verb, self._as_json, self._completes = verb, as_json, completes
         self.lost: dict[str, str] = {}
         self.already: dict[str, str] = {}
@@ -220,8 +226,11 @@ class Ending:
         return list(tasks.values())
 
     def _report(self) -> None:
-        more = {"already": list(map(_task_of, self.already))} if self.already else {}
+        more: dict[str, Any] = {"already": list(map(_task_of, self.already))} if self.already else {}
         more |= {"unknown": self.unknown} if self.unknown else {}
+        more |= {"lost_tokens": list(self.lost)} if self.lost else {}
+        if self._verb == RENEWED:
+            more["lease_until"] = [task.lease_until for task in self.done]
         lost = list(map(_task_of, self.lost))
         print_done(self._as_json, {self._verb: [task.id for task in self.done], "lost": lost, **more})
         for token, why in (self.already | self.lost).items():
@@ -233,7 +242,13 @@ class Ending:
             raise click.exceptions.Exit(UNKNOWN_EXIT)
 
 
-@click.command(epilog=example("""fsqueue complete Q "$token"\nfsqueue complete Q "$token" --result '{"mean": 0.5}'"""))
+@click.command(
+    epilog=example(
+        """fsqueue complete Q "$token"
+fsqueue complete Q "$token" --result '{"mean": 0.5}'
+jq -c '{token, result: .payload.n}' mine.jsonl | fsqueue complete Q -      # each task has a result of its own"""
+    )
+)
 @queue_argument
 @tokens_argument
 @click.option("--result", metavar="JSON", help="A small result, kept in the history.")
@@ -243,16 +258,24 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
 
     Exit code 4: a lease was lost, discard that result. The others are completed all the same. To complete a task
     again with the same TOKEN is no error: the command says so, and keeps the first result.
+
+    --result is that of each task. For results that differ, give lines of JSON on standard input, each with "token" and
+    "result".
     """
-    ending = Ending(queue, tokens, "completed", as_json, completes=True)
-    if result is None:
-        ending.together(lambda q, tasks: q.complete(tasks))
-    else:
+    value = None
+    if result is not None:
         try:
             value = user_json.decode_with_constants(result)
         except user_json.NotExact as error:
             raise click.UsageError(f"--result {error}.") from None
-        ending.singly(lambda task: task.complete(value))
+    ending = Ending(queue, tokens, "completed", as_json, completes=True)
+    if value is not None and ending.results:
+        raise click.UsageError(
+            "A result is given by --result, and others on standard input. Nothing was done. Give all on standard input."
+        )
+    ending.together(
+        lambda q, tasks: q.complete(tasks, {task.id: ending.results.get(task.token, value) for task in tasks})
+    )
 
 
 @click.command(epilog=example('fsqueue renew Q "$token" --lease 1h'))
@@ -261,8 +284,11 @@ def complete(queue: str, tokens: tuple[str, ...], result: str | None, as_json: b
 @click.option("--lease", "lease_s", type=DURATION, help="How long from now [the queue's].")
 @json_option
 def renew(queue: str, tokens: tuple[str, ...], lease_s: float | None, as_json: bool) -> None:
-    """Extend the leases of the TOKENs ('-': read them from standard input). Exit code 4: a lease was lost."""
-    Ending(queue, tokens, "renewed", as_json).together(lambda q, tasks: q.renew(tasks, lease_s=lease_s))
+    """Extend the leases of the TOKENs ('-': read them from standard input). Exit code 4: a lease was lost.
+
+    --json prints until when each of the renewed leases lasts, in Unix seconds: "lease_until".
+    """
+    Ending(queue, tokens, RENEWED, as_json).together(lambda q, tasks: q.renew(tasks, lease_s=lease_s))
 
 
 @click.command(epilog=example('fsqueue release Q "$token" --delay 1m'))

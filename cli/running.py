@@ -505,7 +505,8 @@ def _remote_upstream_at(name: str, of: str, worker: str | None, patience_s: floa
     """Return the queue of an earlier stage: by its name in the group of a gateway's queue, or by its address."""
     if is_address(name):
         return fsqueue.connect(name, worker=worker, patience_s=patience_s)
-    return _group_at_gateway(f"{of.rpartition('/')[0]}/", worker, patience_s)[name]
+    group = _group_at_gateway(f"{of.rpartition('/')[0]}/", worker, patience_s)
+    return group[named(group, name)]
 
 
 def _upstream_at(name: str, of: str, worker: str | None) -> fsqueue.Queue:

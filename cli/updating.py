@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -14,9 +14,24 @@ import fsqueue
 from fsqueue.format import user_json
 from fsqueue.views import outcomes
 
-from .common import example, group_at, json_option, named, queue_at, worker_option
+from .common import (
+    GATEWAY_PATIENCE_S,
+    example,
+    group_at,
+    json_option,
+    named,
+    path_of,
+    queue_at,
+    worker_option,
+)
 from .options import DURATION
 from .printing import complain, print_done, print_json, quoted
+from .targets import is_address, why_lost
+
+if TYPE_CHECKING:
+    from .targets import AnyQueue
+
+    AnyGroup = fsqueue.Group | fsqueue.RemoteGroup
 
 OPERATIONS_MAX = 10_000
 """Maximum number of operations of an update."""
@@ -68,7 +83,8 @@ class Typed(NamedTuple):
 fsqueue update "$FSQUEUE_QUEUE" --complete "$FSQUEUE_TOKEN" --insert extract=1 --insert extract=2   # within a command
 fsqueue update /scratch/me/crawl --cancel fetch=ID@VERSION --insert fetch='{"page": 2}'      # if it still waits
 fsqueue update /scratch/me/crawl --insert extract=1 --depends leader="$token"     # only while that lease holds
-fsqueue update /scratch/me/crawl --json < operations.jsonl"""
+fsqueue update /scratch/me/crawl --json < operations.jsonl
+fsqueue update http://localhost:8750/ --complete fetch="$token" --insert extract='{"page": 1}'   # a gateway's group"""
     )
 )
 @click.argument("group", metavar="GROUP")
@@ -120,6 +136,7 @@ def update(
 
     A token is what 'fsqueue lease' prints. Name its queue, too, as QUEUE=TOKEN or "queue": otherwise the task is looked
     for in all queues of the group, if these are at most 64. GROUP may be GROUP/QUEUE: then tokens are of that queue.
+    Both may be addresses of a gateway.
 
     A queue comes into being with its first task. Payloads may take 64 KiB, and an update may have 10,000 operations.
 
@@ -257,8 +274,12 @@ def _checked(operation: Typed) -> Typed:
     return operation
 
 
-def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]:
-    """Return the group at a path, or of the queue at it, and the name of that queue. GroupNotFound, NotAQueue."""
+def _group_at(path: str, worker: str | None) -> tuple[AnyGroup, str | None]:
+    """Return the group at a path or an address, or of the queue at it, and the name of that queue. GroupNotFound,
+    NotAQueue.
+    """
+    if is_address(path):
+        return _group_at_gateway(path, worker)
     group = group_at(path, worker=worker)
     if group is not None:
         return group, None
@@ -275,7 +296,21 @@ def _group_at(path: str, worker: str | None) -> tuple[fsqueue.Group, str | None]
     return fsqueue.Group(queue.group.path, worker=worker), queue.name
 
 
-def _add(group: fsqueue.Group, default: str | None, prepared: Any, operation: Typed, lost: Lists) -> None:
+def _group_at_gateway(url: str, worker: str | None) -> tuple[fsqueue.RemoteGroup, str | None]:
+    """Return the group of a gateway, and the name of the queue that an address names."""
+    found, name = fsqueue.connect(url, worker=worker, patience_s=GATEWAY_PATIENCE_S), None
+    if isinstance(found, fsqueue.RemoteQueue):
+        name = found.name
+        found = fsqueue.connect(f"{found.gateway}/", worker=worker, patience_s=GATEWAY_PATIENCE_S)
+    if isinstance(found, fsqueue.RemoteGroup):
+        return found, name
+    raise click.UsageError(
+        f"{url} is a gateway that serves one queue, and an update changes queues of a group. Nothing was done. To "
+        "serve a group: fsqueue serve GROUP"
+    )
+
+
+def _add(group: AnyGroup, default: str | None, prepared: Any, operation: Typed, lost: Lists) -> None:
     """Add an operation to an update; note a lease that does not hold, in the list in which an update names it."""
     verb, fields = operation.verb, dict(operation.fields)
     if verb == "insert":
@@ -301,38 +336,39 @@ def _add(group: fsqueue.Group, default: str | None, prepared: Any, operation: Ty
     act(task, **fields)
 
 
-def _task_of(group: fsqueue.Group, queue: str | None, token: str) -> fsqueue.LeasedTask:
+def _task_of(group: AnyGroup, queue: str | None, token: str) -> fsqueue.LeasedTask:
     """Return the leased task that a token means. LeaseLost, TaskNotFound."""
     return _found(group, queue, lambda one: one.attach(token))
 
 
-def _seen(group: fsqueue.Group, queue: str | None, id: str) -> fsqueue.TaskInfo:
+def _seen(group: AnyGroup, queue: str | None, id: str) -> fsqueue.TaskInfo:
     """Return what is known of a task. TaskNotFound."""
     return _found(group, queue, lambda one: one.task(id))
 
 
-def _found(group: fsqueue.Group, queue: str | None, look: Callable[[fsqueue.Queue], Found]) -> Found:
+def _found(group: AnyGroup, queue: str | None, look: Callable[[AnyQueue], Found]) -> Found:
     """Return what a look into the task's queue finds; into all of them, if it is not named. TaskNotFound."""
     if queue is not None:
         return look(group[named(group, queue)])
-    queues = list(islice(group.queues(tasks_min=0), SEARCHED_MAX + 1))
+    each: Iterator[fsqueue.GroupQueue | fsqueue.RemoteQueue] = group.queues(tasks_min=0)
+    queues = list(islice(each, SEARCHED_MAX + 1))
     if len(queues) > SEARCHED_MAX:
         raise click.UsageError(
             f"The group has more than {SEARCHED_MAX} queues. Name the queue of each token: QUEUE=TOKEN. "
             "Nothing was done."
         )
-    found: list[tuple[fsqueue.GroupQueue, Found]] = []
+    found: list[tuple[fsqueue.GroupQueue | fsqueue.RemoteQueue, Found]] = []
     lost: fsqueue.LeaseLost | None = None
     for one in queues:
         try:
-            if not found or one.store.queue_state.id == found[0][0].store.queue_state.id:  # else it has other tasks
+            if not found or _may_be_copy(one, found[0][0]):
                 found.append((one, look(one)))
         except fsqueue.LeaseLost as error:
             lost = lost or error  # a copy of the queue, made before the lease, does not know it
         except (fsqueue.TaskNotFound, fsqueue.QueueNotFound, fsqueue.NotAQueue):
             continue
     if len(found) > 1:
-        first, second = (quoted(str(one.path)) for one, _ in found[:2])
+        first, second = (quoted(path_of(one)) for one, _ in found[:2])
         raise click.UsageError(
             f"{first} and {second} have the same id: one is a copy of the other, and both have this task. Name the "
             'queue: QUEUE=TOKEN, or "queue" on standard input. Nothing was done.'
@@ -347,10 +383,17 @@ def _found(group: fsqueue.Group, queue: str | None, look: Callable[[fsqueue.Queu
     )
 
 
-def _why_absent(group: fsqueue.Group, queue: str | None, token: str, error: fsqueue.FsqueueError) -> str:
+def _may_be_copy(one: fsqueue.GroupQueue | fsqueue.RemoteQueue, other: object) -> bool:
+    """Return whether a queue may have the same tasks as another one. A gateway does not tell: it is asked for them."""
+    if isinstance(one, fsqueue.Queue) and isinstance(other, fsqueue.Queue):
+        return one.store.queue_state.id == other.store.queue_state.id
+    return True
+
+
+def _why_absent(group: AnyGroup, queue: str | None, token: str, error: fsqueue.FsqueueError) -> str:
     """Return why a task is not at work, as the history tells it."""
     if "@" in token and queue is not None and group[queue].exists():
-        loss = outcomes.why_lost(group[queue].store, [token])[token]
+        loss = why_lost(group[queue], [token])[token]
         if loss is not None:
             return outcomes.DONE_BEFORE[0] if loss.is_completed else loss.why
     return str(error)

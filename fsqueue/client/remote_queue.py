@@ -50,6 +50,7 @@ from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import (
     STATES,
+    CommitReport,
     DeadLetter,
     GcReport,
     Movement,
@@ -237,6 +238,11 @@ class RemoteQueue(OverWire):
         new = int(found["inserted"])
         stream.check(new)
         return new
+
+    def committed(self, name: str) -> CommitReport | None:
+        """Return what was inserted under a commit's name, by whomever; None if nothing was decided yet."""
+        found = self._ask("committed", name=name)
+        return None if found is None else made(CommitReport, found)
 
     # -- leasing ------------------------------------------------------------------------------------------------
 

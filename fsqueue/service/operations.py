@@ -60,6 +60,12 @@ def _facts(queue: fsqueue.Queue, given: Given) -> Any:
     }
 
 
+def _committed(queue: fsqueue.Queue, given: Given) -> Any:
+    is_there = not isinstance(queue, fsqueue.GroupQueue) or queue.exists()
+    report = queue.commit(given["name"]).committed() if is_there else None
+    return {"report": None if report is None else report.as_dict()}
+
+
 def drained(queues: fsqueue.Queue | fsqueue.GroupQueues) -> Any:
     """Tell whether at one instant nothing was left in any of them; and what the look has found, if so."""
     found = queues.drained_proof()
@@ -107,6 +113,7 @@ _ACTS: Mapping[str, Act] = {
     "attach": lambda queue, given: answers.attached(queue.attach(given["token"])),
     "bury": _bury,
     "change_settings": lambda queue, given: asdict(queue.change_settings(**given["settings"])),
+    "committed": _committed,
     "complete": complete,
     "fail": _fail,
     "is_drained": lambda queue, given: drained(queue),

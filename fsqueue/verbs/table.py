@@ -263,6 +263,9 @@ OF_GATEWAYS: Sequence[Verb] = (
          _get(f"{QUEUE}/events", gives="text/event-stream")),
     Verb("task_events", "Each movement of a task, to its end.", "reads",
          _get(f"{ONE_TASK}/events", gives="text/event-stream")),
+    Verb("committed", "What was inserted under a commit's name: `report` is null if nothing was decided yet.", "reads",
+         _get(f"{QUEUE}/commits", Field("name", "text", "The commit's name.", needed=True, least=1, most=200),
+              answer="report"), command="insert"),
     Verb("queues", "Names of queues, in order, a page at a time.", "reads", _get(
         "/queues", MATCH,
         Field("tasks_min", "whole", "Least number of unfinished tasks of a queue; 0: also empty ones.", default=1,

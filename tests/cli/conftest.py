@@ -15,6 +15,7 @@ from fsqueue_cli.main import cli
 
 from fsqueue import Queue
 from tests.conftest import QueueFactory
+from tests.gateways import gateways
 
 Run = Callable[..., Result]
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -56,6 +57,19 @@ def spawn() -> Iterator[Spawn]:
         for pipe in (process.stdin, process.stdout, process.stderr):  # not read to the end: its commands may live on
             if pipe is not None:
                 pipe.close()
+
+
+@pytest.fixture(params=["path", "address"])
+def place_of(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[Path], str]]:
+    """`place_of(path)`: the path of a queue or a group, or its address at a gateway. Tests are run for both."""
+    with gateways(tmp_path) as serve:
+        yield str if request.param == "path" else serve
+
+
+@pytest.fixture
+def place(queue: Queue, place_of: Callable[[Path], str]) -> str:
+    """The path of the queue, or its address."""
+    return place_of(queue.path)
 
 
 def catches(pid: int, number: int) -> bool:

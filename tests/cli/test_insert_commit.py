@@ -18,7 +18,8 @@ from typing import IO
 import pytest
 
 from fsqueue import InvalidArgument, Queue
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import Run, Spawn, catches
+from tests.gateways import gateways
 from tests.levels import how_many
 from tests.support import base_of, files_below, task_file_names
 from tests.waiting import until
@@ -33,9 +34,9 @@ def payloads(queue: Queue) -> list[object]:
     return sorted(task.payload for task in queue.tasks())
 
 
-def test_repeating_it_is_harmless(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+def test_repeating_it_is_harmless(fsqueue_cli: Run, queue: Queue, place: str, tmp_path: Path) -> None:
     (tmp_path / "tasks").write_text("1\n2\n3\n")
-    command = ("insert", queue.path, tmp_path / "tasks", "--commit", "seed-2026-11")
+    command = ("insert", place, tmp_path / "tasks", "--commit", "seed-2026-11")
     assert fsqueue_cli(*command).stdout == "3\n"
     again = fsqueue_cli(*command)
     assert again.stdout == "0\n"
@@ -45,8 +46,8 @@ def test_repeating_it_is_harmless(fsqueue_cli: Run, queue: Queue, tmp_path: Path
     assert staged(queue) == []
 
 
-def test_json_output(fsqueue_cli: Run, queue: Queue) -> None:
-    command = ("insert", queue.path, "--commit", "a", "--json")
+def test_json_output(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    command = ("insert", place, "--commit", "a", "--json")
     first = json.loads(fsqueue_cli(*command, input="1\n2\n").stdout)
     assert first == {"inserted": 2, "skipped": 0, "commit": "a", "committed": 2, "repeated": False, "refused": False}
     again = json.loads(fsqueue_cli(*command, input="1\n2\n3\n").stdout)
@@ -54,8 +55,8 @@ def test_json_output(fsqueue_cli: Run, queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_commit_of_no_tasks_uses_the_name_up(fsqueue_cli: Run, queue: Queue, as_json: bool) -> None:
-    command = ("insert", queue.path, "--commit", "none", *(["--json"] if as_json else []))
+def test_a_commit_of_no_tasks_uses_the_name_up(fsqueue_cli: Run, queue: Queue, place: str, as_json: bool) -> None:
+    command = ("insert", place, "--commit", "none", *(["--json"] if as_json else []))
     outcome = {"inserted": 0, "skipped": 0, "commit": "none", "committed": 0, "repeated": False, "refused": False}
     for text, changed, code, said in (
         ("", {}, 0, "the name none is used up by a commit of no tasks"),
@@ -67,11 +68,11 @@ def test_a_commit_of_no_tasks_uses_the_name_up(fsqueue_cli: Run, queue: Queue, a
         assert json.loads(result.stdout) == (outcome | changed if as_json else 0)
         assert said in result.stderr
     assert payloads(queue) == []
-    assert fsqueue_cli("insert", queue.path, "--commit", "other", input="1\n2\n").stdout == "2\n"
+    assert fsqueue_cli("insert", place, "--commit", "other", input="1\n2\n").stdout == "2\n"
 
 
-def test_bad_lines_alone_use_the_name_up_and_are_an_error(fsqueue_cli: Run, queue: Queue) -> None:
-    command = ("insert", queue.path, "--commit", "none", "--skip-bad")
+def test_bad_lines_alone_use_the_name_up_and_are_an_error(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    command = ("insert", place, "--commit", "none", "--skip-bad")
     for _ in range(2):
         result = fsqueue_cli(*command, input="{\n", code=1)
         assert "the name none is used up" in result.stderr
@@ -93,20 +94,22 @@ def test_a_quicker_commit_of_no_tasks_refuses_the_tasks(queue: Queue, spawn: Spa
     assert (payloads(queue), staged(queue)) == ([], [])
 
 
-def test_a_bad_line_inserts_nothing(fsqueue_cli: Run, queue: Queue) -> None:
-    result = fsqueue_cli("insert", queue.path, "--commit", "a", input="1\n2\n{\n4\n", code=2)
+def test_a_bad_line_inserts_nothing(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    result = fsqueue_cli("insert", place, "--commit", "a", input="1\n2\n{\n4\n", code=2)
     assert result.stdout == "0\n"
     assert "line 3 is not JSON" in result.stderr
     assert "nothing was inserted as a" in result.stderr
     assert payloads(queue) == []
     assert staged(queue) == []
-    assert fsqueue_cli("insert", queue.path, "--commit", "a", input="1\n2\n3\n4\n").stdout == "4\n"
+    assert fsqueue_cli("insert", place, "--commit", "a", input="1\n2\n3\n4\n").stdout == "4\n"
 
 
-def test_bad_lines_that_are_skipped(fsqueue_cli: Run, queue_factory: Callable[..., Queue]) -> None:
+def test_bad_lines_that_are_skipped(
+    fsqueue_cli: Run, queue_factory: Callable[..., Queue], place_of: Callable[[Path], str]
+) -> None:
     queue = queue_factory(task_bytes_max=100)
     lines = "1\n{\n2\n" + json.dumps("x" * 90) + "\n3\n"
-    result = fsqueue_cli("insert", queue.path, "--commit", "a", "--skip-bad", input=lines, code=1)
+    result = fsqueue_cli("insert", place_of(queue.path), "--commit", "a", "--skip-bad", input=lines, code=1)
     assert result.stdout == "3\n"
     assert "line 2 is not JSON" in result.stderr
     assert "line 4 is no task for this queue" in result.stderr
@@ -114,9 +117,13 @@ def test_bad_lines_that_are_skipped(fsqueue_cli: Run, queue_factory: Callable[..
     assert staged(queue) == []
 
 
-def test_a_task_that_is_too_large_inserts_nothing(fsqueue_cli: Run, queue_factory: Callable[..., Queue]) -> None:
+def test_a_task_that_is_too_large_inserts_nothing(
+    fsqueue_cli: Run, queue_factory: Callable[..., Queue], place_of: Callable[[Path], str]
+) -> None:
     queue = queue_factory(task_bytes_max=100)
-    result = fsqueue_cli("insert", queue.path, "--commit", "a", input="1\n" + json.dumps("x" * 90) + "\n", code=2)
+    result = fsqueue_cli(
+        "insert", place_of(queue.path), "--commit", "a", input="1\n" + json.dumps("x" * 90) + "\n", code=2
+    )
     assert "nothing was inserted as a" in result.stderr
     assert queue.status().inserted == 0
     assert staged(queue) == []
@@ -143,9 +150,9 @@ def test_a_name_that_cannot_be(fsqueue_cli: Run, queue: Queue, name: str) -> Non
     assert queue.status().inserted == 0
 
 
-def test_a_missing_file_inserts_nothing(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+def test_a_missing_file_inserts_nothing(fsqueue_cli: Run, queue: Queue, place: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("1\n")
-    fsqueue_cli("insert", queue.path, tmp_path / "one", tmp_path / "none", "--commit", "a", code=2)
+    fsqueue_cli("insert", place, tmp_path / "one", tmp_path / "none", "--commit", "a", code=2)
     assert queue.status().inserted == 0
     assert staged(queue) == []
 
@@ -200,6 +207,23 @@ def test_an_interruption_inserts_nothing(spawn: Spawn, queue: Queue, number: sig
     assert "nothing was inserted as a" in stderr
     assert queue.status().inserted == 0
     assert staged(queue) == []
+
+
+def test_an_interruption_at_an_address_inserts_nothing(
+    fsqueue_cli: Run, spawn: Spawn, queue: Queue, tmp_path: Path
+) -> None:
+    with gateways(tmp_path) as serve:
+        command = ("insert", serve(queue.path), "--commit", "a")
+        child = spawn(*command, stdin=subprocess.PIPE)
+        assert child.stdin is not None
+        child.stdin.write("1\n2\n")
+        child.stdin.flush()
+        until(lambda: child.poll() is not None or catches(child.pid, signal.SIGTERM), "it to read")
+        child.terminate()
+        _, stderr = child.communicate()
+        assert (child.returncode, queue.status().inserted) == (128 + signal.SIGTERM, 0)
+        assert "nothing was inserted as a" in stderr
+        assert fsqueue_cli(*command, input="1\n").stdout == "1\n", "the name is free"
 
 
 KILLED = """

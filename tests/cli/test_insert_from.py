@@ -30,9 +30,9 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("either")
-def test_what_a_command_prints_is_inserted_once(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+def test_what_a_command_prints_is_inserted_once(fsqueue_cli: Run, queue: Queue, place: str, tmp_path: Path) -> None:
     mark = tmp_path / "runs"
-    command = ("insert", queue.path, "--commit", "a", "--from", "--", "sh", "-c", f"echo x >>'{mark}'; seq 3")
+    command = ("insert", place, "--commit", "a", "--from", "--", "sh", "-c", f"echo x >>'{mark}'; seq 3")
     assert fsqueue_cli(*command).stdout == "3\n"
     again = fsqueue_cli(*command)
     assert again.stdout == "0\n"
@@ -56,9 +56,9 @@ FAILING = {
 @pytest.mark.parametrize("script", FAILING)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_of_a_command_that_fails_nothing_is_inserted_and_the_name_stays_free(
-    fsqueue_cli: Run, queue: Queue, script: str, as_json: bool
+    fsqueue_cli: Run, queue: Queue, place: str, script: str, as_json: bool
 ) -> None:
-    command = ("insert", queue.path, "--commit", "a", *["--json"][: 1 * as_json], "--from", "--", "sh", "-c")
+    command = ("insert", place, "--commit", "a", *["--json"][: 1 * as_json], "--from", "--", "sh", "-c")
     result = fsqueue_cli(*command, script, code=1)
     code, said = FAILING[script]
     if as_json:
@@ -74,15 +74,17 @@ def test_of_a_command_that_fails_nothing_is_inserted_and_the_name_stays_free(
     assert payloads(queue) == [1, 2, 3, 4]
 
 
-def test_nothing_is_published_before_the_command_has_ended(spawn: Spawn, queue: Queue, tmp_path: Path) -> None:
+def test_nothing_is_published_before_the_command_has_ended(
+    spawn: Spawn, queue: Queue, place: str, tmp_path: Path
+) -> None:
     """It has printed all, and closed its output, and may still fail."""
     go = tmp_path / "go"
     os.mkfifo(go)
     script = f"seq 3; exec 1>&-; read code <'{go}'; exit $code"
     for code, inserted in ((5, 0), (0, 3)):
-        child = spawn("insert", queue.path, "--commit", "a", "--from", "--", "sh", "-c", script)
+        child = spawn("insert", place, "--commit", "a", "--from", "--", "sh", "-c", script)
         with go.open("w") as pipe:  # opens when the shell does, which is after its output was closed
-            until(lambda: any("jsonl" in name for name in staged(queue)), "the staged tasks")
+            until(lambda: ":" in place or any("jsonl" in name for name in staged(queue)), "the staged tasks")
             assert child.poll() is None
             assert (queue.status().inserted, queue.commit("a").committed()) == (0, None)
             pipe.write(f"{code}\n")
@@ -100,18 +102,18 @@ def test_nothing_is_published_before_the_command_has_ended(spawn: Spawn, queue: 
     ],
 )
 def test_the_output_is_read_as_other_input_is(
-    fsqueue_cli: Run, queue: Queue, options: list[str], script: str, found: list[object]
+    fsqueue_cli: Run, queue: Queue, place: str, options: list[str], script: str, found: list[object]
 ) -> None:
     code = 1 if "--skip-bad" in options else 0
-    fsqueue_cli("insert", queue.path, *options, "--commit", "a", "--from", "--", "sh", "-c", script, code=code)
+    fsqueue_cli("insert", place, *options, "--commit", "a", "--from", "--", "sh", "-c", script, code=code)
     assert payloads(queue) == found
 
 
 @pytest.mark.usefixtures("either")
-def test_a_bad_line_ends_the_command_and_is_named(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+def test_a_bad_line_ends_the_command_and_is_named(fsqueue_cli: Run, queue: Queue, place: str, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     script = f"echo $$ >'{pid}'; seq 2; echo bad; exec sleep 1000"
-    result = fsqueue_cli("insert", queue.path, "--commit", "a", "--from", "--", "sh", "-c", script, code=2)
+    result = fsqueue_cli("insert", place, "--commit", "a", "--from", "--", "sh", "-c", script, code=2)
     assert "the output of sh, line 3 is not JSON" in result.stderr
     assert "nothing was inserted as a" in result.stderr
     assert (queue.status().inserted, staged(queue)) == (0, [])
@@ -119,8 +121,8 @@ def test_a_bad_line_ends_the_command_and_is_named(fsqueue_cli: Run, queue: Queue
         os.kill(int(pid.read_text()), 0)
 
 
-def test_the_other_streams_are_those_of_the_caller(spawn: Spawn, queue: Queue) -> None:
-    command = ("insert", queue.path, "--commit", "a", "--from", "--", "sh", "-c", "cat; echo told >&2")
+def test_the_other_streams_are_those_of_the_caller(spawn: Spawn, queue: Queue, place: str) -> None:
+    command = ("insert", place, "--commit", "a", "--from", "--", "sh", "-c", "cat; echo told >&2")
     child = spawn(*command, stdin=subprocess.PIPE)
     assert child.communicate("1\n2\n", timeout=PATIENCE_S) == ("2\n", "told\n")
     assert payloads(queue) == [1, 2]
@@ -201,7 +203,7 @@ def test_the_end_of_the_terminal_counts_unless_it_is_ignored(handler: signal.Han
 
 
 def test_a_signal_after_the_last_step_changes_nothing_of_what_is_said(
-    fsqueue_cli: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    fsqueue_cli: Run, queue: Queue, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All is published: it is not "interrupted: nothing was inserted"."""
     real = fsqueue.Commit.publish
@@ -212,11 +214,11 @@ def test_a_signal_after_the_last_step_changes_nothing_of_what_is_said(
         return report
 
     monkeypatch.setattr(fsqueue.Commit, "publish", publish)
-    result = fsqueue_cli("insert", queue.path, "--commit", "a", input="1\n2\n")
+    result = fsqueue_cli("insert", place, "--commit", "a", input="1\n2\n")
     assert (result.stdout, result.stderr) == ("2\n", "")
 
 
-def test_a_command_that_is_not_there(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+def test_a_command_that_is_not_there(fsqueue_cli: Run, queue: Queue, place: str, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -227,7 +229,7 @@ def test_a_command_that_is_not_there(fsqueue_cli: Run, queue: Queue, tmp_path: P
         (["seq 3"], "Leave the quotes away"),
         ([], "--from needs a command after '--'"),
     ):
-        result = fsqueue_cli("insert", queue.path, "--commit", "a", "--from", "--", *command, code=2)
+        result = fsqueue_cli("insert", place, "--commit", "a", "--from", "--", *command, code=2)
         assert says in result.stderr
         assert result.stdout == ""
     assert (queue.status().inserted, queue.commit("a").committed()) == (0, None)
@@ -242,19 +244,23 @@ def test_a_command_that_is_not_there(fsqueue_cli: Run, queue: Queue, tmp_path: P
         (["--commit", "a", "--key", "k", "--from", "--", "seq"], "Leave --key or --commit out"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(fsqueue_cli: Run, queue: Queue, arguments: list[str], says: str) -> None:
-    result = fsqueue_cli("insert", queue.path, *arguments, code=2)
+def test_what_does_not_go_with_it_is_refused(
+    fsqueue_cli: Run, queue: Queue, place: str, arguments: list[str], says: str
+) -> None:
+    result = fsqueue_cli("insert", place, *arguments, code=2)
     assert says in result.stderr
     assert queue.status().inserted == 0
 
 
-def test_without_it_dashes_end_the_options_as_elsewhere(fsqueue_cli: Run, queue: Queue, tmp_path: Path) -> None:
+def test_without_it_dashes_end_the_options_as_elsewhere(
+    fsqueue_cli: Run, queue: Queue, place: str, tmp_path: Path
+) -> None:
     (tmp_path / "tasks").write_text("1\n")
-    assert fsqueue_cli("insert", queue.path, "--", tmp_path / "tasks").stdout == "1\n"
+    assert fsqueue_cli("insert", place, "--", tmp_path / "tasks").stdout == "1\n"
 
 
-def test_a_name_that_is_used_up_by_no_tasks(fsqueue_cli: Run, queue: Queue) -> None:
-    command = ("insert", queue.path, "--commit", "a", "--from", "--", "sh", "-c")
+def test_a_name_that_is_used_up_by_no_tasks(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    command = ("insert", place, "--commit", "a", "--from", "--", "sh", "-c")
     for script, code, says in (
         ("true", 0, "the name a is used up by a commit of no tasks"),
         ("true", 0, "with 0 tasks: nothing was added"),

@@ -95,6 +95,9 @@ def test_a_lost_lease_exits_with_4_and_the_others_are_dealt_with(
     result = fsqueue_cli(verb[0], queue.path, *tokens, *verb[1:], "--json", code=4)
     report = json.loads(result.stdout)
     assert report.pop("lost") == [tokens[1].partition("@")[0]]
+    assert report.pop("lost_tokens") == [tokens[1]]
+    until = report.pop("lease_until", None)
+    assert until is None or (verb == ["renew"] and len(until) == 2)
     assert [len(done) for done in report.values()] == [2]
     assert tokens[1].partition("@")[0] in result.stderr
 
@@ -105,7 +108,7 @@ def test_of_two_leases_of_one_task_one_may_be_lost_and_the_other_done(fsqueue_cl
     fsqueue_cli("release-all", queue.path, "--yes")
     [second] = leased(fsqueue_cli, queue)
     report = json.loads(fsqueue_cli("complete", queue.path, first["token"], second["token"], "--json", code=4).stdout)
-    assert report == {"completed": [second["id"]], "lost": [first["id"]]}
+    assert report == {"completed": [second["id"]], "lost": [first["id"]], "lost_tokens": [first["token"]]}
 
 
 def test_a_finished_task_exits_with_4_unless_it_is_completed_again(fsqueue_cli: Run, queue: Queue) -> None:
@@ -116,13 +119,35 @@ def test_a_finished_task_exits_with_4_unless_it_is_completed_again(fsqueue_cli: 
     fsqueue_cli("complete", queue.path, token, code=0)  # typed twice: it is as it should be
 
 
-def test_renewing_extends(fsqueue_cli: Run, queue: Queue) -> None:
-    queue.insert(1)
-    task = leased(fsqueue_cli, queue, "--lease", 60)[0]
-    fsqueue_cli("renew", queue.path, task["token"], "--lease", "5000")
-    renewed = queue.task(task["id"]).lease_until
-    assert renewed is not None
-    assert renewed - task["lease_until"] > 4000
+def test_renewing_extends_and_tells_until_when(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    queue.insert_many([1, 2])
+    tasks = leased(fsqueue_cli, queue, "--lease", 60, "-n", 2)
+    tokens = [task["token"] for task in tasks]
+    assert fsqueue_cli("renew", place, *tokens, "--lease", "5000").output == ""
+    report = json.loads(fsqueue_cli("renew", place, *tokens, "--lease", "9000", "--json").stdout)
+    assert report["renewed"] == [task["id"] for task in tasks]
+    assert report["lease_until"] == [queue.task(task["id"]).lease_until for task in tasks]
+    assert all(until - task["lease_until"] > 8000 for until, task in zip(report["lease_until"], tasks, strict=True))
+
+
+def test_each_task_has_a_result_of_its_own(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    queue.insert_many(range(5))
+    held = queue.lease(5)
+    lines = [{"token": task.token, "result": {"n": task.payload, "loss": float("nan")}} for task in held[:3]]
+    given = "\n".join([*map(json.dumps, lines), json.dumps({"token": held[3].token})])
+    refused = fsqueue_cli("complete", place, "-", "--result", "7", input=given, code=2).stderr
+    assert "Nothing was done. Give all on standard input." in refused
+    assert queue.status().leased == 5
+    done = json.loads(fsqueue_cli("complete", place, "-", held[4].token, "--json", input=given).stdout)["completed"]
+    assert sorted(done) == sorted(task.id for task in held)
+    found = {one.id: one.result for one in queue.results()}
+    assert [found[task.id] for task in held] == [*({"n": task.payload, "loss": "NaN"} for task in held[:3]), None, None]
+
+
+def test_one_result_is_that_of_each_task(fsqueue_cli: Run, queue: Queue, place: str) -> None:
+    queue.insert_many(range(2))
+    fsqueue_cli("complete", place, *(task.token for task in queue.lease(2)), "--result", "7")
+    assert [one.result for one in queue.results()] == [7, 7]
 
 
 def test_a_result_is_kept(fsqueue_cli: Run, queue: Queue) -> None:

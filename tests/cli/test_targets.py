@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +22,10 @@ from fsqueue_cli.main import cli
 
 import fsqueue
 from fsqueue import Group, Queue
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, Spawn
 from tests.gateways import gateways
 from tests.house.source import TOP
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.once
 
@@ -265,7 +267,25 @@ def test_insert_tells_the_same_of_a_queue_and_of_its_address(
             text.replace("PLACE/a", "PLACE/a2") if type(text) is str else text for text in by_path
         )
         assert group["a"].status() == group["a2"].status()
-        assert "is an address" in fsqueue_cli("insert", f"{url}/a", "--commit", "x", input=b"1\n", code=2).stderr
+        assert "is an address" in fsqueue_cli("insert", f"{url}/a", "--batch-tasks", 1, input=b"1\n", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "body_s"), [([], 5), (["--commit", "seed"], 1), (["--commit", "seed", "--from", "--"], 1)]
+)
+def test_insert_at_an_address_waits_for_a_slow_input_as_long_as_it_takes(
+    spawn: Spawn, tmp_path: Path, more: list[str], body_s: int
+) -> None:
+    """A gateway ends a request whose body pauses for longer than `body_s`."""
+    queue = Queue.create(tmp_path / "q", shards=1, durability="none")
+    script = f"for i in 1 2; do sleep {body_s * 2}; echo $i; done"
+    with gateways(tmp_path) as serve:
+        url = serve(queue.path, body_s=body_s)
+        with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as slow:
+            inserted = spawn("insert", url, *more, *["sh", "-c", script] * ("--from" in more), stdin=slow.stdout)
+            told = inserted.communicate(timeout=PATIENCE_S)
+    assert (inserted.returncode, *told) == (0, "2\n", "")
+    assert sorted(task.payload for task in queue.tasks()) == [1, 2]
 
 
 @pytest.mark.parametrize("form", ["text", "--json"])
@@ -298,7 +318,8 @@ def test_lost_leases_are_told_by_an_address_as_by_a_path(
                 said = fsqueue_cli(verb, f"{place}/{name}", *each, *options, code=None)
                 text = (said.exit_code, said.stdout, said.stderr)
                 for position, token in enumerate(tokens):
-                    text = (text[0], *(part.replace(token.partition("@")[0], f"T{position}") for part in text[1:]))
+                    for word, told_as in ((token, f"TOKEN{position}"), (token.partition("@")[0], f"T{position}")):
+                        text = (text[0], *(part.replace(word, told_as) for part in text[1:]))
                 found.append(text)
     assert found[:3] == found[3:]
     assert [code for code, *_ in found[:3]] == [0 if verb == "complete" else 4, 4, 13]

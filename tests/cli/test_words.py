@@ -112,7 +112,9 @@ def test_two_processes_that_complete_at_once_both_succeed(
     monkeypatch.setattr(Queue, "attach", attaching)
     tokens = [task.token for task in tasks]
     answer = fsqueue_cli("complete", queue.path, *tokens, *result, "--json", code=4)
-    assert json.loads(answer.stdout) == {"completed": [tasks[2].id], "lost": [tasks[1].id], "already": [tasks[0].id]}
+    assert json.loads(answer.stdout) == {
+        "completed": [tasks[2].id], "lost": [tasks[1].id], "already": [tasks[0].id], "lost_tokens": [tasks[1].token],
+    }  # fmt: skip
     assert "given back" in answer.stderr
     monkeypatch.undo()
     assert "That counts" in fsqueue_cli("complete", queue.path, *tokens[::2], code=0).stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import orjson
@@ -130,29 +131,16 @@ class CommandLine:
         return [leased_task(self, one) for one in self._ask("lease", *words, sound=(0, 3))]  # type: ignore[arg-type]
 
     def complete(self, tasks: Any, results: Mapping[str, Any] | None = None) -> None:
-        mine, told = leased(tasks), results or {}
-        self._end("complete", [task for task in mine if task.id not in told])
-        for task in mine:
-            if task.id in told:
-                self._complete_one(task, told[task.id])
+        self._end("complete", leased(tasks), results=results or {})
 
     def renew(self, tasks: Any, lease_s: float | None = None) -> None:
-        """Extend leases. Until when they last then, only `show` tells."""
-        mine = leased(tasks)
-        try:
-            self._end("renew", mine, *_option("--lease", lease_s), ends=False)
-        finally:
-            for task in mine:
-                task.until_ms = round((self.task(task.id).lease_until or 0) * 1000) or task.until_ms
+        self._end("renew", leased(tasks), *_option("--lease", lease_s), ends=False)
 
     def release(self, tasks: Any, delay_s: float = 0) -> None:
         self._end("release", leased(tasks), *_option("--delay", delay_s))
 
     def _complete_one(self, task: fsqueue.LeasedTask, result: Any) -> None:
-        if result is None:
-            self._end("complete", [task])
-            return
-        self._end("complete", [task], "--result", _encoded(result).decode())
+        self._end("complete", [task], *([] if result is None else ["--result", _encoded(result).decode()]))
 
     def _fail(self, task: fsqueue.LeasedTask, error: object, delay_s: float | None) -> None:
         self._end("fail", [task], "--reason", _said(error), *_option("--delay", delay_s))
@@ -160,15 +148,24 @@ class CommandLine:
     def _bury(self, task: fsqueue.LeasedTask, reason: object) -> None:
         self._end("bury", [task], "--reason", errors.text_of(reason))
 
-    def _end(self, command: str, tasks: Sequence[fsqueue.LeasedTask], *words: object, ends: bool = True) -> None:
-        """Do something to leases, whose tokens are read from standard input."""
+    def _end(
+        self, command: str, tasks: Sequence[fsqueue.LeasedTask], *words: object, ends: bool = True,
+        results: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Do something to leases, whose tokens are read from standard input; those with results as JSON."""
         if not tasks:
             return
-        tokens = "".join(f"{task.token}\n" for task in tasks)
-        found = self._run(command, self.path, *words, "-", given=tokens)
+        lines = [
+            _encoded({"token": task.token, "result": results[task.id]}) if task.id in results else task.token.encode()
+            for task in tasks
+        ]
+        found = self._run(command, self.path, *words, "-", given=b"\n".join(lines))
         if found.exit_code not in (0, 4, 13):
             _fail(found)
         said = _lines(found)[0]
+        until = dict(zip(said.get("renewed", ()), said.get("lease_until", ()), strict=True))
+        for task in tasks:
+            task.until_ms = round(until[task.id] * 1000) if task.id in until else task.until_ms
         gone = {*said["lost"], *said.get("already", ()), *said.get("unknown", ())}
         for task in tasks:
             task.done = task.done or (ends and task.id not in gone)

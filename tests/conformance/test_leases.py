@@ -20,7 +20,7 @@ from fsqueue import (
     Task,
     TaskNotFound,
 )
-from tests.conformance.kinds import A_LOOP, AN_OBJECT, ANY_VALUE, COMMANDS, THE_HOST, THE_REASON, lacks
+from tests.conformance.kinds import A_LOOP, AN_OBJECT, ANY_VALUE, THE_HOST, THE_REASON
 
 pytestmark = pytest.mark.once
 
@@ -57,7 +57,6 @@ def test_the_holder_of_a_lease_is_whom_the_caller_names(queue: Any) -> None:
     assert queue.history(ref.id)[-1].worker == {"host": "node7", "name": "w1"}
 
 
-@lacks(COMMANDS, "`complete` takes one result. Different ones are those of an update: tests/cli/test_update.py.")
 def test_more_tasks_than_a_request_takes_are_leased_and_ended_together(queue: Any) -> None:
     count = 2_500
     queue.insert_many(range(count))

@@ -20,8 +20,8 @@ NO_VERBS = {
     "lease_for_others", "path", "paused", "settings", "typed_path", "url",
 }  # fmt: skip
 """What tells what a queue is, or opens and closes it."""
-OF_LOOPS = {"counted", "lease_patiently", "put_back"}
-"""What `RemotePoll`, and a wait for several, ask of a gateway's queue."""
+OF_LOOPS = {"committed", "counted", "lease_patiently", "put_back"}
+"""What `RemotePoll`, a wait for several, and `insert --commit` ask of a gateway's queue."""
 IN_GROUPS = {"depends"}
 """Arguments that name other queues of a group: a plain queue has none."""
 NAMED_OTHERWISE = {
