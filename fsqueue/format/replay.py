@@ -42,7 +42,9 @@ Records = Iterable[tuple[int, dict[str, Any]]]
 class ReplayState(States):
     """Hold the state of a batch's tasks after the records replayed so far."""
 
-    __slots__ = ("acted", "at", "damaged", "disputed", "gone", "is_whole", "run", "stretch")
+    __slots__ = ("acted", "at", "damaged", "disputed", "end", "gone", "is_whole", "run", "stretch")
+    end: int
+    """Where the last record ends, of a log that was read as a whole or from a checkpoint on (`storage.logs`)."""
 
     def __init__(self) -> None:
         self.at = 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from fsqueue.clock import Clock, duration_ms
 from fsqueue.errors import ForkedInCall, NotAQueue, QueueNotFound, QueuePurged
-from fsqueue.filesystem import resources
+from fsqueue.filesystem import idle_files, resources
 from fsqueue.format.models import Status
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue
@@ -21,9 +21,15 @@ from fsqueue.user_code import UserCodeError, user_function
 from fsqueue.views.inspection import DrainCheck, proof, two_agree
 from fsqueue.views.rates import total
 
+T = TypeVar("T")
+
 NO_QUEUE = b"no queue"
 """What a look notes of a directory in which no queue is, or no longer, or something else."""
 
+KEPT_MAX = 64
+"""How many queues stay open between two looks at most, ..."""
+SHARE = 8
+"""... which is one in this many of the descriptors that the process may have, or less."""
 Source = Queue | Selected
 """What is waited for, or leased from: a queue, or queues of a group. (A GroupQueue stands as Selected.)"""
 
@@ -67,8 +73,8 @@ class GroupDrainCheck:
     row that found the same queues with nothing in them prove the instant between the two. A queue that was there then
     is in both, or was deleted after that instant. A deletion changes the stamp of the group's directory, which each
     look notes last (docs/design.md, section 6.1). A gateway tells what its look has found, which is a part of each look
-    here. Cheap to ask again: it begins where something was left. Not thread-safe. Memory is bounded: of each queue
-    nothing is kept.
+    here. Cheap to ask again: it begins where something was left. Not thread-safe. Memory is bounded: few queues stay
+    open between two looks.
     """
 
     def __init__(self, sources: Sequence[Awaited]) -> None:
@@ -80,6 +86,9 @@ class GroupDrainCheck:
         """The queue in which something was left the last time."""
         self.asking: Awaited | None = None
         """What is asked at this moment, for other threads: it may not answer."""
+        self._kept: dict[str, tuple[GroupQueue, DrainCheck]] = {}
+        """Queues of groups that stay open between two looks, by path."""
+        self._kept_max = idle_files.share(SHARE, KEPT_MAX)
 
     def __call__(self) -> bool:
         """Look. False: something is left, or others work so fast that no two looks agreed."""
@@ -91,14 +100,23 @@ class GroupDrainCheck:
             except QueueNotFound:
                 pass  # it was deleted: then nothing is left in it
             self._left = None
-        return two_agree(self._collect)
+        return self._with_open_queues(two_agree)
 
     def proof(self) -> bytes | None:
         """Return what two looks in a row have found: see `inspection.proof`. Each later deletion changes it."""
-        found = proof(self._collect)
+        found = self._with_open_queues(proof)
         if found is not None:
             self._clock.sleep(max(0.0, self._shows_at - self._clock.monotonic()))
         return found
+
+    def _with_open_queues(self, look: Callable[[Callable[[], bytes | None]], T]) -> T:
+        """Look at least twice, while queues stay open between the looks."""
+        try:
+            return look(self._collect)
+        finally:
+            for queue, _ in self._kept.values():
+                queue.close()
+            self._kept.clear()
 
     def _collect(self) -> bytes | None:
         """Look at all queues, one after the other. None if something is left in one."""
@@ -108,7 +126,7 @@ class GroupDrainCheck:
         for source in self._sources:
             self.asking = source
             if isinstance(source, Queue):
-                if (seen := self._ask(source)) is None:
+                if (seen := self._ask(source, DrainCheck(source.store))) is None:
                     return None
                 digest.update(seen)
                 continue
@@ -137,21 +155,27 @@ class GroupDrainCheck:
         return repr(stamp).encode()
 
     def _ask_member(self, source: Selected, directory: QueueDirectory) -> bytes | None:
-        queue = source.queue_in(directory)
+        path = f"{source.group.path}/{directory}"
         try:
-            seen = self._ask(queue)
+            if (kept := self._kept.pop(path, None)) is not None:
+                queue, check = kept
+            else:
+                queue = source.queue_in(directory)
+                check = DrainCheck(queue.store)
+            seen = self._ask(queue, check)
         except QueueNotFound:
             # It is just coming into being, or was deleted. If it was there in between, its file is another one.
             return NO_QUEUE + repr(source.queue_stamp(directory)).encode()
         except NotAQueue:
             return NO_QUEUE
-        if seen is not None:
+        if seen is not None and len(self._kept) < self._kept_max:
+            self._kept[path] = queue, check
+        elif seen is not None:
             queue.close()
         return seen
 
-    def _ask(self, queue: Queue) -> bytes | None:
+    def _ask(self, queue: Queue, check: DrainCheck) -> bytes | None:
         self.asking = queue
-        check = DrainCheck(queue.store)
         seen = _look(queue, check)
         if seen is None:
             self._left = queue, check

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -115,10 +115,10 @@ def _letter(
 
 
 class Ids:
-    """What one reading of all letters, or of a shard's, says: the ids that are dead, those that were dealt with, what
-    retries staged."""
+    """What one reading of all letters, or of those of some shards, says: the ids that are dead, those that were dealt
+    with, what retries staged."""
 
-    def __init__(self, store: Store, only: Shard | None = None) -> None:
+    def __init__(self, store: Store, only: Sequence[Shard] | None = None) -> None:
         self.dead: set[str] = set()
         self.settled: set[str] = set()
         self.staged: set[str] = set()
@@ -128,7 +128,7 @@ class Ids:
         def read(shard: Shard, fd: int) -> tuple[set[str], set[str], frozenset[str]]:
             return *letter_files.dead_and_settled(store, fd), retrying.read_on(store, layout.dead(shard), fd)
 
-        for some, others, staged in letter_files.each(store, layout, read, None if only is None else [only]):
+        for some, others, staged in letter_files.each(store, layout, read, only):
             self.dead |= some
             self.settled |= others
             self.staged |= staged

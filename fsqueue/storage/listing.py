@@ -9,7 +9,7 @@ hides must not be called drained. Those that say so pass over it instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
 from fsqueue.filesystem import Filesystem, PassingOverStrays, asking_again
@@ -155,13 +155,9 @@ def times_of_records(store: Store, batch: Batch, offsets: Iterable[int]) -> dict
 
 
 def log_bytes(store: Store, batch: Batch) -> int:
-    """Return how long a batch's log is, by a revalidating open; 0 if there is none."""
+    """Return how long a batch's log is, as a file server knows it; 0 if there is none."""
 
-    def read(fs: Filesystem, path: str) -> int:
-        with fs.closing(fs.look(path)) as fd:
-            return fs.fstat(fd).st_size
-
-    return _of_log(store, batch, read) or 0
+    return _of_log(store, batch, lambda fs, path: fs.size_on_server(path)) or 0
 
 
 def _of_log(store: Store, batch: Batch, read: Callable[[Filesystem, str], T]) -> T | None:
@@ -195,6 +191,25 @@ def logs(store: Store, shard: Shard) -> list[Batch]:
     """Return the batches of a shard that have a log."""
     found = map(names.parse_log_file, store.fs.names(f"{store.layout.logs}/{shard}", True))
     return [uuid for uuid in found if uuid is not None]
+
+
+class _Any:
+    """Contain whatever is asked for."""
+
+    def __contains__(self, path: object) -> bool:
+        return True
+
+
+def parts(store: Store) -> Container[str]:
+    """Return the paths of what is right in the generation's directory, by one listing.
+
+    On a shared mount to ask for a directory that is missing costs more than this listing. On a local disk it costs
+    less: there the answer is that all may be there.
+    """
+    if not store.fs.shared:
+        return _Any()
+    base = store.layout.base
+    return frozenset(f"{base}/{name}" for name in store.fs.names(base, True))
 
 
 def shards(store: Store) -> list[Shard]:

@@ -70,10 +70,12 @@ def _read_from(
         start = fs.pread(fd, checkpoints.LEAST_BYTES, 0)
         if len(start) < checkpoints.LEAST_BYTES:  # too short for a checkpoint: this is all of it
             state = ReplayState()
-            return state, 0, state.replay_pieces([(0, start)], 0)
+            state.end = state.replay_pieces([(0, start)], 0)
+            return state, 0, state.end
         state, begin = last_checkpoint(fs, fd, before_ms, windows)
         at = state.at
-        return state, at, state.replay_pieces(fs.all_pieces(fd, begin), begin) - begin
+        state.end = state.replay_pieces(fs.all_pieces(fd, begin), begin)
+        return state, at, state.end - begin
 
 
 def read_seal(fs: Filesystem, path: str) -> int | None:

@@ -278,7 +278,8 @@ def _activity(store: Store, window_ms: int | None) -> Activity:
     survey = Survey(store, round(WINDOWS_S[0] * 1000) if window_ms is None else window_ms, listed)
     if window_ms is None and survey.is_at_work() and survey.finished() < FEW:
         survey = Survey(store, round(WINDOWS_S[1] * 1000), listed)
-    letters, whole = deadletters.latest(store, LETTERS_BYTES_MAX)
+    has_letters = store.layout.dead_letters in listing.parts(store)
+    letters, whole = deadletters.latest(store, LETTERS_BYTES_MAX) if has_letters else ([], True)
     lease_s, lease_error, work_s, measured = survey.lease()
     return Activity(
         at=survey.now / 1000,
@@ -455,7 +456,7 @@ class Survey:
 
     def _history(self) -> FileSample:
         store, size = self.store, 0
-        kept = history.recent_files(store, self.asked)
+        kept = history.recent_files(store, self.asked) if store.layout.history_days in listing.parts(store) else {}
         known = sorted(kept)
         lines: list[list[bytes]] = []
         for shard in store.entropy.shuffled(known):

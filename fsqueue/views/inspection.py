@@ -74,16 +74,20 @@ def status(store: Store, exact: bool = True) -> Status:
 
 
 def _status(store: Store, exact: bool) -> Status:
-    retrying.publish_pending(store)
-    apply_pending(store)
+    there = listing.parts(store)
+    if store.layout.staging in there:
+        retrying.publish_pending(store)
+    if store.layout.commits in there:
+        apply_pending(store)
     before: _Seen | None = None
     for _ in range(ROUNDS):
         seen = _look(store, exact)
-        now = _counted(store)
+        there = listing.parts(store)
+        now = _counted(store, there)
         # A retry turns a letter into a batch: if letters were settled meanwhile, its tasks may have been seen as both.
         vanished = seen.counted[1] != now[1] or before is None or not before.batches() <= seen.batches()
         counted = seen.counted == now or not vanished
-        if counted and seen.is_sure and seen.decided == commits.decided(store):
+        if counted and seen.is_sure and seen.decided == _decided(store, there):
             return seen.sum_up(store)
         before = seen
     with ExitStack() as holding:  # batches finish faster than they can be looked at: keep them from being counted
@@ -109,8 +113,18 @@ Counted = tuple[dict[CounterName, int], Mapping[Shard, object]]
 """The sizes of the completion counters, and the states of the files of dead letters."""
 
 
-def _counted(store: Store) -> Counted:
-    return counters.sizes(store), deadletters.states(store, strict=True)
+def _counted(store: Store, there: Container[str]) -> Counted:
+    """Return that; `there`: what is in the generation's directory, as was listed before."""
+    layout = store.layout
+    return (
+        counters.sizes(store) if layout.completions in there else {},
+        deadletters.states(store, strict=True) if layout.dead_letters in there else {},
+    )
+
+
+def _decided(store: Store, there: Container[str]) -> set[str]:
+    """Return the names of all records of commits, as `_counted` does."""
+    return commits.decided(store) if store.layout.commits in there else set()
 
 
 class _Tally(NamedTuple):
@@ -219,7 +233,7 @@ def status_of_shard(store: Store, shard: Shard) -> Status:
 
     While others work this is a hint: a batch that finishes meanwhile may be missing, or be in a counter, too.
     """
-    seen = _Seen(({}, {}), set(), deadletters.Ids(store, shard))
+    seen = _Seen(({}, {}), set(), deadletters.Ids(store, [shard]))
     _look_into(store, seen, shard, True)
     for batch in seen.at_work:
         seen.files.pop(batch, None)
@@ -230,12 +244,15 @@ def status_of_shard(store: Store, shard: Shard) -> Status:
 
 
 def _look(store: Store, exact: bool) -> _Seen:
-    counted = _counted(store)
-    letters = deadletters.Ids(store)
-    seen = _Seen(counted, commits.decided(store), letters)
-    retried = [name for name in staging.files(store, store.layout, strict=True) if str(name) in letters.staged]
-    seen.files.update({name.batch: name for name in retried})  # as good as published
-    seen.files.update(commits.waiting(store, strict=True))  # as good as published, too
+    there = listing.parts(store)
+    counted = _counted(store, there)
+    letters = deadletters.Ids(store, None if store.layout.dead_letters in there else [])
+    seen = _Seen(counted, _decided(store, there), letters)
+    if store.layout.staging in there:
+        retried = [name for name in staging.files(store, store.layout, strict=True) if str(name) in letters.staged]
+        seen.files.update({name.batch: name for name in retried})  # as good as published
+    if store.layout.commits in there:
+        seen.files.update(commits.waiting(store, strict=True))  # as good as published, too
     begun = listing.shards_with_logs(store) if exact else frozenset[Shard]()
     for shard in listing.shards(store):
         _look_into(store, seen, shard, shard in begun)
@@ -250,6 +267,8 @@ def _look(store: Store, exact: bool) -> _Seen:
     return seen
 
 
+DONE_MAX = 1_000
+"""Maximum number of batches of a queue of which a check keeps that all of their tasks have outcomes."""
 COLLECTS_MAX = 4
 """Maximum number of looks at everything in a row, until two have found the same."""
 
@@ -372,6 +391,8 @@ class _Remains:
         self._left: TaskFileName | None = None
         """The task file in which something was left the last time."""
         self._patience = decided.UpdatePatience()
+        self._done: dict[Batch, tuple[int, int]] = {}
+        """Batches in which all tasks have outcomes: how long the log was, and how many tasks were inserted."""
 
     def is_where_it_was(self) -> bool:
         """Return whether something is left where something was left the last time."""
@@ -387,22 +408,24 @@ class _Remains:
         """
         store = self.store
         while True:
-            if retrying.pending(store, strict=True):
+            layout, there = store.layout, listing.parts(store)
+            if layout.staging in there and retrying.pending(store, strict=True):
                 retrying.publish_pending(store)
                 return None  # what was committed may be done or not: the next look tells
-            if commits.apply_pending(store, strict=True):
+            if layout.commits in there and commits.apply_pending(store, strict=True):
                 return None
             ended: set[tuple[Batch, int, int]] = set()
             for shard in listing.shards(store):
                 if self._is_at_work(shard, ended):
                     self._hint = shard
                     return None
+            there = listing.parts(store)  # anew: what ends meanwhile may be the first to leave something there
             found = _Nothing(
                 store.queue_state.generation,
                 frozenset(ended),
-                counters.sizes(store),
-                deadletters.states(store, strict=True),
-                counters.cancelled(store),
+                counters.sizes(store) if layout.completions in there else {},
+                deadletters.states(store, strict=True) if layout.dead_letters in there else {},
+                counters.cancelled(store) if layout.cancelled in there else 0,
             )
             if not store.verify_place():  # a deleted queue is not a drained one; what was drained had been purged
                 return found
@@ -449,10 +472,17 @@ class _Remains:
 
         The file may outlive the outcomes: its finisher died, or is about to remove it.
         """
+        end, count = self._done.get(name.batch, (0, 0))
+        if end and listing.log_bytes(self.store, name.batch) == end:
+            return False, count  # each record makes a log longer
         replay_state = self._state_of(name.batch)
         if replay_state is None:
             return not name.is_open, 0
-        return replay_state.remaining > 0 or bool(replay_state.prepared), replay_state.count
+        if replay_state.remaining > 0 or replay_state.prepared:
+            return True, replay_state.count
+        if len(self._done) < DONE_MAX:
+            self._done[name.batch] = replay_state.end, replay_state.count
+        return False, replay_state.count
 
     def _state_of(self, batch: Batch) -> ReplayState | None:
         """Return the state of a batch. What an old update has prepared in it, is decided first.

@@ -527,14 +527,14 @@ def test_a_purge_meanwhile_is_no_error(q: Queue, clock: ManualClock, monkeypatch
     q.insert_many(range(10))
     q.lease(3)
     other, purged = Queue(q.path, clock=clock), []
-    recent_files = history.recent_files
+    read_history = activity.Survey._history
 
-    def purging(store: object, since: int) -> dict[str, list[str]]:
+    def purging(survey: activity.Survey) -> activity.FileSample:
         if not purged:
             purged.append(other.purge())
-        return recent_files(q.store, since)
+        return read_history(survey)
 
-    monkeypatch.setattr(history, "recent_files", purging)
+    monkeypatch.setattr(activity.Survey, "_history", purging)
     assert q.activity().oldest == []
 
 

@@ -191,13 +191,13 @@ def test_named_queues_that_are_there_are_drained_while_others_come_and_go(tmp_pa
     group = Group.create(tmp_path / "group", shards=1, durability="none")
     for task in [group["a"].insert(1), *group["a"].lease()][1:]:
         task.complete()
-    queue_in, numbers = Selected.queue_in, itertools.count()
+    ask_member, numbers = GroupDrainCheck._ask_member, itertools.count()
 
-    def come_and_go(selected: Selected, directory: QueueDirectory) -> Any:
+    def come_and_go(check: GroupDrainCheck, selected: Selected, directory: QueueDirectory) -> bytes | None:
         os.mkdir(group.path / f"other{next(numbers)}")
-        return queue_in(selected, directory)
+        return ask_member(check, selected, directory)
 
-    with mock.patch.object(Selected, "queue_in", come_and_go):
+    with mock.patch.object(GroupDrainCheck, "_ask_member", come_and_go):
         assert GroupDrainCheck([Selected(group, names_=("a",))])()
     assert next(numbers) == 2
 
