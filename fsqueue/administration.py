@@ -35,7 +35,7 @@ from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.protocol import overwriting, revoking
-from fsqueue.storage import group_directory, listing, locked_batch, nested, queue_changes, remains
+from fsqueue.storage import bells, group_directory, listing, locked_batch, nested, queue_changes, remains
 from fsqueue.storage.queue_changes import Locked
 from fsqueue.storage.queue_file import refuse_stray_group_file
 from fsqueue.storage.store import Store
@@ -68,6 +68,7 @@ class _Moved(Exception):
 def create_group(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool) -> None:
     """Make a group of queues whose queues begin with these settings, as `create` makes a queue."""
     create(path, settings, exist_ok=exist_ok, allow_unsafe=allow_unsafe, kind=_GROUP)
+    bells.make(Filesystem(path, shared=mount_of(path).shared), path)
 
 
 def create(path: str, settings: Settings, *, exist_ok: bool, allow_unsafe: bool, kind: _Kind = _QUEUE) -> None:

@@ -243,6 +243,13 @@ class Filesystem(Rooted):
                 raise OSError(errno.ELOOP, "It has a second name, which may lie elsewhere", path)
             self.pwrite(fd, data, 0)
 
+    def overwrite_at(self, path: str, data: bytes, offset: int) -> None:
+        """Put `data` at an offset of an existing file, in place, as `overwrite` does. FileNotFoundError."""
+        with self.closing(self.look(path, os.O_WRONLY)) as fd:
+            if os.fstat(fd).st_nlink > 1:
+                raise OSError(errno.ELOOP, "It has a second name, which may lie elsewhere", path)
+            self.pwrite(fd, data, offset)
+
     def drop_cached(self, fd: int) -> None:
         """Have the system forget what it has cached of an open file, and begin to write what it has not written yet."""
         with suppress(OSError):

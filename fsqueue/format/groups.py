@@ -1,9 +1,13 @@
-"""`.group.jsonl`: the id of a group of queues, and the settings of its queues (docs/format.md, "Groups")."""
+"""`.group.jsonl` and `.bells`: the id of a group of queues, the settings of its queues, and who has rung.
+
+docs/format.md, "Groups".
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+from zlib import crc32
 
 import orjson
 
@@ -14,6 +18,11 @@ from fsqueue.format.layout import Settings, settings_of
 FORMAT = 1
 """The format of groups: this version reads and writes no other."""
 GROUP_FILE = ".group.jsonl"
+BELLS = 4096
+"""How many bells a group has, ..."""
+BELL_BYTES = 4
+"""... each of so many bytes."""
+BELLS_BYTES = BELLS * BELL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,16 @@ class GroupState:
 def group_file(group: str) -> str:
     """Return the path of a group's `.group.jsonl`."""
     return f"{group}/{GROUP_FILE}"
+
+
+def bells_file(group: str) -> str:
+    """Return the path of a group's `.bells`."""
+    return f"{group}/.bells"
+
+
+def bell_of(directory: names.QueueDirectory) -> int:
+    """Return which bell is that of a queue. Several queues may share one."""
+    return crc32(directory.encode()) % BELLS
 
 
 def birth_record(settings: Settings, identity: str, at: int) -> bytes:

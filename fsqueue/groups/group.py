@@ -200,8 +200,8 @@ class GroupQueues(Selected):
 
         `holder`: see `Queue.lease`.
 
-        The first [] in a thread comes after a full look at each queue. Later ones cost little: of more than 64 queues
-        some are not open, and a task in one of those may be found up to ten minutes late (docs/groups.md, "Leasing").
+        The first [] in a thread comes after a full look at each queue. Later ones cost little: they look at queues in
+        which a process has rung. What was rung in vain is found within ten minutes (docs/groups.md, "Leasing").
         """
         whole("n", n)
         lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)

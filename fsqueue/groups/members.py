@@ -2,8 +2,8 @@
 
 A group may have 100,000 queues. A lessee cannot have all of them open, nor may it ask about each of them all the time
 while there is nothing to do. So it opens those that may have tasks, and learns of others in three ways: the time of the
-group's directory tells that a queue has come into being; the doorbells of the others are read in turn, at a bounded
-rate; and when a task comes due that was seen in one, that one is opened again.
+group's directory tells that a queue has come into being; the doorbells of others whose bells have rung are read in
+turn, at a bounded rate; and when a task comes due that was seen in one, that one is opened again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from fsqueue.clock import Clock
 from fsqueue.errors import FormatTooNew, FormatTooOld, NotAQueue, QueueFileLost, QueueNotFound
 from fsqueue.filesystem import idle_files, resources
+from fsqueue.format.groups import bell_of
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.drained import Source
 from fsqueue.groups.selection import Selected
@@ -36,7 +37,8 @@ LIST_S = 1.0
 CHANGED_S = 3.0
 """... after which it is listed once more: two changes within one tick of a clock leave the time as it is."""
 LIST_SHARE = 0.05
-"""At most this part of the time goes into listing a group in which queues come and go all the time."""
+"""At most this part of the time goes into listing a group in which queues come and go all the time, and as much into
+asking for the bells of its queues."""
 SWEEP_S = 600.0
 """A group is listed after this time in any case, and a queue that was called empty is opened again. (A doorbell is a
 hint, and so is a time.)"""
@@ -60,10 +62,12 @@ HELD_UP_S = 30.0
 class _Closed:
     """What is known of a queue that is not open."""
 
-    __slots__ = ("bell", "due_at", "pause_s")
+    __slots__ = ("bell", "due_at", "mark", "pause_s")
 
-    def __init__(self, bell: bytes, due_at: float, pause_s: float = 0.0) -> None:
+    def __init__(self, bell: bytes, due_at: float, pause_s: float = 0.0, mark: bytes | None = None) -> None:
         self.bell, self.due_at, self.pause_s = bell, due_at, pause_s
+        self.mark = mark
+        """The mark of its bell before the doorbell was read: see `Bells.mark`."""
 
 
 class _OfOne:
@@ -80,17 +84,18 @@ class _OfOne:
         self._look_at = self._list_at = -math.inf
         self._in_turn: list[QueueDirectory] = []
         self._read_at = clock.monotonic()
+        self._marks_at = -math.inf
 
-    def list_anew(self, is_open: Callable[[QueueDirectory], bool]) -> None:
-        """List the group if a queue may have come or gone, and want those that are new."""
+    def list_anew(self, is_open: Callable[[QueueDirectory], bool]) -> bool:
+        """List the group if a queue may have come or gone, and want those that are new. Return whether it did."""
         now = self._clock.monotonic()
         if now < self._look_at:
-            return
+            return False
         self._look_at = now + LIST_S
         group = self.selected.group.directory()
         stamp = self.selected.stamp()
         if stamp == self._stamp and now < self._list_at:
-            return
+            return False
         is_changed = stamp != self._stamp
         found = dict.fromkeys(self.selected.directories())
         took_s = self._clock.monotonic() - now
@@ -105,6 +110,7 @@ class _OfOne:
             self.closed.pop(directory, None)
             self.wanted.pop(directory, None)
         self.listed = found
+        return True
 
     def _want(self, directories: Sequence[QueueDirectory]) -> None:
         """Want queues of which something has become known, before all that were wanted by then."""
@@ -114,14 +120,15 @@ class _OfOne:
 
     def has_nothing(self, directory: QueueDirectory) -> bool:
         """Return whether a queue has no task, as a look without opening it says. Then it is noted as one of those."""
-        known = self.closed.get(directory)
+        known, group = self.closed.get(directory), self.selected.group.directory()
+        mark = group.bells.mark(bell_of(directory))
         bell = self.bell(directory)  # before the look: what is inserted after it rings once more
-        if unopened.remaining(self.selected.group.directory(), directory) != 0:
+        if unopened.remaining(group, directory) != 0:
             return False
         # A process that has rung just now may insert without a further notification: see `Doorbell`.
         is_rung = bell != b"" and (known is None or bell != known.bell)
-        due_s = AGAIN_S if is_rung else SWEEP_S * (0.75 + self.selected.group.directory().entropy.random() / 2)
-        self.closed[directory] = _Closed(bell, self._clock.monotonic() + due_s)
+        due_s = AGAIN_S if is_rung else SWEEP_S * (0.75 + group.entropy.random() / 2)
+        self.closed[directory] = _Closed(bell, self._clock.monotonic() + due_s, mark=mark)
         return True
 
     def forget(self, directory: QueueDirectory) -> None:
@@ -142,13 +149,22 @@ class _OfOne:
         self._read_at = now
         for directory in [one for one, known in self.closed.items() if known.due_at <= now]:
             self.wanted.setdefault(directory)
-        if not self._in_turn:
-            self._in_turn = list(self.closed)[::-1]
+        bells = self.selected.group.directory().bells
+        if not self._in_turn and now >= self._marks_at:
+            self._in_turn = [
+                one
+                for one, known in self.closed.items()
+                if known.mark is None or known.mark != bells.mark(bell_of(one))
+            ][::-1]
+            self._marks_at = now + (self._clock.monotonic() - now) / LIST_SHARE
         asked = [self._in_turn.pop() for _ in range(min(room, len(self._in_turn)))]
-        for directory, bell in zip(asked, self.selected.bells(asked), strict=False):
+        marks = [bells.mark(bell_of(directory)) for directory in asked]
+        for directory, mark, bell in zip(asked, marks, self.selected.bells(asked), strict=False):
             known = self.closed.get(directory)
             if known is not None and bell != known.bell:
                 self._want([directory])
+            elif known is not None:
+                known.mark = mark
 
 
 class Members:
@@ -203,7 +219,8 @@ class Members:
         is_changed = self._drop_gone()
         for place, group in enumerate(self._groups):
             self.asking = group.selected
-            group.list_anew(partial(self._is_open, place))
+            if group.list_anew(partial(self._is_open, place)):
+                self._doubt_unlisted(place, group)
             if group.closed:
                 group.look_around()
         if any(group.wanted for group in self._groups):
@@ -273,6 +290,12 @@ class Members:
             due_s = pause_s = min(2 * (before.pause_s if before is not None else 0.0) or UNBORN_S[0], UNBORN_S[1])
         known = group.bell(directory) if bell is None else bell
         group.closed[directory] = _Closed(known, self._clock.monotonic() + due_s, pause_s)
+
+    def _doubt_unlisted(self, place: int, group: _OfOne) -> None:
+        """Have open queues looked at that a listing does not show: of one that was removed, no bell tells."""
+        for (of, directory), (_, watch) in self._open.items():
+            if of == place and directory not in group.listed:
+                watch.store.doorbell.forget()
 
     def _drop_gone(self) -> bool:
         """Forget open queues that were deleted. Return whether there were any."""

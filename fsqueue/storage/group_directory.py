@@ -26,11 +26,12 @@ from fsqueue.errors import (
 )
 from fsqueue.filesystem import NOT_FILES, Filesystem, Stamp, directories_above, is_gone, mount_of
 from fsqueue.format import layout, names, sparse
-from fsqueue.format.groups import GROUP_FILE, GroupState, group_file, read_group_state
+from fsqueue.format.groups import GROUP_FILE, GroupState, bell_of, group_file, read_group_state
 from fsqueue.format.layout import QueueState
 from fsqueue.format.names import QueueDirectory
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage import absence, remains
+from fsqueue.storage.bells import Bells, GroupDoorbell
 from fsqueue.storage.queue_file import refuse_stray_group_file, state_in
 from fsqueue.storage.store import Store
 
@@ -97,6 +98,7 @@ class GroupDirectory:
         mount = mount_of(path)
         self.fs = fs or Filesystem(path, shared=mount.shared, lists_by_time=mount.lists_by_time)
         self.clock, self.entropy = Clock(), Entropy()
+        self.bells = Bells(self.fs, path, self.clock, self.entropy)
         self._measurement = LatestMeasurement()
         self.left_in_logs: dict[str, tuple[Stamp, int]] = {}
         """How many tasks a log of an open batch said to be left, by its path, and the log's stamp then: `unopened`."""
@@ -280,6 +282,11 @@ class GroupDirectory:
         The queues of a group share it, unless something is mounted in the place of one.
         """
         return self._measurement if fs.device == self.fs.device else LatestMeasurement()
+
+    def doorbell(self, fs: Filesystem, path: str, entropy: Entropy) -> GroupDoorbell:
+        """Return the doorbell of a queue of this group, which rings the queue's bell, too."""
+        directory = QueueDirectory(fs.root.rpartition("/")[2])
+        return GroupDoorbell(fs, path, entropy, self.bells, bell_of(directory))
 
     def prove(self, store: Store, directory: QueueDirectory) -> None:
         """Raise unless an open queue is the group's own: made in this group, and its directory in its place.

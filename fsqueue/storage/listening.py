@@ -75,6 +75,9 @@ class Doorbell:
             let_out(error)
             return b""
 
+    def forget(self) -> None:
+        """Read the doorbell the next time as if for the first time: see `GroupDoorbell`."""
+
     def watch(self, changes: Changes) -> int:
         """Have the kernel tell when a process of this host notifies. FileNotFoundError if no process ever has."""
         with self._fs.closing(self._fs.look(self._path)) as fd:
@@ -112,6 +115,7 @@ class _Watched:
         doorbell = self.doorbell
         if doorbell is None:
             return False
+        doorbell.forget()  # what was rung for before is not told
         try:
             self.file = doorbell.watch(changes)
         except FileNotFoundError:
@@ -123,6 +127,12 @@ class _Watched:
             changes.forget(self.place)
             self.place = NONE
         return True
+
+    def hear(self, number: int) -> None:
+        """Have the doorbell read anew, if it is what a watch tells of."""
+        doorbell = self.doorbell if number in (self.file, self.place) else None
+        if doorbell is not None:
+            doorbell.forget()
 
     def end(self, number: int) -> None:
         """Note that a watch has ended."""
@@ -217,8 +227,9 @@ class Listener:
             self.close()  # and begin anew
             return
         for number, is_over in told:
-            if is_over:
-                for one in self._watched:
+            for one in self._watched:
+                one.hear(number)
+                if is_over:
                     one.end(number)
 
     def close(self) -> None:

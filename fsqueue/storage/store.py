@@ -53,6 +53,9 @@ class QueueHolder(Protocol):
     def measurement_for(self, fs: Filesystem) -> LatestMeasurement:
         """Return what was measured last of the clock of the server of a queue whose directory is open."""
 
+    def doorbell(self, fs: Filesystem, path: str, entropy: Entropy) -> Doorbell:
+        """Return the doorbell of a queue whose directory is open. `path` is that of the doorbell."""
+
 
 class Store:
     """An open queue, before any verb. Safe to share between threads; a forked child starts over.
@@ -93,7 +96,8 @@ class Store:
         self.sync_movements = durability == "strict" or self.fs.shared
         self.names = DurableNames(self.fs, path)
         self.logs = OpenLogs(self.fs, self.queue_file, self.names, self.sync_movements, self.clock)
-        self.doorbell = Doorbell(self.fs, self.layout.doorbell, self.entropy)
+        make_doorbell = Doorbell if holder is None else holder.doorbell
+        self.doorbell = make_doorbell(self.fs, self.layout.doorbell, self.entropy)
         self.read_counters: dict[str, tuple[int, int, float]] = {}
         """Up to where each completion counter, by path, was read, the marks before that, and since when this stands."""
         self.retried: dict[str, Any] = {}

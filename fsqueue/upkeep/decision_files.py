@@ -14,13 +14,13 @@ from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound, from_os_err
 from fsqueue.filesystem import NOT_FILES, PassingOverStrays, either_of_two
 from fsqueue.format import decisions, names, numbers
 from fsqueue.format.decisions import DecisionState, LogName
-from fsqueue.format.groups import group_file
+from fsqueue.format.groups import bells_file, group_file
 from fsqueue.format.names import DecisionFileName, UpdateId
 from fsqueue.format.wording import counted
 from fsqueue.interruptions import suppress
 from fsqueue.protocol import deciding
+from fsqueue.storage import bells, group_queues, jsonl, listing
 from fsqueue.storage import decisions as stored
-from fsqueue.storage import group_queues, jsonl, listing
 from fsqueue.storage import numbers as stored_numbers
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.locked_batch import LockedBatch
@@ -71,7 +71,9 @@ def refresh(store: Store) -> int:
     # that is a day old, and would never do so if each day began with this.
     last = stored_numbers.files(group)[-1:]
     own = [numbers.path_of(group.path, names.number_file(place)) for place in last]
-    for path in [group_file(group.path), *own, *(decisions.path_of(group.path, name) for name in stored.files(group))]:
+    bells.make(group.fs, group.path)
+    of_group = [group_file(group.path), bells_file(group.path)]
+    for path in [*of_group, *own, *(decisions.path_of(group.path, name) for name in stored.files(group))]:
         with suppress(FileNotFoundError, PermissionError):  # it was retired just now, or is another user's
             group.fs.touch(path)
             touched += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import decisions, names, numbers
-from fsqueue.format.groups import group_file
+from fsqueue.format.groups import bells_file, group_file
 from fsqueue.format.layout import CANCELLED_FILE, quarantine_of
 from fsqueue.format.models import AsDict
 from fsqueue.storage.group_directory import GroupDirectory
@@ -89,6 +89,7 @@ def of_group(group: GroupDirectory, queues: Iterable[dict[str, Usage]]) -> dict[
     own = {"settings": Usage(), "updates": Usage(), "numbers": Usage(), "quarantine": Usage()}
     _add(group.fs, group.path, own["settings"])
     _add(group.fs, group_file(group.path), own["settings"])
+    _add(group.fs, bells_file(group.path), own["settings"])
     for kind, path in (
         ("updates", decisions.directory(group.path)),
         ("numbers", numbers.directory(group.path)),

@@ -32,7 +32,7 @@ def test_a_group_is_created_once_with_the_settings_of_its_queues(fsqueue_cli: Ru
     assert json.loads(again)["created"] is False
     fsqueue_cli("create", "--group", group.path, "--exist-ok", "--lease", "7m", code=2)
     fsqueue_cli("create", "--group", group.path, "--lease", "0", code=2)
-    assert os.listdir(group.path) == [".group.jsonl"]
+    assert sorted(os.listdir(group.path)) == [".bells", ".group.jsonl"]
 
 
 def test_a_queue_comes_into_being_below_a_group_and_nowhere_else(
@@ -86,7 +86,7 @@ def test_every_command_takes_a_queue_that_never_was(fsqueue_cli: Run, group: Gro
     for command in (["pause"], ["resume"], ["set", "lease_s=5"], ["delete", "--yes"], ["workers"]):
         said = fsqueue_cli(command[0], path, *command[1:], code=5)
         assert "There is no queue 'never'" in said.stderr
-    assert os.listdir(group.path) == [".group.jsonl"]
+    assert sorted(os.listdir(group.path)) == [".bells", ".group.jsonl"]
 
 
 def test_leases_of_a_queue_of_a_group(fsqueue_cli: Run, group: Group) -> None:

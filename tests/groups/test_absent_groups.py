@@ -301,7 +301,7 @@ def test_what_a_group_is_without_its_file(used: Used) -> None:
     for act in (used.group.is_drained, used.never.lease, lambda: Group(used.group.path)):
         with pytest.raises(GroupNotFound, match=r"no \.group\.jsonl: it is gone.*fsqueue fsck --repair"):
             act()
-    assert sorted(os.listdir(used.group.path)) == ["open", "other"]
+    assert sorted(os.listdir(used.group.path)) == [".bells", "open", "other"]
 
 
 @pytest.mark.skipif(not can_mount("tmpfs"), reason="only root, where it may mount, can unmount")

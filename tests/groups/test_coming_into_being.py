@@ -69,7 +69,7 @@ def test_a_queue_that_never_was_is_empty_and_no_look_makes_it(group: Group) -> N
         queue.status(rough=True)  # type: ignore[call-arg]
     queue.delete()
     queue.close()
-    assert os.listdir(group.path) == [groups.GROUP_FILE]
+    assert sorted(os.listdir(group.path)) == [".bells", groups.GROUP_FILE]
 
 
 def test_the_first_insert_of_each_kind_makes_the_queue(group: Group) -> None:
@@ -140,7 +140,7 @@ def test_a_bad_argument_makes_no_queue(tmp_path: Path, call: str) -> None:
     )  # fmt: skip
     with pytest.raises(TypeError if "unknown" in call else (InvalidArgument, ZeroDivisionError)) as caught:
         REFUSED[call](group)
-    assert os.listdir(group.path) == [groups.GROUP_FILE]
+    assert sorted(os.listdir(group.path)) == [".bells", groups.GROUP_FILE]
     again = Group.create(tmp_path / "again", durability="none", task_bytes_max=1_000,
                          batch_tasks_max=group.settings.batch_tasks_max)  # fmt: skip
     again["new"].insert(1)
@@ -266,7 +266,8 @@ def test_killed_at_every_step_of_making_the_group(tmp_path: Path) -> None:
         group["q"].insert("theirs")
         assert sorted(drain(group["q"])) == (["mine"] if status == 0 else []) + ["theirs"], f"step {step}"
         left = [name for name in os.listdir(path) if not name.startswith(".new-")]
-        assert sorted(left) == [groups.GROUP_FILE, "q"]
+        assert sorted(left) == [".bells", groups.GROUP_FILE, "q"]
+        assert (path / ".bells").stat().st_size == groups.BELLS_BYTES
         if status == 0:
             break
     assert step > 8
@@ -302,7 +303,7 @@ def test_an_insert_beside_a_delete_at_every_step(tmp_path: Path) -> None:
         assert [*drain(Group(mine.path)["q"])] == ["mine"], f"step {step}"
         reap(mine.path)
         left = [name for name in os.listdir(mine.path) if not name.startswith(".fsqueue-deleted-")]
-        assert sorted(left) == [groups.GROUP_FILE, "q"]
+        assert sorted(left) == [".bells", groups.GROUP_FILE, "q"]
     assert step > 8
 
 

@@ -215,7 +215,7 @@ def test_fsck_finds_it_and_leaves_it(fsqueue_cli: Run, group: Group, place: str,
         assert done.stdout.count("hidden-file") == 1
         assert f"hidden-file       {PLACES[place]}: a" in done.stdout
     assert os.lstat(at) == before
-    assert sorted(os.listdir(group.path)) == [".group.jsonl", "a", "b", "c"]
+    assert sorted(os.listdir(group.path)) == [".bells", ".group.jsonl", "a", "b", "c"]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -93,7 +93,7 @@ def test_a_queue_of_a_group_that_nobody_has_any_more_refuses_another_group_at_it
     Group.create(path)
     with pytest.raises(GroupNotFound):
         queue.insert("a")
-    assert os.listdir(path) == [".group.jsonl"]
+    assert sorted(os.listdir(path)) == [".bells", ".group.jsonl"]
     Group(path)  # it is a group, but not that one
     os.rename(path, path.with_name("another"))
     os.rename(path.with_name("aside"), path)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
+import shutil
 import subprocess
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -14,8 +17,11 @@ import pytest
 import fsqueue
 from fsqueue import Group, InvalidArgument, Queue, QueuePurged, Status, Worker
 from fsqueue.clock import Entropy, ManualClock
+from fsqueue.format import groups
 from fsqueue.groups import members
 from fsqueue.protocol import waiting
+from fsqueue.protocol.leasing import Leaser
+from fsqueue.storage import bells, listening
 from fsqueue.storage.listening import Doorbell
 from fsqueue.worker import feeding, reclaiming
 from tests.support import calls, in_time
@@ -255,6 +261,70 @@ def test_idle_looks_at_many_queues_cost_a_bounded_number_of_calls(
             mine.lease()
         costs.append(sum(counted.values()))
     assert costs[1] <= costs[0] + 10
+
+
+@pytest.fixture
+def other(group: Group, monkeypatch: pytest.MonkeyPatch) -> Group:
+    """The group as another process has it; six queues whose tasks are done, two of which a lessee has open at a time.
+
+    Bells count as settled at once, and are read at each look.
+    """
+    monkeypatch.setattr(members, "OPEN_MAX", 2)
+    for name in ("QUIET_S", "SETTLED_S", "FRESH_S"):
+        monkeypatch.setattr(bells, name, 0)
+    for module in (members, waiting):
+        monkeypatch.setattr(module, "AGAIN_S", 0)  # the second look after a notification comes at once: ...
+    monkeypatch.setattr(listening, "QUIET_S", 0)  # ... each insert has a notification of its own
+    made = Group(group.path)
+    for number in range(6):
+        made[f"q{number}"].insert(number)
+        made[f"q{number}"].complete(made[f"q{number}"].lease())
+    return made
+
+
+def at_rest(group: Group) -> None:
+    """Have a lessee look until it reads no doorbell any more, and looks into no queue: nothing will be due soon."""
+
+    def does_nothing() -> bool:
+        with ExitStack() as stack:
+            watched = [
+                stack.enter_context(mock.patch.object(of, name, autospec=True, side_effect=getattr(of, name)))
+                for of, name in ((Doorbell, "read"), (Leaser, "lease"), (Leaser, "promise"))
+            ]
+            assert group.lease() == []
+        return not any(one.called for one in watched) and group._local.source.due_s() > 60
+
+    until(does_nothing, "the lessee to read no doorbell")
+
+
+def test_an_idle_lessee_reads_no_doorbell_until_a_bell_rings(group: Group, other: Group) -> None:
+    at_rest(group)
+    for number in (4, 1, 5):
+        other[f"q{number}"].insert("late")
+        until(lambda: group.lease(), "the task to be found")
+        at_rest(group)
+
+
+def test_a_lessee_sees_that_queues_were_removed_though_no_bell_tells(
+    group: Group, other: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "OPEN_MAX", 6)
+    at_rest(group)
+    assert len(group._local.source.stores) == 6
+    for number in range(6):
+        shutil.rmtree(group.path / f"q{number}")
+    until(lambda: not group.lease() and not group._local.source.stores, "the lessee to let go of them")
+    other.close()
+    other["q3"].insert("new")
+    until(lambda: group.lease(), "the new queue's task to be found")
+
+
+def test_a_lessee_of_a_group_without_bells_finds_a_task(group: Group, other: Group) -> None:
+    at_rest(group)
+    os.unlink(groups.bells_file(str(group.path)))
+    other["q2"].insert("late")
+    until(lambda: group.lease(), "the task to be found")
+    assert not os.path.exists(groups.bells_file(str(group.path)))
 
 
 def test_a_loop_ends_when_all_are_drained_and_does_what_comes_meanwhile(group: Group) -> None:

@@ -57,7 +57,7 @@ OF_FILESYSTEM = {
     DELETES: {"unlink", "remove_tree", "remove_directory", "remove_file"},
     MOVES: {"rename", "rename_task_file"},
     MAKES: {"make_directory", "make_root", "mkdir"},
-    WRITES: {"open_append", "overwrite", "cut_to", "write_all", "pwrite", "touch"},
+    WRITES: {"open_append", "overwrite", "overwrite_at", "cut_to", "write_all", "pwrite", "touch"},
 }
 """Methods of filesystems, and of a locked batch, whatever they are called on."""
 OF_A_FILESYSTEM = {

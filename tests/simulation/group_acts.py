@@ -298,7 +298,9 @@ def judge(story: Story) -> Iterator[str]:
     for name, node in directory.entries.items():
         if name.startswith("."):
             is_known = (
-                name in (groups.GROUP_FILE, ".updates") or name.startswith(names.fresh("")) or names.parse_deleted(name)
+                name in (groups.GROUP_FILE, ".bells", ".updates")
+                or name.startswith(names.fresh(""))
+                or names.parse_deleted(name)
             )
             if not is_known and not name.startswith(".nfs"):
                 yield f"{name} lies in the group"

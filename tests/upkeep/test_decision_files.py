@@ -14,7 +14,7 @@ import pytest
 from fsqueue import Group, Queue
 from fsqueue.clock import Clock
 from fsqueue.format import decisions, layout
-from fsqueue.format.groups import GROUP_FILE
+from fsqueue.format.groups import BELLS_BYTES, GROUP_FILE
 from fsqueue.format.names import UpdateId
 from fsqueue.protocol import updates
 from fsqueue.upkeep import decision_files
@@ -238,11 +238,15 @@ def test_one_of_a_clock_that_was_ahead_goes_by_its_stamp(group: Group) -> None:
 
 def test_a_cleaner_is_kept_from_the_files_of_the_group(group: Group) -> None:
     """Without `.group.jsonl` there is no group, and without a decision file its updates count as given up."""
-    mine = [group.path / GROUP_FILE, *(group.path / decisions.DIRECTORY).iterdir()]
+    bells = group.path / ".bells"
+    mine = [group.path / GROUP_FILE, bells, *(group.path / decisions.DIRECTORY).iterdir()]
     for path in mine:
         os.utime(path, (0, 0))
-    assert group["a"].gc(touch=True).touched > 2
+    assert group["a"].gc(touch=True).touched > 3
     assert all(path.stat().st_mtime > 0 for path in mine)
+    bells.unlink()
+    group["a"].gc(touch=True)
+    assert bells.stat().st_size == BELLS_BYTES
     assert Queue(group.path / "a").gc().decision_files_retired == 0
 
 
