@@ -148,10 +148,9 @@ class RemoteQueues(OverWire):
         lease_s: float | None = None,
         wait_s: float = 0,
         up_to: str | int | None = None,
-        match: str | None = None,
     ) -> list[LeasedTask]:
-        """Lease up to `n` tasks of all of them, or of a group's queues whose whole names `match`: see `Group.lease`."""
-        asked = leasing(lease_s, up_to, self._holder) | self._matching(match)
+        """Lease up to `n` tasks of all of them: see `Group.lease`."""
+        asked = leasing(lease_s, up_to, self._holder) | self._matching()
 
         def ask(wire: Wire, n: int, step_s: float) -> list[dict[str, Any]]:
             answer = wire.call("lease_any", {**asked, "n": n}, wait_s=step_s, advice=RUNS_OUT)
@@ -160,16 +159,15 @@ class RemoteQueues(OverWire):
 
         return lease_by(self._wire, ask, n, wait_s, self._leased)
 
-    def _matching(self, match: str | None) -> dict[str, str]:
-        pattern = self.pattern if match is None else compiled(match).pattern
-        return {} if pattern is None else {"match": pattern}
+    def _matching(self) -> dict[str, str]:
+        return {} if self.pattern is None else {"match": self.pattern}
 
     def _leased(self, one: dict[str, Any]) -> LeasedTask:
         return leased_task(self._queue(one["queue"]), one)  # type: ignore[arg-type]
 
     def lease_patiently(self, n: int, lease_s: float | None, wait_s: float) -> list[LeasedTask]:
         """Lease as a loop does, which goes on while the gateway is away. A lease whose answer was lost runs out."""
-        sent = leasing(lease_s, None, self._holder) | self._matching(None) | {"n": min(n, TASKS_MAX)}
+        sent = leasing(lease_s, None, self._holder) | self._matching() | {"n": min(n, TASKS_MAX)}
         answer = self._wire.call("lease_any", sent, again=True, wait_s=wait_s, advice=RUNS_OUT)
         return [self._leased(one) for one in answer["tasks"]]
 

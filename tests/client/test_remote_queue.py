@@ -196,7 +196,7 @@ def test_a_group(group: Group, serve: Serve) -> None:
     assert remote.status("p.*") == {"parse": fsqueue.Status(waiting=1)}
     assert remote.matching("a") == remote.matching("a") != remote.matching("b")
     assert len({remote, remote.matching("a"), remote.matching("a")}) == 2
-    tasks = remote.lease(3, match="fetch|parse")
+    tasks = remote.matching("fetch|parse").lease(3)
     assert sorted(task.payload for task in tasks) == ["fetch", "parse"]
     for task in tasks:
         assert task.payload == task.queue.name  # type: ignore[attr-defined]
@@ -438,7 +438,7 @@ def test_a_completion_whose_answer_was_lost_is_repeated_and_counts_as_done() -> 
     [
         # Over a network all tasks must be meant by a word, and settings and workers are passed on by name.
         (RemoteQueue, Queue, {"purge_dead", "retry_dead", "retry_completed", "change_settings", "release_all"}),
-        (RemoteGroup, Group, {"lease"}),  # its `match` is Group.matching
+        (RemoteGroup, Group, set()),
         (RemoteUpdate, Update, set()),
     ],
 )
