@@ -21,8 +21,8 @@ from tests.waiting import PATIENCE_S
 
 TYPED = TOP / "tests/house/typed"
 PROGRAM, MISTAKES = TYPED / "program.py", TYPED / "mistakes.py"
-NOT_FOR_USERS = {"NewNumber", "NumberedInfo", "TaskNumbers", "stage_encoded"}
-"""Public for fsqueue's own gateway and Spark writer alone."""
+NOT_FOR_USERS = {"NewNumber", "NumberedInfo", "TaskNumbers", "drained_proof", "stage_encoded"}
+"""Public for fsqueue's own gateway, its client and its Spark writer alone."""
 
 
 def marked() -> list[tuple[str, int]]:
