@@ -56,7 +56,7 @@ from fsqueue.protocol.keyed_inserts import KeyedInserter
 from fsqueue.protocol.leasing import Leaser
 from fsqueue.protocol.shares import Shares
 from fsqueue.protocol.single_inserts import SingleInserter
-from fsqueue.storage import group_directory, nodes
+from fsqueue.storage import decisions, group_directory, nodes
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.storage.store import Store
@@ -81,7 +81,10 @@ def open_store(path: str | os.PathLike[str], worker: str | None, **given: Any) -
     where = queue_path(path)
     try:
         with resources.Scope():
-            return Store(where, worker, **given)
+            store = Store(where, worker, **given)
+        if given.get("holder") is None and given.get("fs") is None:
+            decisions.ring_bells_of(store)
+        return store
     except QueueClosed:
         administration.finish_deletion(where)
         raise

@@ -17,6 +17,8 @@ It only ends what hangs: a slow machine that is busy with other work needs less.
 """
 PAUSE_S = 0.01
 """Between two looks."""
+LOOK_AGAIN = "sleep 0.1"
+"""The same in the loop of a command that waits for a file."""
 
 T = TypeVar("T")
 

@@ -7,7 +7,8 @@ group without the file, or with a damaged one, works all the same. Its doorbells
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from fsqueue.clock import Clock, Entropy
@@ -97,16 +98,15 @@ class Bells:
 _UNKNOWN = None, b"", -math.inf
 
 
-class GroupDoorbell(Doorbell):
-    """The doorbell of a queue of a group. To read it again costs nothing as long as the queue's bell has not rung."""
+class RingingDoorbell(Doorbell):
+    """The doorbell of a queue that was made in a group: who rings it rings the queue's bell, too."""
 
-    def __init__(self, fs: Filesystem, path: str, entropy: Entropy, bells: Bells, bell: int) -> None:
+    def __init__(
+        self, fs: Filesystem, path: str, entropy: Entropy, clock: Clock, ring_bell: Callable[[], object]
+    ) -> None:
         super().__init__(fs, path, entropy)
-        self._bells, self._bell = bells, bell
+        self._clock, self._ring_bell = clock, ring_bell
         self._rung_for_all_at = -math.inf
-        self._known: tuple[bytes | None, bytes, float] = _UNKNOWN
-        """The bell's mark before the doorbell was last read, what was read, and until when it is believed in any case.
-        One object: threads share it."""
 
     def ring(self) -> None:
         """Notify idle workers: ring the doorbell, then the bell unless this process has done so a moment ago.
@@ -114,10 +114,21 @@ class GroupDoorbell(Doorbell):
         In this order a worker that saw the bell ring, and reads the doorbell `SETTLED_S` later, overlooks nothing.
         """
         super().ring()
-        now = self._bells.clock.monotonic()
+        now = self._clock.monotonic()
         if now - self._rung_for_all_at >= QUIET_S:
-            self._bells.ring(self._bell)
+            self._ring_bell()
             self._rung_for_all_at = now  # after it, as in `ring_now_and_then`; and the time is that before it
+
+
+class GroupDoorbell(RingingDoorbell):
+    """The doorbell of a queue of a group. To read it again costs nothing as long as the queue's bell has not rung."""
+
+    def __init__(self, fs: Filesystem, path: str, entropy: Entropy, bells: Bells, bell: int) -> None:
+        super().__init__(fs, path, entropy, bells.clock, partial(bells.ring, bell))
+        self._bells, self._bell = bells, bell
+        self._known: tuple[bytes | None, bytes, float] = _UNKNOWN
+        """The bell's mark before the doorbell was last read, what was read, and until when it is believed in any case.
+        One object: threads share it."""
 
     def read(self) -> bytes:
         """Return the doorbell's value, as `Doorbell.read`; perhaps as it was a moment ago."""

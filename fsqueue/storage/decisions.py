@@ -8,19 +8,22 @@ without its lock, since a first line never changes.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 from fsqueue import forks
 from fsqueue.clock import Clock, Entropy
-from fsqueue.errors import GroupNotFound, LockTimeout, NotAQueue, StorageError
+from fsqueue.errors import FsqueueError, GroupNotFound, LockTimeout, NotAQueue, StorageError
 from fsqueue.filesystem import Filesystem, PassingOverStrays, directories_above, resources
 from fsqueue.format import decisions, layout, movements, names
 from fsqueue.format.decisions import ABORTED, Decision, DecisionState, LogName
+from fsqueue.format.groups import bell_of
 from fsqueue.format.names import DecisionFileName, UpdateId
-from fsqueue.interruptions import is_interruption, let_out
+from fsqueue.interruptions import is_interruption, let_out, suppress
 from fsqueue.storage import given_outcomes, group_directory, jsonl
+from fsqueue.storage.bells import RingingDoorbell
 from fsqueue.storage.group_directory import GroupDirectory
 from fsqueue.storage.store import Store
 
@@ -68,6 +71,24 @@ def group_if_in_place(store: Store) -> GroupDirectory | None:
         return None if store.queue_state.group is None else group_of(store)
     except OutOfGroup:
         return None
+
+
+def ring_bells_of(store: Store) -> None:
+    """Have the doorbell of a queue that was opened by its own path ring the bell in its group, too: a hint.
+
+    Lessees of the group would find its tasks at their next full look only.
+    """
+    if store.queue_state.group is not None:
+        ring = partial(_ring_bell, weakref.ref(store))  # the store keeps its doorbell
+        store.doorbell = RingingDoorbell(store.fs, store.layout.doorbell, store.entropy, store.clock, ring)
+
+
+def _ring_bell(of: weakref.ref[Store]) -> None:
+    store = of()
+    with suppress(OSError, FsqueueError):
+        group = None if store is None else group_if_in_place(store)
+        if group is not None and store is not None:
+            group.bells.ring(bell_of(names.QueueDirectory(os.path.basename(store.path))))
 
 
 def _holders(path: str) -> dict[str, None]:

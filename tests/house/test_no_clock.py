@@ -18,7 +18,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/waiting.py", "until_async"): "the same, in a coroutine",
     ("tests/waiting.py", "_answers"): "gives up after a minute",
     ("tests/worker/support.py", "shell_until"): "how a shell waits for a condition",
-    ("tests/lab/test_slurm.py", "module"): "how the shells of Slurm jobs look for a file again",
     # Time is random there, or asked for: nothing depends on it.
     ("tests/simulation/runner.py", "tell_many"): "plays stories for as many minutes as its user asked for",
     ("tests/adversary/arena.py", "duel"): "plays for as many seconds as its user asked for",
@@ -28,6 +27,11 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/adversary/acts.py", "Adversary.take_away"): "the adversary's random moments",
     ("tests/adversary/test_groups.py", "module"): "commands that end soon, whatever they find",
     ("tests/cli/test_targets.py", "module"): "a worker that ends soon, whatever it finds",
+    (
+        "tests/cli/test_targets.py",
+        "test_insert_at_an_address_waits_for_a_slow_input_as_long_as_it_takes",
+    ): "a slow input",
+    ("tests/waiting.py", "module"): "a pause between two looks for a condition",
     ("tests/concurrency/processes.py", "at_a_random_moment"): "a fault comes at a random moment",
     ("tests/worker/tasks.py", "obey"): "a task that takes a while",
     ("tests/worker/tasks.py", "stormy"): "tasks that take a while",

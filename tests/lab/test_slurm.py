@@ -19,13 +19,12 @@ import pytest
 from fsqueue import Queue
 from fsqueue.format.models import Movement, TaskInfo
 from tests.lab.cluster import FSQUEUE, Cluster, why_no_cluster
+from tests.waiting import LOOK_AGAIN
 
 pytestmark = pytest.mark.slow
 
 SOON_S = 90.0
 """How long anything may take that happens at once, on a busy machine."""
-LOOK_AGAIN = "sleep 0.1"
-"""In the loop of a job that waits for a file."""
 OTHERS = "n3,n4,n5"
 """Nodes that a scenario has for itself."""
 LONG = ("sh", "-c", "exec sleep 600")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from fsqueue import Group
+from fsqueue import FsqueueError, Group, Queue
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
-from fsqueue.format.groups import BELLS, BELLS_BYTES, bell_of, bells_file
+from fsqueue.format.groups import BELL_BYTES, BELLS, BELLS_BYTES, bell_of, bells_file
 from fsqueue.format.names import queue_directory
 from fsqueue.storage import bells
 from fsqueue.storage.bells import Bells, GroupDoorbell
@@ -202,6 +203,32 @@ def test_a_file_with_a_second_name_is_not_written_to(group: Group, clock: Manual
     before = path.read_bytes()
     doorbell(group, clock).ring()
     assert path.read_bytes() == before
+
+
+def test_a_queue_that_was_opened_by_its_own_path_rings_in_the_group_that_it_lies_in(group: Group) -> None:
+    path, directory = Path(bells_file(str(group.path))), queue_directory("a")
+    (group.path.parent / "link").symlink_to(group.path)
+
+    def rung_by(queue: Queue) -> set[int]:
+        before = path.read_bytes()
+        queue.insert(2)
+        now = path.read_bytes()
+        return {at // BELL_BYTES for at in range(BELLS_BYTES) if before[at] != now[at]}
+
+    for where in (group.path / directory, group.path.parent / "link" / directory):
+        with Queue(where) as queue:
+            assert rung_by(queue) == {bell_of(directory)}
+            assert rung_by(queue) == set(), "once in a moment"
+    with Queue(group.path / directory) as queue:
+        queue.path.rename(group.path.parent / "moved")
+        with suppress(FsqueueError):
+            queue.insert(3)
+    other = Group.create(group.path.parent / "other", shards=2, durability="none")
+    (group.path.parent / "moved").rename(other.path / directory)
+    zeros = Path(bells_file(str(other.path))).read_bytes()
+    with Queue(other.path / directory) as queue:
+        queue.insert(4)
+    assert Path(bells_file(str(other.path))).read_bytes() == zeros, "of another group than that it was made in"
 
 
 @pytest.mark.parametrize("how", ["gone", "short"])

@@ -18,7 +18,7 @@ from fsqueue.groups import members
 from fsqueue.storage import queue_file
 from fsqueue.worker import Away, Event, WorkerReport, feeding
 from tests.disks import run, small_disk
-from tests.waiting import until
+from tests.waiting import LOOK_AGAIN, until
 
 pytestmark = pytest.mark.once
 
@@ -387,7 +387,7 @@ def test_commands_for_tasks_of_a_group_that_is_away_begin_and_the_others_are_don
     a, b = roots
     first, waits, never = (str(a.parent / name) for name in ("first", "waits", "never"))
     mine, other, events = new_group(a, waits), new_group(b, first, never, never), list[Event]()
-    command = ["sh", "-c", '[ "$1" = "$2" ] || until [ -e "$1" ]; do sleep 0.01; done', "sh", "{}", never]
+    command = ["sh", "-c", f'[ "$1" = "$2" ] || until [ -e "$1" ]; do {LOOK_AGAIN}; done', "sh", "{}", never]
     worker = Worker([mine, other], command=command, processes=2, prefetch=2, tell=events.append)
     reports: list[WorkerReport] = []
     thread = threading.Thread(target=lambda: reports.append(worker.run()), daemon=True)
