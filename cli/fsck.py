@@ -46,10 +46,10 @@ def fsck(queue: str, repair: bool, accept_copy: bool, as_json: bool) -> None:
     left = 0
     explained: set[str] = set()
     named: set[str] = set()
-    is_copied = False
+    is_warned = False
     for q, finding in _findings(queue, repair):
         if finding is None:
-            is_copied = (q is not None and _look_for_copy(q, accept_copy, as_json)) or is_copied
+            is_warned = q is None or _look_for_copy(q, accept_copy, as_json) or is_warned
             continue
         if isinstance(q, fsqueue.GroupQueue) and q.name not in named and not as_json:
             named.add(q.name)
@@ -63,13 +63,16 @@ def fsck(queue: str, repair: bool, accept_copy: bool, as_json: bool) -> None:
             _show(finding, repair, finding.kind not in explained)
         explained.add(finding.kind)
     if not as_json:
-        _sum_up(counts, left, repair, is_copied)
+        _sum_up(counts, left, repair, is_warned)
     if left:
         raise click.exceptions.Exit(FINDINGS_EXIT)
 
 
 def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, fsqueue.Finding | None]]:
-    """Yield each queue, then what is wrong with it. What is wrong with other files comes first, without a queue."""
+    """Yield each queue, then what is wrong with it. What is wrong with other files comes first, without a queue.
+
+    (None, None) stands for what was named, and is no queue of the group.
+    """
     is_lost = False
     with process.asking(path):
         for finding in fsck_lost(path, repair):
@@ -82,6 +85,9 @@ def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, f
         yield from ((None, finding) for finding in group.fsck(repair=repair))
     lost: list[fsqueue.QueueFileLost] = []
     for found in [queue_at(path)] if group is None else _there(group, lost):
+        if found is None:
+            yield None, None
+            continue
         with found as q:
             yield q, None
             with Bar("fsck") as progress:
@@ -90,8 +96,8 @@ def _findings(path: str, repair: bool) -> Iterator[tuple[fsqueue.Queue | None, f
         complain(str(error))
 
 
-def _there(group: fsqueue.Group, lost: list[fsqueue.QueueFileLost]) -> Iterator[fsqueue.Queue]:
-    """Yield each queue of a group that is there. Strays are named, and left out.
+def _there(group: fsqueue.Group, lost: list[fsqueue.QueueFileLost]) -> Iterator[fsqueue.Queue | None]:
+    """Yield each queue of a group that is there. Strays are named; None stands for each.
 
     Queues whose own file is gone are left out, too: their errors are added to `lost`.
     """
@@ -101,6 +107,7 @@ def _there(group: fsqueue.Group, lost: list[fsqueue.QueueFileLost]) -> Iterator[
                 yield queue
         except fsqueue.NotAQueue as error:
             complain(str(error))
+            yield None
         except fsqueue.QueueFileLost as error:
             lost.append(error)
 
@@ -134,10 +141,10 @@ def _look_for_copy(q: fsqueue.Queue, accepts: bool, as_json: bool) -> bool:
     return False
 
 
-def _sum_up(counts: Counter[str], left: int, repair: bool, is_copy: bool) -> None:
+def _sum_up(counts: Counter[str], left: int, repair: bool, is_warned: bool) -> None:
     total = sum(counts.values())
     if not total:
-        say("nothing else was found" if is_copy else "nothing was found: all is as it should be")
+        say("nothing else was found" if is_warned else "nothing was found: all is as it should be")
         return
     kinds = ", ".join(f"{count:,} {gravity}" for gravity, count in counts.most_common())
     if repair:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
@@ -22,6 +23,8 @@ from fsqueue.views.inspection import DrainCheck, proof, two_agree
 from fsqueue.views.rates import total
 
 T = TypeVar("T")
+
+logger = logging.getLogger("fsqueue")
 
 NO_QUEUE = b"no queue"
 """What a look notes of a directory in which no queue is, or no longer, or something else."""
@@ -214,7 +217,10 @@ class GroupBacklog(Backlog):
 
     def __init__(self, sources: Sequence[Awaited]) -> None:
         self.stores = [source.store for source in sources if isinstance(source, Queue)]
-        self._sources, self._known = sources, _states(sources)
+        strays: list[NotAQueue] = []
+        self._sources, self._known = sources, _states(sources, strays)
+        for error in strays:
+            logger.warning("not waited for: %s", error)
         self.is_drained = GroupDrainCheck(sources)
 
     def statuses(self) -> list[Status]:
@@ -229,12 +235,15 @@ class GroupBacklog(Backlog):
         return drained, self.statuses() if drained or counts else []
 
 
-def _states(sources: Sequence[Awaited]) -> dict[str, object]:
-    """Return the id and the generation of each queue that is there, by path: some 200 bytes a queue."""
+def _states(sources: Sequence[Awaited], strays: list[NotAQueue] | None = None) -> dict[str, object]:
+    """Return the id and the generation of each queue that is there, by path: some 200 bytes a queue.
+
+    `strays`: as for `Selected.states`.
+    """
     found: dict[str, object] = {}
     for source in sources:
         if isinstance(source, Selected):
-            found.update(source.states())
+            found.update(source.states(strays))
         elif not isinstance(source, Queue):
             found.update(source.counted()[1])
         else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from fsqueue.errors import FsqueueError, InvalidArgument, from_os_error, in_unicode
+from fsqueue.errors import FsqueueError, InvalidArgument, NotAQueue, QueueFileLost, from_os_error, in_unicode
 from fsqueue.filesystem import resources
 from fsqueue.format import layout, names
 from fsqueue.format.names import QueueDirectory
 from fsqueue.groups.queue import GroupQueue, HasQueues, listed_queue
 from fsqueue.interruptions import suppress
-from fsqueue.storage.group_directory import DirectoryStamp
+from fsqueue.storage.group_directory import DirectoryStamp, GroupDirectory
 from fsqueue.storage.listening import Doorbell
 from fsqueue.storage.queue_file import state_in
 
@@ -76,21 +76,22 @@ class Selected:
         """Return the queue whose directory this is."""
         return listed_queue(self.group, directory)
 
-    def states(self) -> Iterator[tuple[str, tuple[str, int]]]:
+    def states(self, strays: list[NotAQueue] | None = None) -> Iterator[tuple[str, tuple[str, int]]]:
         """Yield the path of each queue, with its id and generation. Those that cannot be read are left out.
 
-        GroupNotFound.
+        `strays`: gets the errors of queues and groups that were moved into this group. GroupNotFound.
         """
         group = self.group.directory()
         for directory in self.directories():
-            with suppress(OSError, FsqueueError), resources.Scope():
-                fd = group.fs.look(layout.settings_file(group.path_of(directory)))
-                try:
-                    state = state_in(group.fs, fd, group.path_of(directory))
-                finally:
-                    group.fs.close(fd)
-                if state.group == group.state.id and not state.closed:
+            state = None
+            path = layout.settings_file(group.path_of(directory))
+            with suppress(OSError, FsqueueError), resources.Scope(), group.fs.closing(group.fs.look(path)) as fd:
+                state = state_in(group.fs, fd, group.path_of(directory))
+            if state is not None and state.group == group.state.id:
+                if not state.closed:
                     yield group.path_of(directory), (state.id, state.generation)
+            elif strays is not None:
+                strays += _error_of_stray(group, directory)
 
     def bells(self, directories: Iterable[QueueDirectory]) -> Iterator[bytes]:
         """Yield the value of each queue's doorbell, without opening the queue; b"" if it has none. A hint.
@@ -101,6 +102,14 @@ class Selected:
         for directory in directories:
             path = group.path_of(directory)
             yield Doorbell(group.fs, f"{path}/doorbell", group.entropy).read()
+
+
+def _error_of_stray(group: GroupDirectory, directory: QueueDirectory) -> Iterator[NotAQueue]:
+    try:
+        with suppress(OSError, QueueFileLost), resources.Scope():
+            group.has_queue(directory)
+    except NotAQueue as error:
+        yield error
 
 
 def compiled(pattern: object) -> re.Pattern[str]:

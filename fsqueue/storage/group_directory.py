@@ -246,10 +246,19 @@ class GroupDirectory:
             let_out(error)
             if is_gone(error):
                 remains.refuse(self.fs, path)
+                self._refuse_nested(path)
                 return None
             if error.errno in NOT_FILES:
                 raise self._hidden(path, error.errno) from None
             raise
+
+    def _refuse_nested(self, path: str) -> None:
+        """Raise NotAQueue if another group lies in this one: its tasks are in no queue of this group."""
+        if self.fs.exists(group_file(path)):
+            raise NotAQueue(
+                f"{path} is a group of its own, and lies in the group {self.path}: somebody has moved it here. It was "
+                f"left as it is, and its queues are none of this group's. Move it out of {self.path}."
+            )
 
     def refuse_foreign(self, state: QueueState, path: str) -> None:
         """Raise NotAQueue unless this is a queue of the group.
@@ -259,7 +268,8 @@ class GroupDirectory:
         if state.group != self.state.id:
             raise NotAQueue(
                 f"{path} holds a queue that was not made in this group: somebody has moved it here, or restored it. It "
-                "was left as it is. Open it by its path, as a queue of its own, or move it elsewhere."
+                "was left as it is, and its tasks count in no look at the group. Move it out of the group: there it is "
+                "a queue of its own."
             )
 
     def open_root(self, fs: Filesystem) -> None:

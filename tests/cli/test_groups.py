@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -428,3 +429,42 @@ def test_a_queue_that_was_moved_into_a_group_is_listed_by_its_name_alone(fsqueue
     assert "moved" not in listed[1]
     assert "own" in listed[1]
     assert "was not made in this group" in fsqueue_cli("status", tmp_path / "g" / "moved", code=5).stderr
+
+
+def moved_queue(home: Path) -> None:
+    with Queue.create(home / "moved") as queue:
+        queue.insert(2)
+    (home / "moved").rename(home / "g" / "moved")
+
+
+def moved_group(home: Path) -> None:
+    Group.create(home / "moved")["inner"].insert(2)
+    (home / "moved").rename(home / "g" / "moved")
+
+
+@pytest.mark.parametrize(
+    ("move", "text"), [(moved_queue, "was not made in this group"), (moved_group, "is a group of its own, and lies in")]
+)
+def test_what_was_moved_into_a_group_is_named_by_each_command_and_is_there_when_it_is_moved_out(
+    fsqueue_cli: Run, caplog: pytest.LogCaptureFixture, tmp_path: Path, move: Callable[[Path], None], text: str
+) -> None:
+    place = tmp_path / "g"
+    Group.create(place, shards=2)["own"].insert(1)
+    move(tmp_path)
+
+    def names_it(*command: str, code: int = 0) -> str:
+        caplog.clear()
+        done = fsqueue_cli(command[0], place, *command[1:], code=code)
+        assert text in done.stderr + caplog.text, command
+        return done.stdout
+
+    names_it("status", code=5)
+    names_it("run", "--", "true")
+    names_it("wait")
+    names_it("gc")
+    assert "nothing else was found" in names_it("fsck")
+    names_it("delete", "--match", "moved", "--yes")
+    (place / "moved").rename(tmp_path / "out")
+    assert json.loads(fsqueue_cli("status", tmp_path / "out", "--json").stdout)["waiting"] == 1
+    caplog.clear()
+    assert fsqueue_cli("wait", place).stderr + caplog.text == ""
