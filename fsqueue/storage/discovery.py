@@ -36,8 +36,8 @@ def queue_path(path: object) -> str:
         if scheme.lower() in GATEWAY_SCHEMES:
             raise InvalidArgument(
                 f"{path!r} is the address of a gateway, and a directory is needed here. Nothing was done. Give the "
-                "queue's path, on a host that has mounted the filesystem. fsqueue.connect and 'fsqueue run' take "
-                "addresses."
+                "queue's path, on a host that has mounted the filesystem. fsqueue.connect takes addresses, and so do "
+                "most commands (docs/groups.md lists them)."
             )
         raise InvalidArgument(
             f"{path!r} is a URL ({scheme}:), and a queue is a directory of a mounted filesystem. Nothing was done. "
