@@ -85,10 +85,10 @@ def ring_bells_of(store: Store) -> None:
 
 def _ring_bell(of: weakref.ref[Store]) -> None:
     store = of()
+    directory = None if store is None else names.listed_queue_directory(os.path.basename(store.path))
     with suppress(OSError, FsqueueError):
-        group = None if store is None else group_if_in_place(store)
-        if group is not None and store is not None:
-            group.bells.ring(bell_of(names.QueueDirectory(os.path.basename(store.path))))
+        if store is not None and directory is not None and (group := group_if_in_place(store)) is not None:
+            group.bells.ring(bell_of(directory))
 
 
 def _holders(path: str) -> dict[str, None]:

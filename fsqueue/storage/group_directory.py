@@ -295,7 +295,8 @@ class GroupDirectory:
 
     def doorbell(self, fs: Filesystem, path: str, entropy: Entropy) -> GroupDoorbell:
         """Return the doorbell of a queue of this group, which rings the queue's bell, too."""
-        directory = QueueDirectory(fs.root.rpartition("/")[2])
+        directory = names.listed_queue_directory(fs.root.rpartition("/")[2])
+        assert directory is not None, "it was opened by that name"
         return GroupDoorbell(fs, path, entropy, self.bells, bell_of(directory))
 
     def prove(self, store: Store, directory: QueueDirectory) -> None:

@@ -191,7 +191,10 @@ def test_every_command_is_fed() -> None:
 
 
 ENDLESS = {"--forever", "--watch", "--join"}
-REFUSED: dict[tuple[str, ...], Words] = {("serve",): ["--listen", "unix:missing/socket"]}
+ENDED: dict[tuple[str, ...], Words] = {
+    ("serve",): ["--listen", "unix:missing/socket"],
+    ("wait",): ["--timeout", "0.01"],
+}
 """What ends a command at once that would go on for ever."""
 
 
@@ -199,15 +202,15 @@ def lines_for(name: tuple[str, ...]) -> list[Words]:
     """All command lines for a command: what FED says, with --json too; every option with escapes; other nonsense."""
     command = TREE[name]
     options = [option for option in command.params if isinstance(option, click.Option)]
-    found = list(FED[name])
+    found, ended = list(FED[name]), ENDED.get(name, [])
     if any("--json" in option.opts for option in options):
         found += [[words[0], "--json", *words[1:]] for words in FED[name]]
     for option in options:
         if not option.is_flag:
-            found.append(["Q", option.opts[-1], EVIL, *REFUSED.get(name, [])])
+            found.append(["Q", *ended, option.opts[-1], EVIL])
         elif option.opts[-1] not in ENDLESS:
             found.append(["missing", option.opts[-1]])
-    return [*found, ["missing"], ["FILE"], ["Q", EVIL, EVIL, EVIL], [f"--{EVIL}"], [EVIL], ["Q/queue.jsonl"]]
+    return [*found, ["missing"], ["FILE"], ["Q", EVIL, EVIL, EVIL, *ended], [f"--{EVIL}"], [EVIL], ["Q/queue.jsonl"]]
 
 
 class Driver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -100,6 +101,8 @@ def test_any_arguments(
     (tmp_path / "precious").write_text("precious")
     (place / "file").write_text("mine")
 
+    made = {"*"} if name == ["run"] else set[str]()  # --keep-output makes its directory, whatever its name
+
     @settings(max_examples=how_many(12, 40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(arguments(command), inputs)
     def check(given: list[str], said: bytes) -> None:
@@ -108,6 +111,7 @@ def test_any_arguments(
         queue.lease(lease_s=0.01)
         queue.close()
         command_line = [*name, *given, *LAST.get(name[0], [])]
+        made.update(file for option, file in pairwise(given) if option == "--prometheus")
         if name == ["run"]:
             command_line = [word for word in command_line if word != "--"] + ["--", "true", "{}"]
         result = CliRunner().invoke(cli, command_line, input=said, prog_name="fsqueue")
@@ -121,7 +125,6 @@ def test_any_arguments(
     assert (tmp_path / "precious").read_text() == "precious"
     assert (place / "file").read_text() == "mine"
     left = {name for name in os.listdir(place) if names.parse_deleted(name) is None}  # those are on their way out
-    made = {"*"} if name == ["run"] else set()  # --keep-output makes its directory, whatever its name
     assert left <= {"q", "file", "missing", "ü", "-"} | made
     assert not [path for path in files_below(place) if path.endswith(("/x", "/passwd"))]
 

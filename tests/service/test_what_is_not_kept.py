@@ -19,7 +19,7 @@ QUERIES = {
     "/queue": ["name=q"], "/dead": ["queue=q"], "/task": ["queue=q&id={id}"],
     f"{Q}/tasks": ["", *(f"state={one}" for one in ("waiting", "delayed", "leased", "completed", "dead", "cancelled"))],
     "/group/q": ["owned=no", "owned=yes"], f"{Q}/results": ["", "dead=true"], f"{Q}/wait": ["timeout_s=0"],
-    f"{Q}/peek": ["n=99"],
+    f"{Q}/peek": ["n=99"], f"{Q}/commits": ["name=c"],
 }  # fmt: skip
 """What routes are asked for beside their paths."""
 ENDLESS = f"{Q}/events"

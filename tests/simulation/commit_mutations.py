@@ -81,7 +81,7 @@ MUTATIONS = [
         (
             (
                 "_Remains.collect",
-                "if commits.apply_pending(store, strict=True): ...",
+                "if layout.commits in there and commits.apply_pending(store, strict=True): ...",
                 "",
             ),
         ),

@@ -116,12 +116,12 @@ MUTATIONS = [
                 """
                 if replay_state is None:
                     return not name.is_open, 0
-                return replay_state.remaining > 0 or bool(replay_state.prepared), replay_state.count
+                if replay_state.remaining > 0 or replay_state.prepared: ...
                 """,
                 """
                 if replay_state is None:
                     return not name.is_open, 0
-                return not name.is_open, replay_state.count
+                if not name.is_open: ...
                 """,
             ),
         ),

@@ -290,8 +290,8 @@ MUTATIONS = [
         (
             (
                 "_Remains._work_in",
-                "return replay_state.remaining > 0 or bool(replay_state.prepared), replay_state.count",
-                "return replay_state.remaining > 0, replay_state.count",
+                "if replay_state.remaining > 0 or replay_state.prepared: ...",
+                "if replay_state.remaining > 0: return True, replay_state.count",
             ),
         ),
     ),
