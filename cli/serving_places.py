@@ -6,7 +6,8 @@ import socket
 from collections import OrderedDict
 from contextlib import suppress
 from typing import Any, ClassVar, Protocol
-from weakref import WeakKeyDictionary
+
+from fsqueue.weak_table import WeakTable
 
 
 class PlacedConnection(Protocol):
@@ -25,12 +26,15 @@ class ConnectionPlaces:
     A client without a token could otherwise keep out those that have one, by connections that ask for nothing.
     """
 
-    _of: ClassVar[WeakKeyDictionary[object, ConnectionPlaces]] = WeakKeyDictionary()
+    _of: ClassVar[WeakTable[object, ConnectionPlaces]] = WeakTable()
 
     @classmethod
     def of(cls, server: object) -> ConnectionPlaces:
         """Return those of a server, which is any object that all of its connections have in common."""
-        return cls._of.setdefault(server, cls())
+        places = cls._of.get(server)
+        if places is None:
+            places = cls._of[server] = cls()
+        return places
 
     def __init__(self) -> None:
         self._strangers: OrderedDict[PlacedConnection, None] = OrderedDict()

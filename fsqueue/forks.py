@@ -17,12 +17,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
+
+from fsqueue.weak_table import WeakTable
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ _begun: frozenset[FrameType] = frozenset()
 _has_coroutines = False
 """Whether one of them belongs to a generator or a coroutine. It may leave the stack, and come back."""
 
-_holders: dict[int, tuple[weakref.ref[Any], Callable[[Any], object]]] = {}
+_holders: WeakTable[Any, Callable[[Any], object]] = WeakTable()
 _importing = threading.RLock()
 
 
@@ -54,9 +54,7 @@ def register(holder: T, let_go: Callable[[T], object]) -> None:
 
     A second call of it must do no harm.
     """
-    key = id(holder)
-    # No code of Python runs when it dies: a signal handler that raises within a callback would be passed over.
-    _holders[key] = weakref.ref(holder, partial(_holders.pop, key)), let_go
+    _holders[holder] = let_go
 
 
 @contextmanager
@@ -156,8 +154,7 @@ def _in_child() -> None:
     depth += 1
     _remember(sys._getframe(1))
     _importing = threading.RLock()
-    held = [(holder, let_go) for reference, let_go in list(_holders.values()) if (holder := reference()) is not None]
-    errors = [error for holder, let_go in held if (error := _tried(let_go, holder)) is not None]
+    errors = [error for holder, let_go in _holders.items() if (error := _tried(let_go, holder)) is not None]
     if errors:
         raise errors[0]  # Python reports it, and goes on
 

@@ -9,7 +9,6 @@ import errno
 import os
 import shlex
 import socket
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -130,7 +129,7 @@ class Examination:
         would write to whatever file gets the descriptor's number next.
         """
         fs = self.make(place.path, shared=self.mount.shared)
-        weakref.finalize(fs, place.close)
+        place.close_after(fs)
         return fs
 
     def _look(self) -> None:

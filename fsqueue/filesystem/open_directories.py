@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from types import TracebackType
 
-from fsqueue.filesystem import trees
+from fsqueue.filesystem import resources, trees
 from fsqueue.interruptions import let_out, suppress
+from fsqueue.weak_table import WeakTable
 
 FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
 """With O_PATH a directory in which one may write can be held even if one may not list it."""
@@ -28,6 +29,9 @@ Names = Sequence[tuple[str, "Names | None"]]
 Stat = os.stat_result
 Fresh = Callable[[], str]
 """Return a new random name, so that no other user can have planted something under it."""
+
+_used: WeakTable[object, resources.Kept] = WeakTable()
+"""What closes directories, by the objects that use them: see `OpenDirectory.close_after`."""
 
 
 class Displaced(OSError):
@@ -63,6 +67,10 @@ class OpenDirectory:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def close_after(self, user: object) -> None:
+        """Close the descriptor when an object has died that uses it, and not before. `close` is not to be called."""
+        _used[user] = resources.Kept(self.fd, os.close)
 
     def __enter__(self) -> OpenDirectory:
         return self

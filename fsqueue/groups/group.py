@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -51,6 +50,7 @@ from fsqueue.views import flows
 from fsqueue.views.activity import Activity, activity, together
 from fsqueue.views.flows import Flow
 from fsqueue.views.rates import total
+from fsqueue.weak_table import WeakTable
 
 KEPT_MAX = 64
 """Maximum number of queues that a group keeps as they were used last."""
@@ -250,8 +250,8 @@ class Group(GroupQueues):
         """Applies its updates in this process."""
         self._numbers = KnownNumbers()
         self._kept: dict[QueueDirectory, GroupQueue] = {}
-        self._open_queues: weakref.WeakValueDictionary[int, GroupQueue] = weakref.WeakValueDictionary()
-        """All queues of it that were opened, by their identity: equal ones are several objects."""
+        self._open_queues: WeakTable[GroupQueue, None] = WeakTable()
+        """All queues of it that were opened."""
         super().__init__(self)
         self.directory()
 
@@ -309,7 +309,7 @@ class Group(GroupQueues):
         """Close its directory, and each of its queues that is open. Leases go on; the group may be used again."""
         with resources.Scope(), self._opening:
             opened, self._opened, self._kept, self._numbers = self._opened, None, {}, KnownNumbers()
-            queues = list(self._open_queues.values())
+            queues = self._open_queues.living()
             self._open_queues.clear()
         self._local = threading.local()  # with what this group leases from
         self.coordinator.close()
@@ -321,7 +321,7 @@ class Group(GroupQueues):
 
     def note_open(self, queue: GroupQueue) -> None:
         """Take note of a queue that is open now: closing the group closes it."""
-        self._open_queues[id(queue)] = queue
+        self._open_queues[queue] = None
 
     def __enter__(self) -> Group:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from fsqueue.errors import GroupNotFound, InvalidArgument, TaskTooLarge, from_os_error
 from fsqueue.filesystem import resources
@@ -87,8 +87,8 @@ class Update(PendingUpdate[Queue, QueuePlan]):
             raise InvalidArgument(f"A queue of the group is expected, or its name, not {queue!r:.100}.")
         plan = self._plans.get(directory)
         if plan is None:
-            name, opener = names.parse_queue_directory(directory) or directory, weakref.WeakMethod(self._open)
-            plan = self._plans[directory] = QueuePlan(name, directory, lambda: _opened(opener, directory))
+            name, update = names.parse_queue_directory(directory) or directory, weakref.ref(self)
+            plan = self._plans[directory] = QueuePlan(name, directory, lambda: _opened(update, directory))
         return plan
 
     def _open(self, directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
@@ -110,12 +110,11 @@ class Update(PendingUpdate[Queue, QueuePlan]):
         return queue.store, queue._inserter, queue._keyed
 
 
-def _opened(opener: weakref.WeakMethod[Any], directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
+def _opened(of: weakref.ref[Update], directory: QueueDirectory) -> tuple[Store, SingleInserter, KeyedInserter]:
     """Open a queue for an update that is being applied. Its plans do not keep an update that was let go of."""
-    open_queue = opener()
-    assert open_queue is not None
-    found: tuple[Store, SingleInserter, KeyedInserter] = open_queue(directory)
-    return found
+    update = of()
+    assert update is not None
+    return update._open(directory)
 
 
 def _check(plan: QueuePlan, path: str, settings: Settings, domain: str) -> None:

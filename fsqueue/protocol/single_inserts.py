@@ -698,7 +698,7 @@ class _Synced:
         """The batch whose log could not be synced. The next sync may succeed, though what was written is lost."""
         self._written: tuple[Batch | None, int] = (None, 0)
         """Up to where this process has written the log of its latest batch."""
-        store.logs.followers.add(self)
+        store.logs.followers[self] = None
         forks.register(self, _Synced.close)
 
     def open(self, batch: Batch) -> None:

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
 
 import fsqueue
 
@@ -67,10 +66,12 @@ class SeenPage:
 class _Turn:
     """The lock of the looks at one page. It lasts as long as a thread looks, or waits for that."""
 
-    __slots__ = ("__weakref__", "lock")
+    __slots__ = ("lock", "threads")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.threads = 0
+        """Number of threads that look, or wait for that."""
 
 
 class PageLooks:
@@ -79,7 +80,7 @@ class PageLooks:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._monotonic, self._wall = monotonic, wall
         self._seen: OrderedDict[object, SeenPage] = OrderedDict()
-        self._looking: WeakValueDictionary[object, _Turn] = WeakValueDictionary()
+        self._looking: dict[object, _Turn] = {}
         self._lock = threading.Lock()
         self._number = 0
 
@@ -100,11 +101,18 @@ class PageLooks:
         """Return what is seen of a page, by a look if one is due. One thread looks; others wait for what it sees."""
         with self._lock:
             turn = self._looking.setdefault(key, _Turn())
-        with turn.lock:
-            seen = self.last(key)
-            if seen is not None and self.due_s(key, fresh) > 0:
-                return seen
-            return self.look_anew(key, make)
+            turn.threads += 1
+        try:
+            with turn.lock:
+                seen = self.last(key)
+                if seen is not None and self.due_s(key, fresh) > 0:
+                    return seen
+                return self.look_anew(key, make)
+        finally:
+            with self._lock:
+                turn.threads -= 1
+                if not turn.threads:
+                    del self._looking[key]
 
     def look_anew(self, key: object, make: Callable[[], Shown]) -> SeenPage:
         """Return what is seen of a page by a look that begins now, for what may be hidden by the next moment."""

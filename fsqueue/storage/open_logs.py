@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
@@ -18,6 +17,7 @@ from fsqueue.format.names import Batch
 from fsqueue.storage import jsonl
 from fsqueue.storage.logs import Log
 from fsqueue.storage.queue_file import QueueFile
+from fsqueue.weak_table import WeakTable
 
 OPEN_LOGS_MAX = 128
 """Maximum number of logs that stay open of one open queue."""
@@ -34,7 +34,7 @@ CHECKED = 2
 """Number of other logs that are looked at when one is opened. With one, those of finished batches would become no fewer
 in a process that leaves each log behind.
 """
-_everywhere: weakref.WeakValueDictionary[int, OpenLogs] = weakref.WeakValueDictionary()
+_everywhere: WeakTable[OpenLogs, None] = WeakTable()
 """Those of all queues that are open in this process."""
 
 
@@ -65,9 +65,9 @@ class OpenLogs:
         self._mutex = resources.Mutex()
         self._passed_at = -math.inf
         """When `let_go` last began to look for logs that are not used (monotonic clock)."""
-        self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self.followers: WeakTable[Follower, None] = WeakTable()
         """What else has descriptors of the queue's logs."""
-        _everywhere[id(self)] = self
+        _everywhere[self] = None
         forks.register(self, OpenLogs.after_fork)
         self.get = self._logs.get
         """Return the batch's log or None. It may be closed: `log.fd` is below 0 then."""
@@ -133,7 +133,7 @@ class OpenLogs:
 
     def let_go_of_own(self) -> None:
         """Do what `let_go` does in this queue."""
-        for follower in [*self.followers]:
+        for follower in self.followers.living():
             follower.let_go()
         if not self._logs:
             return
@@ -165,7 +165,7 @@ class OpenLogs:
 
         A log with records of an undecided update stays, as in `let_go`.
         """
-        for follower in [*self.followers]:
+        for follower in self.followers.living():
             follower.let_go()
         before = len(self._logs)
         for log in self:
@@ -231,8 +231,7 @@ idle_files.add(_make_room)
 
 def beside(mine: OpenLogs | None) -> list[OpenLogs]:
     """Return the open logs of the process's other queues."""
-    found = [reference() for reference in _everywhere.valuerefs()]
-    return [logs for logs in found if logs is not None and logs is not mine]
+    return [logs for logs in _everywhere.living() if logs is not mine]
 
 
 def _close(logs: list[Log]) -> None:

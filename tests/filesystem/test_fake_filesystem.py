@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import pytest
 
@@ -22,6 +21,7 @@ from fsqueue.filesystem.rooted import _Root
 from fsqueue.format import layout, movements
 from fsqueue.format.layout import Settings
 from fsqueue.storage import open_logs
+from fsqueue.weak_table import WeakTable
 
 if TYPE_CHECKING:
     from pyfakefs.fake_filesystem import FakeFilesystem
@@ -106,7 +106,7 @@ def no_garbage() -> None:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue lets go of logs of other open queues, too. Those that earlier tests have left open are real ones."""
-    monkeypatch.setattr(open_logs, "_everywhere", WeakValueDictionary())
+    monkeypatch.setattr(open_logs, "_everywhere", WeakTable())
 
 
 @pytest.fixture(autouse=True)

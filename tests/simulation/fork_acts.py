@@ -141,8 +141,7 @@ def _let_go(queue: Queue, loop: Poll, entropy: SimEntropy, logs: list[tuple[str,
     store = queue.store
     inherited = [Log(store.fs, store.layout, batch, fd, sync) for batch, fd, sync in logs]
     mine = [loop._ahead, entropy, store, *inherited]
-    for reference, let_go in list(forks._holders.values()):
-        holder = reference()
+    for holder, let_go in forks._holders.items():
         if any(holder is one for one in mine):
             let_go(holder)
 
@@ -209,8 +208,7 @@ def _become_child(story: Story, actor: Actor) -> Process:
             opened.shared_by -= 1
             process.fds[fd] = Opened(story.world.disk.root, process.O_RDONLY, process.host, "/")
     store = queue.store
-    for reference, let_go in list(forks._holders.values()):
-        holder = reference()
+    for holder, let_go in forks._holders.items():
         if holder in (store, store.entropy, store.logs) or store.fs in (
             getattr(holder, "fs", None),
             getattr(getattr(holder, "_store", None), "fs", None),
