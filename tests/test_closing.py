@@ -14,7 +14,7 @@ import pytest
 
 from fsqueue import Queue
 from fsqueue.filesystem import resources
-from tests.house.source import TOP, parse
+from tests.house.source import TOP, nodes
 
 pytestmark = pytest.mark.once
 
@@ -114,7 +114,7 @@ def test_no_finalizer_in_python_closes_a_descriptor() -> None:
     found = {
         str(path.relative_to(TOP))
         for path in (TOP / "fsqueue").rglob("*.py")
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if (isinstance(node, ast.FunctionDef) and node.name == "__del__")
         or (
             isinstance(node, ast.Assign)

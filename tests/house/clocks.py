@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.house.source import TOP, parse
+from tests.house.source import TOP, nodes, parse, walk
 
 GUARD_S = 30.0
 """A shorter sleep or timeout can decide on a busy machine; a longer one only ends what hangs."""
@@ -89,7 +89,7 @@ def findings_in(tree: ast.Module, file: str, constants: dict[str, float] | None 
 def constants_of(path: Path) -> dict[str, float]:
     """The numbers that a module's names stand for; those that it imports from other tests, too."""
     known = {}
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
             source = TOP.joinpath(*(node.module or "").split(".")).with_suffix(".py")
             theirs = dict(numbers(parse(source))) if source.exists() else {}
@@ -132,15 +132,15 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, list[ast.AST]]]:
     rest: list[ast.AST] = []
     for node in tree.body:
         if isinstance(node, FUNCTION):
-            yield node.name, list(ast.walk(node))
+            yield node.name, walk(node)
         elif isinstance(node, ast.ClassDef):
             for inner in node.body:
                 if isinstance(inner, FUNCTION):
-                    yield f"{node.name}.{inner.name}", list(ast.walk(inner))
+                    yield f"{node.name}.{inner.name}", walk(inner)
                 else:
-                    rest += ast.walk(inner)
+                    rest += walk(inner)
         else:
-            rest += ast.walk(node)
+            rest += walk(node)
     yield "module", rest
 
 
@@ -158,8 +158,8 @@ class Reader:
         self.reads_a_clock = False
         self.timers: set[str] = set()
         """Functions of this module that return wall time."""
-        nodes = list(ast.walk(tree))
-        for node in nodes:
+        inner = walk(tree)
+        for node in inner:
             match node:
                 case ast.Import(names=names):
                     self.modules |= {alias.asname or alias.name: alias.name for alias in names}
@@ -168,10 +168,10 @@ class Reader:
                 case ast.Expr(value=ast.Constant() as text):
                     self.passed_by.add(id(text))
                 case ast.JoinedStr():
-                    self.passed_by |= {id(part) for part in ast.walk(node) if part is not node}
-        self.reads_a_clock = any(isinstance(node, ast.Call) and self._reads_a_clock(node) for node in nodes)
+                    self.passed_by |= {id(part) for part in walk(node) if part is not node}
+        self.reads_a_clock = any(isinstance(node, ast.Call) and self._reads_a_clock(node) for node in inner)
         if self.reads_a_clock:
-            defined = [(node.name, list(ast.walk(node))) for node in nodes if isinstance(node, FUNCTION)]
+            defined = [(node.name, walk(node)) for node in inner if isinstance(node, FUNCTION)]
             before = -1
             while before != len(self.timers):
                 before = len(self.timers)

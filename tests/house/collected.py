@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import pytest
 
-from tests.house.source import TOP
+from tests.house.source import NO_PLUGINS, TOP
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Collected:
 def collected(*arguments: str, level: str = "gate") -> list[Collected]:
     """Return the tests that pytest, in a process of its own, would run with these arguments."""
     command = [sys.executable, "-m", "tests.house.collected", *arguments]
-    env = os.environ | {"FSQUEUE_TEST_LEVEL": level}
+    env = os.environ | NO_PLUGINS | {"FSQUEUE_TEST_LEVEL": level}
     finished = subprocess.run(command, cwd=TOP, env=env, stdout=subprocess.PIPE, text=True, check=True)
     lines = (line for line in finished.stdout.splitlines() if line.startswith("{"))
     return [Collected(**json.loads(line)) for line in lines]

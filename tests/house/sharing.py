@@ -20,6 +20,8 @@ TOGETHER = ("tests/lab/", "tests/spark/")
 """Directories whose tests share what is dear to start: guests, a cluster, a Spark session. The longest comes first."""
 EARLY = ("tests/concurrency/", "tests/test_", "tests/worker/", "tests/cli/")
 """Directories whose tests fork often: that takes longer, the more their process has kept of other tests."""
+PARSED = "tests/house/"
+"""Tests that read the source. In one process, so that it is parsed once, and not in as many as there are."""
 AHEAD = 2
 """A process that has no more tests than this is given its next unit."""
 APART = ("tests/doctor/test_two_processes.py", "tests/simulation/")
@@ -46,7 +48,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def unit_of(nodeid: str) -> str:
     """Return the name of a test's unit. The tests of a unit run one after the other, in one process."""
-    for directory in TOGETHER:
+    for directory in (*TOGETHER, PARSED):
         if nodeid.startswith(directory):
             return directory
     return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
@@ -54,7 +56,7 @@ def unit_of(nodeid: str) -> str:
 
 def rank_of(unit: str) -> int:
     """Return the place of a unit in the order in which units begin."""
-    order = (*TOGETHER, *EARLY, "", *APART)  # "": all others
+    order = (*TOGETHER, *EARLY, PARSED, "", *APART)  # "": all others
     return max((len(start), place) for place, start in enumerate(order) if unit.startswith(start))[1]
 
 

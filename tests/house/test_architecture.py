@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fsqueue
-from tests.house.source import PACKAGE, TOP, imported, parse
+from tests.house.source import PACKAGE, TOP, imported, nodes, parse
 
 LAYERS = (
     "interruptions", "errors", "checks", "simulation", "weak_table", "forks", "clock", "filesystem", "format",
@@ -51,7 +51,7 @@ def files() -> list[Path]:
 def all_imports(path: Path) -> list[tuple[int, str]]:
     """Return line and full name of every import: in functions and for the type checker alone, too."""
     found = []
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -138,7 +138,7 @@ def test_the_service_uses_public_names_only() -> None:
     hidden = [
         f"{path.relative_to(TOP)}:{node.lineno}: fsqueue.{node.attr}"
         for path in service
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "fsqueue"
@@ -147,7 +147,7 @@ def test_the_service_uses_public_names_only() -> None:
     private = [
         f"{path.relative_to(TOP)}:{node.lineno}: {ast.unparse(node)}"
         for path in service
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute)
         and (node.attr == "store" or (node.attr.startswith("_") and not node.attr.startswith("__")))
         and ast.unparse(node.value).split(".")[-1] in ("queue", "group", "task")
@@ -229,7 +229,7 @@ def test_what_is_imported_late_is_imported_while_no_fork_can_begin() -> None:
         f"{path.relative_to(TOP)}:{node.lineno}"
         for path in [*files(), PACKAGE / "__init__.py"]
         if unit(path) != "spark"
-        for function in ast.walk(parse(path))
+        for function in nodes(path)
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         for node in _unguarded(function)
     ]
@@ -268,7 +268,7 @@ def test_a_batch_is_locked_in_one_place() -> None:
         f"{path.relative_to(TOP)}:{node.lineno}"
         for path in files()
         if path.relative_to(PACKAGE).as_posix() not in inside
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("catch_up", "mutex") and "log" in ast.unparse(node.value)
     ]
     assert entering == []
@@ -310,7 +310,7 @@ def test_lines_come_into_queue_jsonl_in_one_place() -> None:
     appending = {
         path.relative_to(PACKAGE).as_posix()
         for path in files()
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         and "settings_file" in (text := ast.unparse(node))
         and ("O_APPEND" in text or "open_append" in text or text.startswith(("jsonl.locked", "store.locked")))

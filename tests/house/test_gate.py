@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.house import sharing, summary
-from tests.house.source import TOP
+from tests.house.source import NO_PLUGINS, TOP
 
 pytestmark = pytest.mark.once
 
@@ -207,6 +207,8 @@ def test_a_run_ends_with_each_failure_its_seed_the_command_that_repeats_it_and_w
         "-m",
         "pytest",
         "-p",
+        "xdist",
+        "-p",
         "tests.house.summary",
         "-p",
         "tests.house.sharing",
@@ -214,7 +216,7 @@ def test_a_run_ends_with_each_failure_its_seed_the_command_that_repeats_it_and_w
         "2",
         str(tmp_path),
     ]
-    environment = os.environ | {"PYTHONPATH": str(TOP)}
+    environment = os.environ | NO_PLUGINS | {"PYTHONPATH": str(TOP)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     meanwhile, end = done.stdout.split("what failed, and how to repeat it")
     for said in (meanwhile, end):
@@ -236,12 +238,13 @@ def test_what_is_dear_to_start_stays_in_one_process() -> None:
     assert (
         sharing.unit_of("tests/simulation/test_stories.py::test_a[1]") == "tests/simulation/test_stories.py::test_a[1]"
     )
+    assert sharing.unit_of("tests/house/test_rim.py::test_a") == sharing.unit_of("tests/house/test_ways.py::test_b")
     assert sharing.unit_of("tests/cli/test_run.py::test_a[x::y]") == "tests/cli/test_run.py"
 
 
 def test_long_units_begin_first_and_those_that_fill_gaps_last() -> None:
     wanted = ["tests/lab/", "tests/spark/", "tests/concurrency/test_races.py", "tests/test_queue.py",
-              "tests/views/test_usage.py", "tests/doctor/test_two_processes.py::test_a",
+              "tests/house/", "tests/views/test_usage.py", "tests/doctor/test_two_processes.py::test_a",
               "tests/simulation/test_stories.py::test_a"]  # fmt: skip
     assert sorted(sorted(wanted, reverse=True), key=sharing.rank_of) == wanted
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.house.source import PACKAGE, TOP, imported, parse
+from tests.house.source import PACKAGE, TOP, imported, nodes
 
 CALLERS = (
     "filesystem", "storage", "protocol", "groups", "upkeep", "views", "fsck", "cluster",
@@ -48,7 +48,7 @@ def test_what_catches_errors_of_the_system_lets_interruptions_out() -> None:
         f"{path.relative_to(TOP)}:{node.lineno}"
         for path in FILES
         if str(path.relative_to(PACKAGE)) not in STREAMS
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler)
         and caught(node) & {"OSError", "TimeoutError", "Exception"}
         and not lets_out(node)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsqueue.fsck.findings import KINDS
-from tests.house.source import TOP, imported, parse
+from tests.house.source import TOP, imported, nodes
 
 RUNS_CODE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "code", "runpy"}
 CALLS = {"eval", "exec", "compile", "__import__"}
@@ -17,7 +17,7 @@ FILES = sorted([*(TOP / "fsqueue").rglob("*.py"), *(TOP / "cli").rglob("*.py")])
 
 def offences(path: Path) -> list[str]:
     found = [f"{line}: {full}" for line, full in imported(path) if full.split(".")[0] in RUNS_CODE]
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
             found.append(f"{node.lineno}: {node.func.id}()")
     return found

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.house.source import TOP
+from tests.house.source import NO_PLUGINS, TOP
 
 SUITE = """
 import pytest
@@ -31,7 +31,7 @@ def test_skips_itself():
 def run(directory: Path, no_skips: str) -> str:
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.house.no_skips", "-q", str(directory)],
-        env=os.environ | {"FSQUEUE_TEST_NO_SKIPS": no_skips, "PYTHONPATH": str(TOP)},
+        env=os.environ | NO_PLUGINS | {"FSQUEUE_TEST_NO_SKIPS": no_skips, "PYTHONPATH": str(TOP)},
         cwd=directory,
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import PACKAGE, TOP, parse
+from tests.house.source import PACKAGE, TOP, nodes
 
 pytestmark = pytest.mark.once
 
@@ -55,7 +55,7 @@ DECODERS = {
 
 def decoding(path: Path) -> Iterator[int]:
     """Yield the lines in which a module takes a decoder from a library."""
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             is_decoder = node.value.id in LIBRARIES and node.attr in ("loads", "load")
         else:
@@ -79,7 +79,7 @@ def test_payloads_and_results_are_encoded_in_one_place() -> None:
     callers = {
         str(path.relative_to(TOP))
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(parse(path))
+        for node in nodes(path)
         if (node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else "")
         in ("encode_json", "encode_task", "encode_result")
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.house import rim
-from tests.house.source import TOP, parse
+from tests.house.source import TOP, nodes
 
 PAGE = "docs/security.md"
 FOLLOWS = "follows"
@@ -54,7 +54,7 @@ def defined() -> set[str]:
         for path in top.rglob("*.py"):
             module = rim.module_name(path, top, package)
             found |= {
-                f"{module}.{node.name}" for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)
+                f"{module}.{node.name}" for node in nodes(path) if isinstance(node, ast.FunctionDef)
             }  # methods, too: without their class, which is near enough for what people keep
     return found
 

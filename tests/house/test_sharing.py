@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import TOP
+from tests.house.source import NO_PLUGINS, TOP
 from tests.levels import one_in
 from tests.waiting import PATIENCE_S
 
@@ -37,7 +37,7 @@ def run(directory: Path, units: dict[str, int], death: tuple[str, int]) -> tuple
     ran = directory / "ran"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.house.sharing", "-p", "xdist", "-n", "2", "tests"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    env |= {"PYTHONPATH": str(TOP), "RAN": str(ran)}
+    env |= NO_PLUGINS | {"PYTHONPATH": str(TOP), "RAN": str(ran)}
     options = {"cwd": directory, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, timeout=PATIENCE_S, check=False, **options)  # type: ignore[call-overload]
     assert done.returncode == 1, done.stdout

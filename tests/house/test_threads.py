@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import PACKAGE, parse
+from tests.house.source import PACKAGE, nodes
 
 STARTS = frozenset(
     (
@@ -37,7 +37,7 @@ MAY_START = {
 def starts(path: Path) -> set[str]:
     """Return by which names a file starts threads."""
     found: set[str] = set()
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute):
             found.add(node.attr)
         elif isinstance(node, ast.Name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.house.source import TOP, parse
+from tests.house.source import TOP, nodes
 
 IN_THE_LOOP = (
     "commands", "events", "jobs", "loop", "output", "placeholders", "processes", "spawning",
@@ -27,7 +27,7 @@ def calls() -> set[str]:
     return {
         f"{node.func.value.id}.{node.func.attr}"
         for module in IN_THE_LOOP
-        for node in ast.walk(parse(TOP / "fsqueue" / "worker" / f"{module}.py"))
+        for node in nodes(TOP / "fsqueue" / "worker" / f"{module}.py")
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Name)
