@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import _thread
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 
 from fsqueue.filesystem import resources
 from fsqueue.filesystem.side_threads import FORK_LOOK_S
@@ -18,12 +17,10 @@ AT_ONCE_MAX = 16
 
 
 class _Calls:
-    """Calls that several threads make, and what these have raised."""
+    """Make calls in several threads, and note what these raise."""
 
     def __init__(self) -> None:
         self.raised: list[BaseException] = []
-        self.ended: SimpleQueue[None] = SimpleQueue()
-        """Has an item for each thread that has ended."""
 
     def make(self, calls: Sequence[Callable[[], object]]) -> None:
         """Make calls, one after the other. Note what they raise."""
@@ -32,7 +29,21 @@ class _Calls:
                 call()
             except BaseException as error:
                 self.raised.append(error)
-        self.ended.put(None)
+
+    def make_in_thread(self, calls: Sequence[Callable[[], object]]) -> _thread.LockType:
+        """Make calls in a thread of their own. Return a lock that is free once they are made. RuntimeError."""
+        # `SimpleQueue.get` would not do: CPython 3.11's waits for ever if a signal handler outlasts its time limit.
+        is_over = _thread.allocate_lock()
+        is_over.acquire()
+
+        def make() -> None:
+            try:
+                self.make(calls)
+            finally:
+                is_over.release()
+
+        _thread.start_new_thread(make, ())
+        return is_over
 
 
 def at_once(calls: Sequence[Callable[[], object]]) -> None:
@@ -43,28 +54,21 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
     others end their calls by themselves, so each call must hold what it uses. Without threads (EAGAIN) the calls are
     made here. They are no `SideThread`s: those cost two threads each.
     """
-    all_calls, threads = _Calls(), 0
+    all_calls, threads = _Calls(), list[_thread.LockType]()
     own: list[Callable[[], object]] = []
     for place in range(min(AT_ONCE_MAX, len(calls))):
         mine = calls[place::AT_ONCE_MAX]
-        if not place:
-            own += mine
-            continue
         try:
-            _thread.start_new_thread(all_calls.make, (mine,))
+            if place:
+                threads.append(all_calls.make_in_thread(mine))
+                continue
         except RuntimeError:
-            own += mine
-        else:
-            threads += 1
-    all_calls.make(own)
-    ended = 0
-    while ended <= threads:
-        try:
-            all_calls.ended.get(timeout=FORK_LOOK_S)
-        except Empty:
             pass
-        else:
-            ended += 1
-        resources.refuse_the_parents()  # these threads are theirs
+        own += mine
+    all_calls.make(own)
+    for is_over in threads:
+        while not is_over.acquire(timeout=FORK_LOOK_S):
+            resources.refuse_the_parents()
+    resources.refuse_the_parents()  # these threads are theirs
     if all_calls.raised:
         raise min(all_calls.raised, key=lambda error: not is_interruption(error))

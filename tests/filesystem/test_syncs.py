@@ -6,6 +6,7 @@ import _thread
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from fsqueue.errors import ForkedInCall
 from fsqueue.filesystem import syncs
+from fsqueue.filesystem.side_threads import FORK_LOOK_S
 from tests.concurrency.processes import Child
 from tests.waiting import PATIENCE_S
 
@@ -91,7 +93,10 @@ def test_what_a_signal_handler_raises_behind_the_start_of_a_thread_comes_out(mon
         syncs.at_once([runs.set, runs.set])
 
 
-def test_a_child_that_a_signal_handler_forks_does_not_wait_for_its_parents_threads() -> None:
+@pytest.mark.parametrize("handler_s", [0.0, 2 * FORK_LOOK_S])
+def test_a_child_that_a_signal_handler_forks_does_not_wait_for_its_parents_threads(handler_s: float) -> None:
+    """Also where the handler takes longer than a wait does that it interrupts."""
+
     def round_() -> int:
         children: list[int] = []
         forked = threading.Event()
@@ -101,6 +106,7 @@ def test_a_child_that_a_signal_handler_forks_does_not_wait_for_its_parents_threa
             if pid:
                 children.append(pid)
                 forked.set()
+            time.sleep(handler_s)
 
         def call() -> None:
             send()
@@ -114,7 +120,7 @@ def test_a_child_that_a_signal_handler_forks_does_not_wait_for_its_parents_threa
             [child] = children
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    for _ in range(20):
+    for _ in range(3 if handler_s else 20):
         child = Child(round_)
         try:
             assert child.result() == 7

@@ -137,6 +137,7 @@ class Trouble:
             signal.setitimer(signal.ITIMER_REAL, 0)
             if thread is not None:
                 thread.join()
+            raised = thread = None  # an error leads to this frame: the thread would die in a call, in Python code
             self._reap(kind)
         return found
 
