@@ -47,12 +47,23 @@ class BadLine(Exception):
     """Say why a line is no task, as the end of a sentence.
 
     `may_skip`: whether --skip-bad may go on after it. `option`: what makes a task of it, if the whole input is inserted
-    with it; "" if nothing does.
+    with it; "" if nothing does. `exit_code`: of a command that ends at the line.
     """
+
+    exit_code = fsqueue.InvalidTask.exit_code
 
     def __init__(self, why: str, may_skip: bool = True, option: str = "") -> None:
         super().__init__(why)
         self.may_skip, self.option = may_skip, option
+
+
+class TooLong(BadLine):
+    """Say that a line is too long for a task."""
+
+    exit_code = fsqueue.TaskTooLarge.exit_code
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(f"is longer than a task of this queue may be ({bytes_max:,} bytes)")
 
 
 class Unreadable(BadLine):

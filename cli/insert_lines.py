@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from fsqueue.format import user_json
 
-from .insert_input import HEAD_BYTES, PAUSE, BadLine, Input
+from .insert_input import HEAD_BYTES, PAUSE, BadLine, Input, TooLong
 from .printing import quoted
 
 Row = tuple[int, int, int, Any]
@@ -125,7 +125,7 @@ class LineFormat(Format):
                 if not text:
                     continue
                 if len(line) > self._input.line_bytes_max:
-                    raise too_long(self._input.line_bytes_max)
+                    raise TooLong(self._input.line_bytes_max)
                 if is_plain and is_first and b"\0" in self._input.head:
                     raise Foreign("or one soon after has the character NUL", USE_NULL, may_skip=False)
                 if is_plain and b"\r" in text:
@@ -190,11 +190,6 @@ class Foreign(BadLine):
     def __init__(self, why: str, guess: str = "", may_skip: bool = True) -> None:
         super().__init__(why + guess, may_skip)
         self.why = why
-
-
-def too_long(bytes_max: int) -> BadLine:
-    """Return the error on a line that is too long for a task."""
-    return BadLine(f"is longer than a task of this queue may be ({bytes_max:,} bytes)")
 
 
 def decode_text(line: bytes) -> str:

@@ -143,6 +143,7 @@ class Source:
         self._bad: str | None = None
         self._is_changed = False
         """Say whether that line is none, but a file that was written to while it was read."""
+        self._bad_exit = BadLine.exit_code
         self._bad_option = ""
         """Give the option with which the whole input, inserted anew, would not end at that line."""
         self._bad_may_skip = False
@@ -252,10 +253,12 @@ class Source:
         """Forget a signal that came when all was inserted."""
         self._input.signal = None
 
-    def refuse(self, why: str, may_skip: bool = True, option: str = "") -> None:
-        """Skip the line that was read last, or end: it is not a task. `option`: as in a BadLine."""
+    def refuse(
+        self, why: str, may_skip: bool = True, option: str = "", exit_code: int = BadLine.exit_code
+    ) -> None:  # fmt: skip
+        """Skip the line that was read last, or end: it is not a task. `option`, `exit_code`: as in a BadLine."""
         if not (self._skip_bad and may_skip):
-            self._bad, self._bad_option, self.ended = why, option, True
+            self._bad, self._bad_option, self._bad_exit, self.ended = why, option, exit_code, True
             self._bad_may_skip = may_skip and not self._skip_bad
             return
         self.skipped += 1
@@ -272,7 +275,7 @@ class Source:
         why = f"it {why}" if named and not named["colon"] else why
         if "a key is a text" in why and self._form.takes_text:
             why += f" Of a table: --text {quoted(self._key or '')}"
-        self.refuse(f"is no task for this queue: {why}")
+        self.refuse(f"is no task for this queue: {why}", exit_code=error.exit_code)
 
     def _rows(self) -> Iterator[Any]:
         """Yield the rows of all files, and PAUSE. A file that cannot be read is the last one."""
@@ -321,7 +324,7 @@ class Source:
                     if isinstance(payload, Unreadable) and self._line:
                         self._line += 1  # the lines before it could be read, and are inserted
                     self._is_changed = isinstance(payload, Changed)
-                    self.refuse(str(payload), payload.may_skip, payload.option)
+                    self.refuse(str(payload), payload.may_skip, payload.option, payload.exit_code)
                     if self._bad:
                         return
                     continue
@@ -387,7 +390,7 @@ class Source:
         or_skip = ", or use --skip-bad" if self._bad_may_skip else ""
         or_option = f", or add {self._bad_option}," if self._bad_option else ""
         complain(f"nothing was inserted as {name}: correct it{or_option} and repeat the command{or_skip}")
-        raise click.exceptions.Exit(2)
+        raise click.exceptions.Exit(self._bad_exit)
 
     def hint_at_input(self) -> None:
         """Hint at a field that no line had, most often since its name is mistyped; and at an item without its end."""
@@ -485,10 +488,10 @@ class Source:
                 complain(f"{so_far}, and may be of two versions of it: compare them with the file ('fsqueue ls')")
                 if self._may_be_repeated(self.tasks):
                     complain("repeat the command: it inserts no line whose key is taken")
-                raise click.exceptions.Exit(2)
+                raise click.exceptions.Exit(self._bad_exit)
             complain(before if self.tasks else "nothing was inserted")
             complain(f"correct it and {self._how_to_go_on(self.tasks, (self._number, self._line))}")
-            raise click.exceptions.Exit(2)
+            raise click.exceptions.Exit(self._bad_exit)
         if self._input.signal is not None and self._has_rest:
             complain(f"interrupted: {so_far}, up to {self._place(self._last)}")
             complain(self._how_to_go_on(self.tasks, (self._number, self._last + 1)))

@@ -20,7 +20,7 @@ import orjson
 import fsqueue
 from fsqueue.format import wording
 
-from .insert_input import PAUSE, BadLine, Input
+from .insert_input import PAUSE, BadLine, Input, TooLong
 from .insert_lines import (
     LONE_RETURN,
     NOTHING,
@@ -34,7 +34,6 @@ from .insert_lines import (
     kind_of,
     no_table,
     option_for,
-    too_long,
 )
 from .insert_priorities import PriorityKind, cut, shown
 from .printing import complain, quoted
@@ -431,11 +430,11 @@ class _Records:
             self._read += 1
             self.bytes += len(line) + 1
             if len(line) > self._input.line_bytes_max:
-                raise too_long(self._input.line_bytes_max)
+                raise TooLong(self._input.line_bytes_max)
             if self.bytes > self._input.line_bytes_max + 2:
                 if self._held:
                     raise BadLine(UNCLOSED, may_skip=False)
-                raise too_long(self._input.line_bytes_max)
+                raise TooLong(self._input.line_bytes_max)
             if self._read == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
             if b"\0" in line:

@@ -14,7 +14,7 @@
     ├── FormatTooOld             written before the first release: drain it with what made it          1
     ├── InvalidArgument          an argument is wrong; nothing was done (also a ValueError)            2
     │   └── InvalidTask          this task cannot be stored                                            2
-    │       ├── TaskTooLarge     … because of its size
+    │       ├── TaskTooLarge     … because of its size                                                14
     │       └── InvalidResult    a result cannot be kept: its task is still leased                     2
     ├── TaskNotFound             no such task, or it finished and the history no longer knows it      13
     ├── LeaseLost                the lease no longer holds: drop the result, do not retry              4
@@ -140,6 +140,8 @@ class InvalidTask(InvalidArgument):
 
 class TaskTooLarge(InvalidTask):
     """The task is larger than the queue accepts. Store the data in a file and queue its path."""
+
+    exit_code = 14
 
 
 class InvalidResult(InvalidTask):

@@ -25,7 +25,7 @@ EXIT_CODES = {
     "FormatTooOld": 1,
     "InvalidArgument": 2,
     "InvalidTask": 2,
-    "TaskTooLarge": 2,
+    "TaskTooLarge": 14,
     "InvalidResult": 2,
     "TaskNotFound": 13,
     "LeaseLost": 4,

@@ -24,7 +24,7 @@ from fsqueue_cli.insert_input import Input
 from fsqueue_cli.insert_source import Advance
 from fsqueue_cli.main import cli
 
-from fsqueue import Queue, StorageError, StorageFull, TaskRef
+from fsqueue import Group, Queue, StorageError, StorageFull, TaskRef
 from fsqueue.protocol import insert_errors
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.protocol.keyed_inserts import KeyedInserter
@@ -180,10 +180,28 @@ def test_a_line_that_is_too_long_is_named_and_the_next_is_read(fsqueue_cli: Run,
 
 def test_a_task_just_too_large_is_named_with_its_line(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
     queue = queue_factory(task_bytes_max=1000)
-    result = fsqueue_cli("insert", queue.path, input="1\n2\n" + json.dumps("x" * 997) + "\n3\n", code=2)
+    result = fsqueue_cli("insert", queue.path, input="1\n2\n" + json.dumps("x" * 997) + "\n3\n", code=14)
     assert "line 3" in result.stderr
     assert "2 tasks were inserted" in result.stderr
     assert payloads(queue) == [1, 2]
+
+
+@pytest.mark.once
+def test_a_task_that_is_too_large_has_an_exit_code_of_its_own(
+    fsqueue_cli: Run, tmp_path: Path, place_of: Callable[[Path], str]
+) -> None:
+    """14. Wrong use, and a line that is no JSON, have 2; so has a task that cannot be stored for another reason."""
+    group = Group.create(tmp_path / "group", task_bytes_max=1000, durability="none")
+    place = place_of(group.path)
+    much_too_large, too_large, queue = json.dumps("x" * 300_000), json.dumps("x" * 997), f"{place}/q"
+    for line, code in {much_too_large: 14, too_large: 14, "{": 2}.items():
+        fsqueue_cli("insert", queue, input=line, code=code)
+        fsqueue_cli("insert", queue, "--commit", "c", input=f"1\n{line}", code=code)
+    fsqueue_cli("insert", queue, "--key", "k", input='{"k": ""}', code=2)
+    for arguments, code in {("--insert", f"q={too_large}"): 14, ("--insert", "q={"): 2, ("--insert", "q"): 2}.items():
+        fsqueue_cli("update", place, *arguments, code=code)
+    fsqueue_cli("insert", queue, "--task", too_large, code=14)
+    assert group.status().status.inserted == 0
 
 
 def test_a_task_that_the_queue_refuses_can_be_skipped(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
@@ -545,7 +563,7 @@ def test_a_line_that_is_refused_is_no_task_whose_key_was_taken(fsqueue_cli: Run,
 @pytest.mark.batched
 def test_a_line_that_is_too_long_for_a_key_is_named(fsqueue_cli: Run, queue: Queue) -> None:
     lines = f'{{"k":"1"}}\n\n{{"k":"2","x":"{"y" * 70_000}"}}\n{{"k":"3"}}\n'
-    result = fsqueue_cli("insert", queue.path, "--key", "k", input=lines, code=2)
+    result = fsqueue_cli("insert", queue.path, "--key", "k", input=lines, code=14)
     assert result.stdout == "1\n"
     assert "line 3 is no task for this queue: it takes 70,0" in result.stderr
     assert "a task with a key may take 65,536. Store the data in a file and queue its path" in result.stderr

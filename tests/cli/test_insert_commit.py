@@ -122,7 +122,7 @@ def test_a_task_that_is_too_large_inserts_nothing(
 ) -> None:
     queue = queue_factory(task_bytes_max=100)
     result = fsqueue_cli(
-        "insert", place_of(queue.path), "--commit", "a", input="1\n" + json.dumps("x" * 90) + "\n", code=2
+        "insert", place_of(queue.path), "--commit", "a", input="1\n" + json.dumps("x" * 90) + "\n", code=14
     )
     assert "nothing was inserted as a" in result.stderr
     assert queue.status().inserted == 0
