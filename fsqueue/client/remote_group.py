@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fsqueue.arguments import leased, whole
+from fsqueue.client.over_wire import OverWire
 from fsqueue.client.remote_poll import RemotePoll
-from fsqueue.client.remote_queue import RUNS_OUT, TASKS_MAX, QueueStandIn, RemoteQueue, lease_by, leasing, proof_in
+from fsqueue.client.remote_queue import RUNS_OUT, TASKS_MAX, QueueStandIn, RemoteQueue, lease_by, leasing
 from fsqueue.client.remote_update import RemoteUpdate
 from fsqueue.client.values import leased_task, made
-from fsqueue.client.wire import Answer, OverWire, Wire, in_one_process, in_steps
+from fsqueue.client.wire import Answer, Wire, in_one_process, in_steps
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import LeaseLost, QueueFileLost, QueuePurged
 from fsqueue.format import names
 from fsqueue.format.layout import Settings
 from fsqueue.format.models import Status
-from fsqueue.groups import drained
 from fsqueue.groups.selection import compiled
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses
@@ -57,6 +57,10 @@ class RemoteQueues(OverWire):
         settings: Settings = made(Settings, found | {"backoff_s": tuple(found["backoff_s"])})
         return settings
 
+    def _ask(self, verb: str, /, wait_s: float = 0, **given: Any) -> Any:
+        """Return what a verb answers about those that match. `given`: its other fields by name."""
+        return self._wire.call(f"group_{verb}", {"match": self.pattern, **given}, wait_s=wait_s)
+
     def _queue(self, name: str) -> RemoteQueue:
         return RemoteQueue(self._wire, name, self._holder)
 
@@ -89,23 +93,8 @@ class RemoteQueues(OverWire):
             )
         return {name: made(Status, one) for name, one in found["queues"].items() if matches is None or matches(name)}
 
-    def is_drained(self) -> bool:
-        """Return whether at one instant nothing was waiting, delayed or leased in any of them."""
-        return bool(self._wire.call("group_drained", {"match": self.pattern})["drained"])
-
-    def drained_proof(self) -> bytes | None:
-        """Return what the gateway's look has found, if nothing was left in any of them: see `RemoteQueue`."""
-        return proof_in(self._wire.call("group_drained", {"match": self.pattern}))
-
-    def counted(self) -> tuple[Status, dict[str, str]]:
-        """Return the sum of their counts; and by each one's address what is another text once it was purged."""
-        found = Answer(self._wire.call("group_wait", {"match": self.pattern, "timeout_s": 0}))
-        return made(Status, found), {f"{self.url}{name}": state for name, state in found["states"].items()}
-
-    def _wait_together(
-        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
-    ) -> list[Status]:
-        return drained.wait(given, timeout_s, poll)
+    def _states(self, found: dict[str, Any]) -> dict[str, str]:
+        return {f"{self.url}{name}": state for name, state in found["states"].items()}
 
     @in_one_process
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
@@ -119,7 +108,7 @@ class RemoteQueues(OverWire):
 
         def look(step_s: float) -> tuple[bool, Status]:
             nonlocal known
-            found = self._wire.call("group_wait", {"match": self.pattern}, wait_s=step_s)
+            found = self._ask("wait", wait_s=step_s)
             known = found["states"] if known is None else known
             for name, state in known.items():
                 if found["states"].get(name) != state:

@@ -31,6 +31,7 @@ from fsqueue.arguments import (
     whole,
     window_ms,
 )
+from fsqueue.client.over_wire import OverWire
 from fsqueue.client.remote_poll import RemotePoll
 from fsqueue.client.values import (
     BYTES_MAX,
@@ -42,7 +43,7 @@ from fsqueue.client.values import (
     made,
     task_line,
 )
-from fsqueue.client.wire import LOOK_FIRST, WAIT_S, Answer, OverWire, Wire, encoded, in_one_process, in_steps, segment
+from fsqueue.client.wire import LOOK_FIRST, WAIT_S, Answer, Wire, encoded, in_one_process, in_steps, segment
 from fsqueue.clock import Clock, Entropy, duration_ms
 from fsqueue.errors import FsqueueError, InvalidArgument, InvalidTask, LeaseLost, QueuePurged, said, text_of
 from fsqueue.filesystem.processes import Holder
@@ -62,7 +63,6 @@ from fsqueue.format.models import (
     TaskInfo,
     TaskRef,
 )
-from fsqueue.groups import drained
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Until, last_statuses
 from fsqueue.protocol import encoding, insert_errors, transitions
@@ -128,7 +128,6 @@ class RemoteQueue(OverWire):
         return self.url
 
     def _ask(self, verb: str, /, **given: Any) -> Any:
-        """Return what a verb answers. `given`: its fields by name."""
         return self._wire.call(verb, given, queue=self.name)
 
     def _ask_of(self, id: str, verb: str) -> Any:
@@ -401,28 +400,8 @@ class RemoteQueue(OverWire):
         found: Status = made(Status, self._ask("status", exact=bool(exact)))
         return found
 
-    def is_drained(self) -> bool:
-        """Return whether nothing is waiting, delayed or leased."""
-        return bool(self._ask("is_drained")["drained"])
-
-    def drained_proof(self) -> bytes | None:
-        """Return what the gateway's look has found, if nothing is waiting, delayed or leased; otherwise None.
-
-        Two that are equal prove that nothing was left between the two.
-        """
-        return proof_in(self._ask("is_drained"))
-
-    def counted(self) -> tuple[Status, dict[str, str]]:
-        """Return its counts; and by its address what is another text once it was purged. A queue that is not there has
-        none.
-        """
-        found = Answer(self._ask("wait", timeout_s=0))
-        return made(Status, found), {self.url: found["state"]} if found["state"] else {}
-
-    def _wait_together(
-        self, given: Sequence[object], timeout_s: float | None, poll: Callable[[list[Status]], object] | None
-    ) -> list[Status]:
-        return drained.wait(given, timeout_s, poll)
+    def _states(self, found: dict[str, Any]) -> dict[str, str]:
+        return {self.url: found["state"]} if found["state"] else {}
 
     @in_one_process
     def wait(self, timeout_s: float | None = None, poll: Callable[[Status], object] | None = None) -> Status:
@@ -622,12 +601,6 @@ class _Stream:
             error.inserted, error.new = self._count, new
         if error is not None:
             raise error
-
-
-def proof_in(found: dict[str, Any]) -> bytes | None:
-    """Return what an answer says to be proof that all is done; None if something is left."""
-    proof = Answer(found)["proof"]
-    return None if proof is None else bytes.fromhex(proof)
 
 
 Ask = Callable[[Wire, int, float], list[dict[str, Any]]]

@@ -11,12 +11,11 @@ import select
 import ssl
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote, urlencode
 
 from fsqueue import errors, forks
@@ -368,36 +367,6 @@ def check_token(name: str, token: object) -> None:
     """Raise InvalidArgument, without the token, if no header can hold it."""
     if type(token) is not str or not token.isascii() or not token.isprintable():
         raise InvalidArgument(f"{name} must be text of printable ASCII characters.")
-
-
-class OverWire(ABC):
-    """A queue or a group of a gateway: a wire leads to it. It is equal to another one with its address."""
-
-    _wire: Wire
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """Return its address, as `connect` takes it."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return self.url == other.url if isinstance(other, type(self)) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.url)
-
-    def close(self) -> None:
-        """Close this thread's connection, which a group and its queues share. Leases go on; it may be used again."""
-        self._wire.drop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _is_over(connection: http.client.HTTPConnection) -> bool:

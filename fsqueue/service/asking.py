@@ -31,7 +31,7 @@ def routes() -> list[routing.BaseRoute]:
         "about": _about,
         "queues": _queues,
         "group_status": _group_status,
-        "group_drained": _of_group(lambda group, given: operations.drained(selected(group, given))),
+        "group_is_drained": _of_group(lambda group, given: operations.drained(selected(group, given))),
         "group_wait": streaming.wait_for_group,
         "group_usage": _of_group(lambda group, given: answers.plain(group.usage())),
         "group_settings": _of_group(lambda group, given: asdict(group.settings)),

@@ -273,8 +273,8 @@ OF_GATEWAYS: Sequence[Verb] = (
         Field("after", "text", "Only names behind this one: `next` of the page before.", most=1024),
         Field("limit", "whole", "How many at most.", default=100, least=1, most=10_000))),
     Verb("group_status", "Counts and activity over queues of the group.", "reads", _get("/status", MATCH, EXACT)),
-    Verb("group_drained", "Tell whether at one instant nothing was waiting, delayed or leased in queues of the group; "
-         "`proof`: see is_drained.", "reads", _get("/drained", MATCH), command="wait"),
+    Verb("group_is_drained", "Tell whether at one instant nothing was waiting, delayed or leased in queues of the "
+         "group; `proof`: see is_drained.", "reads", _get("/drained", MATCH), command="wait"),
     Verb("group_wait", "Wait until queues of the group are drained; tell the sum of their counts then, or at the end "
          "of the time. `states` has what tells each queue from one that was purged or made anew since.", "reads",
          _get("/wait", MATCH, TIMEOUT_S), command="wait"),

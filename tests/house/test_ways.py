@@ -15,10 +15,13 @@ from itertools import chain
 from fsqueue.verbs.table import OF_QUEUES
 from tests.house.source import TOP, parse
 
-ONCE = {"Queue": ("fsqueue.queue", "fsqueue.maintenance"), "RemoteQueue": ("fsqueue.client.remote_queue",)}
+ONCE = {
+    "Queue": ("fsqueue.queue", "fsqueue.maintenance"),
+    "RemoteQueue": ("fsqueue.client.remote_queue", "fsqueue.client.over_wire"),
+}
 """The modules in which a verb stands once: of a class, and of that from which it inherits."""
 WRITTEN = {
-    "fsqueue.client.remote_group": 7,
+    "fsqueue.client.remote_group": 6,
     "fsqueue.client.remote_poll": 2,
     "fsqueue.client.remote_update": 1,
     "fsqueue.errors": 1,
