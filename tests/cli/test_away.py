@@ -21,18 +21,21 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = pytest.mark.once
 
 
+@pytest.mark.parametrize("how", ["first", "upstream"])
 def test_a_queue_that_is_not_there_is_named_and_the_others_are_done(
-    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path
+    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path, how: str
 ) -> None:
+    """Also if it is an earlier stage."""
     queue = queue_factory("a")
     queue.insert_many(range(3))
     away = tmp_path / "unmounted" / "tiles"
-    said = fsqueue_cli("run", away, queue.path, "--", "true", code=5).stderr
+    named = {"first": [away, queue.path], "upstream": [queue.path, "--upstream", away]}[how]
+    said = fsqueue_cli("run", *named, "--", "true", code=5).stderr
     assert f"{away} is not there (not mounted?); it is tried again." in said
     assert f"all else is drained, and {away} is not there (not mounted?)" in said
     assert "3 completed" in said
     assert queue.status().completed == 3
-    said = fsqueue_cli("run", queue.path, away, "--json", "--", "true", code=5).stdout
+    said = fsqueue_cli("run", *named, "--json", "--", "true", code=5).stdout
     assert (json.loads(said)["ended"], json.loads(said)["completed"]) == ("away", 0)
 
 
@@ -41,18 +44,6 @@ def test_if_none_is_there_nothing_begins(fsqueue_cli: Run, tmp_path: Path) -> No
         said = fsqueue_cli("run", *(tmp_path / path for path in paths), "--", "true", code=5).stderr
         assert "There is no queue at" in said
         assert "tried again" not in said
-
-
-def test_an_earlier_stage_that_is_not_there_keeps_no_task_from_being_done(
-    fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path
-) -> None:
-    queue = queue_factory("a")
-    queue.insert_many(range(3))
-    away = tmp_path / "unmounted" / "tiles"
-    said = fsqueue_cli("run", queue.path, "--upstream", away, "--", "true", code=5).stderr
-    assert f"{away} is not there (not mounted?); it is tried again." in said
-    assert f"all else is drained, and {away} is not there (not mounted?)" in said
-    assert queue.status().completed == 3
 
 
 def test_a_group_that_comes_later_is_taken_too(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
