@@ -26,6 +26,7 @@ from fsqueue.format import replay
 from fsqueue.functions import _parts
 from fsqueue.storage.nodes import NodeFailures
 from tests.cli.conftest import Run, Spawn
+from tests.gateways import gateways
 from tests.house.source import TOP
 from tests.pages import Block, Typed, blocks, is_shown, prose, text_of
 from tests.support import needs_root
@@ -162,6 +163,7 @@ PLANS = {
             "fsqueue serve /scratch/me/crawl": "tests/cli/test_serve.py",
             "In Python": "tests/client/test_remote_queue.py",
             "Workers": "tests/service/test_worker.py",
+            "Commands at an address": "below",
             "In any language": "tests/service/test_asking.py",
             "Behind a proxy": "tests/service/test_page_in_browser.py",  # with a proxy of its own
         },
@@ -293,6 +295,21 @@ print(a,
 
 
 # -- what is typed in another way -----------------------------------------------------------------------
+
+
+def test_commands_at_an_address(tmp_path: Path) -> None:
+    """docs/serve.md shows them with the address of a gateway, which runs here on a socket."""
+    [block] = [block for block in blocks(text_of("docs/serve.md")) if block.section == "Commands at an address"]
+    group = fsqueue.Group.create(tmp_path / "crawl")
+    with gateways(tmp_path) as serve:
+        typed = Typed(tmp_path, "docs/serve.md", {"http://localhost:8750": serve(group.path)}, {})
+        typed.file("pages.jsonl", "".join(f"{json.dumps({'page': n})}\n" for n in range(3)))
+        typed.file("list-pages", "#!/bin/sh\nprintf '%s\\n' '{\"page\": 3}' '{\"page\": 4}'\n")
+        typed.type(block)
+    assert {name: (one.waiting, one.completed) for name, one in group.status().queues.items()} == {
+        "fetch": (4, 1),
+        "parse": (1, 0),
+    }
 
 
 def console(page: str, section: str) -> list[tuple[str, str]]:
