@@ -19,9 +19,9 @@ FORMAT = 1
 """The format of groups: this version reads and writes no other."""
 GROUP_FILE = ".group.jsonl"
 BELLS = 4096
-"""How many bells a group has, ..."""
+"""Number of bells of a group."""
 BELL_BYTES = 4
-"""... each of so many bytes."""
+"""Length of a bell in bytes."""
 BELLS_BYTES = BELLS * BELL_BYTES
 
 

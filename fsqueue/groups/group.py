@@ -201,7 +201,7 @@ class GroupQueues(Selected):
         `holder`: see `Queue.lease`.
 
         The first [] in a thread comes after a full look at each queue. Later ones cost little: they look at queues in
-        which a process has rung. What was rung in vain is found within ten minutes (docs/groups.md, "Leasing").
+        which a process has rung. A bell whose write was lost is found within ten minutes (docs/groups.md, "Leasing").
         """
         whole("n", n)
         lease_ms = None if lease_s is None else duration_ms(lease_s, "lease_s", 0.001)

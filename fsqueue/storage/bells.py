@@ -18,13 +18,15 @@ from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage.listening import Doorbell
 
 QUIET_S = 1.0
-"""A process that has rung the bell of a queue rings that queue's doorbell alone for so long."""
+"""Minimum number of seconds between two rings of a queue's bell by one process. In between it rings the doorbell alone.
+"""
 SETTLED_S = 1.2 * QUIET_S
-"""A doorbell that is read so long after its bell was seen to ring, or later, holds all that was rung by then."""
+"""Number of seconds after a bell was seen to ring. From then on the queue's doorbell holds all that was rung before."""
 FRESH_S = 0.1
-"""The file is read no more often, nor is a doorbell whose bell has rung, unless the ring was heard."""
+"""Minimum number of seconds between two reads of the file, and of a doorbell whose bell has rung. A notification that
+the kernel reports has the doorbell read at once."""
 ABSENT_S = 60.0
-"""If it is not there, it is looked for no more often."""
+"""Minimum number of seconds between two looks for the file if it is missing."""
 
 
 class _View(NamedTuple):

@@ -41,12 +41,12 @@ class Limits:
     idle_timeout_s: float
     failures_max: float
     failures_first: float
-    """After so many in a row it ends, too, as long as nothing has succeeded."""
+    """Number of failures in a row after which it ends, too, as long as nothing has succeeded."""
     exclude_after: int | None
     kills_lost: bool
     patience_s: float
     max_attempts: float
-    """A task whose attempt fails here is given up if it has had so many attempts."""
+    """A task whose attempt fails here is given up after `max_attempts` attempts."""
 
 
 def stop_time(limits: Limits, began: float) -> tuple[float, str]:

@@ -55,9 +55,9 @@ class Worker:
 
     processes: how many tasks are executed at a time, each in a process of its own. "auto": one for each processor that
         this process may use, by its Slurm job or the machine. With `gpus_per_task`, no more than there are GPUs for.
-    gpus_per_task: so many of the visible GPUs for each process, shared with no other (CUDA_VISIBLE_DEVICES and such).
+    gpus_per_task: number of visible GPUs for each process, shared with no other (CUDA_VISIBLE_DEVICES and such).
         With GPUs or without, each process finds the number of its slot, from 0 on, in FSQUEUE_SLOT.
-    threads: so many threads of this process instead. Nothing protects the worker from them, and it warns of that.
+    threads: number of threads of this process instead. Nothing protects the worker from them, and it warns of that.
     lease_s: seconds; each queue's own if None. Leases are renewed after each third of it.
     task_timeout_s: a task that takes longer is ended, and fails.
     grace_s: how long tasks at work may go on when the worker is told to stop.
@@ -66,11 +66,11 @@ class Worker:
         delayed or leased in its own queues nor in these. It takes no tasks from them. They may be queues of a group
         that have not come into being; then make sure that something is inserted before the worker starts.
     prefetch: how many tasks are leased at a time for each process. If None, that depends on how long tasks take.
-    max_tasks, max_runtime_s, idle_timeout_s: end after so many tasks, so long, or so long without any.
-    stop_after_failures: end when so many attempts in a row have failed. If neither this nor `exclude_after` is given:
-        when the first ten have failed, and no other attempt has been at work for longer.
-    exclude_after: keep workers with this option off a node on which so many attempts in a row have failed.
-    max_attempts: give a task up when an attempt fails here and the task has had so many attempts in all, on any worker.
+    max_tasks, max_runtime_s, idle_timeout_s: end after a number of tasks, a time (s), or a time without a task.
+    stop_after_failures: end when this number of attempts in a row have failed. If neither this nor `exclude_after` is
+        given: when the first ten have failed, and no other attempt has been at work for longer.
+    exclude_after: keep workers with this option off a node on which this number of attempts in a row have failed.
+    max_attempts: give a task up when an attempt fails here and it was attempted this number of times, on any worker.
         The queue's `max_attempts` still counts: it is for leases that run out, and where it is smaller, it comes first.
     on_lease_lost: "kill" the work on a task that another worker has taken over, or let it "finish".
     sysexits: commands that exit with 75 are put back without blame, with 65 buried at once.

@@ -85,7 +85,7 @@ OF_THE_FORMAT = [
     ),
     Mutation(
         "a checkpoint is trusted whatever stands before it",
-        "a client without a lock has overwritten what it restates: new readers see what nobody else sees",
+        "a client without a lock has overwritten what it restates: new readers see what no other reader sees",
         BY_UNIT_TESTS,
         (
             (

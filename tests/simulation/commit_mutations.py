@@ -69,14 +69,14 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "nobody looks for what is pending",
+        "no process looks for what is pending",
         "after a crash a queue with committed tasks is called empty",
         "commits-crash",
         (("Leaser._lease_from_heads", "if commits.apply_pending(store) and anew: ...", "if False: ..."),),
     ),
     Mutation(
-        "nobody looks for what is pending before he goes home",
-        "the same, and everybody goes home",
+        "no worker looks for what is pending before it ends",
+        "the same, and every worker ends",
         "commits-crash",
         (
             (

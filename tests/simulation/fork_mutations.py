@@ -46,13 +46,13 @@ MUTATIONS = [
     ),
     Mutation(
         "a log that is dropped is closed, and not unlocked",
-        "a child has the log open, too: nobody gets on with the batch as long as it lives",
+        "a child has the log open, too: no process gets on with the batch as long as it lives",
         "fork",
         (("Log.discard", "if not inherited: ...", "if False: ..."),),
     ),
     Mutation(
         "the lock of a key's file is closed, and not given back",
-        "a child has the file open, too: nobody inserts with the key as long as it lives",
+        "a child has the file open, too: no process inserts with the key as long as it lives",
         "keyed-fork",
         (("keys.locked", "fs.end_lock(fd)", ""),),
     ),

@@ -125,7 +125,7 @@ MUTATIONS = [
     ),
     # -- key epochs --------------------------------------------------------------------------------------
     Mutation(
-        "an inserter goes on that has written its claim where nobody looks any more",
+        "an inserter goes on that has written its claim where no process looks any more",
         "another finds no claim in the present epoch: two tasks live",
         "keyed-epochs",
         (

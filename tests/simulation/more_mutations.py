@@ -86,7 +86,7 @@ MUTATIONS = [
     ),
     Mutation(
         "finished and not counted",
-        "status promises tasks that nobody counts any more",
+        "status promises tasks that no process counts any more",
         "calm",
         (("finish", "if replay_state.done[COMPLETED]: ...", "if False: ..."),),
     ),
@@ -104,7 +104,7 @@ MUTATIONS = [
     ),
     Mutation(
         "renamed to a later time than the earliest",
-        "nobody looks for the task when it is due",
+        "no worker looks for the task when it is due",
         "calm",
         (("Leaser._take", "due if due is not None else until", "(due if due is not None else until) + 60000"),),
     ),
@@ -118,7 +118,7 @@ MUTATIONS = [
         ),
     ),
     Mutation(
-        "no second look by who was late to lock what he staged",
+        "an inserter that was late to lock what it staged does not look again",
         "upkeep has reaped it meanwhile, and the insert reports success",
         ("local", "insert-many", "gc", "days"),
         (
@@ -190,7 +190,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a task file keeps its old name",
-        "nobody looks for what is waiting until the old name's time has come",
+        "no worker looks for what is waiting until the old name's time has come",
         "calm",
         (
             (
@@ -252,7 +252,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an idle worker looks only when the bell rings",
-        "what comes due, or whose lease runs out, is called by nobody",
+        "what comes due, or whose lease runs out, is called by no worker",
         ("local", "idle-looks", "", "on"),
         (("IdlePoller.look", "leaser.selection.due(store.clock.now_ms())", "[]"),),
     ),
@@ -270,7 +270,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a task comes back before the time that its file's name promises",
-        "nobody looks for it until then",
+        "no worker looks for it until then",
         "calm",
         (
             (
@@ -321,7 +321,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a name that is late is left as it is",
-        "upkeep leaves a task that waits, and nobody looks for it before the time that the name says",
+        "upkeep leaves a task that waits, and no worker looks for it before the time that the name says",
         ("strict", "release", "", "power"),
         (("_look_at", "not at_work or is_late(replay_state, files[batch]) or ...", "not at_work or ..."),),
     ),

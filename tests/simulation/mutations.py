@@ -149,7 +149,7 @@ MUTATIONS = [
     ),
     Mutation(
         "one listing before drained",
-        "the same, and everybody goes home",
+        "the same, and every worker ends",
         "home",
         (("inspection.two_agree", "if found == before: ...", "if True: ..."),),
     ),
@@ -473,7 +473,7 @@ MUTATIONS = [
         (("_Repeater._read_settled", "letter_files.given_back(self.store, shard)", "()"),),
     ),
     Mutation(
-        "nobody publishes what a dead retry recorded",
+        "no process publishes what a dead retry recorded",
         "no log leads to its tasks: the queue is called empty without them",
         ("local", "retry-dead", "", "killed"),
         (("publish_pending", "so_far = 0", "return 0"),),
@@ -493,7 +493,7 @@ MUTATIONS = [
     ),
     Mutation(
         "released, and not renamed",
-        "nobody looks for the task before its lease would have ended",
+        "no worker looks for the task before its lease would have ended",
         ("local", "release", "", "on"),
         (("release", "name_earlier(locked, at, available_at)", ""),),
     ),
@@ -582,8 +582,8 @@ DRAFTS: dict[int, list[str] | str] = {
     5: ["a queue made in place"],
     6: "updates over several logs are not built yet",
     7: "updates over several logs are not built yet",
-    8: ["a record that exists is taken for done", "nobody looks for what is pending"],
-    9: ["nobody publishes what a dead retry recorded"],
+    8: ["a record that exists is taken for done", "no process looks for what is pending"],
+    9: ["no process publishes what a dead retry recorded"],
     10: ["purge without the mark", "published, and not looked again", "deleted without the mark"],
     11: ["staged files are reaped without their lock"],
     12: "the log of a stuck holder is never replaced",

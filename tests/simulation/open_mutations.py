@@ -19,7 +19,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a task is inserted into a batch that is sealed",
-        "its file may have a later name: nobody looks for the task",
+        "its file may have a later name: no worker looks for the task",
         "open-ending",
         (
             ("States.may_insert", "self.takes_inserts", "self.inserts is not None and not self.finished"),
@@ -28,7 +28,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the file of an open batch gets a later name",
-        "nobody looks for what is inserted into it from then on",
+        "no worker looks for what is inserted into it from then on",
         "open-calm",
         (
             (

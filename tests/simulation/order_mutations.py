@@ -45,7 +45,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an open batch keeps the name of its first task",
-        "nobody looks for the urgent task in it",
+        "no worker looks for the urgent task in it",
         "order-calm",
         (("SingleInserter._promised_in", "rank < name.rank", "False"),),
     ),
@@ -227,7 +227,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the name of a bulk insert's batch promises its last task",
-        "nobody looks for the more urgent ones in it",
+        "no worker looks for the more urgent ones in it",
         "order-files",
         (
             (
@@ -251,7 +251,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the name of a sealed batch loses its priority",
-        "nobody looks for the urgent tasks that come back in it",
+        "no worker looks for the urgent tasks that come back in it",
         "order",
         (("TaskFileName.sealed", "self._replace(inserted=tasks)", "self._replace(inserted=tasks, priority=None)"),),
     ),

@@ -39,7 +39,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a lock that cannot be given back is kept",
-        "the log stays open with its lock, and nobody else gets on with the batch",
+        "the log stays open with its lock, and no other process gets on with the batch",
         "unclean",
         (
             (

@@ -183,7 +183,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a frozen task counts as lost",
-        "an update says that nobody has the lease that it was given, while another update is under way",
+        "an update says that no worker has the lease that it was given, while another update is under way",
         "update-nfs",
         (("_Try._in_log", "if not wanted: ...", "if True: ..."),),
         first=869,
@@ -285,7 +285,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a queue is called drained beside what is not decided",
-        "a worker ends, and the task that was being inserted is left to nobody",
+        "a worker ends, and the task that was being inserted is left to no worker",
         "update",
         (
             (
@@ -297,7 +297,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a payload is replaced under a lease that has run out",
-        "its worker completes the old payload, and nobody ever executes the new one",
+        "its worker completes the old payload, and no worker ever executes the new one",
         "update-late",
         (
             (
