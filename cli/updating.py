@@ -230,7 +230,7 @@ def _decoded(text: str, where: str) -> Any:
 
 
 def _from_stdin() -> list[Typed]:
-    """Return the operations on standard input; UsageError names the first line that is none."""
+    """Return the operations on standard input; UsageError names the first line that is none. TaskTooLarge."""
     if sys.stdin is None or sys.stdin.isatty():
         raise click.UsageError("Give operations, such as --complete and --insert, or JSON Lines on standard input.")
     found: list[Typed] = []
@@ -238,7 +238,7 @@ def _from_stdin() -> list[Typed]:
     for number, line in enumerate(iter(lambda: read.readline(LINE_BYTES_MAX + 1), b""), 1):
         where = f"Standard input, line {number},"
         if len(line) > LINE_BYTES_MAX:
-            raise click.UsageError(f"{where} takes more than {LINE_BYTES_MAX:,} bytes. Nothing was done.")
+            raise fsqueue.TaskTooLarge(f"{where} takes more than {LINE_BYTES_MAX:,} bytes. Nothing was done.")
         if not line.strip():
             continue
         if len(found) >= OPERATIONS_MAX:

@@ -39,12 +39,13 @@ LACKING = {
 """Verbs that this kind does not have, each with the reason."""
 
 ERRORS: dict[int, type[errors.FsqueueError]] = {
-    2: errors.InvalidTask,  # the only code of what is wrong with a task, a result or an argument
+    2: errors.InvalidTask,  # the code of what else is wrong with a task, and with a result or an argument
     5: errors.QueueNotFound,
     6: errors.UpdateConflict,
     7: errors.StorageFull,
     8: errors.UnsafeFilesystem,
     13: errors.TaskNotFound,
+    14: errors.TaskTooLarge,
 }
 """Which errors exit codes stand for."""
 IS_OVER = (0, 9)

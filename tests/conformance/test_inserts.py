@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fsqueue import InvalidArgument, InvalidTask, Status, Task, TaskTooLarge
-from tests.conformance.kinds import A_FUNCTION, ANY_VALUE, COMMANDS, lacks
+from tests.conformance.kinds import A_FUNCTION, ANY_VALUE
 
 pytestmark = pytest.mark.once
 
@@ -73,7 +73,6 @@ def test_strict_refuses_what_would_come_back_changed(queue: Any) -> None:
     assert queue.insert_many([[1]], strict=True) == 1
 
 
-@lacks(COMMANDS, "Exit code 2 tells no task that is too large from another one that is wrong.")
 def test_a_payload_that_is_too_large_is_refused_and_the_next_one_is_not(queue: Any) -> None:
     with pytest.raises(TaskTooLarge) as alone:
         queue.insert("x" * (2 << 20))
