@@ -20,6 +20,8 @@ import os
 import random
 import resource
 import shutil
+import signal
+import statistics
 import sys
 import tempfile
 import threading
@@ -31,8 +33,11 @@ import fsqueue
 from fsqueue.filesystem import Filesystem
 from fsqueue.format import names
 from fsqueue.groups import members
+from fsqueue.protocol.waiting import BELL_S
 from fsqueue.storage.group_directory import GroupDirectory
 
+IDLE_S = 30.0
+"""How long a lessee waits before a task is inserted: its pauses have grown to the longest one by then."""
 QUEUES, ROUNDS, PATTERN = 100_000, 3, r".*7\.example#fetch"
 PAYLOAD = {"payload": "x" * 180}
 
@@ -128,6 +133,34 @@ def starts(path: str, queues: int, rounds: int) -> dict[str, Any]:
     return found
 
 
+def waits(path: str, queues: int, count: int) -> dict[str, Any]:
+    """How long a lessee that waits takes until it has the task that another process inserts into some queue.
+
+    Seconds, of the slowest and of the median of `count` inserts. The lessee's first look at all queues comes before.
+    """
+    reading, writing = os.pipe()
+    lessee = os.fork()
+    if lessee == 0:
+        for task in fsqueue.Group(path).matching(".*").poll(until="forever"):
+            os.write(writing, f"{task.payload} {time.time()}\n".encode())
+            task.complete()
+        os._exit(0)
+    group, found = fsqueue.Group(path), []
+    try:
+        with open(reading) as leased:
+            for turn in range(count + 1):
+                begin = time.time()
+                group[f"site{random.randrange(queues)}.example#fetch"].insert(f"wait{turn}")
+                line = next(line for line in leased if line.startswith(f"wait{turn} "))
+                found.append(float(line.split()[1]) - begin)
+                time.sleep(IDLE_S + random.uniform(0, BELL_S[1]))
+    finally:
+        os.kill(lessee, signal.SIGKILL)
+        os.waitpid(lessee, 0)
+        os.close(writing)
+    return {"wait_first_s": found[0], "wait_s": max(found[1:]), "wait_median_s": statistics.median(found[1:])}
+
+
 def pairs(place: str, rounds: int, count: int) -> dict[str, Any]:
     """What a pair costs in a plain queue, and how many times that over 64 and 100 queues: one has tasks, or all have.
 
@@ -171,6 +204,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--worked-off", action="store_true", help="each queue has had tasks [they never had any]")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--looks", type=int, default=5, help="idle looks, one a second [5]; 0: no looks, no starts")
+    parser.add_argument("--waits", type=int, default=0, metavar="N", help="inserts for an idle lessee, 33 s each [0]")
     parser.add_argument("--pairs", type=int, default=2000, help="pairs a round [2000]; 0: measure none")
     parser.add_argument("--place", help="the directory to work in [that of temporary files]")
     parser.add_argument("--json", action="store_true")
@@ -219,6 +253,8 @@ def main(arguments: list[str]) -> None:
             found |= counted(group, given.looks)
             found |= starts(path, given.queues, given.rounds)
             found["memory_with_looks_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+        if given.waits:
+            found |= waits(path, given.queues, given.waits)
         if given.pairs:
             found |= pairs(place, given.rounds, given.pairs)
     finally:

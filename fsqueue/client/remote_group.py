@@ -51,6 +51,11 @@ class RemoteQueues(OverWire):
         return f"{self._wire.address.url}/"
 
     @property
+    def group(self) -> RemoteGroup:
+        """Return their group."""
+        return RemoteGroup(self._wire, self._holder)
+
+    @property
     def settings(self) -> Settings:
         """Return the settings that the group's queues begin with."""
         found = Answer(self._wire.call("group_settings"))
@@ -62,7 +67,7 @@ class RemoteQueues(OverWire):
         return self._wire.call(f"group_{verb}", {"match": self.pattern, **given}, wait_s=wait_s)
 
     def _queue(self, name: str) -> RemoteQueue:
-        return RemoteQueue(self._wire, name, self._holder)
+        return RemoteQueue(self._wire, name, self._holder, self.group)
 
     def queues(self, pattern: str | None = None, tasks_min: int = 1) -> Iterator[RemoteQueue]:
         """Yield the queues with at least `tasks_min` unfinished tasks, by name: see `GroupQueues.queues`."""
@@ -189,6 +194,14 @@ class RemoteQueues(OverWire):
 
 class RemoteGroup(RemoteQueues):
     """A group of queues of a gateway: ``group["fetch"].insert(payload)``. Errors as of `RemoteQueue`."""
+
+    def __reduce__(self) -> Any:
+        return RemoteGroup, (self._wire, self._holder)
+
+    @property
+    def group(self) -> RemoteGroup:
+        """Return itself."""
+        return self
 
     def __getitem__(self, name: str) -> RemoteQueue:
         """Return a queue by its name: see `Group`. It comes into being at its first insert. InvalidArgument."""

@@ -104,18 +104,23 @@ class RemoteQueue(OverWire):
     broken off, and what happened is unknown. The text says which.
     """
 
-    def __init__(self, wire: Wire, name: str, holder: dict[str, Any]) -> None:
+    def __init__(self, wire: Wire, name: str, holder: dict[str, Any], group: Any = None) -> None:
         segment(name)  # raises InvalidArgument if it is none
-        self._wire, self.name, self._holder = wire, name, holder
+        self._wire, self.name, self._holder, self._group = wire, name, holder, group
         self.store = QueueStandIn(self.url, Clock(), Entropy())
 
     def __reduce__(self) -> Any:
-        return RemoteQueue, (self._wire, self.name, self._holder)
+        return RemoteQueue, (self._wire, self.name, self._holder, self._group)
 
     @property
     def url(self) -> str:
         """Return its address, as `connect` takes it."""
         return f"{self.gateway}/{quote(self.name, safe='')}"
+
+    @property
+    def group(self) -> Any:
+        """Return its group, a `RemoteGroup`; None if its gateway serves this queue alone."""
+        return self._group
 
     @property
     def gateway(self) -> str:

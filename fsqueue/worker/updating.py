@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 from fsqueue import errors
 from fsqueue.errors import FsqueueError
-from fsqueue.groups.group import Group
 from fsqueue.groups.queue import GroupQueue
+from fsqueue.groups.selection import Selected
 from fsqueue.leased_task import LeasedTask
 from fsqueue.protocol.update_plan import ALREADY
 from fsqueue.worker.inserts import INSERTS_BYTES_MAX, INSERTS_MAX, Inserts
@@ -20,7 +20,7 @@ TOGETHER_MAX = 64
 
 
 class Completion(Protocol):
-    """A task to complete, and what is inserted with it. Its queue is one of a group."""
+    """A task to complete, and what is inserted with it. Its queue is one of a group: see `is_of_group`."""
 
     @property
     def task(self) -> LeasedTask:
@@ -42,7 +42,7 @@ def grouped(completions: Iterable[C]) -> Iterator[list[C]]:
     """Yield lists of completions that one update can tell: those of one group, each task once, and none that inserts
     with the key of a task that another one completes.
     """
-    open_: dict[Group, list[C]] = {}
+    open_: dict[Any, list[C]] = {}
     for one in completions:
         group = group_of(one)
         mine = open_.setdefault(group, [])
@@ -73,16 +73,21 @@ def _inserts_key_of(one: Completion, other: Completion) -> bool:
 
 
 def _name_of(task: LeasedTask) -> str:
-    assert isinstance(task.queue, GroupQueue)
-    return task.queue.name
+    name: str = task.queue.name  # type: ignore[attr-defined]
+    return name
 
 
-def group_of(completion: Completion) -> Group:
-    """Return the group of a task's queue. The loop has seen that there is one."""
-    queue = completion.task.queue
-    assert isinstance(queue, GroupQueue)
-    assert isinstance(queue.group, Group)
-    return queue.group
+def is_of_group(queue: object) -> bool:
+    """Return whether this is a queue of a group, or queues of one, on a filesystem or at a gateway.
+
+    A group on a filesystem is not asked for: it may be away.
+    """
+    return isinstance(queue, (GroupQueue, Selected)) or getattr(queue, "group", None) is not None
+
+
+def group_of(completion: Completion) -> Any:
+    """Return the group of a task's queue, a `Group` or a `RemoteGroup`. The loop has seen that there is one."""
+    return completion.task.queue.group  # type: ignore[attr-defined]
 
 
 def complete_and_insert(mine: Sequence[Completion]) -> dict[str, FsqueueError]:

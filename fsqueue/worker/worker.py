@@ -18,10 +18,9 @@ from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
 from fsqueue.filesystem import ResultFiles
 from fsqueue.format import names
-from fsqueue.groups.queue import GroupQueue
 from fsqueue.groups.selection import Selected
 from fsqueue.queue import Queue
-from fsqueue.worker import devices, handlers, placeholders, reclaiming, scripts, shortages
+from fsqueue.worker import devices, handlers, placeholders, reclaiming, scripts, shortages, updating
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import Executor, How
@@ -137,12 +136,12 @@ class Worker:
         away: Sequence[Away] = (),
     ) -> None:
         self._queues = sources_of(queues, upstream, away)
-        for option, given in (("exclude_after (--exclude-after)", exclude_after), ("then (--then)", then)):
-            if self._queues.remote is not None and given is not None:
-                raise InvalidArgument(
-                    f"{option} needs the queue's directory, and a queue of a gateway has none here. Leave it out, or "
-                    "start the worker on a host that has mounted the filesystem."
-                )
+        if self._queues.remote is not None and exclude_after is not None:
+            raise InvalidArgument(
+                "exclude_after (--exclude-after) counts the failures of all workers on a node in a file of the queue's "
+                "directory, and a gateway has no call for that. stop_after_failures (--stop-after-failures) ends this "
+                "worker alone. Give that instead, or start the worker on a host that has mounted the filesystem."
+            )
         if (handler is not None) + bool(command) + bool(load) != 1:
             raise InvalidArgument("A worker needs exactly one of a handler, a command, and modules to load.")
         for name, words, like in (("command", command, "['./render', '{tile}']"), ("load", load, "['tiles.jobs']")):
@@ -295,10 +294,11 @@ class Worker:
                 "What a command prints is either its result or the tasks to insert: give either result_from_stdout "
                 "(--result-stdout) or then (--then). With then, write the result to the file FSQUEUE_RESULT."
             )
-        for source in self._queues.given:
-            if not isinstance(source, (GroupQueue, Selected)):
+        for source in self._queues.given if self._queues.remote is None else [self._queues.remote]:
+            if not updating.is_of_group(source):
+                path = getattr(source, "path", source)
                 raise InvalidArgument(
-                    f"{source.path} is no queue of a group, and only these have a next one. Make a group "
+                    f"{path} is no queue of a group, and only these have a next one. Make a group "
                     "('fsqueue create --group'), and insert into its queues: GROUP/NAME."
                 )
 

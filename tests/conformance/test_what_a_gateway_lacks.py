@@ -13,7 +13,7 @@ pytestmark = pytest.mark.once
 
 OF_A_PATH = {
     "queue": {"create", "directory", "generation", "id", "lease_for_others", "typed_path"},
-    "group": {"create", "directory", "group", "id", "lineage", "path"},
+    "group": {"create", "directory", "id", "lineage", "path"},
 }
 """What has to do with a directory on this host, or is what the layers above `Queue` and `Group` ask."""
 BETWEEN_LAYERS = {

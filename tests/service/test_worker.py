@@ -13,6 +13,7 @@ from fsqueue_cli.main import cli
 
 import fsqueue
 from fsqueue import Group, InvalidArgument, RemoteQueue, Worker
+from fsqueue.client.remote_update import RemoteUpdate
 from fsqueue.worker import feeding
 from fsqueue.worker import remote as remote_watch
 from tests.gateways import Serve
@@ -99,26 +100,69 @@ def test_an_idle_worker_waits_at_the_gateway_and_nowhere_else(
 
 
 def test_what_a_gateways_queue_cannot_do_is_a_sentence(group: Group, remote: RemoteQueue) -> None:
-    for wrong in ({"exclude_after": 3}, {"then": "next"}):
-        with pytest.raises(InvalidArgument, match="gateway") as raised:
-            Worker(remote, command=["true"], **wrong)  # type: ignore[arg-type]
-        assert [word for word in ("exclude_after", "then") if word in str(raised.value)] == [*wrong]
+    with pytest.raises(InvalidArgument, match=r"a gateway has no call for that\. stop_after_failures"):
+        Worker(remote, command=["true"], exclude_after=3)
+    refused = run(remote.url, "--exclude-after", "3")
+    assert refused.exit_code == 2
+    assert "--stop-after-failures" in refused.stderr
     with pytest.raises(InvalidArgument, match="one queue of a gateway"):
         Worker([remote, group["q"]], command=["true"])
 
 
 def follow_up(n: int) -> fsqueue.Then:
-    """Ask for a next task, which needs an update in the group's directory."""
+    """Ask for a next task."""
     return fsqueue.Then(inserts=[("next", n)])
 
 
-def test_a_function_that_asks_for_a_next_task_fails_with_a_reason(group: Group, remote: RemoteQueue) -> None:
-    queue = group["q"]
-    queue.insert({"n": 1})
-    queue.change_settings(max_attempts=1)
-    assert Worker(remote, "tests.service.test_worker:follow_up").run().buried == 1
-    [letter] = queue.dead()
-    assert "fsqueue.Then" in letter.reason
+def next_tasks(group: Group) -> list[Any]:
+    """Return the payloads of the tasks that follow."""
+    return sorted(info.payload for info in group["next"].tasks())
+
+
+@pytest.mark.parametrize("how", ["function", "command", "group"])
+def test_what_follows_a_task_is_inserted_by_the_gateway(group: Group, remote: RemoteQueue, how: str) -> None:
+    group["q"].insert_many({"n": n} for n in range(5))
+    if how == "function":
+        assert Worker(remote, "tests.service.test_worker:follow_up").run().completed == 5
+    else:
+        url = remote.url if how == "command" else f"{remote.gateway}/"
+        match = [] if how == "command" else ["--match", "q"]
+        arguments = ["run", url, *match, "--then", "next", "--", "echo", "{n}"]
+        ended = CliRunner().invoke(cli, arguments, prog_name="fsqueue")
+        assert ended.exit_code == 0, ended.output
+    assert (group["q"].status().completed, next_tasks(group)) == (5, list(range(5)))
+
+
+@pytest.mark.parametrize("has_happened", [True, False])
+def test_what_follows_a_task_is_there_once_if_the_gateway_breaks_off(
+    group: Group, remote: RemoteQueue, monkeypatch: pytest.MonkeyPatch, has_happened: bool
+) -> None:
+    """The worker asks again. If the update has happened, it is told that this lease has completed the task."""
+    carry_out, broken = RemoteUpdate._carry_out, list[str]()
+
+    def break_off(self: RemoteUpdate, timeout_s: float) -> Any:
+        found = None if not (has_happened or broken) else carry_out(self, timeout_s)
+        if not broken:
+            broken.append("off")
+            raise fsqueue.StorageError("The gateway has broken off.")
+        return found
+
+    monkeypatch.setattr(RemoteUpdate, "_carry_out", break_off)
+    group["q"].insert_many({"n": n} for n in range(3))
+    report = Worker(remote, "tests.service.test_worker:follow_up", prefetch=3).run()
+    assert (report.completed, report.lost, broken) == (3, 0, ["off"])
+    assert (group["q"].status().completed, next_tasks(group)) == (3, [0, 1, 2])
+
+
+def test_nothing_follows_in_a_gateway_of_one_queue(group: Group, serve: Serve) -> None:
+    group["q"].insert({"n": 1})
+    group["q"].change_settings(max_attempts=1)
+    alone = fsqueue.connect(serve(group.path / "q"))
+    with pytest.raises(InvalidArgument, match="is no queue of a group"):
+        Worker(alone, command=["true"], then="next")
+    assert Worker(alone, "tests.service.test_worker:follow_up").run().buried == 1
+    [letter] = group["q"].dead()
+    assert "is no queue of a group" in letter.reason
 
 
 def run(*arguments: str) -> Result:
