@@ -18,6 +18,7 @@ from fsqueue.filesystem import Filesystem
 from fsqueue.filesystem.open_directories import OpenDirectory
 from fsqueue.upkeep import doctorplaces
 from tests.concurrency.processes import Child
+from tests.levels import how_many
 
 Make = Callable[..., Filesystem]
 Start = Callable[..., Child]
@@ -212,7 +213,7 @@ NOTES = 2 + twohosts.PINGS + 7
 ALONE: list[Step] = [("create", r"\.here$", 1), ("create", r"\.000001$", 1)]
 """Steps of a party that meets nobody any more, if it is killed after them."""
 STEPS: list[Step] = [
-    *(("create", rf"\.{number:06d}$", 1) for number in range(2, NOTES + 1)),
+    *(("create", rf"\.{number:06d}$", 1) for number in range(2, NOTES + 1, how_many(3, 1))),
     *(("write", "", number) for number in (3, 12, 15, 16)),
     ("create", r"/created-", 1),
     ("link", "", 1),

@@ -16,6 +16,7 @@ from fsqueue.worker import output, processes
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.marks import Marker, Marks, mark
 from fsqueue.worker.output import OutputWriter, Stream
+from tests.levels import each_once
 from tests.support import QueueFactory
 from tests.worker import tasks
 from tests.worker.support import drained
@@ -197,9 +198,11 @@ def late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("late", [late_output, late_answers])
-@pytest.mark.parametrize("before", [{"do": "print", "text": "its own"}, {"do": "bye", "text": "its own"}])
-@pytest.mark.parametrize("dying", [{"do": "kill"}, {"do": "vanish"}])
+@each_once(
+    ("before, dying", [({"do": before, "text": "its own"}, {"do": dying})
+                       for before in ("print", "bye") for dying in ("kill", "vanish")]),
+    ("late", [late_output, late_answers]),
+)  # fmt: skip
 def test_a_task_is_blamed_with_its_own_output(
     queue_factory: QueueFactory,
     monkeypatch: pytest.MonkeyPatch,
