@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from xdist.workermanage import WorkerController
 
 WHY_LINES = 10
 """Lines that tell why a test failed."""
@@ -20,6 +24,9 @@ _terminal: pytest.TerminalReporter | None = None
 _cpu_before = 0.0
 _times: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
 """By directory: the number of tests, seconds of wall time, seconds of processor time."""
+_ended: dict[str, float] = {}
+"""When each process that ran tests has ended."""
+_at_begin: list[float] = []
 
 
 def cpu_s() -> float:
@@ -42,6 +49,30 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_configure(config: pytest.Config) -> None:
     global _terminal
     _terminal = config.pluginmanager.get_plugin("terminalreporter")
+    _at_begin[:] = processors()
+
+
+def processors() -> list[float]:
+    """Return what the machine's processors have done since it was started, in seconds: work, and nothing."""
+    with suppress(OSError):
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        idle = ticks[3] + ticks[4]  # "idle", and waiting for a disk
+        return [(sum(ticks) - idle) / os.sysconf("SC_CLK_TCK"), idle / os.sysconf("SC_CLK_TCK")]
+    return [0.0, 0.0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController) -> None:
+    _ended[node.gateway.id] = time.monotonic()
+
+
+def balance(began: list[float], now: list[float], ended: dict[str, float]) -> Iterator[str]:
+    """Yield how much of the processors was used, by whomever, and how long each process waited for the last one."""
+    worked_s, idle_s = (after - before for before, after in zip(began, now, strict=True))
+    yield f"The processors worked for {worked_s:.0f} s, and did nothing for {idle_s:.0f} s."
+    if ended:
+        waited = (f"{name} {max(ended.values()) - at:.0f} s" for name, at in sorted(ended.items()))
+        yield f"Before the last process these ended: {', '.join(waited)}."
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -65,7 +96,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     write = terminalreporter.write_line
     if len(_times) > 1:
         terminalreporter.section("time per directory")
-        for line in table(_times):
+        for line in (*table(_times), "", *balance(_at_begin, processors(), _ended)):
             write(line)
     failed = [report for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])]
     if failed:

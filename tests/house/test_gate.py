@@ -227,6 +227,15 @@ def test_a_run_ends_with_each_failure_its_seed_the_command_that_repeats_it_and_w
     assert "1 failed, 1 passed" in end
 
 
+def test_a_run_says_what_its_processors_did_and_which_process_waited_for_the_last_one() -> None:
+    lines = list(summary.balance([10.0, 5.0], [1010.0, 105.0], {"gw1": 70.0, "gw0": 100.5}))
+    assert lines == ["The processors worked for 1000 s, and did nothing for 100 s.",
+                     "Before the last process these ended: gw0 0 s, gw1 30 s."]  # fmt: skip
+    worked_s, idle_s = summary.processors()
+    assert worked_s > 0
+    assert idle_s >= 0
+
+
 def test_why_is_what_the_error_says_or_else_the_last_lines() -> None:
     lines = [">       assert 1 == 2", "E       assert 1 == 2", "", "tests/test_a.py:4: AssertionError"]
     assert summary.why(lines) == ["assert 1 == 2"]
