@@ -16,6 +16,7 @@ import pytest
 import fsqueue
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.worker import Event, loop, processes
+from tests.levels import how_many
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
@@ -273,8 +274,8 @@ def test_a_child_killed_from_outside_costs_one_attempt_at_most(
     queue_factory: QueueFactory, tmp_path: Path, prefetch: int
 ) -> None:
     queue = queue_factory(backoff_s=(0, 0))
-    log = tmp_path / "log"
-    queue.insert_many({"log": str(log), "n": n} for n in range(2000))
+    log, count = tmp_path / "log", how_many(600, 2000)
+    queue.insert_many({"log": str(log), "n": n} for n in range(count))
     thread, reports = in_background(Worker(queue, tasks.note, processes=2, prefetch=prefetch))
     killed = set()
     for _ in range(5):
@@ -290,11 +291,11 @@ def test_a_child_killed_from_outside_costs_one_attempt_at_most(
                 pass
     thread.join(PATIENCE_S)
     [report] = reports
-    assert report.completed == 2000
+    assert report.completed == count
     assert report.failed + report.lost <= len(killed)
     numbers = [int(line.split()[0]) for line in log.read_text().splitlines()]
-    assert set(numbers) == set(range(2000))
-    assert len(numbers) <= 2000 + len(killed)
+    assert set(numbers) == set(range(count))
+    assert len(numbers) <= count + len(killed)
 
 
 def test_of_a_killed_parent_the_children_die_and_the_tasks_come_back(

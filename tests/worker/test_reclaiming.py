@@ -21,6 +21,7 @@ from fsqueue.worker import reclaiming, scripts, spawning, supervision, superviso
 from fsqueue.worker.commands import Commands
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.processes import Children
+from tests.levels import each_once
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
 from tests.worker.support import drained, in_background, shell_until, stopped
@@ -117,8 +118,10 @@ def with_stopped_server(process: Process, pids: Path) -> None:
 # -- the leases end
 
 
-@pytest.mark.parametrize("escape", ["a daemon", "in a session of its own"])
-@pytest.mark.parametrize("how", [worker_alone, with_supervisor, with_stopped_supervisor, with_stopped_server])
+@each_once(
+    ("how", [worker_alone, with_supervisor, with_stopped_supervisor, with_stopped_server]),
+    ("escape", ["a daemon", "in a session of its own"]),
+)
 def test_the_task_of_a_killed_worker_is_executed_again_at_once_and_never_by_two(
     one: Queue, pids: Path, how: Callable[[Process, Path], None], escape: str
 ) -> None:
