@@ -34,8 +34,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(TOP / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     # The virtual environment is this one: a new one would ask a package index for what the package needs.
     typed = Typed(tree, "README.md", {"python3 -m venv ~/fsqueue && . ~/fsqueue/bin/activate": ":"}, {})
-    # pip installs into a directory of its own; what the package needs is in this environment.
-    options = f"--target {target} --upgrade --no-deps"
+    # pip installs into a directory of its own; what the package needs is in this environment. Little of it is run.
+    options = f"--target {target} --upgrade --no-deps --no-compile"
     added = f'[ "$1" != install ] || {{ shift; set -- install {options} "$@"; }}'
     typed.file("bin/pip", f'#!/bin/sh\n{added}\nexec {sys.executable} -m pip "$@"\n')
     typed.file("bin/fsqueue", f'#!/bin/sh\nPYTHONPATH={target} exec {sys.executable} -P {target}/bin/fsqueue "$@"\n')
