@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from fsqueue import FsqueueError, Group, Queue
-from fsqueue.clock import ManualClock
+from fsqueue.clock import Clock, ManualClock
 from fsqueue.filesystem import Filesystem
 from fsqueue.format.groups import BELL_BYTES, BELLS, BELLS_BYTES, bell_of, bells_file
 from fsqueue.format.names import queue_directory
+from fsqueue.groups import members
+from fsqueue.groups.leasing import GroupSource
 from fsqueue.storage import bells
 from fsqueue.storage.bells import Bells, GroupDoorbell
 from fsqueue.storage.listening import Doorbell
+from tests.concurrency.processes import children
 
 
 @pytest.fixture
@@ -263,3 +267,85 @@ def test_more_than_the_bells_is_not_read_and_not_cut(group: Group, clock: Manual
     mine.read()
     assert reads == []
     assert path.stat().st_size == BELLS_BYTES + 100
+
+
+# -- crashes --------------------------------------------------------------------------------------------------
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies(act: Callable[[], object]) -> None:
+    """Do something in a process that is killed within it."""
+    with children((act,)) as [child]:
+        assert child.wait() == -signal.SIGKILL, child.report()
+
+
+def inserting_dies(group: Group, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Insert a task in a process that is killed when it has rung the doorbell, and not yet the bell."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Bells, "ring", die)
+        dies(lambda: Group(group.path)[name].insert("by the killed process"))
+
+
+def test_killed_between_doorbell_and_bell_the_doorbell_alone_tells_until_the_next_ring(
+    group: Group, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = doorbell(group, clock)
+    known, rung = settled(mine, clock), Path(bells_file(str(group.path))).read_bytes()
+    inserting_dies(group, "a", monkeypatch)
+    clock.advance(bells.SETTLED_S)
+    assert Path(bells_file(str(group.path))).read_bytes() == rung
+    assert mine.read() == known, "it is believed as it was read"
+    assert Doorbell.read(mine) != known
+    Group(group.path)["a"].insert("by another process")
+    clock.advance(bells.FRESH_S)
+    assert mine.read() != known
+    assert group["a"].status().waiting == 3
+
+
+def test_killed_between_doorbell_and_bell_the_task_is_found_by_the_next_full_look(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "OPEN_MAX", 1)
+    lessee = GroupSource([Group(group.path).matching(".*")], None)
+    while tasks := lessee.look(10):
+        for task in tasks:
+            task.complete()
+    later_s, monotonic = 0.0, Clock.monotonic
+    monkeypatch.setattr(Clock, "monotonic", lambda _: monotonic() + later_s)
+
+    def looks() -> list[object]:
+        """Look for tasks again and again, for a minute of the clock."""
+        nonlocal later_s
+        for _ in range(20):
+            later_s += 3.0
+            if tasks := lessee.look(1):
+                return [task.payload for task in tasks]
+        return []
+
+    assert looks() == []
+    [closed] = {"a", "b"} - {Path(store.path).name for store in lessee.stores}
+    inserting_dies(group, closed, monkeypatch)
+    assert looks() == [], "no bell has told of it"
+    later_s += 1.25 * members.SWEEP_S
+    assert looks() == ["by the killed process"]
+
+
+def test_a_group_whose_maker_was_killed_before_its_bells_works_and_gets_them_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "made"
+    with monkeypatch.context() as patch:
+        patch.setattr(bells, "make", die)
+        dies(lambda: Group.create(path, durability="none"))
+    assert (path / ".group.jsonl").exists()
+    assert not (path / ".bells").exists()
+    lessee = Group(path).matching(".*")
+    assert lessee.lease() == []
+    Group(path)["a"].insert(1)
+    [task] = lessee.lease(wait_s=600)
+    task.complete()
+    Group.create(path, exist_ok=True)
+    assert (path / ".bells").stat().st_size == BELLS_BYTES
