@@ -423,8 +423,7 @@ class _Remains:
             found = _Nothing(
                 store.queue_state.generation,
                 frozenset(ended),
-                counters.sizes(store) if layout.completions in there else {},
-                deadletters.states(store, strict=True) if layout.dead_letters in there else {},
+                *_counted(store, there),
                 counters.cancelled(store) if layout.cancelled in there else 0,
             )
             if not store.verify_place():  # a deleted queue is not a drained one; what was drained had been purged
