@@ -19,7 +19,7 @@ import click
 import fsqueue
 from fsqueue.format import priority, wording
 
-from . import insert_parquet
+from . import insert_parquet, process
 from .insert_input import PAUSE, BadLine, Changed, Input, Producer, Unreadable, open_input, version_of, why_unreadable
 from .insert_lines import Format, GivenFormat, LineFormat, one_for_many
 from .insert_options import Asked
@@ -128,7 +128,7 @@ class Source:
         """Count the tasks before the first one without a key. None if every task so far has one."""
         self._places = Places()
         self._input, self._skip_bad, self.producer = source, asked.skip_bad, producer
-        self._files = asked.files or ("-",)
+        self._files, self._is_commit = asked.files or ("-",), asked.commit is not None
         self._may_be_parquet, self._parquet = asked.may_be_parquet, ParquetFormat(source, asked.fields)
         self._formats = [self._parquet if self._may_be_parquet and is_parquet(name) else form for name in self._files]
         """The format of each file."""
@@ -193,6 +193,11 @@ class Source:
         named: dict[Format, list[str]] = {}
         for name, form in zip(self._files, self._formats, strict=True):
             if name == "-":
+                if self._is_commit and self.producer is None and "stdin" in process.closed:
+                    raise fsqueue.InvalidArgument(
+                        "Standard input is closed. Nothing was inserted, and the name is free: an empty input would "
+                        "use it up. Name a file, or give standard input; '</dev/null' is an empty one."
+                    )
                 continue
             why = why_unreadable(name)
             if why is not None:

@@ -244,6 +244,13 @@ def test_with_its_standard_streams_closed_it_still_works(queue: Queue) -> None:
         assert subprocess.run(f"exec {command} {verb} {queue.path} {closed}", shell=True).returncode == 0
     done = subprocess.run(f"exec {command} insert {queue.path} <&-", shell=True, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"0\n", b"")
+    for _ in range(2):  # an empty commit would use the name up
+        commit = f"exec {command} insert {queue.path} --commit a"
+        done = subprocess.run(f"{commit} <&-", shell=True, capture_output=True)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"Standard input is closed. Nothing was inserted, and the name is free" in done.stderr
+    assert queue.commit("a").committed() is None
+    assert subprocess.run(f"{commit} </dev/null", shell=True, capture_output=True).stdout == b"0\n"
     run = subprocess.run(
         f"exec {command} run {queue.path} {closed} -- sh -c 'echo x >&2'", shell=True, timeout=PATIENCE_S
     )
