@@ -557,7 +557,9 @@ def unguarded() -> Iterator[None]:
 
 @contextmanager
 def logging_escaped() -> Iterator[None]:
-    """Escape what the queue logs meanwhile. The names in it come from directories of other users."""
+    """Escape what the queue logs meanwhile, and put our name before it, as `complain` does, unless the user's functions
+    have set up where logs go. The names in it come from directories of other users.
+    """
     import logging
 
     logger = logging.getLogger("fsqueue")
@@ -569,7 +571,10 @@ def logging_escaped() -> Iterator[None]:
 
 
 def _escape_record(record: logging.LogRecord) -> bool:
-    record.msg, record.args = plain(record.getMessage()), None
+    import logging
+
+    ours = "" if logging.getLogger(record.name).hasHandlers() else "fsqueue: "
+    record.msg, record.args = ours + plain(record.getMessage()), None
     return True
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fsqueue_cli.main import COMMANDS, GROUPS
 
-from fsqueue import Queue
+from fsqueue import Group, Queue
 from tests.cli.conftest import Run, Spawn, waits
 from tests.waiting import PATIENCE_S, until
 
@@ -292,3 +292,14 @@ def test_the_shell_completes_commands_options_and_paths(words: str, expected: se
         [sys.executable, "-m", "fsqueue_cli"], env=environment, capture_output=True, text=True, check=True
     )
     assert set(done.stdout.splitlines()) == expected
+
+
+def test_what_is_logged_has_our_name_before_it(spawn: Spawn, tmp_path: Path) -> None:
+    group = Group.create(tmp_path / "group", durability="none")
+    group["a"].insert_many([])
+    Queue.create(tmp_path / "stray").path.rename(tmp_path / "group" / "stray")
+    process = spawn("wait", group.path)
+    said = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 0, said
+    assert "fsqueue: not waited for: " in said
+    assert all(line.startswith("fsqueue: ") for line in said.splitlines()), said
