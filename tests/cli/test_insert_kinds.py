@@ -116,7 +116,7 @@ def test_a_value_that_is_no_task_is_refused_before_any_is_inserted(
 def test_a_value_that_the_queue_refuses_is_named_by_its_number(fsqueue_cli: Run, queue_factory: QueueFactory) -> None:
     queue = queue_factory(task_bytes_max=1000)
     given = ("--task", "1", "--task", f'"{"x" * 1000}"', "--task", "3")
-    result = fsqueue_cli("insert", queue.path, *given, code=2)
+    result = fsqueue_cli("insert", queue.path, *given, code=14)
     assert "--task, task 2 is no task for this queue" in result.stderr
     assert "insert the tasks from number 2 on; to repeat" in result.stderr
     assert payloads(queue) == [1]
