@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 from urllib.parse import unquote
 
 import click
-from click.shell_completion import CompletionItem
 
 import fsqueue
 
@@ -22,6 +21,8 @@ from .printing import ask, complain, json_text, plain, print_done, quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from click.shell_completion import CompletionItem
 
     from fsqueue.client.remote_group import RemoteQueues
 
@@ -46,6 +47,8 @@ NAMED_MAX = 10
 
 
 def _directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
     return [CompletionItem(incomplete, type="dir")]
 
 

@@ -16,7 +16,7 @@ import click
 import fsqueue
 from fsqueue.filesystem import mountadvice
 from fsqueue.format import wording
-from fsqueue.upkeep.collect import PAYLOAD_BYTES, PAYLOAD_DAYS
+from fsqueue.storage.payloads import PAYLOAD_BYTES, PAYLOAD_DAYS
 from fsqueue.upkeep.trash import reap, until_finished
 from fsqueue.views.rates import total
 

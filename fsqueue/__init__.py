@@ -6,112 +6,165 @@ filesystem mounted. Start with `Queue.create(path)`, `Queue.insert_many` and `Qu
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fsqueue.commit import Commit
-from fsqueue.errors import (
-    Bury,
-    CommitLost,
-    Conflict,
-    ForkedChild,
-    FormatTooNew,
-    FormatTooOld,
-    FsqueueError,
-    GroupNotFound,
-    InvalidArgument,
-    InvalidResult,
-    InvalidTask,
-    LeaseExpired,
-    LeaseLost,
-    LockTimeout,
-    NotAQueue,
-    QueueClosed,
-    QueueExists,
-    QueueFileLost,
-    QueueNotFound,
-    QueuePurged,
-    Retry,
-    StorageError,
-    StorageFull,
-    TaskNotFound,
-    TaskTooLarge,
-    UnsafeFilesystem,
-    UpdateConflict,
-)
-from fsqueue.format.layout import Durability, Pause, Settings
-from fsqueue.format.models import (
-    CommitPart,
-    CommitReport,
-    DeadLetter,
-    GcReport,
-    Movement,
-    Result,
-    RetryReport,
-    State,
-    Status,
-    Task,
-    TaskInfo,
-    TaskRef,
-)
-from fsqueue.functions import task
-from fsqueue.leased_task import LeasedTask
-from fsqueue.poll import Poll, wait
-from fsqueue.queue import Queue
-from fsqueue.several import lease
-from fsqueue.storage.discovery import queues
-from fsqueue.then import Then
-from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate, TimeLeft
+from fsqueue.forks import held_off
 
 __version__ = "0.1.0"
 
-_LAZY = {
+_HOMES = {
+    "Activity": "fsqueue.views.activity",
     "AsyncPoll": "fsqueue.asyncpoll",
+    "Bury": "fsqueue.errors",
+    "Commit": "fsqueue.commit",
+    "CommitLost": "fsqueue.errors",
+    "CommitPart": "fsqueue.format.models",
+    "CommitReport": "fsqueue.format.models",
+    "Conflict": "fsqueue.errors",
+    "DeadLetter": "fsqueue.format.models",
+    "Durability": "fsqueue.format.layout",
     "Event": "fsqueue.worker",
-    "Finding": "fsqueue.fsck",
     "FailingNode": "fsqueue.storage.nodes",
+    "Failure": "fsqueue.views.activity",
+    "Finding": "fsqueue.fsck",
     "Flow": "fsqueue.views.flows",
-    "Group": "fsqueue.groups",
-    "GroupQueue": "fsqueue.groups",
-    "GroupQueues": "fsqueue.groups",
-    "GroupStatus": "fsqueue.groups",
-    "Lineage": "fsqueue.groups",
+    "ForkedChild": "fsqueue.errors",
+    "FormatTooNew": "fsqueue.errors",
+    "FormatTooOld": "fsqueue.errors",
+    "FsqueueError": "fsqueue.errors",
+    "GcReport": "fsqueue.format.models",
+    "Group": "fsqueue.groups.group",
+    "GroupNotFound": "fsqueue.errors",
+    "GroupQueue": "fsqueue.groups.queue",
+    "GroupQueues": "fsqueue.groups.group",
+    "GroupStatus": "fsqueue.groups.group",
+    "Held": "fsqueue.views.activity",
+    "InvalidArgument": "fsqueue.errors",
+    "InvalidResult": "fsqueue.errors",
+    "InvalidTask": "fsqueue.errors",
+    "LeaseExpired": "fsqueue.errors",
     "LeaseHolder": "fsqueue.views.lease_holders",
-    "NewNumber": "fsqueue.groups",
-    "NumberedInfo": "fsqueue.groups",
+    "LeaseLost": "fsqueue.errors",
+    "LeasedTask": "fsqueue.leased_task",
+    "Lineage": "fsqueue.groups.lineage",
+    "LockTimeout": "fsqueue.errors",
+    "MostUsed": "fsqueue.views.activity",
+    "Movement": "fsqueue.format.models",
+    "NewNumber": "fsqueue.groups.numbers",
+    "NotAQueue": "fsqueue.errors",
+    "NumberedInfo": "fsqueue.groups.numbers",
+    "Pause": "fsqueue.format.layout",
+    "Poll": "fsqueue.poll",
     "PriorityRange": "fsqueue.views.priorities",
-    "Relative": "fsqueue.groups",
+    "Queue": "fsqueue.queue",
+    "QueueClosed": "fsqueue.errors",
+    "QueueExists": "fsqueue.errors",
+    "QueueFileLost": "fsqueue.errors",
+    "QueueNotFound": "fsqueue.errors",
+    "QueuePurged": "fsqueue.errors",
+    "Rate": "fsqueue.views.activity",
+    "Relative": "fsqueue.groups.lineage",
     "RemoteGroup": "fsqueue.client",
     "RemoteQueue": "fsqueue.client",
     "Report": "fsqueue.doctor",
+    "Result": "fsqueue.format.models",
+    "Retry": "fsqueue.errors",
+    "RetryReport": "fsqueue.format.models",
+    "Settings": "fsqueue.format.layout",
+    "State": "fsqueue.format.models",
+    "Status": "fsqueue.format.models",
+    "StorageError": "fsqueue.errors",
+    "StorageFull": "fsqueue.errors",
     "StuckLock": "fsqueue.views.stuck_locks",
-    "TaskNumbers": "fsqueue.groups",
+    "Task": "fsqueue.format.models",
+    "TaskInfo": "fsqueue.format.models",
+    "TaskNotFound": "fsqueue.errors",
+    "TaskNumbers": "fsqueue.groups.numbers",
+    "TaskRef": "fsqueue.format.models",
+    "TaskTooLarge": "fsqueue.errors",
+    "Then": "fsqueue.then",
+    "TimeLeft": "fsqueue.views.activity",
     "Timeline": "fsqueue.views.timeline",
-    "Update": "fsqueue.groups",
+    "UnsafeFilesystem": "fsqueue.errors",
+    "Update": "fsqueue.groups.update",
+    "UpdateConflict": "fsqueue.errors",
     "Usage": "fsqueue.views.usage",
     "Worker": "fsqueue.worker",
     "WorkerReport": "fsqueue.worker",
     "connect": "fsqueue.client",
+    "lease": "fsqueue.several",
+    "queues": "fsqueue.storage.discovery",
+    "task": "fsqueue.functions",
+    "wait": "fsqueue.poll",
 }
-"""Names that few programs use. Their modules are imported when the program first asks for them."""
+"""The module of each public name. It is imported when the program first asks for the name: a command that needs two of
+them, or none, starts at once."""
 
 if TYPE_CHECKING:
     from fsqueue.asyncpoll import AsyncPoll
     from fsqueue.client import RemoteGroup, RemoteQueue, connect
+    from fsqueue.commit import Commit
     from fsqueue.doctor import Report
-    from fsqueue.fsck import Finding
-    from fsqueue.groups import (
-        Group,
-        GroupQueue,
-        GroupQueues,
-        GroupStatus,
-        Lineage,
-        NewNumber,
-        NumberedInfo,
-        Relative,
-        TaskNumbers,
-        Update,
+    from fsqueue.errors import (
+        Bury,
+        CommitLost,
+        Conflict,
+        ForkedChild,
+        FormatTooNew,
+        FormatTooOld,
+        FsqueueError,
+        GroupNotFound,
+        InvalidArgument,
+        InvalidResult,
+        InvalidTask,
+        LeaseExpired,
+        LeaseLost,
+        LockTimeout,
+        NotAQueue,
+        QueueClosed,
+        QueueExists,
+        QueueFileLost,
+        QueueNotFound,
+        QueuePurged,
+        Retry,
+        StorageError,
+        StorageFull,
+        TaskNotFound,
+        TaskTooLarge,
+        UnsafeFilesystem,
+        UpdateConflict,
     )
+    from fsqueue.format.layout import Durability, Pause, Settings
+    from fsqueue.format.models import (
+        CommitPart,
+        CommitReport,
+        DeadLetter,
+        GcReport,
+        Movement,
+        Result,
+        RetryReport,
+        State,
+        Status,
+        Task,
+        TaskInfo,
+        TaskRef,
+    )
+    from fsqueue.fsck import Finding
+    from fsqueue.functions import task
+    from fsqueue.groups.group import Group, GroupQueues, GroupStatus
+    from fsqueue.groups.lineage import Lineage, Relative
+    from fsqueue.groups.numbers import NewNumber, NumberedInfo, TaskNumbers
+    from fsqueue.groups.queue import GroupQueue
+    from fsqueue.groups.update import Update
+    from fsqueue.leased_task import LeasedTask
+    from fsqueue.poll import Poll, wait
+    from fsqueue.queue import Queue
+    from fsqueue.several import lease
+    from fsqueue.storage.discovery import queues
     from fsqueue.storage.nodes import FailingNode
+    from fsqueue.then import Then
+    from fsqueue.views.activity import Activity, Failure, Held, MostUsed, Rate, TimeLeft
     from fsqueue.views.flows import Flow
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
@@ -122,14 +175,12 @@ if TYPE_CHECKING:
 else:  # hidden from type checkers, which would take every misspelt name for one that is imported late
 
     def __getattr__(name):
-        if name not in _LAZY:
+        if name not in _HOMES:
             raise AttributeError(f"module 'fsqueue' has no attribute {name!r}")
-        from importlib import import_module
-
-        from fsqueue.forks import held_off
-
         with held_off():
-            return getattr(import_module(_LAZY[name]), name)
+            found = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = found  # the next one who asks does not come here
+        return found
 
 
 def __dir__() -> list[str]:

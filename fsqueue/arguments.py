@@ -36,12 +36,14 @@ from fsqueue.protocol import encoding
 from fsqueue.protocol.encoding import EncodedTask
 from fsqueue.storage.store import Store
 from fsqueue.user_code import UserCodeError, user_items
-from fsqueue.views.activity import LEAST_S
 
 ORDERS = ("priority", "random")
 """The orders in which tasks are leased."""
 PIECES_MAX = 1_000
 """Maximum number of pieces of a timeline: a chart has room for no more."""
+
+WINDOW_S_MIN = 1.0
+"""A window that is shorter tells no rate."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,7 +153,7 @@ def whole(name: str, value: object, least: int = 1) -> int:
 
 def window_ms(window_s: float) -> int:
     """Return the period up to now that is looked at, in milliseconds; InvalidArgument."""
-    return duration_ms(window_s, "window_s", LEAST_S)
+    return duration_ms(window_s, "window_s", WINDOW_S_MIN)
 
 
 def pieces_of(pieces: object) -> int:

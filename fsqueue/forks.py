@@ -14,12 +14,14 @@ there must not do what its parent does. So it remembers the frames that were on 
 
 from __future__ import annotations
 
+import logging  # noqa: F401  # its hook must be registered before those below: see `_before`
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from importlib import import_module
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from fsqueue.weak_table import WeakTable
@@ -66,6 +68,23 @@ def held_off() -> Iterator[None]:
     """
     with _importing:
         yield
+
+
+class Late:
+    """Stand for a module of which few programs use anything. Import it when the first of its names is asked for.
+
+    A module that uses it imports it for type checkers alone, and has a `Late` of the same name for the program.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: ModuleType | None = None
+
+    def __getattr__(self, attribute: str) -> Any:
+        if self._module is None:
+            with held_off():
+                self._module = import_module(self._name)
+        return getattr(self._module, attribute)
 
 
 def is_within_call() -> bool:
@@ -141,6 +160,10 @@ def _remember(frame: FrameType | None) -> None:
 
 
 def _before() -> None:
+    """Wait for an import that is under way. It may ask for a logger, whose lock the hook of `logging` takes.
+
+    Hooks of this kind run in reverse order: `logging`, which is imported first, takes its lock after this.
+    """
     _importing.acquire(timeout=IMPORT_S)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fsqueue import administration, forks
 from fsqueue.arguments import (
     EVERY,
     Every,
@@ -24,22 +23,30 @@ from fsqueue.arguments import (
 )
 from fsqueue.cluster.identity import user_of_this_process
 from fsqueue.errors import FsqueueError, LockTimeout, QueueNotFound
+from fsqueue.forks import Late
 from fsqueue.format import names, priority, task_file
 from fsqueue.format.layout import Settings
 from fsqueue.format.models import DeadLetter, GcReport, Result, RetryReport
 from fsqueue.format.names import Batch, Shard
 from fsqueue.format.priority import Priority
 from fsqueue.interruptions import suppress
-from fsqueue.storage import copies, deadletters, letter_files, nodes, retrying
+from fsqueue.storage import copies, deadletters, letter_files, nodes, payloads, retrying
 from fsqueue.storage.retrying import EndedTask
 from fsqueue.storage.store import Store
-from fsqueue.upkeep import collect
 from fsqueue.user_code import user_function
-from fsqueue.views import finished, inspection, results
-from fsqueue.views.finished import FinishedBatch
+from fsqueue.views import inspection
 
 if TYPE_CHECKING:
+    from fsqueue import administration
+    from fsqueue import fsck as checker
     from fsqueue.fsck import Finding
+    from fsqueue.upkeep import collect
+    from fsqueue.views import finished, results
+    from fsqueue.views.finished import FinishedBatch
+else:
+    administration, checker = Late("fsqueue.administration"), Late("fsqueue.fsck")
+    collect = Late("fsqueue.upkeep.collect")
+    finished, results = Late("fsqueue.views.finished"), Late("fsqueue.views.results")
 
 GROUP_TASKS_MAX, GROUP_BYTES_MAX = 16_384, 8 << 20
 """Maximum number of tasks of a shard, and of bytes of their lines, to hold before the lock of its file is taken."""
@@ -197,8 +204,8 @@ class Maintenance:
         *,
         touch: bool = False,
         history_days: int | None = None,
-        payload_days: int = collect.PAYLOAD_DAYS,
-        payload_bytes: int = collect.PAYLOAD_BYTES,
+        payload_days: int = payloads.PAYLOAD_DAYS,
+        payload_bytes: int = payloads.PAYLOAD_BYTES,
     ) -> GcReport:
         """Finish what crashes left half done; remove trash and old staged files. Safe at any time.
 
@@ -217,10 +224,8 @@ class Maintenance:
         With `repair`, each finding is mended before it is yielded; its `note` tells why if that failed. A file that may
         still be needed is moved into `.quarantine`, and never removed. `progress(done, steps)` is called now and then.
         """
-        with forks.held_off():
-            from fsqueue.fsck import fsck
         told = None if progress is None else user_function(progress)
-        found = fsck(self.store, repair, told)
+        found = checker.fsck(self.store, repair, told)
         return translated(self, found, "checking the queue")
 
     @verb("looking whether the queue is a copy")

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsqueue import administration, forks
+from fsqueue import forks
 from fsqueue.arguments import (
     ORDERS,
     bound_of,
@@ -43,6 +43,7 @@ from fsqueue.errors import (
     text_of,
 )
 from fsqueue.filesystem import Filesystem, resources
+from fsqueue.forks import Late
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Durability, Pause, Settings
 from fsqueue.format.models import STATES, Movement, Result, State, Status, TaskInfo, TaskRef
@@ -61,16 +62,35 @@ from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.nodes import FailingNode
 from fsqueue.storage.store import Store
 from fsqueue.user_code import user_function
-from fsqueue.views import attaching, inspection, results, task_history
-from fsqueue.views.activity import Activity, activity
+from fsqueue.views import inspection
 
 if TYPE_CHECKING:
+    from fsqueue import administration, asyncpoll
     from fsqueue.asyncpoll import AsyncPoll
+    from fsqueue.views import (
+        activity,
+        attaching,
+        lease_holders,
+        priorities,
+        results,
+        stuck_locks,
+        task_history,
+        timeline,
+        usage,
+    )
+    from fsqueue.views.activity import Activity
     from fsqueue.views.lease_holders import LeaseHolder
     from fsqueue.views.priorities import PriorityRange
     from fsqueue.views.stuck_locks import StuckLock
     from fsqueue.views.timeline import Timeline
     from fsqueue.views.usage import Usage
+else:
+    administration, asyncpoll = Late("fsqueue.administration"), Late("fsqueue.asyncpoll")
+    activity, attaching = Late("fsqueue.views.activity"), Late("fsqueue.views.attaching")
+    lease_holders, priorities = Late("fsqueue.views.lease_holders"), Late("fsqueue.views.priorities")
+    results, stuck_locks = Late("fsqueue.views.results"), Late("fsqueue.views.stuck_locks")
+    task_history, timeline = Late("fsqueue.views.task_history"), Late("fsqueue.views.timeline")
+    usage = Late("fsqueue.views.usage")
 
 Order = Literal["priority", "random"]
 
@@ -452,9 +472,9 @@ class Queue(Maintenance):
         ``async for task in q.poll_async():`` then ``async with task: ...``. A cancellation releases the task of the
         block; ``async with q.poll_async() as tasks:`` puts back at once what was leased ahead.
         """
-        with forks.held_off():
-            from fsqueue.asyncpoll import AsyncPoll
-        return AsyncPoll(self, self._poll(lease_s, prefetch, until, errors, stop_after_failures, exchange=False))
+        return asyncpoll.AsyncPoll(
+            self, self._poll(lease_s, prefetch, until, errors, stop_after_failures, exchange=False)
+        )
 
     def _poll(
         self,
@@ -644,7 +664,7 @@ class Queue(Maintenance):
         Without `window_s` over a minute, or an hour if tasks take long. Cheap, and bounded: see `Activity`.
         """
         over_ms = None if window_s is None else window_ms(window_s)
-        return activity(self.store, over_ms)
+        return activity.activity(self.store, over_ms)
 
     @verb("reading what went on")
     def timeline(self, window_s: float = 3600, pieces: int = 60) -> Timeline:
@@ -652,8 +672,6 @@ class Queue(Maintenance):
 
         At most 1,000 pieces. Durations of the work are in it, too. Cheap, and bounded, as `activity`: see `Timeline`.
         """
-        with forks.held_off():
-            from fsqueue.views import timeline
         over_ms, number = window_ms(window_s), pieces_of(pieces)
         return timeline.timeline(self.store, over_ms, number)
 
@@ -664,8 +682,6 @@ class Queue(Maintenance):
         It reads the logs of the batches at work, and asks Slurm once, unless told otherwise. Only what this host's
         processes or Slurm prove is called dead (docs/guarantees.md, 18). A hint while others work.
         """
-        with forks.held_off():
-            from fsqueue.views import lease_holders
         return lease_holders.workers(self.store, asks_slurm)
 
     @verb("reading on which nodes attempts fail")
@@ -682,8 +698,6 @@ class Queue(Maintenance):
 
         It asks for each file. docs/growth.md says what each kind holds, and what gives it back.
         """
-        with forks.held_off():
-            from fsqueue.views import usage
         return usage.of_store(self.store)
 
     @verb("counting by priority")
@@ -697,8 +711,6 @@ class Queue(Maintenance):
         files' names are enough. `progress(done, shards)` is called before each shard, and at the end.
         A hint while others work.
         """
-        with forks.held_off():
-            from fsqueue.views import priorities
         most, told = whole("ranges", ranges), None if progress is None else user_function(progress)
         return priorities.count(self.store, most, told)
 
@@ -708,8 +720,6 @@ class Queue(Maintenance):
 
         Takes half a second if a lock is suspect. What such a holder has locked waits for it; all else goes on.
         """
-        with forks.held_off():
-            from fsqueue.views import stuck_locks
         return stuck_locks.of_store(self.store)
 
     @verb("reading the queue")

@@ -773,6 +773,39 @@ def test_a_child_waits_for_a_task_although_a_thread_of_its_parent_was_importing_
     subprocess.run([sys.executable, "-c", script, queue.path], check=True, cwd=TOP)
 
 
+@pytest.mark.parametrize(
+    ("module", "asks"),
+    [
+        ("fsqueue.queue", "fsqueue.Queue"),
+        ("fsqueue.views.activity", "fsqueue.Queue(sys.argv[1]).activity()"),
+    ],
+    ids=["a public name", "a view"],
+)
+def test_a_child_uses_what_a_thread_of_its_parent_was_importing(queue: Queue, module: str, asks: str) -> None:
+    """A fork waits until what is imported late is there."""
+    script = (
+        "import os, sys, threading\n"
+        "import fsqueue\n"
+        "from tests.waiting import until\n"
+        "class Slow:\n"
+        "    begun, over = threading.Event(), threading.Event()\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: self.begun.set(); assert self.over.wait(180)\n"
+        f"assert {module!r} not in sys.modules\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        f"threading.Thread(target=lambda: {asks}, daemon=True).start()\n"
+        "assert Slow.begun.wait(180)\n"
+        "os.register_at_fork(before=Slow.over.set)\n"
+        "pid = os.fork()\n"
+        f"if not pid: {asks}; os._exit(0)\n"
+        "def ended(): return os.waitpid(pid, os.WNOHANG)[0]\n"
+        "try: until(ended, 'the child', 20)\n"
+        "except AssertionError: os.kill(pid, 9); raise\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, queue.path], check=True, cwd=TOP)
+
+
 def test_a_worker_of_commands_runs_in_a_child(queue: Queue) -> None:
     """One of its threads imports a module. The lock that keeps forks off meanwhile is not the parent's."""
     queue.insert_many(range(3))

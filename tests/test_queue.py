@@ -361,7 +361,7 @@ def test_movements_are_synced_as_the_queue_asks_for(
 
 
 def test_importing_fsqueue_brings_only_what_it_needs() -> None:
-    code = "import sys, fsqueue; print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    code = "import sys; from fsqueue import Queue; print(sorted({name.partition('.')[0] for name in sys.modules}))"
     environment = os.environ | {"PYTHONPATH": str(Path(fsqueue.__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
     for name in ("click", "tqdm", "hypothesis", "pyarrow", "pyspark", "asyncio", "ssl", "multiprocessing"):

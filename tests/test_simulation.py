@@ -297,6 +297,9 @@ def test_an_argument_that_makes_no_sense_is_refused(given: dict[str, Any], said:
 
 
 def test_importing_fsqueue_does_not_load_it_and_it_loads_no_queue() -> None:
-    code = "import fsqueue, sys; print([name for name in sys.modules if name.startswith('fsqueue.simulation')])"
+    code = (
+        "import sys; from fsqueue import Queue; "
+        "print([name for name in sys.modules if name.startswith('fsqueue.simulation')])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 from fsqueue.cluster import schedulers
-from fsqueue.filesystem.processes import identity_of
+from fsqueue.filesystem import processes
 from fsqueue.interruptions import let_out
 
 SLURM = {
@@ -28,7 +28,7 @@ def worker_of_this_process(name: str | None = None) -> dict[str, Any]:
         worker["name"] = name
     if (address := _address()) is not None:
         worker["address"] = address
-    if (process := identity_of(os.getpid())) is not None:
+    if (process := processes.identity_of(os.getpid())) is not None:
         worker["process"] = process
     job = _told("SLURM_ARRAY_JOB_ID") or _told("SLURM_JOB_ID")
     if job:
@@ -95,3 +95,13 @@ def describe(worker: dict[str, Any] | None) -> str:
     scheduler = "Slurm" if "slurm_job" in worker else schedulers.title_of(worker)
     job = f", {scheduler} job {job_of(worker)}" if scheduler is not None else ""
     return f"{name}{worker.get('host', '?')} (process {worker.get('pid', '?')}{job})"
+
+
+def lives_here(worker: dict[str, Any]) -> bool | None:
+    """Return whether this host's process table proves that a worker lives, or that it is gone; None if it tells
+    neither.
+    """
+    pid, process = worker.get("pid"), worker.get("process")
+    if isinstance(process, str) and type(pid) is int and pid > 0:
+        return processes.is_alive(pid, process)
+    return None

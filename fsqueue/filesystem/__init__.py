@@ -15,49 +15,27 @@ from fsqueue.filesystem.expected_errors import (
 )
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, directories_above, mount_of
 from fsqueue.filesystem.operations import Filesystem
-from fsqueue.filesystem.outputs import (
-    KeptFile,
-    KeptOutput,
-    PipeEnd,
-    Spool,
-    is_same_file,
-    is_terminal,
-    open_nothing,
-    write_all,
-)
 from fsqueue.filesystem.processes import inheritable_descriptors, is_program, program_fault
-from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
 from fsqueue.filesystem.rooted import Stamp
 from fsqueue.filesystem.trees import OpenTree
 
 __all__ = [
     "LOST",
     "NOT_FILES",
-    "NO_RESULT_FILES",
     "UNKNOWN",
     "Filesystem",
-    "KeptFile",
-    "KeptOutput",
     "Mount",
     "OpenTree",
     "PassingOverStrays",
-    "ResultFile",
-    "ResultFiles",
-    "Spool",
     "Stamp",
     "asking_again",
     "beegfs_setting",
     "either_of_two",
     "directories_above",
-    "PipeEnd",
     "inheritable_descriptors",
     "is_gone",
     "is_program",
-    "is_same_file",
-    "is_terminal",
     "mount_of",
-    "open_nothing",
     "program_fault",
     "stale_is_missing",
-    "write_all",
 ]

@@ -8,14 +8,19 @@ its descriptors in /proc/PID/fdinfo/FD. That can be read of one's own processes,
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+from fsqueue.forks import Late
 from fsqueue.interruptions import let_out, suppress
+
+if TYPE_CHECKING:
+    import shutil
+else:
+    shutil = Late("shutil")
 
 BOOT_DIGITS = 12
 _HEAD_BYTES = 256
@@ -219,8 +224,7 @@ def _environment(pid: int) -> list[bytes]:
     return _read_bytes(f"/proc/{pid}/environ").split(b"\0")
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A process of this host that holds a lock: its number, what it is doing ("stopped", ...), its command line."""
 
     pid: int

@@ -6,7 +6,7 @@ the last line that can be read counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -30,8 +30,7 @@ def fault(value: object) -> str | None:
     return None if size <= BYTES_MAX else f"the key takes {size:,} bytes; {BYTES_MAX:,} are the most"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyClaim:
+class KeyClaim(NamedTuple):
     """Hold what a line of a key's file says: which task has the key, as long as that task has no outcome."""
 
     key: str

@@ -4,22 +4,3 @@ Read `group` first: what users hold. `queue` is one queue of a group, `members` 
 `drained` the check whether all of them are, `update` changes to several of them at once, `lineage` follows a task,
 `numbers` gives tasks numbers as ids.
 """
-
-from fsqueue.groups.group import Group, GroupQueues, GroupStatus
-from fsqueue.groups.lineage import Lineage, Relative
-from fsqueue.groups.numbers import NewNumber, NumberedInfo, TaskNumbers
-from fsqueue.groups.queue import GroupQueue
-from fsqueue.groups.update import Update
-
-__all__ = [
-    "Group",
-    "GroupQueue",
-    "GroupQueues",
-    "GroupStatus",
-    "Lineage",
-    "NewNumber",
-    "NumberedInfo",
-    "Relative",
-    "TaskNumbers",
-    "Update",
-]

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsqueue import administration, forks
 from fsqueue.arguments import bound_of, holder_of, whole, window_ms, worker_of
 from fsqueue.clock import duration_ms
 from fsqueue.errors import (
@@ -22,6 +21,7 @@ from fsqueue.errors import (
     from_os_error,
 )
 from fsqueue.filesystem import resources
+from fsqueue.forks import Late
 from fsqueue.format import names
 from fsqueue.format.layout import DEFAULTS, Settings, parent_of
 from fsqueue.format.models import Status
@@ -30,25 +30,19 @@ from fsqueue.format.priority import Rank
 from fsqueue.groups import drained
 from fsqueue.groups.drained import GroupDrainCheck
 from fsqueue.groups.leasing import GroupPoll, GroupSource
-from fsqueue.groups.lineage import Lineage, Search
-from fsqueue.groups.numbers import KnownNumbers, TaskNumbers
 from fsqueue.groups.queue import GroupQueue, listed_queue
 from fsqueue.groups.selection import Selected, compiled
-from fsqueue.groups.update import Update
 from fsqueue.interruptions import suppress
 from fsqueue.leased_task import LeasedTask
 from fsqueue.poll import Errors, Poll, Until, check_loop, put_back_dropped
 from fsqueue.protocol import waiting
-from fsqueue.protocol.updates import Coordinator
 from fsqueue.queue import Queue
 from fsqueue.storage import group_directory, unopened
 from fsqueue.storage.discovery import queue_path
 from fsqueue.storage.group_directory import GroupDirectory, GroupFileLost
 from fsqueue.storage.store import Store
 from fsqueue.user_code import user_function
-from fsqueue.views import flows
 from fsqueue.views.activity import Activity, activity, together
-from fsqueue.views.flows import Flow
 from fsqueue.views.rates import total
 from fsqueue.weak_table import WeakTable
 
@@ -57,8 +51,22 @@ KEPT_MAX = 64
 
 
 if TYPE_CHECKING:
+    from fsqueue import administration
+    from fsqueue import fsck as checker
     from fsqueue.fsck import Finding
+    from fsqueue.groups import lineage, numbers, update
+    from fsqueue.groups.lineage import Lineage
+    from fsqueue.groups.numbers import TaskNumbers
+    from fsqueue.groups.update import Update
+    from fsqueue.protocol import updates
+    from fsqueue.views import flows, usage
+    from fsqueue.views.flows import Flow
     from fsqueue.views.usage import Usage
+else:
+    administration, flows = Late("fsqueue.administration"), Late("fsqueue.views.flows")
+    checker, numbers = Late("fsqueue.fsck"), Late("fsqueue.groups.numbers")
+    update, updates = Late("fsqueue.groups.update"), Late("fsqueue.protocol.updates")
+    lineage, usage = Late("fsqueue.groups.lineage"), Late("fsqueue.views.usage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +254,9 @@ class Group(GroupQueues):
         self._id: QueueId | None = None
         """The id of the group that was opened first: no other one is opened."""
         self._opening = resources.Mutex()
-        self.coordinator = Coordinator()
+        self.coordinator = updates.Coordinator()
         """Applies its updates in this process."""
-        self._numbers = KnownNumbers()
+        self._numbers = numbers.KnownNumbers()
         self._kept: dict[QueueDirectory, GroupQueue] = {}
         self._open_queues: WeakTable[GroupQueue, None] = WeakTable()
         """All queues of it that were opened."""
@@ -288,7 +296,7 @@ class Group(GroupQueues):
     @property
     def numbers(self) -> TaskNumbers:
         """Return the numbers that are ids of its tasks, for clients of taskstore."""
-        return TaskNumbers(self, self._numbers)
+        return numbers.TaskNumbers(self, self._numbers)
 
     @property
     def path(self) -> Path:
@@ -308,7 +316,7 @@ class Group(GroupQueues):
     def close(self) -> None:
         """Close its directory, and each of its queues that is open. Leases go on; the group may be used again."""
         with resources.Scope(), self._opening:
-            opened, self._opened, self._kept, self._numbers = self._opened, None, {}, KnownNumbers()
+            opened, self._opened, self._kept, self._numbers = self._opened, None, {}, numbers.KnownNumbers()
             queues = self._open_queues.living()
             self._open_queues.clear()
         self._local = threading.local()  # with what this group leases from
@@ -361,7 +369,7 @@ class Group(GroupQueues):
 
         It is applied at the end of the block. docs/groups.md tells more ("Updates").
         """
-        return Update(self)
+        return update.Update(self)
 
     def flows(self) -> list[Flow]:
         """Return which queues' tasks updates complete that insert into which, the most frequent first; [] if none did.
@@ -420,8 +428,6 @@ class Group(GroupQueues):
         """Return the files, directories and bytes of the group, and of its queues, by what they are for: see
         `Queue.usage`. Those that decide about updates are "updates".
         """
-        with forks.held_off():
-            from fsqueue.views import usage
         group = self.directory()
 
         def of_each() -> Iterator[dict[str, Usage]]:
@@ -442,7 +448,7 @@ class Group(GroupQueues):
         It reads the logs, or the history, of the batches concerned, 200 at most. docs/pipelines.md, "Follow a task",
         says how long that is known. InvalidArgument for what is no name of a queue, or no id.
         """
-        return Search(self.directory(), self.queue_in).lineage(names.queue_directory(queue), id)
+        return lineage.Search(self.directory(), self.queue_in).lineage(names.queue_directory(queue), id)
 
     def fsck(self, *, repair: bool = False) -> Iterator[Finding]:
         """Yield what is wrong with the group's own files: those that decide about atomic updates.
@@ -450,10 +456,8 @@ class Group(GroupQueues):
         Each of its queues is checked by itself: see `Queue.fsck`. With `repair`, each finding is mended before it is
         yielded.
         """
-        with forks.held_off():
-            from fsqueue.fsck import fsck_group
         group = self.directory()
-        found = fsck_group(group, repair)
+        found = checker.fsck_group(group, repair)
         while True:
             try:
                 with resources.Scope():

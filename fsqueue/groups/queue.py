@@ -8,9 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fsqueue import administration
 from fsqueue.arguments import (
     check_commit,
     check_lease,
@@ -29,6 +28,7 @@ from fsqueue.errors import (
     from_os_error,
 )
 from fsqueue.filesystem import resources
+from fsqueue.forks import Late
 from fsqueue.format import names
 from fsqueue.format.layout import Pause, Settings
 from fsqueue.format.models import Status, TaskInfo, TaskRef
@@ -45,6 +45,11 @@ from fsqueue.storage.group_directory import BEGIN_TRIES, GroupDirectory, QueueMo
 from fsqueue.storage.store import Store, domain_of
 from fsqueue.user_code import user_function
 from fsqueue.verbs.table import OF_QUEUES
+
+if TYPE_CHECKING:
+    from fsqueue import administration
+else:
+    administration = Late("fsqueue.administration")
 
 Check = Callable[[Settings, str], object]
 """Raises InvalidArgument if what is to be inserted does not go into a new queue of these settings, in this domain: see

@@ -19,8 +19,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -49,8 +48,7 @@ ROUNDS = 20
 FILES_MAX = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Files staged in a row by one writer: `files` batches, from `first` on."""
 
     attempt: Uuid
@@ -67,14 +65,13 @@ class Part:
     @classmethod
     def of(cls, part: CommitPart) -> Part:
         """Return what a record says of a part that a user holds (its names become paths); InvalidArgument."""
-        found = _part({name: getattr(part, name) for name in cls.__slots__})
+        found = _part({name: getattr(part, name) for name in cls._fields})
         if found is None:
             raise InvalidArgument(f"{part!r} is no part as `stage` returns them. Nothing was done.")
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """The tasks that a commit inserts. A record is proposed, or decided: then `commits/NAME.json` has it."""
 
     id: Uuid
@@ -95,7 +92,7 @@ class Record:
 
     def encode(self) -> bytes:
         """Return its file's content."""
-        parts = [{field: getattr(part, field) for field in Part.__slots__} for part in self.parts]
+        parts = [{field: getattr(part, field) for field in Part._fields} for part in self.parts]
         line = {"op": "commit", "id": self.id, "name": self.name, "at": self.at, "parts": parts}
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 

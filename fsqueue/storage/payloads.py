@@ -25,6 +25,10 @@ from fsqueue.storage.store import Store
 
 logger = logging.getLogger("fsqueue")
 
+PAYLOAD_DAYS = 30
+"""Number of days for which task files of finished batches are kept, unless a user asks for another time."""
+PAYLOAD_BYTES = 10 << 30
+"""Bytes of the latest of those files that are kept; those of the present day in any case."""
 WHOLE_BYTES = 16 << 10
 """A task file of this length or more is renamed: a queue keeps an inode for each 16 KiB of payloads, at most."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fsqueue.clock import Clock, Entropy
 from fsqueue.errors import FsqueueError, QueueNotFound
@@ -18,8 +18,7 @@ from fsqueue.storage.queue_file import state_in
 from fsqueue.storage.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Locked:
+class Locked(NamedTuple):
     """Hold the locked `queue.jsonl` of the queue at `path`, open as `fd`, and what it said when it was locked."""
 
     fs: Filesystem

@@ -57,19 +57,13 @@ NODE_AGE_S = 7 * STAGED_AGE_S
 """The failures in a row on a node are forgotten a week after the last: they say nothing of today."""
 
 
-PAYLOAD_DAYS = 30
-"""Number of days for which task files of finished batches are kept, unless a user asks for another time."""
-PAYLOAD_BYTES = 10 << 30
-"""Bytes of the latest of those files that are kept; those of the present day in any case."""
-
-
 @dataclass(frozen=True, slots=True)
 class Keep:
     """What upkeep leaves. `history_days` None: all of the history. Days are whole, and of UTC."""
 
     history_days: int | None = None
-    payload_days: int = PAYLOAD_DAYS
-    payload_bytes: int = PAYLOAD_BYTES
+    payload_days: int = payloads.PAYLOAD_DAYS
+    payload_bytes: int = payloads.PAYLOAD_BYTES
 
 
 def gc(store: Store, touch: bool = False, keep: Keep = Keep()) -> GcReport:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["number", "whole", "text", "flag", "priority", "texts", "objects", "object", "pattern", "any"]
 BODY_BYTES_MAX = 8 << 20
@@ -12,8 +11,7 @@ SECONDS_MAX = 9_999_999_999.0
 """The longest duration that a request may name: a queue's file names can say no later time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A field of a body or of a query. `fsqueue.service.fields` checks and describes it.
 
     `least`, `most`: of a number its bounds, of a text how many characters, of a list how many items. `of`: the fields

@@ -9,8 +9,7 @@ here, the method of `Queue` that does it and that of `RemoteQueue`, and its test
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fsqueue.errors import TaskNotFound
 from fsqueue.format.models import STATES, GcReport, RetryReport, Status
@@ -25,8 +24,7 @@ Absent = Literal["own", "made", "raises"]
 NDJSON = "application/x-ndjson"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """One method of one path below /v1, which may have {queue} and {task}.
 
     `answer`: the field of the answer that has what the verb returns; "": the answer is what it returns. `status`: of
@@ -48,8 +46,7 @@ class Route:
         return *self.query, *self.body
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(NamedTuple):
     """A verb of a queue, or what else is asked of a gateway.
 
     `absent`: what it answers for a queue of a group that is not there, made anew each time, or what it does then.

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from fsqueue.cluster import identity
 from fsqueue.format import names
 from fsqueue.format.models import DeadLetter
 from fsqueue.format.names import Batch, TaskFileName
@@ -30,15 +31,14 @@ from fsqueue.format.replay import AVAILABLE, COMPLETED, DEAD, LEASED, SKIPPED, R
 from fsqueue.format.task_states import Lease
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import lease_holders
 
 WINDOWS_S = (60.0, 3600.0)
 """What rates are averages over, unless the caller says: the second where work goes on, but too little was finished in
 the first."""
 FEW = 30
 """Smallest number of finished tasks from which the first window gives a rate."""
-LEAST_S = 1.0
-"""A window that is shorter tells no rate."""
+SPAN_S_MIN = 1.0
+"""A queue in which work began more lately than this has no rate yet."""
 LOGS_MAX, LOGS_BYTES_MAX = 512, 4 << 20
 """Maximum number of logs to read; number of bytes of logs after which no further log is read."""
 HISTORY_BYTES_MAX = 4 << 20
@@ -601,7 +601,7 @@ class Survey:
         finished may have been theirs.
         """
         if self.held:
-            return any(lease_holders.lives_here(worker) is not False for worker in self.holders.values())
+            return any(identity.lives_here(worker) is not False for worker in self.holders.values())
         recent = self.now - STILL_S * 1000
         return any(at >= recent for part in self.parts for unit in part.units for at in unit.events[FINISHED])
 
@@ -653,7 +653,7 @@ def _groups(of: ReplayState) -> Groups:
 def rate_of(parts: Iterable[FileSample], kind: int, begin: int, now: int) -> Rate | None:
     """Return how often something happened from `begin` until `now` (ms), by the files that were read."""
     over_s = (now - begin) / 1000
-    if over_s < LEAST_S:
+    if over_s < SPAN_S_MIN:
         return None
     pieces, variance = [0.0] * PIECES, 0.0
     for part in parts:

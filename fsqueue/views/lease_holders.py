@@ -9,14 +9,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from fsqueue.cluster import slurm
+from fsqueue.cluster import identity
 from fsqueue.cluster.identity import job_of, node_of
 from fsqueue.errors import LockTimeout
-from fsqueue.filesystem import processes
+from fsqueue.forks import Late
 from fsqueue.format import names
 from fsqueue.format.replay import LEASED, ReplayState
 from fsqueue.format.task_states import Lease
@@ -24,6 +24,11 @@ from fsqueue.format.wording import counted
 from fsqueue.protocol import revoking
 from fsqueue.storage import listing
 from fsqueue.storage.store import Store
+
+if TYPE_CHECKING:
+    from fsqueue.cluster import slurm
+else:
+    slurm = Late("fsqueue.cluster.slurm")
 
 ALIVE, DEAD, UNKNOWN = "alive", "dead", "unknown"
 
@@ -167,21 +172,11 @@ def _held(replay_state: ReplayState) -> Iterator[tuple[int, Lease]]:
 # -- life ------------------------------------------------------------------------------------------------
 
 
-def lives_here(worker: dict[str, Any]) -> bool | None:
-    """Return whether this host's process table proves that a worker lives, or that it is gone; None if it tells
-    neither.
-    """
-    pid, process = worker.get("pid"), worker.get("process")
-    if isinstance(process, str) and type(pid) is int and pid > 0:
-        return processes.is_alive(pid, process)
-    return None
-
-
 def _judge(found: list[LeaseHolder], asks_slurm: bool) -> None:
     """Tell the living from the dead, as far as that can be told: first by this host's processes, then by Slurm."""
     undecided = []
     for worker in found:
-        lives = lives_here(worker.worker)
+        lives = identity.lives_here(worker.worker)
         if lives is None:
             undecided.append(worker)
         else:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 
-from fsqueue.filesystem import PipeEnd
+from fsqueue.filesystem.outputs import PipeEnd
 
 HAS_READ_AT = 1
 """Where the byte stands, in the file in memory that parent and children share, that says that the parent reads."""

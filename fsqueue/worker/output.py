@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 from fsqueue.clock import Clock
 from fsqueue.errors import FULL
-from fsqueue.filesystem import KeptFile
+from fsqueue.filesystem.outputs import KeptFile
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from fsqueue.filesystem import Spool, is_same_file, is_terminal, write_all
+from fsqueue.filesystem.outputs import Spool, is_same_file, is_terminal, write_all
 from fsqueue.worker.background import end_in_child
 
 Output = Literal["group", "line", "ungrouped"]

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from fsqueue.errors import FsqueueError
-from fsqueue.filesystem import ResultFile, ResultFiles
+from fsqueue.filesystem.results import ResultFile, ResultFiles
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import not_kept

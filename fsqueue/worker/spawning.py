@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from fsqueue.clock import Clock, Entropy
-from fsqueue.filesystem import KeptOutput, inheritable_descriptors, program_fault
+from fsqueue.filesystem import inheritable_descriptors, program_fault
+from fsqueue.filesystem.outputs import KeptOutput
 from fsqueue.format.models import Used
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker import shortages, supervisor

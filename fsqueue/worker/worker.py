@@ -16,7 +16,7 @@ from fsqueue.arguments import whole
 from fsqueue.clock import duration_ms
 from fsqueue.cluster import slurm
 from fsqueue.errors import ForkedChild, FsqueueError, InvalidArgument
-from fsqueue.filesystem import ResultFiles
+from fsqueue.filesystem.results import ResultFiles
 from fsqueue.format import names
 from fsqueue.groups.selection import Selected
 from fsqueue.queue import Queue

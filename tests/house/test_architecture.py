@@ -166,7 +166,7 @@ def test_the_command_line_uses_public_modules_only() -> None:
         "fsqueue.cluster.identity",
         "fsqueue.worker",
         "fsqueue.metrics",
-        "fsqueue.upkeep.collect",
+        "fsqueue.storage.payloads",
         "fsqueue.upkeep.trash",
         "fsqueue.storage.nested",
         "fsqueue.storage.nodes",

@@ -102,7 +102,7 @@ NUMBERS = [
     (
         "docs/results.md",
         "after 30 days, or the oldest days beyond 10 GiB",
-        (collect.PAYLOAD_DAYS, collect.PAYLOAD_BYTES) == (30, 10 << 30),
+        (payloads.PAYLOAD_DAYS, payloads.PAYLOAD_BYTES) == (30, 10 << 30),
     ),
     ("docs/results.md", "and twenty are named", models.UNKEPT_NAMED_MAX == 20),
     (
@@ -114,7 +114,7 @@ NUMBERS = [
     (
         "docs/growth.md",
         "more than 30 days ago, and the oldest days beyond 10 GiB",
-        (collect.PAYLOAD_DAYS, collect.PAYLOAD_BYTES) == (30, 10 << 30),
+        (payloads.PAYLOAD_DAYS, payloads.PAYLOAD_BYTES) == (30, 10 << 30),
     ),
     ("docs/growth.md", "of 16 KiB or more each", payloads.WHOLE_BYTES == 16 << 10),
     ("docs/format.md", "one of less than 16 KiB", payloads.WHOLE_BYTES == 16 << 10),

@@ -98,6 +98,7 @@ def test_what_the_filesystem_layer_offers_has_a_kind() -> None:
 
 WHOLE = {
     "filesystem.beneath.open_at",
+    "filesystem.outputs.KeptFile.append",
     "filesystem.outputs.KeptOutput.open",
     "filesystem.replacing.Replaced.replace",
     "filesystem.replacing.Replaced.spool",

@@ -11,12 +11,13 @@ import pytest
 
 from fsqueue import InvalidArgument, LeasedTask, MostUsed, Queue
 from fsqueue.clock import ManualClock
+from fsqueue.cluster import identity
 from fsqueue.format import names
 from fsqueue.format.models import Used
 from fsqueue.format.replay import DEAD, ReplayState
 from fsqueue.storage import deadletters, history, listing
 from fsqueue.storage.store import Store
-from fsqueue.views import activity, lease_holders
+from fsqueue.views import activity
 from fsqueue.views.activity import Activity, Rate, together
 from tests.conftest import QueueFactory
 from tests.pages import text_of
@@ -154,11 +155,11 @@ def test_while_only_the_dead_hold_tasks_no_end_is_promised(
     work(q, clock, 50, lease_s=0.5)
     held = killed.lease(2)
     assert q.activity().left(50) is not None
-    monkeypatch.setattr(lease_holders, "lives_here", lambda worker: worker["name"] != "killed")
+    monkeypatch.setattr(identity, "lives_here", lambda worker: worker["name"] != "killed")
     assert q.activity().left(50) is None, "although tasks were finished just now"
     [task] = q.lease()
     assert q.activity().left(50) is not None, "another worker is at work"
-    monkeypatch.setattr(lease_holders, "lives_here", lambda worker: None)
+    monkeypatch.setattr(identity, "lives_here", lambda worker: None)
     task.release()
     assert q.activity().left(50) is not None, "it may live on another host"
     killed.release(held)

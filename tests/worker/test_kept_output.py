@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageFull, Worker
-from fsqueue.filesystem import KeptOutput, outputs
+from fsqueue.filesystem import outputs
+from fsqueue.filesystem.outputs import KeptOutput
 from tests.support import QueueFactory, needs_root
 from tests.test_group import MEMBER, OWNER, as_user, shared
 from tests.waiting import PATIENCE_S, until

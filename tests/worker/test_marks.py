@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Queue, Worker
-from fsqueue.filesystem import PipeEnd
+from fsqueue.filesystem.outputs import PipeEnd
 from fsqueue.worker import output, processes
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.marks import Marker, Marks, mark

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fsqueue import InvalidArgument, Queue, Worker
-from fsqueue.filesystem import Spool
+from fsqueue.filesystem.outputs import Spool
 from fsqueue.worker import passing
 from fsqueue.worker.output import OutputWriter
 from fsqueue.worker.passing import Channel, Exits

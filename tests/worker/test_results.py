@@ -19,7 +19,8 @@ import filelock
 import pytest
 
 from fsqueue import InvalidArgument, Queue, StorageError, Worker
-from fsqueue.filesystem import ResultFiles, resources, results
+from fsqueue.filesystem import resources, results
+from fsqueue.filesystem.results import ResultFiles
 from fsqueue.worker.output import Leftovers
 from tests.support import QueueFactory
 from tests.waiting import PATIENCE_S, until
