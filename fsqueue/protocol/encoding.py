@@ -21,6 +21,8 @@ GROUP_BATCHES_MAX = 64
 """... or this many batches."""
 FILE_TASKS_MIN = 32
 """A stream makes no task file of fewer tasks, unless they are large, or the caller asks for such files."""
+LOCAL_FILE_TASKS_MIN = 256
+"""The same on a local disk, where a file costs a sync, and a lock is held for some microseconds (decision 8)."""
 SPREAD, SMALL_JOB = 32, 2_000
 """Number of batches, about, and the most tasks of a job that is spread over these (decision 0008)."""
 HELD_MAX, HELD_S = 10_000, 1.0
@@ -167,13 +169,13 @@ class TaskStream:
         return len(self.kinds) <= 1 and not any(is_urgent for _, is_urgent in self.kinds)
 
 
-def share(tasks: int) -> int:
+def share(tasks: int, least: int = FILE_TASKS_MIN) -> int:
     """Return how many tasks a batch of a job of so many should hold: of a small one a fraction, of a larger one more
-    and more.
+    and more; `least` at least.
 
     A few workers should share a small job fairly; the cost of a larger one is the end of every batch.
     """
-    return max(FILE_TASKS_MIN, max(tasks, tasks * tasks // SMALL_JOB) // SPREAD)
+    return max(least, max(tasks, tasks * tasks // SMALL_JOB) // SPREAD)
 
 
 class Run(NamedTuple):  # so that what costs is done once for many tasks
@@ -355,7 +357,7 @@ def batches_of(
     runs = _runs(stream, settings.task_bytes_max, default, tasks_max, monotonic)
     held: list[Run | None] = []
     number = stream.number
-    per_batch = tasks_max
+    per_batch, least = tasks_max, FILE_TASKS_MIN if store.fs.shared else LOCAL_FILE_TASKS_MIN
     come: Iterator[Run | None] = runs
     filling: dict[When, Encoded] = {}
     window = SortWindow()
@@ -367,7 +369,10 @@ def batches_of(
         except Exception as error:
             broken = error
         known = number + sum(len(run.lines) for run in held if run is not None)
-        per_batch = min(tasks_max, share(max(known, total or 0)))
+        job = max(known, total or 0)
+        per_batch = min(tasks_max, share(job, least))
+        if LOCAL_FILE_TASKS_MIN <= per_batch < min(job, tasks_max):
+            per_batch = -(-job // -(-job // per_batch))  # as many files of the same size, and no rest
     try:
         for run in chain(held, come):
             if run is None:
@@ -384,7 +389,7 @@ def batches_of(
                 if window.is_full(per_batch):
                     yield from window.drain(per_batch)
                     if per_batch < tasks_max:
-                        per_batch = max(per_batch, min(tasks_max, share(number)))
+                        per_batch = max(per_batch, min(tasks_max, share(number, least)))
                 continue
             target = filling.get(when)
             if target is not None and target.size + size > BATCH_BYTES_MAX:
@@ -404,7 +409,7 @@ def batches_of(
                     yield filling.pop(when)
                     target = None
                     if per_batch < tasks_max:
-                        per_batch = max(per_batch, min(tasks_max, share(number + first)))
+                        per_batch = max(per_batch, min(tasks_max, share(number + first, least)))
             number += len(lines)
     except Exception as error:
         broken = error

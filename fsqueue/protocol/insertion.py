@@ -42,6 +42,9 @@ logger = logging.getLogger("fsqueue")
 
 KEYS_ADVISED = 100_000
 """Warn of a call that inserts more tasks with keys than this: each of them makes a file for its key."""
+SHARD_FILES = 8
+"""On a local disk so many files in a row of a group go into one shard, whose directory is synced once for them. There a
+directory is not fought for; other hosts would meet in it."""
 SOME_MAY_BE = "Some of the tasks may be in the queue"
 
 
@@ -377,7 +380,8 @@ def _publish(store: Store, layout: Layout, group: list[Encoded], published: Publ
     try:
         for encoded in group[len(earlier) :]:
             when = moment(store, encoded.when)
-            staged.append(staging.stage(store, layout, encoded.pieces, encoded.tasks, when, encoded.rank))
+            beside = None if store.fs.shared or not len(staged) % SHARD_FILES else staged[-1].name.batch
+            staged.append(staging.stage(store, layout, encoded.pieces, encoded.tasks, when, encoded.rank, beside))
         staging.sync(store, staged)
         for file in staging.publish(store, layout, staged):
             published.names.append(file.name)

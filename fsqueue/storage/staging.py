@@ -18,7 +18,7 @@ from fsqueue.errors import FULL, ForkedChild, StorageError
 from fsqueue.filesystem import stale_is_missing
 from fsqueue.format import names
 from fsqueue.format.layout import Layout
-from fsqueue.format.names import TaskFileName
+from fsqueue.format.names import Batch, TaskFileName
 from fsqueue.format.priority import LAST, Rank
 from fsqueue.interruptions import let_out, suppress
 from fsqueue.storage.store import Store
@@ -59,14 +59,25 @@ class Staged:
 
 
 def stage(
-    store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], tasks: int, at: int, rank: Rank = LAST
+    store: Store,
+    layout: Layout,
+    pieces: Sequence[bytes | memoryview],
+    tasks: int,
+    at: int,
+    rank: Rank = LAST,
+    beside: Batch | None = None,
 ) -> Staged:
     """Write a new batch of `tasks` tasks, available `at`, into a generation's staging, as `stage_as` does.
 
-    `rank`: of the most urgent of them. `queue_changes.mark_ordered` comes before.
+    `rank`: of the most urgent of them. `queue_changes.mark_ordered` comes before. `beside`: another batch, in whose
+    shard the new one goes.
     """
-    name = TaskFileName(at, names.new_batch(store.entropy, store.clock.now_ms()), tasks).ranked(rank)
-    return stage_as(store, layout, pieces, name)
+    now_ms = store.clock.now_ms()
+    if beside is None:
+        batch = names.new_batch(store.entropy, now_ms)
+    else:
+        batch = names.new_batch_in(store.entropy, now_ms, int(layout.shard(beside), 16), layout.shards)
+    return stage_as(store, layout, pieces, TaskFileName(at, batch, tasks).ranked(rank))
 
 
 def stage_as(store: Store, layout: Layout, pieces: Sequence[bytes | memoryview], name: TaskFileName) -> Staged:

@@ -64,20 +64,22 @@ def test_payloads_of_all_kinds_come_back(q: Queue) -> None:
     [
         (2, 0, 2),
         (256, 0, 256),
-        (257, 8, 1),
-        (300, 9, 12),
-        (1_000, 31, 8),
-        (1_024, 32, 0),
+        (257, 2, 0),
+        (300, 2, 0),
+        (1_000, 4, 0),
+        (1_024, 4, 0),
+        (1_030, 5, 0),
+        (4_000, 16, 0),
         (5_000, 13, 0),
         (20_000, 20, 0),
     ],
 )
 @pytest.mark.parametrize("priority", [None, 3])
-def test_a_job_is_spread_over_files_of_32_tasks_and_more_and_what_is_too_little_for_one_is_appended(
+def test_a_job_is_spread_over_files_of_256_tasks_and_more_and_what_is_too_little_for_one_is_appended(
     q: Queue, tasks: int, files: int, appended: int, priority: int | None
 ) -> None:
     """Decisions 0008 and 0045: also when nobody said beforehand how large the job is."""
-    if priority is not None and tasks > 1_024:
+    if priority is not None and tasks > 1_030:
         return  # priorities are sorted within windows: other sizes
     assert q.insert_many(Task(number, priority=priority) for number in range(tasks)) == tasks
     made = task_file_names(q)
@@ -162,14 +164,64 @@ def test_a_process_that_dies_within_a_small_stream_on_a_network_mount_leaves_its
     assert {0, 4, 8, 9, 11} <= left, "one of them dies within the append"
 
 
+def test_a_process_that_dies_within_a_stream_on_a_local_disk_leaves_its_first_tasks(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four files in two rows, and an append: at each step of these."""
+    monkeypatch.setattr(encoding, "LOCAL_FILE_TASKS_MIN", 4)
+    monkeypatch.setattr(insertion, "FILE_TASKS_MIN", 4)
+    monkeypatch.setattr(insertion, "APPEND_TASKS_MAX", 4)
+    monkeypatch.setattr(insertion, "SHARD_FILES", 2)
+    left = set[int]()
+
+    def build(number: int) -> Queue:
+        queue = Queue.create(tmp_path / f"{number}", shards=1)
+        Queue(queue.path, clock=clock).insert(-1)
+        return queue
+
+    for where, made in crashes(build, lambda q: q.insert_many(range(19)), clock):
+        q = Queue(made.path, clock=clock)
+        there = sorted(info.payload for info in q.tasks())
+        assert there == list(range(-1, len(there) - 1)), where
+        left.add(len(there) - 1)
+        assert set(drain(q, clock).values()) == {1}, where
+        assert q.status().completed == len(there), where
+    assert {0, 4, 8, 12, 16, 19} <= left
+
+
+@pytest.mark.batched
+@pytest.mark.parametrize("total", [None, 3, 1_000_000], ids=["no total", "too small a total", "too large a total"])
+def test_a_stream_syncs_each_file_and_every_eighth_time_a_directory(queue: Queue, total: int | None) -> None:
+    """From 257 tasks on. Before, a thousand tasks took more syncs than ten thousand."""
+    synced: list[str] = []
+
+    def note(step: str, call: Callable[..., Any], *args: Any) -> Any:
+        if step == "fsync":
+            synced.append(os.readlink(f"/proc/self/fd/{args[0]}"))
+        return call(*args)
+
+    q = trapped(queue, note)
+    for tasks in (257, 500, 1_000, 2_000, 4_000, 10_000):
+        synced.clear()
+        assert q.insert_many(range(tasks), total=total) == tasks
+        of_files = [path for path in synced if "/staging/" in path]
+        made = task_file_names(q)
+        shards = [path.rpartition("/")[2] for path in synced if path.rpartition("/")[0] == q.store.layout.tasks]
+        assert len(of_files) == len(set(of_files)) == len(made)
+        assert {q.store.layout.shard(name.batch) for name in made} == set(shards)
+        assert len(shards) <= -(-len(made) // insertion.SHARD_FILES)
+        assert len(made) <= max(2, -(-tasks // 256))
+        q.purge()
+
+
 @pytest.mark.batched
 def test_batches_grow_with_a_stream_whose_end_is_not_known(q: Queue) -> None:
     """Large payloads: what may be held back in memory is too little to see how large the job is."""
     q.insert_many("x" * 3_000 for _ in range(6_000))
     sizes = [name.count for name in task_file_names(q)]
-    assert 100 < sizes[0] < 150
-    assert max(sizes) > 300
-    assert sum(sizes) == 6_000
+    assert 200 < sizes[0] <= 256
+    assert max(sizes) > 280
+    assert q.status().waiting == 6_000
 
 
 def test_what_comes_slowly_is_not_held_back(q: Queue, clock: ManualClock) -> None:
@@ -211,14 +263,18 @@ def test_a_slow_stream_makes_few_files(q: Queue, clock: ManualClock) -> None:
 def test_a_wrong_total_of_a_small_stream_does_no_harm(q: Queue) -> None:
     q.insert_many(range(10), total=100_000)
     q.insert_many(range(300), total=1)
-    assert [name.count for name in task_file_names(q) if not name.is_open] == [32] * 9
+    assert [name.count for name in task_file_names(q) if not name.is_open] == [150, 150]
     assert q.status().waiting == 310
 
 
 @pytest.mark.batched
 def test_a_known_total_makes_batches_large_from_the_start(q: Queue) -> None:
-    q.insert_many(("x" * 10_000 for _ in range(2_000)), total=2_000)
-    assert sorted(name.count for name in task_file_names(q))[1] == 2_000 // 32
+    """So large payloads cannot all be held back. Without the total the first files have 256 tasks."""
+    q.insert_many(("x" * 3_000 for _ in range(10_000)), total=10_000)
+    assert max(name.count for name in task_file_names(q)[:5]) > 256
+    q.purge()
+    q.insert_many("x" * 3_000 for _ in range(10_000))
+    assert max(name.count for name in task_file_names(q)[:5]) == 256
 
 
 @pytest.mark.batched
