@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -93,6 +94,12 @@ else:
     usage = Late("fsqueue.views.usage")
 
 Order = Literal["priority", "random"]
+
+
+@lru_cache(maxsize=256)
+def _as_path(path: str) -> Path:
+    """Return a path of the standard library: making one costs more than a short task may take."""
+    return Path(path)
 
 
 def open_store(path: str | os.PathLike[str], worker: str | None, **given: Any) -> Store:
@@ -194,7 +201,7 @@ class Queue(Maintenance):
     @property
     def path(self) -> Path:
         """Return its directory."""
-        return Path(self.store.path)
+        return _as_path(self.store.path)
 
     @property
     def settings(self) -> Settings:

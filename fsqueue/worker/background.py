@@ -6,19 +6,20 @@ import logging
 import os
 from collections.abc import Callable
 
+from fsqueue import forks
 from fsqueue.errors import said
 from fsqueue.filesystem.side_threads import SideThread
 
 logger = logging.getLogger("fsqueue")
 
 
-def end_in_child(process: int) -> None:
-    """End this process at once unless it is `process`: user code has forked and come back, and this is its child.
+def end_in_child(depth: int) -> None:
+    """End this process at once unless `forks.depth` is still `depth`: user code has forked, and this is its child.
 
     It has none of its parent's other threads, and no business with its tasks. So nothing is flushed, and no handler of
     the exit is called: these would act for the parent.
     """
-    if os.getpid() != process:
+    if forks.depth != depth:
         os._exit(0)
 
 
@@ -34,11 +35,11 @@ class BackgroundThread(SideThread):
         self._died, self._work = died, work or self.work
 
     def run(self) -> None:
-        process = os.getpid()
+        depth = forks.depth
         try:
             self._work()
         except BaseException as error:  # also SystemExit, and what is no Exception
-            end_in_child(process)
+            end_in_child(depth)
             self._died(self.name, error)
 
     def work(self) -> None:

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import functools
 import json
+import math
 import os
 import resource
 import signal
@@ -28,6 +29,8 @@ from fsqueue.worker import handlers, wire
 from fsqueue.worker.marks import Marker
 
 _PR_SET_PDEATHSIG = 1
+BRIEF_S = 0.0005
+"""No process can be started and end in so little time."""
 
 
 def main() -> None:
@@ -60,6 +63,7 @@ def main() -> None:
 
 def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: handlers.Way) -> None:
     clock = time.monotonic
+    meter = _Meter()
 
     def should_stop() -> bool:
         return os.pread(flag, 1, 0) != b"\0"
@@ -69,9 +73,10 @@ def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: han
             raise OSError(errno.EMFILE, "the payload could not be received: too many files are open in this process")
         attempt, queue, payload = wire.decode_task(message.body)
         task = functools.partial(handlers.TaskAtHand, message.task, attempt, queue, should_stop)
-        began, cpu_ms = clock(), _cpu_ms()
+        began = meter.begin(clock())
         verb, value = handlers.execute(handler, way, payload, task)
-        seconds, used = clock() - began, Used(_cpu_ms() - cpu_ms, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        ended = clock()
+        seconds, used = ended - began, meter.end(ended)
         _flush()
         marker.ended(message.number)
         wire.send(end, message.number, message.task, wire.encode_answer(verb, value, seconds, used))
@@ -86,10 +91,39 @@ def _flush() -> None:
             pass  # closed, or replaced by the handler
 
 
-def _cpu_ms() -> int:
-    """Return the processor time of this process, and of those that it has waited for, in milliseconds."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return round(sum(each.ru_utime + each.ru_stime for each in used) * 1000)
+class _Meter:
+    """Measure what each task uses, by one call at its end: that is where the next one begins, if that follows soon.
+
+    A call costs more than a small function. Of the processes that this one has waited for is asked only after a task
+    of more than `BRIEF_S`: no process ends that was started in less.
+    """
+
+    def __init__(self) -> None:
+        self._cpu_ms = self._peak_kib = 0
+        self._waited_for_s = 0.0
+        self._began = self._looked_at = -math.inf
+
+    def begin(self, now: float) -> float:
+        """Note that a task begins now, and return that."""
+        if now > self._looked_at + BRIEF_S:  # threads of the handler may have been at work meanwhile
+            self._look(is_brief=False)
+        self._began = now
+        return now
+
+    def end(self, now: float) -> Used:
+        """Return what the task has used that ends now."""
+        before = self._cpu_ms
+        self._look(now <= self._began + BRIEF_S)
+        self._looked_at = now
+        return Used(self._cpu_ms - before, self._peak_kib)
+
+    def _look(self, is_brief: bool) -> None:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        if not is_brief:
+            others = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self._waited_for_s = others.ru_utime + others.ru_stime
+        self._cpu_ms = round((own.ru_utime + own.ru_stime + self._waited_for_s) * 1000)
+        self._peak_kib = own.ru_maxrss
 
 
 def _die_with(parent: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from fsqueue import functions
+from fsqueue import forks, functions
 from fsqueue.clock import duration_ms
 from fsqueue.errors import UNKEPT, Bury, InvalidArgument, InvalidTask, Retry, bury_reason, in_unicode, said
 from fsqueue.format.results import encode_result
@@ -224,9 +224,9 @@ def call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str,
     If the handler forks, and its child returns from it, or raises, that child ends here. It has no business with the
     task, nor with those that come next.
     """
-    process = os.getpid()
+    depth = forks.depth
     result = _call(handler, placed, named)
-    end_in_child(process)
+    end_in_child(depth)
     return result
 
 

@@ -251,7 +251,7 @@ class Loop:
             return
         most = capacity(self._executor, self._each(), self._now())
         held, at_work = len(self._ahead) + len(self._executor.held()), len(self._executor.at_work())
-        few = held <= most // 2 or at_work < self._executor.slots
+        few = held <= most // 2 or at_work + len(self._ahead) < self._executor.slots
         left = self._limits.max_tasks - self._taken
         if left <= 0:
             if held == at_work:

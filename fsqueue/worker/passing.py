@@ -5,10 +5,10 @@ Only the output writer's thread runs this code. It may wait for a slow reader of
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Literal
 
+from fsqueue import forks
 from fsqueue.filesystem.outputs import Spool, is_same_file, is_terminal, write_all
 from fsqueue.worker.background import end_in_child
 
@@ -57,12 +57,12 @@ class Exits:
 
     def write(self, ours: int, data: bytes) -> None:
         """Write data as it is."""
-        process, self.is_writing = os.getpid(), True
+        depth, self.is_writing = forks.depth, True
         try:
             self._pass_on(ours, data)
         finally:
             self.is_writing = False
-            end_in_child(process)
+            end_in_child(depth)
 
 
 class Channel:

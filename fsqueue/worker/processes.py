@@ -109,7 +109,8 @@ class _Child:
 
     def _begin(self, job: Job, now: float) -> None:
         job.began = now
-        self.family.begin_attempt(self.streams, job.task)
+        if self.family.is_told_apart:
+            self.family.begin_attempt(self.streams, job.task)
 
     def read(self) -> None:
         """Take in the answers that are there."""

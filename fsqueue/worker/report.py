@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fsqueue import forks
 from fsqueue.leased_task import LeasedTask
 from fsqueue.worker.background import end_in_child
 
@@ -73,6 +73,10 @@ Tell = Callable[[Event], object]
 """What a worker is given to be heard. It is called in a thread of its own, one event at a time."""
 
 
+def nobody(event: Event) -> None:
+    """Stand for a listener where there is none."""
+
+
 class Teller:
     """Makes events of what happens. `do` has an action done, in a thread that may be kept waiting."""
 
@@ -95,15 +99,17 @@ class Teller:
         self._out([Event(kind, text, {})])
 
     def _out(self, events: list[Event]) -> None:
-        process = os.getpid()
+        depth = forks.depth
         for event in events:
             try:
                 self._tell(event)
             except Exception as error:  # what listens must not end the worker
                 logger.debug("an event could not be told: %s", error, exc_info=True)
-            end_in_child(process)
+            end_in_child(depth)
 
     def note(self, kind: str, task: LeasedTask, seconds: float, **fields: Any) -> None:
-        """Record what became of an attempt at a task, for programs."""
+        """Record what became of an attempt at a task, for programs: if there are any."""
+        if self._tell is nobody:
+            return
         where = {"task": task.id, "attempt": task.attempt, "queue": str(task.queue.path)}
         self.say(kind, "", **where, seconds=round(seconds, 6), **fields)

@@ -8,6 +8,7 @@ A body that is too large for a message travels in a memory file, whose descripto
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -51,13 +52,24 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 def encode_task(attempt: int, queue: str, payload: Any) -> bytes:
     """Encode a task for a child. `queue`: the path of its queue. TypeError if JSON cannot hold it."""
-    return orjson.dumps([attempt, queue.encode("utf-8", "surrogateescape").hex(), payload_fields(payload)])
+    return orjson.dumps([attempt, _in_hex(queue), payload_fields(payload)])
 
 
 def decode_task(body: bytes) -> tuple[int, str, Any]:
     """Return what `encode_task` was given."""
     attempt, queue, fields = orjson.loads(body)
-    return attempt, bytes.fromhex(queue).decode("utf-8", "surrogateescape"), decode_fields(fields)
+    return attempt, _of_hex(queue), decode_fields(fields)
+
+
+@functools.lru_cache(maxsize=256)
+def _in_hex(path: str) -> str:
+    """Return the path of a queue as JSON can hold it."""
+    return path.encode("utf-8", "surrogateescape").hex()
+
+
+@functools.lru_cache(maxsize=256)
+def _of_hex(path: str) -> str:
+    return bytes.fromhex(path).decode("utf-8", "surrogateescape")
 
 
 def encode_answer(verb: str, value: Any, seconds: float, used: Used) -> bytes:

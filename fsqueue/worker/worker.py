@@ -29,7 +29,7 @@ from fsqueue.worker.loop import Loop
 from fsqueue.worker.passing import OUTPUTS, Output, PassOn
 from fsqueue.worker.processes import Children
 from fsqueue.worker.remote import RemoteSource
-from fsqueue.worker.report import Event, Tell, WorkerReport
+from fsqueue.worker.report import Event, Tell, WorkerReport, nobody
 from fsqueue.worker.sources import Away, sources_of
 from fsqueue.worker.spawning import ProcessExecutor
 from fsqueue.worker.threads import WARNING, Threads
@@ -132,7 +132,7 @@ class Worker:
         output: Output | None = None,
         tag: bool = False,
         pass_on: PassOn | None = None,
-        tell: Tell = lambda event: None,
+        tell: Tell = nobody,
         away: Sequence[Away] = (),
     ) -> None:
         self._queues = sources_of(queues, upstream, away)

@@ -119,7 +119,7 @@ def test_a_task_that_a_child_takes_while_the_one_before_comes_back_has_begun(mon
     receive, begun_for = wire.receive, []
     child: Any = object.__new__(processes._Child)
     child.end, child.theirs = wire.pair()
-    child.streams, child.family = [], SimpleNamespace(now=lambda: 7.0)
+    child.streams, child.family = [], SimpleNamespace(now=lambda: 7.0, is_told_apart=True)
     child.family.begin_attempt = lambda streams, task: begun_for.append(task.id)
     first, second, third = (Job(cast("Any", SimpleNamespace(id=name))) for name in ("first", "second", "third"))
     first.began = 5.0
