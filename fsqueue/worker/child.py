@@ -1,9 +1,9 @@
 """A child of a worker: runs the handler, one task after the other, and nothing else.
 
 It knows no queue and holds no lease. Its first message says where the handler is; it answers whether it has found
-it, and then each task with one message that names the task. Its arguments are two descriptors: its end of the socket,
-and a byte that says whether the worker is stopping. It ends with its parent: by the signal that the kernel sends, or by
-the end of the messages.
+it, and then each task with an answer that names the task. Its arguments are three descriptors: its end of the socket,
+a byte that says whether the worker is stopping, and the memory for answers. It ends with its parent: by the signal that
+the kernel sends, or by the end of the messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import orjson
 from fsqueue.errors import FsqueueError, in_unicode
 from fsqueue.format.models import Used
 from fsqueue.worker import handlers, wire
-from fsqueue.worker.marks import Marker
+from fsqueue.worker.answers import ANSWER_BYTES_MAX, RING_AFTER, RING_S, Answers
+from fsqueue.worker.marks import STOPPING_AT, Flags, Marker, flags
 
 _PR_SET_PDEATHSIG = 1
 BRIEF_S = 0.0005
@@ -35,16 +36,18 @@ BRIEF_S = 0.0005
 
 def main() -> None:
     """Serve tasks until the parent is gone or has no more."""
-    ours, flag = map(int, sys.argv[1:])
-    for fd in (ours, flag):
+    ours, flag, memory = map(int, sys.argv[1:])
+    for fd in (ours, flag, memory):
         os.set_inheritable(fd, False)  # what the handler starts must not keep them
     end = socket.socket(fileno=ours)
+    teller = _Teller(end, memory)
     first = wire.receive(end)
     if first is None or first.body is None:
         return  # the parent is gone
     setup = json.loads(first.body)
     _die_with(setup["parent"])
-    marker = Marker(setup["token"], flag)  # before user code can redirect what is printed
+    shared = flags(flag)
+    marker = Marker(setup["token"], shared)  # before user code can redirect what is printed
     sys.argv[:] = setup["argv"]
     handlers.is_loading = True
     try:
@@ -58,17 +61,55 @@ def main() -> None:
     _flush()
     marker.ended(0)
     wire.send(end, 0, "", orjson.dumps(""))
-    _serve(end, flag, marker, handler, way)
+    _serve(teller, shared, marker, handler, way)
 
 
-def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: handlers.Way) -> None:
+class _Teller:
+    """Receive tasks, and tell how they ended: in memory, or by messages if that takes more than a slot of it."""
+
+    def __init__(self, end: socket.socket, memory: int) -> None:
+        self._end, self._answers = end, Answers(memory)
+        os.close(memory)
+        self._untold = 0
+        """Number of answers that the worker was not told of."""
+        self._rung_at = -math.inf
+
+    def receive(self) -> wire.Message | None:
+        """Wait for the next task; None if there is none any more. Nothing is left untold meanwhile."""
+        if self._untold:
+            try:
+                return wire.receive(self._end, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._ring()
+        return wire.receive(self._end)
+
+    def answer(self, number: int, task: str, body: bytes) -> None:
+        """Tell how a task has ended: soon, or at once if that was not done for a while."""
+        answer = wire.packed(number, task, body)
+        if len(answer) > ANSWER_BYTES_MAX:
+            if self._untold:
+                self._ring()
+            wire.send(self._end, number, task, body)
+            return
+        self._answers.put(answer)
+        self._untold += 1
+        # The time is asked for when the answer is there: what is not told of then is there when the worker looks.
+        if self._untold >= RING_AFTER or time.monotonic() > self._rung_at + RING_S:
+            self._ring()
+
+    def _ring(self) -> None:
+        self._untold, self._rung_at = 0, time.monotonic()
+        wire.send(self._end, self._answers.count, "", b"")
+
+
+def _serve(teller: _Teller, shared: Flags, marker: Marker, handler: Any, way: handlers.Way) -> None:
     clock = time.monotonic
     meter = _Meter()
 
     def should_stop() -> bool:
-        return os.pread(flag, 1, 0) != b"\0"
+        return bool(shared[STOPPING_AT])
 
-    while message := wire.receive(end):
+    while message := teller.receive():
         if message.body is None:  # end: the parent replaces this process by one that has descriptors again
             raise OSError(errno.EMFILE, "the payload could not be received: too many files are open in this process")
         attempt, queue, payload = wire.decode_task(message.body)
@@ -79,7 +120,7 @@ def _serve(end: socket.socket, flag: int, marker: Marker, handler: Any, way: han
         seconds, used = ended - began, meter.end(ended)
         _flush()
         marker.ended(message.number)
-        wire.send(end, message.number, message.task, wire.encode_answer(verb, value, seconds, used))
+        teller.answer(message.number, message.task, wire.encode_answer(verb, value, seconds, used))
 
 
 def _flush() -> None:

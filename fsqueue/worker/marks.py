@@ -12,13 +12,18 @@ a pipe, and the child asks the pipe first and then the parent. So no byte escape
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
+from typing import Protocol
 
 from fsqueue.filesystem.outputs import PipeEnd
 
-HAS_READ_AT = 1
-"""Where the byte stands, in the file in memory that parent and children share, that says that the parent reads."""
+STOPPING_AT, HAS_READ_AT = 0, 1
+"""Where the bytes stand, in the file in memory that parent and children share, that say that the worker is stopping,
+and that it reads what they print."""
+FLAGS = b"\0\0"
+"""What that file has at first."""
 _LENGTH = 1 + 16 + 20 + 1
 """The bytes of a mark: NUL, a token of 16 characters, a number of 20 digits, NUL. One write of so few is never split
 by another."""
@@ -29,11 +34,22 @@ def mark(token: str, number: int) -> bytes:
     return b"\0%b%020d\0" % (token.encode(), number)
 
 
+class Flags(Protocol):
+    """The bytes of that file, as they are at each look."""
+
+    def __getitem__(self, at: int, /) -> int: ...
+
+
+def flags(fd: int) -> Flags:
+    """Return the bytes of that file, to be looked at without a system call."""
+    return mmap.mmap(fd, len(FLAGS), prot=mmap.PROT_READ)
+
+
 class Marker:
     """Mark, in the child, the ends of tasks in its standard output and error."""
 
-    def __init__(self, token: str, flag: int) -> None:
-        self._token, self._flag = token, flag
+    def __init__(self, token: str, flags: Flags) -> None:
+        self._token, self._flags = token, flags
         self._ends = [PipeEnd(fd) for fd in (1, 2)]
         self._has_printed = False
 
@@ -41,7 +57,7 @@ class Marker:
         """Mark the end of what has this number, if anything was ever printed. What it has printed is flushed."""
         if not self._has_printed:
             is_left = any(end.unread() for end in self._ends)
-            self._has_printed = is_left or os.pread(self._flag, 1, HAS_READ_AT) == b"\1"
+            self._has_printed = is_left or bool(self._flags[HAS_READ_AT])
         if self._has_printed:
             for end in self._ends:
                 end.write(mark(self._token, number))

@@ -23,16 +23,15 @@ import orjson
 
 from fsqueue.filesystem import idle_files
 from fsqueue.format.wording import counted
-from fsqueue.worker import output, shortages, wire
+from fsqueue.worker import answers, marks, output, shortages, wire
 from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S, STALL_S
 from fsqueue.worker.loop import Loop
-from fsqueue.worker.marks import Marks
 from fsqueue.worker.output import Stream
 from fsqueue.worker.spawning import Process, ProcessExecutor, describe, python
 
-SENT_MAX = 128
-"""Maximum number of tasks in a child's socket."""
+SENT_MAX = answers.SLOTS
+"""Maximum number of tasks in a child's socket, and of answers that were not taken in."""
 UNREADY_MAX = 3
 """Number of children in a row, dead before they had found their handler, at which the worker gives up."""
 STARTING_MAX = os.cpu_count() or 1
@@ -58,25 +57,31 @@ class _Child:
         self.end, self.theirs = wire.pair()
         self.streams: list[Stream] = []
         self.is_watched = False
-        source, token = -1, family.entropy.hex16()
+        self.answers: answers.Answers | None = None
+        self.look_at = math.inf
+        """When to look for answers that were not told of, on the monotonic clock."""
+        source, memory, token = -1, -1, family.entropy.hex16()
         try:
+            memory = answers.make()
+            self.answers = answers.Answers(memory)
             for ours in (1, 2):
-                marks = Marks(token, family.flag)
-                self.streams.append(Stream(mailbox, output_writer, ours, how.output, how.has_tags, marks))
+                found = marks.Marks(token, family.flag)
+                self.streams.append(Stream(mailbox, output_writer, ours, how.output, how.has_tags, found))
             source = os.memfd_create("nothing")
             self.process = Process(
                 family.supervisors,
-                [*family.program, "3", "4"],
+                [*family.program, "3", "4", "5"],
                 {**os.environ, **how.of_slots[self.slot]},
-                [source, *(stream.write_end for stream in self.streams), self.theirs.fileno(), family.flag],
+                [source, *(stream.write_end for stream in self.streams), self.theirs.fileno(), family.flag, memory],
                 self._ended,
             )
         except BaseException:
             self.close()
             raise
         finally:
-            if source >= 0:
-                os.close(source)
+            for fd in (source, memory):
+                if fd >= 0:
+                    os.close(fd)
         try:
             for stream in self.streams:
                 stream.started()
@@ -118,20 +123,57 @@ class _Child:
             try:
                 message = wire.receive(self.end, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return
+                break
             except OSError:
-                return  # it has died, which will be heard of
+                break  # it has died, which will be heard of
             except wire.Garbled as error:
                 self._distrust(f"it sent what is no answer ({error})")
                 continue
             if message is None:
-                return
+                break
             if self.distrusted:
                 continue
-            if self.is_ready:
+            if not self.is_ready:
+                self._found(message)
+            elif message.task:
                 self._answered(message)
             else:
-                self._found(message)
+                self._rung(message.number)
+        self.look()
+
+    def look(self) -> None:
+        """Take in the answers in memory, told of or not, as far as they come next."""
+        self.look_at = math.inf
+        while (message := self._next()) is not None and not self.distrusted:
+            job = self.given[0] if self.given else None
+            if job is None or job.number != message.number:
+                return  # it comes behind one that is on its way as a message; else the ring shows what is wrong
+            self._take(message)
+
+    def _next(self) -> wire.Message | None:
+        """Return the next answer in memory, if it is there."""
+        answer = None if self.answers is None else self.answers.next()
+        try:
+            return None if answer is None else wire.unpacked(answer)
+        except wire.Garbled as error:
+            self._distrust(f"it sent what is no answer ({error})")
+            return None
+
+    def _take(self, message: wire.Message) -> None:
+        assert self.answers is not None
+        self.answers.taken()
+        self._answered(message)
+
+    def _rung(self, count: int) -> None:
+        """Take in that so many answers are in memory."""
+        self.look()
+        if self.given:
+            self.look_at = self.family.now() + answers.LOOK_S
+        if self.answers is None or self.answers.count >= count or self.distrusted:
+            return
+        if (message := self._next()) is not None:
+            self._take(message)  # it is not for the task that it is at
+        self._distrust("it sent what is no answer (not all of it is there)")
 
     def _found(self, message: wire.Message) -> None:
         if message.number or message.body is None:
@@ -222,6 +264,9 @@ class _Child:
             self.family.mailbox.forget(self.end.fileno())
         self.end.close()
         self.theirs.close()
+        if self.answers is not None:
+            self.answers.close()
+            self.answers = None
 
 
 class Children(ProcessExecutor):
@@ -243,7 +288,7 @@ class Children(ProcessExecutor):
         self._unready = 0
         self._closing = self._is_stopping = False
         self.flag = os.memfd_create("stopping")
-        os.pwrite(self.flag, b"\0", 0)
+        os.pwrite(self.flag, marks.FLAGS, 0)
         self.program = python("child")
         self.setup: dict[str, Any] = {}
 
@@ -299,8 +344,15 @@ class Children(ProcessExecutor):
         elif not self._children and self.shortage.is_hopeless(error):
             self.loop.refused(shortages.explain(error, _NO_CHILD, "starting a process"))
 
+    @property
+    def due_at(self) -> float:
+        return min(super().due_at, min((child.look_at for child in self._children), default=math.inf))
+
     def keep_time(self, now: float) -> None:
         self.supervisors.keep_time(now)
+        for child in self._children:
+            if now >= child.look_at:
+                child.look()
         if self.shortage.pass_by(now) and not (self._children or self._is_stopping or self._closing):
             self._add()
 
@@ -359,7 +411,7 @@ class Children(ProcessExecutor):
 
     def stopping(self) -> None:
         self._is_stopping = True
-        os.pwrite(self.flag, b"\1", 0)
+        os.pwrite(self.flag, b"\1", marks.STOPPING_AT)
 
     def close(self) -> None:
         self._closing = True

@@ -1,4 +1,4 @@
-"""Exchange messages between a worker and its children: one for each task, one for each answer. Each names its task.
+"""Exchange messages between a worker and its children: one for each task, one for each large answer, named by task.
 
 One process receives a task's message: the child, or the parent that takes it back. The parent keeps both ends of the
 socket open for that, and needs no help from code in the child. The kernel decides which process receives which message.
@@ -35,7 +35,9 @@ class Garbled(ValueError):
 
 
 class Message(NamedTuple):
-    """A message. `number` 0, with no task, is the setup of a child, and the child's answer to it."""
+    """A message. `number` 0, with no task, is the setup of a child, and the child's answer to it; another number with
+    no task is the child's ring: so many answers are in the memory that both share (`answers`).
+    """
 
     number: int
     """Tells which handing-out of a task to a child this is about. No two have the same number."""
@@ -100,10 +102,10 @@ def decode_answer(body: bytes) -> tuple[str, Any, float, Used]:
 
 def send(end: socket.socket, number: int, task: str, body: bytes, flags: int = 0) -> None:
     """Send a message. BlockingIOError, with MSG_DONTWAIT: there is no room. Another OSError: the reader is gone."""
-    head = b"%d %b" % (number, task.encode())
     if len(body) <= MESSAGE_BYTES_MAX:
-        end.send(head + b"\n" + body, flags)
+        end.send(packed(number, task, body), flags)
         return
+    head = b"%d %b" % (number, task.encode())
     fd = os.memfd_create("message")
     try:
         with os.fdopen(fd, "wb", closefd=False) as file:
@@ -124,8 +126,21 @@ def receive(end: socket.socket, flags: int = 0) -> Message | None:
         fd = int.from_bytes(beside[0][2][:4], sys.byteorder)
         with os.fdopen(fd, "rb") as file:
             body = os.pread(fd, os.fstat(file.fileno()).st_size, 0)
-    if not data:
-        return None
+    return _unpacked(data, body) if data else None
+
+
+def packed(number: int, task: str, body: bytes) -> bytes:
+    """Return a message as one piece."""
+    return b"%d %b\n%b" % (number, task.encode(), body)
+
+
+def unpacked(data: bytes) -> Message:
+    """Return what `packed` was given. Garbled."""
+    return _unpacked(data, None)
+
+
+def _unpacked(data: bytes, body: bytes | None) -> Message:
+    """Return the message. `body`: what came beside it."""
     head, inside, rest = data.partition(b"\n")
     try:
         number, task, *where = head.decode().split(" ")

@@ -165,8 +165,60 @@ def misattributes(payload: Any) -> Any:
     def send(end: Any, number: int, task: str, body: bytes, flags: int = 0) -> None:
         real(end, number + payload["off"], task + payload["other"], payload["garbage"].encode() or body, flags)
 
-    wire.send = send
+    def packed(number: int, task: str, body: bytes) -> bytes:
+        return pack(number + payload["off"], task + payload["other"], payload["garbage"].encode() or body)
+
+    pack = wire.packed
+    wire.packed, wire.send = packed, send
     return payload["n"]
+
+
+def dies_as_it_answers(payload: Any) -> Any:
+    """Wait for the gate; then have this process die at a step of its answer, or tell nothing until it waits."""
+    from fsqueue.worker import answers, child
+
+    child.RING_S, child.RING_AFTER = 1e6, 1 << 20
+    step, count = payload.get("dies"), answers._COUNT
+
+    def die(*given: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    class Counting:
+        size = count.size
+        unpack_from = staticmethod(count.unpack_from)
+
+        @staticmethod
+        def pack_into(*given: Any) -> None:
+            if step == "put, not counted":
+                die()
+            count.pack_into(*given)
+            if step == "counted, not rung":
+                die()
+            if step == "garbled":
+                given[0][64:] = bytes(len(given[0]) - 64)
+                answers._COUNT = count
+                child.RING_AFTER = 1
+
+    if step == "not put":
+        child._Teller.answer = die  # type: ignore[method-assign]
+    if step == "rung":
+        child.RING_AFTER, ring = 1, child._Teller._ring
+        child._Teller._ring = lambda teller: die(ring(teller))  # type: ignore[method-assign]
+    if step in ("rung, no message", "rung, then a message"):
+        send = child.wire.send
+
+        def dying(*given: Any) -> None:
+            send(*given)
+            if step == "rung, no message" or given[2]:
+                die()
+
+        child.wire.send = dying
+    answers._COUNT = Counting  # type: ignore[assignment]
+    with open(payload["log"], "a") as file:
+        file.write(f"{payload['n']}\n")
+    if payload["n"] == 0:
+        until(lambda: Path(payload["go"]).exists(), "the gate", LONG_S)
+    return "x" * 2000 if step in ("rung, no message", "rung, then a message") else payload["n"]
 
 
 def stormy(payload: Any) -> Any:
@@ -196,3 +248,9 @@ def follow_with(payload: Any) -> Any:
     """Return inserts that a payload cannot say."""
     later = fsqueue.Task(b"\xff", priority=3, delay_s=60)
     return fsqueue.Then(1, {"later": [("next", later)], "set": [("next", {1, 2})]}[payload])
+
+
+def waits(payload: Any) -> None:
+    """Wait for a file, if one is named."""
+    if payload.get("until"):
+        until(lambda: Path(payload["until"]).exists(), "the gate", LONG_S)

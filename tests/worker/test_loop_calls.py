@@ -8,12 +8,12 @@ import re
 from tests.house.source import TOP, nodes
 
 IN_THE_LOOP = (
-    "commands", "events", "jobs", "loop", "output", "placeholders", "processes", "spawning",
+    "answers", "commands", "events", "jobs", "loop", "output", "placeholders", "processes", "spawning",
     "supervision", "wire",
 )  # fmt: skip
 """The modules of `fsqueue.worker` with code that runs in the loop."""
 MODULES = {
-    "os", "socket", "signal", "resource", "threading", "select", "selectors", "subprocess", "time", "shutil",
+    "mmap", "os", "socket", "signal", "resource", "threading", "select", "selectors", "subprocess", "time", "shutil",
     "supervisor",
 }  # fmt: skip
 NO_CALLS = {

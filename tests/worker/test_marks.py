@@ -14,7 +14,7 @@ from fsqueue import Queue, Worker
 from fsqueue.filesystem.outputs import PipeEnd
 from fsqueue.worker import output, processes
 from fsqueue.worker.events import Mailbox
-from fsqueue.worker.marks import Marker, Marks, mark
+from fsqueue.worker.marks import FLAGS, Marker, Marks, flags, mark
 from fsqueue.worker.output import OutputWriter, Stream
 from tests.levels import each_once
 from tests.support import QueueFactory
@@ -27,7 +27,7 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture
 def flag() -> Iterator[int]:
     fd = os.memfd_create("stopping")
-    os.pwrite(fd, b"\0", 0)
+    os.pwrite(fd, FLAGS, 0)
     yield fd
     os.close(fd)
 
@@ -51,12 +51,12 @@ def test_nothing_is_marked_before_something_was_printed(flag: int, capfd: pytest
     kept = os.dup(1)
     os.dup2(write, 1)
     try:
-        marker, marks = Marker(TOKEN, flag), Marks(TOKEN, flag)
+        marker, marks = Marker(TOKEN, flags(flag)), Marks(TOKEN, flag)
         marker.ended(0)
         os.write(1, b"one")
         marker.ended(1)
         assert os.read(read, 100) == b"one" + mark(TOKEN, 1), "it is in the pipe, and no byte was before it"
-        again = Marker(TOKEN, flag)
+        again = Marker(TOKEN, flags(flag))
         again.ended(2)
         marks.begin_read()
         again.ended(3)
@@ -71,7 +71,7 @@ def test_a_child_hears_of_a_read_before_the_read(flag: int, monkeypatch: pytest.
     """A task that ends between the two finds its pipe empty. Unmarked, its output would be the next task's."""
     output_writer = OutputWriter(lambda name, error: None, lambda text: None)
     stream = Stream(Mailbox(), output_writer, 1, "line", False, Marks(TOKEN, flag))
-    marker = Marker(TOKEN, flag)
+    marker = Marker(TOKEN, flags(flag))
     marker._ends = [PipeEnd(stream.write_end)]
     os.write(stream.write_end, b"one")
     read, source = os.read, stream._fd
@@ -97,10 +97,10 @@ def test_whether_anything_was_printed_is_asked_of_the_pipe_before_the_parent(
     """Between the two questions the parent may say that it reads, and read all. Asked the other way, both say no."""
     read, write = os.pipe()
     os.set_blocking(read, False)
-    marker, marks = Marker(TOKEN, flag), Marks(TOKEN, flag)
+    marker, marks = Marker(TOKEN, flags(flag)), Marks(TOKEN, flag)
     marker._ends = [PipeEnd(write)]
     os.write(write, b"one")
-    unread, pread, has_read = PipeEnd.unread, os.pread, list[bytes]()
+    unread, has_read = PipeEnd.unread, list[bytes]()
 
     def before_the_parent_reads(answer: Any) -> Any:
         if not has_read:
@@ -108,9 +108,14 @@ def test_whether_anything_was_printed_is_asked_of_the_pipe_before_the_parent(
             has_read.append(os.read(read, 100))
         return answer
 
+    class Asked:
+        def __getitem__(self, at: int) -> int:
+            return int(before_the_parent_reads(seen[at]))
+
+    seen = marker._flags
     with monkeypatch.context() as patch:
         patch.setattr(PipeEnd, "unread", lambda end: before_the_parent_reads(unread(end)))
-        patch.setattr(os, "pread", lambda *given: before_the_parent_reads(pread(*given)))
+        marker._flags = Asked()
         marker.ended(1)
     assert has_read == [b"one"]
     assert os.read(read, 100) == mark(TOKEN, 1)
@@ -122,7 +127,7 @@ def test_what_is_printed_on_one_of_the_two_has_both_marked(flag: int) -> None:
     """The parent reads them apart: what the next task prints on the other one would count for the one before."""
     for printed in (0, 1):
         pipes = [os.pipe() for _ in range(2)]
-        marker = Marker(TOKEN, flag)
+        marker = Marker(TOKEN, flags(flag))
         marker._ends = [PipeEnd(write) for _, write in pipes]
         os.write(pipes[printed][1], b"one")
         marker.ended(1)
@@ -188,13 +193,12 @@ def late_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def late_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read no answer before the child has died."""
-    read = processes._Child.read
 
-    def after_the_end(child: Any) -> None:
-        if not child.is_ready or child.process.status is not None:
-            read(child)
+    def after_the_end(take: Callable[[Any], None]) -> Callable[[Any], None]:
+        return lambda child: None if child.is_ready and child.process.status is None else take(child)
 
-    monkeypatch.setattr(processes._Child, "read", after_the_end)
+    for name in ("read", "look"):
+        monkeypatch.setattr(processes._Child, name, after_the_end(getattr(processes._Child, name)))
 
 
 @pytest.mark.once

@@ -1,0 +1,76 @@
+"""Where a child puts its answers: memory that it shares with its worker, so that most of them need no system call.
+
+There is one slot for each task that a child may hold. The child puts each answer into the next slot, counts it, and
+rings now and then: a message with the count. What it has put there stays when it dies. The order of the steps, and what
+a death between any two leaves, are in docs/decisions/0058-answers-in-shared-memory.md.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from zlib import crc32
+
+SLOTS = 128
+"""Maximum number of tasks that a child holds: an answer is overwritten once as many others were taken in."""
+SLOT_BYTES = 512
+RING_S = 0.005
+"""A child rings for an answer at once if it has not rung for so long, ..."""
+RING_AFTER = SLOTS // 2
+"""... if so many were not told of, and before it waits for a task."""
+LOOK_S = 0.01
+"""So long after a child has rung its worker looks by itself: what was put there since then may not be told of, if the
+task behind it takes long."""
+_COUNT = struct.Struct("=Q")
+_HEAD = struct.Struct("=II")
+"""Before each answer: how many bytes it has, and their checksum."""
+ANSWER_BYTES_MAX = SLOT_BYTES - _HEAD.size
+_FIRST = 64
+"""Where the first slot begins."""
+_BYTES = _FIRST + SLOTS * SLOT_BYTES
+
+
+def make() -> int:
+    """Return a file in memory for the answers of one child. OSError."""
+    fd = os.memfd_create("answers")
+    try:
+        os.posix_fallocate(fd, 0, _BYTES)  # else a shortage of memory would be met by whoever writes
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Answers:
+    """The answers of one child, in the child or in its worker. Each side counts those that it has put or taken."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = mmap.mmap(fd, _BYTES)
+        self.count = 0
+
+    def put(self, answer: bytes) -> None:
+        """Add an answer, of `ANSWER_BYTES_MAX` bytes at most."""
+        at = _FIRST + self.count % SLOTS * SLOT_BYTES
+        size = len(answer)
+        _HEAD.pack_into(self._memory, at, size, crc32(answer))
+        self._memory[at + _HEAD.size : at + _HEAD.size + size] = answer
+        self.count += 1
+        _COUNT.pack_into(self._memory, 0, self.count)
+
+    def next(self) -> bytes | None:
+        """Return the next answer, and leave it there. None if there is none, or not all of it can be seen yet."""
+        if _COUNT.unpack_from(self._memory, 0)[0] <= self.count:
+            return None
+        at = _FIRST + self.count % SLOTS * SLOT_BYTES
+        size, checksum = _HEAD.unpack_from(self._memory, at)
+        answer = self._memory[at + _HEAD.size : at + _HEAD.size + min(size, ANSWER_BYTES_MAX)]
+        return answer if len(answer) == size and crc32(answer) == checksum else None
+
+    def taken(self) -> None:
+        """Note that the next one was taken in."""
+        self.count += 1
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
