@@ -4,12 +4,45 @@
 what commands print. `commands`, `processes` and `threads` do the tasks.
 """
 
-from fsqueue.filesystem.processes import no_second_python
-from fsqueue.worker.passing import OUTPUTS, Output
-from fsqueue.worker.report import Event, WorkerReport
-from fsqueue.worker.scripts import check_command, check_program, names_launcher
-from fsqueue.worker.sources import SILENT_S, Away
-from fsqueue.worker.worker import Worker, check_fields
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+_LAZY = {
+    "OUTPUTS": "fsqueue.worker.passing",
+    "SILENT_S": "fsqueue.worker.sources",
+    "Away": "fsqueue.worker.sources",
+    "Event": "fsqueue.worker.report",
+    "Output": "fsqueue.worker.passing",
+    "Worker": "fsqueue.worker.worker",
+    "WorkerReport": "fsqueue.worker.report",
+    "check_command": "fsqueue.worker.scripts",
+    "check_fields": "fsqueue.worker.worker",
+    "check_program": "fsqueue.worker.scripts",
+    "names_launcher": "fsqueue.worker.scripts",
+    "no_second_python": "fsqueue.filesystem.processes",
+}
+"""Where its names are. A child of a worker imports this package for other modules: it needs none of them."""
+
+if TYPE_CHECKING:
+    from fsqueue.filesystem.processes import no_second_python
+    from fsqueue.worker.passing import OUTPUTS, Output
+    from fsqueue.worker.report import Event, WorkerReport
+    from fsqueue.worker.scripts import check_command, check_program, names_launcher
+    from fsqueue.worker.sources import SILENT_S, Away
+    from fsqueue.worker.worker import Worker, check_fields
+else:  # hidden from type checkers, which would take every misspelt name for one that is imported late
+
+    def __getattr__(name):
+        if name not in _LAZY:
+            raise AttributeError(f"module 'fsqueue.worker' has no attribute {name!r}")
+        from importlib import import_module
+
+        from fsqueue.forks import held_off
+
+        with held_off():
+            return getattr(import_module(_LAZY[name]), name)
+
 
 __all__ = [
     "OUTPUTS",

@@ -357,7 +357,7 @@ def test_the_unfinished_line_of_a_process_that_was_left_behind_is_shown() -> Non
 
 
 def outcomes(queue: object, count: int, verb: Any, **fields: Any) -> list[Outcome]:
-    made: list[Any] = [SimpleNamespace(queue=queue, id=f"{verb}-{fields}-{number}") for number in range(count)]
+    made: list[Any] = [SimpleNamespace(queue=queue, batch=f"{verb}-{fields}", index=number) for number in range(count)]
     return [Outcome(task, verb, **fields) for task in made]
 
 
