@@ -62,41 +62,101 @@ def killing(*processes: subprocess.Popen[Any]) -> Iterator[None]:
             process.wait()
 
 
-def commands(place: Path, tasks: int, rounds: int) -> dict[str, Any]:
-    """Seconds for so many of `true`, four at a time; start and end of the workers included. In turns, the median."""
-    numbers = "".join(f"{n}\n" for n in range(tasks))
+def commit() -> str:
+    """Return the commit of these files, with a star if they differ from it."""
+    here = Path(__file__).parent
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty=*", "--exclude=*"], cwd=here, capture_output=True, text=True
+        )
+    except OSError:
+        return "unknown"
+    return said.stdout.strip() or "unknown"
+
+
+def measured(action: Callable[[], object]) -> tuple[float, float]:
+    """Return how many seconds an action took, and of processor time: of this process, and of those it waited for."""
+    began, before = time.perf_counter(), os.times()
+    action()
+    took, after = time.perf_counter() - began, os.times()
+    return took, sum(after[:4]) - sum(before[:4])
+
+
+class Apart:
+    """The start and the steady state of several ways to do tasks: each does few and many, in turns.
+
+    What a task more costs is the difference; what is left of the few is the start, the end included. A figure that has
+    both depends on how many tasks are measured.
+    """
+
+    def __init__(self, few: int, many: int, rounds: int, ways: dict[str, Callable[[int], tuple[float, float]]]) -> None:
+        took: dict[tuple[str, int], list[tuple[float, float]]] = collections.defaultdict(list)
+        for _ in range(rounds):
+            for name, way in ways.items():
+                for tasks in (few, many):
+                    took[name, tasks].append(way(tasks))
+        self.each: dict[str, tuple[float, float]] = {}
+        """Seconds and CPU seconds of a task more."""
+        self.start: dict[str, tuple[float, float]] = {}
+        """Seconds and CPU seconds of the start."""
+        for name in ways:
+            less, more = ([statistics.median(one) for one in zip(*took[name, n], strict=True)] for n in (few, many))
+            each = [(b - a) / (many - few) for a, b in zip(less, more, strict=True)]
+            self.each[name] = each[0], each[1]
+            self.start[name] = less[0] - few * each[0], less[1] - few * each[1]
+
+    def rows(self, unit: str, scale: float) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, (wall, cpu) in self.each.items():
+            found[f"{unit} a task, {name}"] = (wall * scale, cpu * scale)
+            found[f"s of its start, {name}"] = self.start[name]
+        return found
+
+    def ratio(self, name: str, to: str) -> tuple[float, float]:
+        """Return how many times longer a task takes, and how many times more processor time, in the steady state."""
+        return self.each[name][0] / self.each[to][0], self.each[name][1] / self.each[to][1]
+
+
+def commands(place: Path, few: int, many: int, rounds: int) -> dict[str, Any]:
+    """`true`, four at a time, by workers and others. In turns, the medians."""
     queue = fsqueue.Queue.create(place / "commands")
     run = [*FSQUEUE, "run", str(queue.path)]
 
-    def piped(*command: str) -> Callable[[], object]:
-        return lambda: subprocess.run(command, input=numbers, text=True, stdout=subprocess.DEVNULL, check=True)
+    def piped(*command: str) -> Callable[[int], tuple[float, float]]:
+        def way(tasks: int) -> tuple[float, float]:
+            numbers = "".join(f"{n}\n" for n in range(tasks))
+            return measured(
+                lambda: subprocess.run(command, input=numbers, text=True, stdout=subprocess.DEVNULL, check=True)
+            )
 
-    def filled(*lines: list[str]) -> float:
-        queue.insert_many(range(tasks))
-        return seconds(lambda: together(*lines))
+        return way
 
-    ways: dict[str, Callable[[], float]] = {
-        "4 workers": lambda: filled(*[[*run, "--", "true"]] * 4),
-        "1 worker, -j 4": lambda: filled([*run, "-j", "4", "--", "true"]),
-        "xargs -P 4": lambda: seconds(piped("xargs", "-P", "4", "-n", "1", "true")),
+    def filled(*lines: list[str]) -> Callable[[int], tuple[float, float]]:
+        def way(tasks: int) -> tuple[float, float]:
+            queue.insert_many(range(tasks))
+            return measured(lambda: together(*lines))
+
+        return way
+
+    ways = {
+        "4 workers": filled(*[[*run, "--", "true"]] * 4),
+        "1 worker, -j 4": filled([*run, "-j", "4", "--", "true"]),
+        "xargs -P 4": piped("xargs", "-P", "4", "-n", "1", "true"),
     }
     if shutil.which("parallel"):
-        ways["parallel -j4"] = lambda: seconds(piped("parallel", "--will-cite", "-j4", "true", "{}"))
-    took: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            took[name].append(way())
-    medians = {name: statistics.median(values) for name, values in took.items()}
-    found: dict[str, Any] = {f"ms a task, {name}": 1000 * value / tasks for name, value in medians.items()}
-    found["ratio to xargs (below 2)"] = medians["4 workers"] / medians["xargs -P 4"]
-    if "parallel -j4" in medians:
-        found["ratio to parallel (below 1)"] = medians["4 workers"] / medians["parallel -j4"]
+        ways["parallel -j4"] = piped("parallel", "--will-cite", "-j4", "true", "{}")
+    apart = Apart(few, many, rounds, ways)
+    found = apart.rows("ms", 1000)
+    for name in ("1 worker, -j 4", "4 workers"):
+        found[f"ratio to xargs, {name} (at most 1.6)"] = apart.ratio(name, "xargs -P 4")
+    if "parallel -j4" in ways:
+        found["ratio to parallel, 4 workers (below 1)"] = apart.ratio("4 workers", "parallel -j4")
     else:
-        found["ratio to parallel (below 1)"] = "GNU parallel is not installed"
+        found["ratio to parallel, 4 workers (below 1)"] = "GNU parallel is not installed"
     return found
 
 
-def handlers(place: Path, tasks: int, rounds: int) -> dict[str, Any]:
+def handlers(place: Path, few: int, many: int, rounds: int) -> dict[str, Any]:
     """Handlers that do nothing, beside leasing one and completing it in one process. In turns, the medians."""
     queue = fsqueue.Queue.create(place / "handlers")
 
@@ -104,18 +164,25 @@ def handlers(place: Path, tasks: int, rounds: int) -> dict[str, Any]:
         while leased := queue.lease():
             leased[0].complete()
 
-    rates: dict[str, list[float]] = collections.defaultdict(list)
-    for _ in range(rounds):
-        for name, action in {
-            "bare lease 1 + complete": bare,
-            "1 process": lambda: fsqueue.Worker(queue, nothing).run(),
-            "2 processes": lambda: fsqueue.Worker(queue, nothing, processes=2).run(),
-        }.items():
+    def filled(action: Callable[[], object]) -> Callable[[int], tuple[float, float]]:
+        def way(tasks: int) -> tuple[float, float]:
             queue.insert_many(range(tasks))
-            rates[name].append(tasks / seconds(action))
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratio = medians["1 process"] / medians["bare lease 1 + complete"]
-    return {f"tasks a second, {name}": value for name, value in medians.items()} | {"ratio (at least 0.6)": ratio}
+            return measured(action)
+
+        return way
+
+    apart = Apart(
+        few, many, rounds,
+        {
+            "bare lease 1 + complete": filled(bare),
+            "1 process": filled(lambda: fsqueue.Worker(queue, nothing).run()),
+            "2 processes": filled(lambda: fsqueue.Worker(queue, nothing, processes=2).run()),
+        },
+    )  # fmt: skip
+    found = apart.rows("us", 1e6)
+    found["CPU us a task, 1 process (at most 25)"] = apart.each["1 process"][1] * 1e6
+    found["ratio to bare, 1 process (at most 1.6)"] = apart.ratio("1 process", "bare lease 1 + complete")
+    return found
 
 
 def idle(place: Path, workers: int, settle_s: float, watch_s: float) -> dict[str, Any]:
@@ -220,6 +287,12 @@ def once(place: Path, tasks: int) -> dict[str, Any]:
     }
 
 
+def row(what: str, value: Any) -> str:
+    """Return a line of the table. A pair is of time and of processor time."""
+    columns = value if isinstance(value, tuple) else (value,)
+    return f"  {what:48} " + " ".join(f"{one:12,.3f}" if isinstance(one, float) else f"{one!s:>12}" for one in columns)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where the queues are made")
@@ -230,8 +303,8 @@ def main() -> None:
     quick = options.quick
     os.environ["PYTHONPATH"] = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
     figures: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "commands": lambda place: commands(place, 50 if quick else 1000, 1 if quick else 5),
-        "handlers": lambda place: handlers(place, 1000 if quick else 50_000, 1 if quick else 3),
+        "commands": lambda place: commands(place, *((20, 60, 1) if quick else (200, 1200, 5))),
+        "handlers": lambda place: handlers(place, *((500, 2000, 1) if quick else (500, 20_500, 3))),
         "idle": lambda place: idle(place, 4 if quick else 200, 1 if quick else 60, 2 if quick else 60),
         "killed": lambda place: killed(place, 2 if quick else 10),
         "once": lambda place: once(place, 1000 if quick else 100_000),
@@ -240,6 +313,8 @@ def main() -> None:
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}")
     found: dict[str, dict[str, Any]] = {}
+    if not options.json:
+        print(f"commit {commit()}\n{'':50} {'time':>12} {'CPU':>12}")
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="fsqueue-figures-") as place:
         for name, figure in figures.items():
             if name in (options.only or figures):
@@ -247,12 +322,9 @@ def main() -> None:
                 if not options.json:
                     print(name, flush=True)
                     for what, value in found[name].items():
-                        print(
-                            f"  {what:45} {value:,.3f}" if isinstance(value, float) else f"  {what:45} {value}",
-                            flush=True,
-                        )
+                        print(row(what, value), flush=True)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps({"commit": commit(), **found}))
 
 
 if __name__ == "__main__":
