@@ -65,7 +65,7 @@ class _Running:
         self.slot, how = commands.free[-1], commands.how
         environment.update((key.encode(), value.encode()) for key, value in how.of_slots[self.slot].items())
         self.streams: list[Stream] = []
-        source = open_nothing() if stdin is None else _file_of(stdin)
+        source = commands.nothing() if stdin is None else _file_of(stdin)
         try:
             for ours in (1, 2):
                 self.streams.append(Stream(commands.mailbox, commands.output_writer, ours, how.output, how.has_tags))
@@ -78,7 +78,8 @@ class _Running:
                 stream.close()
             raise
         finally:
-            os.close(source)
+            if stdin is not None:
+                os.close(source)
         for stream in self.streams:
             stream.started()
         commands.begin_attempt(self.streams, job.task)
@@ -105,6 +106,7 @@ class Commands(ProcessExecutor):
         self._awaited: dict[Job, _Running] = {}
         """The commands that have succeeded, and whose results the thread has not read."""
         self._keeper = ResultKeeper(results, self.mailbox, loop.thread_died)
+        self._nothing = -1
         self._is_open = self._is_hurried = False
         self._paths: deque[tuple[ResultFile, float]] = deque()
         """The paths that are ready, and when they came: no command has been told of any of them."""
@@ -123,6 +125,12 @@ class Commands(ProcessExecutor):
         super().start()
         self._keeper.start()
         self._keeper.open(self._opened)
+
+    def nothing(self) -> int:
+        """Return a descriptor of `/dev/null`, the standard input of commands. OSError."""
+        if self._nothing < 0:
+            self._nothing = open_nothing()
+        return self._nothing
 
     def _opened(self, error: OSError | None) -> None:
         if error is None:
@@ -143,7 +151,7 @@ class Commands(ProcessExecutor):
 
     def room(self, each: int) -> int:
         while self._paths and self._paths[0][1] < self.now() - FRESH_S:
-            self._keeper.take(self._paths.popleft()[0], 0, self._has_let_go)
+            self._exchange(self._paths.popleft()[0], 0, self._has_let_go)
         return min(self.slots - len(self._running), len(self._paths))
 
     def give(self, job: Job) -> bool:
@@ -260,6 +268,8 @@ class Commands(ProcessExecutor):
         self.supervisors.close()
         self._left.close()
         # A thread that has not answered for a while does not at the end, either.
+        if self._nothing >= 0:
+            os.close(self._nothing)
         self._keeper.close(CLOSE_S if self._give_up_at == math.inf and not self._awaited else UNREAD_S)
         super().close()
 
@@ -284,12 +294,20 @@ class Commands(ProcessExecutor):
             return
         verb, value = self._judge(running)
         self._finish(running)
-        self._keeper.take(running.result, 0, self._has_let_go)
+        self._exchange(running.result, 0, self._has_let_go)
         self.loop.done(job, verb, value, seconds)
 
     def _take(self, running: _Running) -> None:
         """Have the thread read the result of a command that has succeeded."""
-        self._keeper.take(running.result, RESULT_BYTES_MAX + 1, lambda written: self._read(running, written))
+        self._exchange(running.result, RESULT_BYTES_MAX + 1, lambda written: self._read(running, written))
+
+    def _exchange(self, result: ResultFile, bytes_max: int, answer: Callable[[bytes | OSError], object]) -> None:
+        """Have the thread read a result, and make a path in place of this one's."""
+        self._keeper.exchange(result, bytes_max, answer, self._has_path_in_exchange)
+
+    def _has_path_in_exchange(self, result: ResultFile | OSError) -> None:
+        self._path_count += 1
+        self._has_path(result)
 
     def _read(self, running: _Running, written: bytes | OSError) -> None:
         """Judge a command by its result."""
@@ -309,10 +327,8 @@ class Commands(ProcessExecutor):
             self.loop.done(running.job, verb, value, running.seconds)
 
     def _has_let_go(self, written: bytes | OSError) -> None:
-        """Note that a path has ended, and ask for another one in its place."""
+        """Note that a path has ended. Another one comes in its place."""
         self._path_count -= 1
-        if not isinstance(written, OSError) or written.errno in NO_RESULT_FILES:
-            self._ask_for_paths(1)
 
     def _finish(self, running: _Running) -> None:
         del self._running[running.job]

@@ -185,6 +185,8 @@ class Stream:
         self._mailbox, self._output_writer, self._ours = mailbox, output_writer, ours
         self._channel = Channel(output_writer.exits, ours, output, has_tags)
         self._is_told_apart = output == "group" or has_tags
+        self._begins: str | None = None
+        """The attempt that has begun, and has printed nothing yet: the writer is told with the first piece."""
         self._has_passed = self._is_over = False
         """Whether anything was passed on since an attempt began or ended; whether it has ended."""
         self.tail = b""
@@ -247,6 +249,9 @@ class Stream:
         if self.is_shown and is_open:
             self._has_passed = True
             channel = self._channel
+            if (name := self._begins) is not None:
+                self._begins = None
+                self._output_writer.do(lambda: channel.begin(name))
             self._output_writer.do(lambda: channel.take(chunk), len(chunk))
 
     def drain(self) -> None:
@@ -292,13 +297,12 @@ class Stream:
             self.tail = b""
         self._is_over = False
         if self._is_told_apart:
-            channel, name = self._channel, task.id
-            self._output_writer.do(lambda: channel.begin(name))
+            self._begins = task.id
 
     def ended(self) -> None:
         """Show what was printed so far: the attempt has ended."""
         self._is_over = True
-        if self._has_passed or self._is_told_apart:
+        if self._has_passed:
             self._has_passed = False
             self._output_writer.do(self._channel.end)
 

@@ -71,7 +71,7 @@ class _Child:
             self.process = Process(
                 family.supervisors,
                 [*family.program, "3", "4", "5"],
-                {**os.environ, **how.of_slots[self.slot]},
+                dict(os.environb) | {name.encode(): value.encode() for name, value in how.of_slots[self.slot].items()},
                 [source, *(stream.write_end for stream in self.streams), self.theirs.fileno(), family.flag, memory],
                 self._ended,
             )

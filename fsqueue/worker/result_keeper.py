@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from fsqueue.errors import FsqueueError
-from fsqueue.filesystem.results import ResultFile, ResultFiles
+from fsqueue.filesystem.results import NO_RESULT_FILES, ResultFile, ResultFiles
 from fsqueue.worker.background import BackgroundThread, Died
 from fsqueue.worker.events import Mailbox
 from fsqueue.worker.jobs import not_kept
@@ -49,6 +49,31 @@ class ResultKeeper(BackgroundThread):
         """Read up to `bytes_max` bytes of what an attempt has left, and end the life of its path."""
         self._ask(lambda: self._results.take(result, bytes_max), answer)
 
+    def exchange(
+        self,
+        result: ResultFile,
+        bytes_max: int,
+        answer: Callable[[bytes | OSError], object],
+        has_path: Callable[[ResultFile | OSError], object],
+    ) -> None:
+        """Do as `take`, and then as `new`, unless the files cannot be asked. Both are answered at once, in this order.
+
+        To be asked twice would cost the loop another wait for this thread, after each command.
+        """
+
+        def both() -> tuple[bytes | OSError, ResultFile | OSError | None]:
+            written = _tried(lambda: self._results.take(result, bytes_max))
+            is_there = not isinstance(written, OSError) or written.errno in NO_RESULT_FILES
+            return written, _tried(self._results.new) if is_there else None
+
+        def answer_both(got: tuple[bytes | OSError, ResultFile | OSError | None] | OSError) -> None:
+            assert isinstance(got, tuple)
+            answer(got[0])
+            if got[1] is not None:
+                has_path(got[1])
+
+        self._ask(both, answer_both)
+
     def _ask(self, action: Callable[[], T], answer: Callable[[T | OSError], object]) -> None:
         self._requests.put((action, answer))
 
@@ -66,10 +91,7 @@ class ResultKeeper(BackgroundThread):
             self._results.close()
 
     def _do(self, action: Callable[[], Any], answer: Callable[[Any], object]) -> None:
-        try:
-            got = action()
-        except OSError as error:
-            got = error
+        got = _tried(action)
         self._mailbox.post(lambda: answer(got))
 
     def _next(self) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
@@ -79,6 +101,13 @@ class ResultKeeper(BackgroundThread):
                 return self._requests.get(block=not self._results.has_trees)
             except Empty:
                 self._results.sweep(SWEEP_NAMES)
+
+
+def _tried(action: Callable[[], T]) -> T | OSError:
+    try:
+        return action()
+    except OSError as error:
+        return error
 
 
 def no_results(results: ResultFiles, error: OSError) -> FsqueueError:

@@ -76,7 +76,7 @@ class Process:
         self,
         supervisors: Supervisors,
         argv: Sequence[str | bytes],
-        environment: Mapping[str, str] | Mapping[bytes, bytes],
+        environment: Mapping[bytes, bytes],
         files: Sequence[int],
         ended: Callable[[], object],
     ) -> None:
@@ -90,8 +90,7 @@ class Process:
         self._has_exited = self._has_left = self._is_over = self._gone = False
         self.rest = ""
         """If its supervisor was killed: what became of what that had started."""
-        encoded = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-        self._handle, self.pid = supervisors.begin(self, argv, encoded, files)
+        self._handle, self.pid = supervisors.begin(self, argv, environment, files)
 
     @property
     def supervisor(self) -> int:

@@ -142,12 +142,15 @@ class Supervisors:
         fork server. The number is 0 if nothing was heard: it may have been started, and what becomes of it is heard.
         """
         words = [os.fsencode(word) for word in argv]
-        if any(b"\0" in word for word in (*words, *environment.values())):
+        if any(b"\0" in word for word in words):
             raise ValueError("embedded null byte")
         while True:
             handle = self._take()  # first: the fork server's environment is what is compared with
-            without = [name for name in self._environment if name not in environment]
-            changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+            without = list(self._environment.keys() - environment.keys())
+            changed = dict(environment.items() - self._environment.items())
+            if any(b"\0" in value for value in changed.values()):
+                self.give_back(handle)
+                raise ValueError("embedded null byte")
             try:
                 supervisor.send(
                     handle.end, supervisor.START, supervisor.encode_command(words, changed, without), tuple(files)

@@ -115,7 +115,7 @@ def encode_command(argv: list[bytes], environment: dict[bytes, bytes], without: 
 def decode_command(body: bytes) -> tuple[list[bytes], dict[bytes, bytes]]:
     """Return the command line and its whole environment."""
     count, *parts = body.split(b"\0")
-    environment = dict(os.environb)
+    environment = dict(_own_environment())
     for item in parts[int(count) :]:
         name, is_set, value = item.partition(b"=")
         if is_set:
@@ -123,6 +123,17 @@ def decode_command(body: bytes) -> tuple[list[bytes], dict[bytes, bytes]]:
         else:
             environment.pop(name, None)
     return parts[: int(count)], environment
+
+
+def _own_environment() -> dict[bytes, bytes]:
+    """Return the environment of this process, which never changes: to decode it again would cost as much as a fork."""
+    global _environment
+    if not _environment:
+        _environment = dict(os.environb)
+    return _environment
+
+
+_environment: dict[bytes, bytes] = {}
 
 
 # -- processes

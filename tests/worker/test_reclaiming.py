@@ -548,7 +548,7 @@ def supervisors() -> Iterator[supervision.Supervisors]:
 def executed(supervisors: supervision.Supervisors) -> int | None:
     """Have a command executed; its exit status."""
     null, has_ended = os.open(os.devnull, os.O_RDWR), list[int]()
-    process = spawning.Process(supervisors, ["true"], dict(os.environ), [null] * 3, lambda: has_ended.append(1))
+    process = spawning.Process(supervisors, ["true"], dict(os.environb), [null] * 3, lambda: has_ended.append(1))
     os.close(null)
     while not has_ended:
         supervisors.wait(process._handle, 60)

@@ -862,9 +862,8 @@ class Run:
         else:
             self.mailbox, self.said, self.supervisors = after.mailbox, after.said, after.supervisors
         null = os.open(os.devnull, os.O_RDWR)
-        self.process = spawning.Process(
-            self.supervisors, argv, dict(os.environ) if environment is None else environment, [null] * 3, self.ended
-        )
+        given = {os.fsencode(name): os.fsencode(value) for name, value in (environment or os.environ).items()}
+        self.process = spawning.Process(self.supervisors, argv, given, [null] * 3, self.ended)
         os.close(null)
 
     def ended(self) -> None:
