@@ -143,7 +143,6 @@ class _Child:
 
     def look(self) -> None:
         """Take in the answers in memory, told of or not, as far as they come next."""
-        self.look_at = math.inf
         while (message := self._next()) is not None and not self.distrusted:
             job = self.given[0] if self.given else None
             if job is None or job.number != message.number:
@@ -352,6 +351,7 @@ class Children(ProcessExecutor):
         self.supervisors.keep_time(now)
         for child in self._children:
             if now >= child.look_at:
+                child.look_at = math.inf
                 child.look()
         if self.shortage.pass_by(now) and not (self._children or self._is_stopping or self._closing):
             self._add()

@@ -250,7 +250,11 @@ def follow_with(payload: Any) -> Any:
     return fsqueue.Then(1, {"later": [("next", later)], "set": [("next", {1, 2})]}[payload])
 
 
-def waits(payload: Any) -> None:
-    """Wait for a file, if one is named."""
+def rings_no_more(payload: Any) -> None:
+    """Ring for the first answer only; take a while, and wait for a file, if one is named."""
+    from fsqueue.worker import child
+
+    child.RING_S, child.RING_AFTER = 1e6, 1 << 20
+    time.sleep(payload["s"])
     if payload.get("until"):
         until(lambda: Path(payload["until"]).exists(), "the gate", LONG_S)

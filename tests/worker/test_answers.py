@@ -105,18 +105,19 @@ def test_a_child_that_rings_for_what_is_not_there_is_ended(queue_factory: QueueF
 
 @pytest.mark.once
 def test_what_was_answered_before_a_long_task_is_told_while_that_is_at_work(
-    queue_factory: QueueFactory, tmp_path: Path
+    queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child rings for the first at once, and for the second not: the worker looks."""
+    monkeypatch.setattr(answers, "LOOK_S", 1.0)
     queue = queue_factory(lease_s=60)
-    queue.insert_many([{"s": 0}] * 8 + [{"s": 1e6, "until": str(tmp_path / "go")}], batch_tasks=9)
-    worker = Worker(queue, tasks.waits, prefetch=9)
+    queue.insert_many([{"s": 0}, {"s": 0.1}, {"s": 0.1, "until": str(tmp_path / "go")}], batch_tasks=3)
+    worker = Worker(queue, tasks.rings_no_more, prefetch=3)
     thread, reports = in_background(worker)
-    until(lambda: queue.status().completed == 8, "the ends of the short ones")
+    until(lambda: queue.status().completed == 2, "the ends of the short ones")
     assert queue.status().leased == 1
     (tmp_path / "go").touch()
     thread.join(PATIENCE_S)
-    assert reports == [drained(completed=9)]
+    assert reports == [drained(completed=3)]
 
 
 @pytest.mark.once
