@@ -7,10 +7,10 @@ a death between any two leaves, are in docs/decisions/0058-answers-in-shared-mem
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from zlib import crc32
+
+from fsqueue.filesystem.memory import make_memory, shared_memory
 
 SLOTS = 128
 """Maximum number of tasks that a child holds: an answer is overwritten once as many others were taken in."""
@@ -33,20 +33,14 @@ _BYTES = _FIRST + SLOTS * SLOT_BYTES
 
 def make() -> int:
     """Return a file in memory for the answers of one child. OSError."""
-    fd = os.memfd_create("answers")
-    try:
-        os.posix_fallocate(fd, 0, _BYTES)  # else a shortage of memory would be met by whoever writes
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return make_memory(_BYTES)
 
 
 class Answers:
     """The answers of one child, in the child or in its worker. Each side counts those that it has put or taken."""
 
     def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, _BYTES)
+        self._memory = shared_memory(fd, _BYTES, is_written=True)
         self.count = 0
 
     def put(self, answer: bytes) -> None:

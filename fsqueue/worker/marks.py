@@ -12,12 +12,13 @@ a pipe, and the child asks the pipe first and then the parent. So no byte escape
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from typing import Protocol
 
 from fsqueue.filesystem.outputs import PipeEnd
+from fsqueue.filesystem import PipeEnd
+from fsqueue.filesystem.memory import shared_memory
 
 STOPPING_AT, HAS_READ_AT = 0, 1
 """Where the bytes stand, in the file in memory that parent and children share, that say that the worker is stopping,
@@ -42,7 +43,7 @@ class Flags(Protocol):
 
 def flags(fd: int) -> Flags:
     """Return the bytes of that file, to be looked at without a system call."""
-    return mmap.mmap(fd, len(FLAGS), prot=mmap.PROT_READ)
+    return shared_memory(fd, len(FLAGS), is_written=False)
 
 
 class Marker:

@@ -99,6 +99,8 @@ def test_what_the_filesystem_layer_offers_has_a_kind() -> None:
 WHOLE = {
     "filesystem.beneath.open_at",
     "filesystem.outputs.KeptFile.append",
+    "filesystem.memory.make_memory",
+    "filesystem.memory.shared_memory",
     "filesystem.outputs.KeptOutput.open",
     "filesystem.replacing.Replaced.replace",
     "filesystem.replacing.Replaced.spool",

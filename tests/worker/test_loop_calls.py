@@ -13,7 +13,7 @@ IN_THE_LOOP = (
 )  # fmt: skip
 """The modules of `fsqueue.worker` with code that runs in the loop."""
 MODULES = {
-    "mmap", "os", "socket", "signal", "resource", "threading", "select", "selectors", "subprocess", "time", "shutil",
+    "os", "socket", "signal", "resource", "threading", "select", "selectors", "subprocess", "time", "shutil",
     "supervisor",
 }  # fmt: skip
 NO_CALLS = {
