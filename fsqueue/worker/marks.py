@@ -16,9 +16,8 @@ import os
 import re
 from typing import Protocol
 
-from fsqueue.filesystem.outputs import PipeEnd
-from fsqueue.filesystem import PipeEnd
 from fsqueue.filesystem.memory import shared_memory
+from fsqueue.filesystem.outputs import PipeEnd
 
 STOPPING_AT, HAS_READ_AT = 0, 1
 """Where the bytes stand, in the file in memory that parent and children share, that say that the worker is stopping,
