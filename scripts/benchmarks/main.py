@@ -13,12 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import calls, machine, peers, report
+from benchmarks import machine, peers
 from benchmarks.campaign import STEPS, Campaign, Plan
 from benchmarks.launch import Launcher, StepFailed
-from benchmarks.order import main as order
 from benchmarks.order.campaign import GROUPS
-from benchmarks.systems import ENTRIES
+from benchmarks.systems import BY_NAME, ENTRIES
 
 SIZES = [10_000, 100_000, 1_000_000]
 QUICK_SIZES = [1_000, 10_000]
@@ -50,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure fsqueue beside task-queue, dirq, huey, and a bare loop of the same system calls.",
+        description="Measure fsqueue beside task-queue, dirq, huey, Redis, and a bare loop of the same system calls.",
         epilog=f"{', '.join(GROUPS)}, each as a first argument, measure priorities and keys: scripts/bench pei "
         "--help. Steps for --only: " + "; ".join(f"{name}: {text}" for name, text in STEPS.items()) + ". "
         "systems for --systems: " + ", ".join(entry.name for entry in ENTRIES) + ".",
@@ -121,6 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run; the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and not arguments[0].startswith("-"):
+        from benchmarks.order import main as order
+
         return order.main(arguments)
     options = parser().parse_args(arguments)
     if options.source:
@@ -142,6 +143,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _count_calls(options: argparse.Namespace) -> int:
+    from benchmarks import calls
+
     try:
         wanted = options.peers != "none"
         found = calls.measure(peers.prepare(options.venv or peers.default_place(), _say) if wanted else None)
@@ -168,6 +171,7 @@ def _own_version() -> str | None:
 
 
 def _measure(options: argparse.Namespace, plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    _say(f"commit {machine.commit()}")
     own_version = _own_version()
     if own_version is None and any(not entry.peer for entry in ENTRIES if entry.name in plan.systems):
         raise StepFailed("this Python cannot import fsqueue; run scripts/bench with one that has its dependencies")
@@ -176,6 +180,10 @@ def _measure(options: argparse.Namespace, plan: Plan) -> tuple[dict[str, Any], l
     if any(name in plan.systems for name in (entry.name for entry in ENTRIES if entry.peer)):
         python = peers.prepare(options.venv or peers.default_place(), _say)
         versions |= peers.versions(python, peers.PACKAGES)
+        if (redis := peers.redis_version()) is not None:
+            versions["redis-server"] = redis
+        elif any(BY_NAME[name].module == "redis_" for name in plan.systems):
+            _say(peers.NO_REDIS)
     directory = tempfile.mkdtemp(prefix="fsqueue-bench-", dir=options.dir)
     try:
         kind, flags = machine.mount_of(directory)
@@ -194,6 +202,8 @@ def _measure(options: argparse.Namespace, plan: Plan) -> tuple[dict[str, Any], l
 
 
 def _publish(options: argparse.Namespace, facts: dict[str, Any], rows: list[dict[str, Any]], docs: Path | None) -> None:
+    from benchmarks import report  # it draws, and what that takes is not there for --help
+
     if options.json:
         lines = ",\n".join("  " + json.dumps(row) for row in rows)
         content = f'{{\n "facts": {json.dumps(facts)},\n "rows": [\n{lines}\n ]\n}}\n'

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-PACKAGES = {"task-queue": "2.14.3", "dirq": "1.8", "huey": "3.5.4"}
+PACKAGES = {"task-queue": "2.14.3", "dirq": "1.8", "huey": "3.5.4", "redis": "5.2.1"}
+NO_REDIS = "redis-server is not installed, so Redis is not measured (Debian: apt-get install redis-server)"
 
 _LIST = """
 import importlib.metadata, json, sys
@@ -44,6 +46,16 @@ def prepare(place: Path, progress: Callable[[str], None]) -> str:
             stdout=sys.stderr,
         )
     return str(python)
+
+
+def redis_version() -> str | None:
+    """The version of the Redis server on this machine; None if there is none."""
+    try:
+        done = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    found = re.search(r"v=(\S+)", done.stdout)
+    return found[1] if found else "unknown"
 
 
 def versions(python: str, names: dict[str, str] | list[str]) -> dict[str, str]:

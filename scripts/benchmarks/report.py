@@ -85,6 +85,11 @@ def _queues(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             "### Over the floor\n\nfsqueue's time over that of the bare system calls, which do no more than follow it.",
             _floor(summary),
         ),
+        _section(
+            "### Processor time\n\nMicroseconds a task, user and system, of the process that does the step; in "
+            "brackets, over fsqueue's. What a server does (Redis) is not in it.",
+            _cpu(summary),
+        ),
         _section("### Status", _status(summary)),
         _section(
             "### Delete\n\nUntil the call returns, and until the disk is free of it, as time a task.", _delete(summary)
@@ -217,6 +222,22 @@ def _floor(summary: Summary) -> str:
         if any(cell != "–" for cell in cells):
             rows.append([title, *cells])
     return table(["", *map(_named, sizes)], rows) if rows else ""
+
+
+def _cpu(summary: Summary) -> str:
+    """The steps side by side, each at the largest size at which fsqueue was measured."""
+    sizes = {step: found[-1] for step in SPEED if (found := summary.sizes(step, "fsqueue"))}
+    rows = []
+    for entry in ENTRIES:
+        cells = []
+        for step, size in sizes.items():
+            found, mine = summary.cpu_us(entry.name, step, size), summary.cpu_us("fsqueue", step, size)
+            times = f" ({ratio(found / mine)}×)" if found and mine and entry.name != "fsqueue" else ""
+            cells.append(number(found) + times)
+        if any(cell != "–" for cell in cells):
+            rows.append([entry.title, *cells])
+    heads = [f"{SPEED[step]}, {_named(size)}" for step, size in sizes.items()]
+    return table(["", *heads], rows) if rows else ""
 
 
 def _status(summary: Summary) -> str:

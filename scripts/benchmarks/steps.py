@@ -70,10 +70,10 @@ def fill(system: System, request: Request) -> Result:
     """Create the queue and insert `count` tasks by the call for many."""
     until = _until(request)
     system.create()
-    begin = clock()
+    begin, cpu = clock(), time.process_time()
     tasks = system.insert_many(stream(request["count"], until))
-    seconds = (clock() - begin) / 1e9
-    result = {"tasks": tasks, "seconds": seconds, "memory_mb": machine.peak_memory_mb()}
+    seconds, cpu_s = (clock() - begin) / 1e9, time.process_time() - cpu
+    result = {"tasks": tasks, "seconds": seconds, "cpu_s": cpu_s, "memory_mb": machine.peak_memory_mb()}
     if request.get("inodes"):
         result["inodes"] = machine.count_names(request["path"])
     return result
@@ -84,6 +84,7 @@ def insert_one(system: System, request: Request) -> Result:
     until = _until(request)
     system.create()
     samples: list[int] = []
+    cpu = time.process_time()
     for number in range(request["sample"]):
         item = payload(number)
         begin = clock()
@@ -91,7 +92,12 @@ def insert_one(system: System, request: Request) -> Result:
         samples.append(clock() - begin)
         if time.monotonic() > until:
             break
-    return {"tasks": len(samples), "seconds": sum(samples) / 1e9, "latency_us": {"insert": percentiles(samples)}}
+    return {
+        "tasks": len(samples),
+        "seconds": sum(samples) / 1e9,
+        "cpu_s": time.process_time() - cpu,
+        "latency_us": {"insert": percentiles(samples)},
+    }
 
 
 def lease_one(system: System, request: Request) -> Result:
@@ -112,7 +118,8 @@ def _lease(system: System, request: Request, n: int) -> Result:
     completes: list[int] = []
     calls: list[list[Any]] = []
     done = warmed = 0
-    started = last = clock()
+    started, cpu = clock(), time.process_time()
+    last = started
     while done < sample + warmup and last < until:
         wanted = min(n, sample + warmup - done)
         begin = clock()
@@ -125,15 +132,17 @@ def _lease(system: System, request: Request, n: int) -> Result:
         calls.append(tasks)
         done += len(tasks)
         if done <= warmup and last < warm_until:
-            warmed, started = done, last
+            warmed, started, cpu = done, last, time.process_time()
         else:
             leases.append(leased - begin)
             completes.append(last - leased)
+    cpu_s = time.process_time() - cpu
     left = _check(system, request, done)
     result: Result = {
         "left": left,
         "tasks": done - warmed,
         "seconds": (last - started) / 1e9,
+        "cpu_s": cpu_s,
         "warmup_tasks": warmed,
         "latency_us": {"lease": percentiles(leases), "complete": percentiles(completes)},
     }
@@ -147,17 +156,19 @@ def loop(system: System, request: Request) -> Result:
     samples: list[int] = []
     calls: list[list[Any]] = []
     tasks = iter(system.loop())
-    started = last = clock()
+    started, cpu = clock(), time.process_time()
+    last = started
     for done, task in enumerate(tasks, 1):
         now = clock()
         calls.append([task])
         if done <= warmup:
-            started = now
+            started, cpu = now, time.process_time()
         else:
             samples.append(now - last)
         last = now
         if done >= sample + warmup or now > until:
             break
+    cpu_s = time.process_time() - cpu
     if close := getattr(tasks, "close", None):
         close()
     left = _check(system, request, len(calls) - bool(calls))  # the last one was taken, and not acknowledged
@@ -165,6 +176,7 @@ def loop(system: System, request: Request) -> Result:
         "left": left,
         "tasks": len(samples),
         "seconds": (last - started) / 1e9,
+        "cpu_s": cpu_s,
         "warmup_tasks": len(calls) - len(samples),
         "latency_us": {"task": percentiles(samples)},
     }

@@ -49,6 +49,11 @@ class Summary:
         found = [row["seconds"] / row["tasks"] * 1e6 for row in self.rounds(system, step, size) if row["tasks"]]
         return statistics.median(found) if found else None
 
+    def cpu_us(self, system: str, step: str, size: int) -> float | None:
+        """Microseconds of processor time a task, of the process that does the step. A server's are not in it."""
+        rounds = [row for row in self.rounds(system, step, size) if row["tasks"] and row.get("cpu_s") is not None]
+        return statistics.median(row["cpu_s"] / row["tasks"] * 1e6 for row in rounds) if rounds else None
+
     def rate(self, system: str, step: str, size: int) -> float | None:
         """Tasks a second."""
         cost = self.task_us(system, step, size)

@@ -186,6 +186,17 @@ def test_tables_and_plots_of_nothing_are_still_whole() -> None:
     assert "This run measured no latencies" in texts(plot.latencies(Summary([]), 0))
 
 
+def test_processor_time_stands_beside_fsqueue_s() -> None:
+    rows = [
+        row(name, "lease_one", 100, 40) | {"cpu_s": cpu_s, "tasks": 100}
+        for name, cpu_s in (("fsqueue", 0.002), ("redis", 0.003))
+    ]
+    made = report.markdown(FACTS, rows)
+    assert "### Processor time" in made
+    assert "| Redis (LMOVE + LREM) | 30 (1.5×) |" in made
+    assert "### Processor time" not in report.markdown(FACTS, [row("fsqueue", "lease_one", 100, 40)])
+
+
 @pytest.mark.parametrize(
     ("value", "said"), [(None, "–"), (1234567, "1,230,000"), (101, "101"), (12.34, "12.3"), (0.5, "0.5")]
 )

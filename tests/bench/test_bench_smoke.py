@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -14,7 +16,9 @@ from tests.waiting import PATIENCE_S
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+from benchmarks import peers
 from benchmarks.alive import CASES
+from benchmarks.systems import redis_
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 BENCH = SCRIPTS / "benchmarks"
@@ -99,7 +103,22 @@ def test_what_it_cannot_do_it_says(arguments: tuple[str, ...], message: str) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_the_command_runs_it_in_an_environment_of_its_own() -> None:
-    done = subprocess.run([SCRIPTS / "bench", "--help"], capture_output=True, text=True, timeout=PATIENCE_S)
+def test_the_command_tells_its_options_before_anything_is_installed(tmp_path: Path) -> None:
+    """Also where there is no environment yet: with a Python that has none of what a run needs."""
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    bare = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "PYTHONNOUSERSITE": "1"}
+    done = subprocess.run(
+        [tmp_path / "scripts/bench", "--help"], capture_output=True, text=True, timeout=PATIENCE_S, env=bare
+    )
     assert done.returncode == 0, done.stderr
     assert "--budget" in done.stdout
+    assert "== " not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["scripts"]
+
+
+def test_without_a_redis_server_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert peers.redis_version() is None
+    assert "apt-get install redis-server" in peers.NO_REDIS
+    with pytest.raises(SystemExit, match="Redis is not measured"):
+        redis_.Adapter(str(tmp_path / "queue"))

@@ -68,7 +68,7 @@ def test_many_small_parts_become_few_files(queue: Queue) -> None:
     assert not Path(queue.store.layout.staging).exists()  # no Spark task has written a file
     driver.commit(messages)
     assert numbers(queue) == list(range(300))
-    # 32 tasks a file: as those of any bulk insert of 300 tasks
+    # 32 tasks a file: as those of a bulk insert of 300 tasks over a network mount
     assert sizes(queue) == ([12] + [32] * 9 if queue.settings.batch_tasks_max > 1 else [1] * 300)
     assert os.listdir(queue.store.layout.staging) == []
     assert list(queue.fsck()) == []

@@ -70,6 +70,9 @@ class Entry:
         return self.peer or self.options.get("batch_tasks_max") == 1
 
 
+ALONE = ("insert", "insert_one", "lease_one", "lease_many", "loop", "status", "delete")
+"""The steps of one process at a time."""
+
 ENTRIES = [
     Entry("fsqueue", "fsqueue_", "fsqueue"),
     Entry(
@@ -122,6 +125,8 @@ ENTRIES = [
         {"fsync": False},
         peer=True,
     ),
+    Entry("redis", "redis_", "Redis (LMOVE + LREM)", peer=True, steps=ALONE),
+    Entry("redis-always", "redis_", "Redis (appendfsync always)", {"fsync": "always"}, peer=True, steps=ALONE),
 ]
 """The first is what all others are compared with; `floor` needs what it measured."""
 
