@@ -32,7 +32,7 @@ class OverWire(ABC):
 
     def is_drained(self) -> bool:
         """Return whether at one instant nothing was waiting, delayed or leased."""
-        return self.drained_proof() is not None
+        return bool(self._ask("is_drained")["drained"])
 
     def drained_proof(self) -> bytes | None:
         """Return what the gateway's look has found, if nothing is waiting, delayed or leased; otherwise None.
