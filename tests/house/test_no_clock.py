@@ -18,6 +18,11 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tests/waiting.py", "until_async"): "the same, in a coroutine",
     ("tests/waiting.py", "_answers"): "gives up after a minute",
     ("tests/worker/support.py", "shell_until"): "how a shell waits for a condition",
+    (
+        "tests/filesystem/test_syncs.py",
+        "test_a_child_that_a_signal_handler_forks_does_not_wait_for_its_parents_threads",
+    ): "a handler that outlasts the time limit of the wait that it interrupts",
+    ("tests/worker/tasks.py", "rings_no_more"): "an answer that comes some time after another; the worker waits longer",
     # Time is random there, or asked for: nothing depends on it.
     ("tests/simulation/runner.py", "tell_many"): "plays stories for as many minutes as its user asked for",
     ("tests/adversary/arena.py", "duel"): "plays for as many seconds as its user asked for",

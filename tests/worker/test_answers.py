@@ -108,7 +108,7 @@ def test_what_was_answered_before_a_long_task_is_told_while_that_is_at_work(
     queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child rings for the first at once, and for the second not: the worker looks."""
-    monkeypatch.setattr(answers, "LOOK_S", 1.0)
+    monkeypatch.setattr(answers, "LOOK_S", 3.0)
     queue = queue_factory(lease_s=60)
     queue.insert_many([{"s": 0}, {"s": 0.1}, {"s": 0.1, "until": str(tmp_path / "go")}], batch_tasks=3)
     worker = Worker(queue, tasks.rings_no_more, prefetch=3)
