@@ -166,8 +166,8 @@ class _Child:
     def _rung(self, count: int) -> None:
         """Take in that so many answers are in memory."""
         self.look()
-        if self.given:
-            self.look_at = self.family.now() + answers.LOOK_S
+        # Also if it holds nothing: for what it is given right now it need not ring.
+        self.look_at = self.family.now() + answers.LOOK_S
         if self.answers is None or self.answers.count >= count or self.distrusted:
             return
         if (message := self._next()) is not None:

@@ -121,6 +121,27 @@ def test_what_was_answered_before_a_long_task_is_told_while_that_is_at_work(
 
 
 @pytest.mark.once
+def test_what_a_child_is_given_just_after_it_has_rung_for_all_is_looked_for(
+    queue_factory: QueueFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held nothing when the ring came; it need not ring for what it does in the next milliseconds."""
+    monkeypatch.setattr(answers, "LOOK_S", 5.0)
+    queue = queue_factory(lease_s=60)
+    queue.insert({"s": 0})
+    worker = Worker(queue, tasks.rings_no_more, prefetch=2, until="forever")
+    thread, reports = in_background(worker)
+    until(lambda: queue.status().completed == 1, "the end of the first one")
+    queue.insert_many([{"s": 0.01}, {"s": 0.01, "until": str(tmp_path / "go")}], batch_tasks=2)
+    until(lambda: queue.status().completed == 2, "the end of the short one")
+    assert queue.status().leased == 1
+    (tmp_path / "go").touch()
+    until(lambda: queue.status().completed == 3, "the end of the long one")
+    worker.stop()
+    thread.join(PATIENCE_S)
+    assert reports[0].completed == 3
+
+
+@pytest.mark.once
 def test_large_answers_and_small_ones_keep_their_order(queue: Queue) -> None:
     sizes = [0, 300, 600, 5, 40_000, 40_000, 1, ANSWER_BYTES_MAX, 2] * 30
     queue.insert_many([{"do": "return", "value": "x" * size} for size in sizes], batch_tasks=len(sizes))
