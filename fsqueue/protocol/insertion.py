@@ -44,7 +44,8 @@ KEYS_ADVISED = 100_000
 """Warn of a call that inserts more tasks with keys than this: each of them makes a file for its key."""
 SHARD_FILES = 8
 """On a local disk so many files in a row of a group go into one shard, whose directory is synced once for them. There a
-directory is not fought for; other hosts would meet in it."""
+directory is not fought for; other hosts would meet in it. Files of fewer tasks than FILE_TASKS_MIN are spread, too: the
+caller has asked for them."""
 SOME_MAY_BE = "Some of the tasks may be in the queue"
 
 
@@ -380,7 +381,8 @@ def _publish(store: Store, layout: Layout, group: list[Encoded], published: Publ
     try:
         for encoded in group[len(earlier) :]:
             when = moment(store, encoded.when)
-            beside = None if store.fs.shared or not len(staged) % SHARD_FILES else staged[-1].name.batch
+            is_spread = store.fs.shared or encoded.tasks < FILE_TASKS_MIN or not len(staged) % SHARD_FILES
+            beside = None if is_spread else staged[-1].name.batch
             staged.append(staging.stage(store, layout, encoded.pieces, encoded.tasks, when, encoded.rank, beside))
         staging.sync(store, staged)
         for file in staging.publish(store, layout, staged):
