@@ -285,7 +285,7 @@ def test_one_that_runs_already_ends_too(group: Group, kind: Any, given: str, ver
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    until(lambda: len(running._open_queues) > 0, "a queue that is open")
+    until(lambda: bool(running._open_queues.living()), "a queue that is open")
     assert thread.is_alive(), errors
     at = hide(group, kind, "queue")
     if given == "group":
