@@ -30,19 +30,19 @@ class _Calls:
             except BaseException as error:
                 self.raised.append(error)
 
+    def make_and_release(self, calls: Sequence[Callable[[], object]], is_over: _thread.LockType) -> None:
+        """Make calls, and release a lock afterwards."""
+        try:
+            self.make(calls)
+        finally:
+            is_over.release()
+
     def make_in_thread(self, calls: Sequence[Callable[[], object]]) -> _thread.LockType:
         """Make calls in a thread of their own. Return a lock that is free once they are made. RuntimeError."""
         # `SimpleQueue.get` would not do: CPython 3.11's waits for ever if a signal handler outlasts its time limit.
         is_over = _thread.allocate_lock()
         is_over.acquire()
-
-        def make() -> None:
-            try:
-                self.make(calls)
-            finally:
-                is_over.release()
-
-        _thread.start_new_thread(make, ())
+        _thread.start_new_thread(self.make_and_release, (calls, is_over))
         return is_over
 
 
