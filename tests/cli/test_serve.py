@@ -434,7 +434,9 @@ def test_idle_connections_take_no_descriptor_from_the_queues(tmp_path: Path) -> 
 def test_a_gateway_that_has_no_descriptor_for_a_connection_says_so_in_one_line(tmp_path: Path) -> None:
     """asyncio logs a traceback for each try. And an idle connection of a client without a token gives its own up."""
     Queue.create(tmp_path / "q", shards=1)
-    said = r"The gateway can accept no connection for now: Too many open files\. [^\n]*raise their limit[^\n]*\n"
+    said = (
+        r"fsqueue: The gateway can accept no connection for now: Too many open files\. [^\n]*raise their limit[^\n]*\n"
+    )
     with (
         served_with(256, 256, tmp_path / "q", tmp_path / "tokens", said) as (process, host, port),
         ExitStack() as opened,
