@@ -7,10 +7,10 @@ import os
 
 
 def make_memory(size: int) -> int:
-    """Return a descriptor of so many bytes, all zero. OSError."""
+    """Return the descriptor of a new memory file: `size` bytes, all zero. OSError if memory is short."""
     fd = os.memfd_create("shared")
     try:
-        os.posix_fallocate(fd, 0, size)  # else a shortage of memory would be met by whoever writes
+        os.posix_fallocate(fd, 0, size)  # else the kernel would kill the process that writes where memory is short
     except BaseException:
         os.close(fd)
         raise

@@ -43,9 +43,10 @@ logger = logging.getLogger("fsqueue")
 KEYS_ADVISED = 100_000
 """Warn of a call that inserts more tasks with keys than this: each of them makes a file for its key."""
 SHARD_FILES = 8
-"""On a local disk so many files in a row of a group go into one shard, whose directory is synced once for them. There a
-directory is not fought for; other hosts would meet in it. Files of fewer tasks than FILE_TASKS_MIN are spread, too: the
-caller has asked for them."""
+"""Maximum number of consecutive files of a group that go into one shard: its directory is synced once for all of them.
+
+On a local disk alone. On a network mount each file goes into a shard of its own, since hosts would wait for each other
+in one directory. So does a file of fewer than FILE_TASKS_MIN tasks: the caller has asked for small files."""
 SOME_MAY_BE = "Some of the tasks may be in the queue"
 
 

@@ -16,12 +16,12 @@ SLOTS = 128
 """Maximum number of tasks that a child holds: an answer is overwritten once as many others were taken in."""
 SLOT_BYTES = 512
 RING_S = 0.005
-"""A child rings for an answer at once if it has not rung for so long, ..."""
+"""Number of seconds without a ring after which a child rings for its next answer at once."""
 RING_AFTER = SLOTS // 2
-"""... if so many were not told of, and before it waits for a task."""
+"""Maximum number of answers that a child puts into memory without a ring. It also rings before it waits for a task."""
 LOOK_S = 0.01
-"""So long after a child has rung its worker looks by itself: what was put there since then may not be told of, if the
-task behind it takes long."""
+"""Number of seconds after a ring after which the worker looks for answers once more. The child may have put some there
+without a ring, and be at a long task now."""
 _COUNT = struct.Struct("=Q")
 _HEAD = struct.Struct("=II")
 """Before each answer: how many bytes it has, and their checksum."""
