@@ -12,6 +12,7 @@ import pytest
 import fsqueue
 from fsqueue import Group, Queue
 from tests.conformance.command_line import CommandLine
+from tests.conformance.taskstore import Taskstore
 from tests.gateways import gateways
 
 Make = Callable[[Path], AbstractContextManager[Any]]
@@ -57,6 +58,13 @@ def of_commands(home: Path) -> Iterator[CommandLine]:
 
 
 @contextmanager
+def of_taskstore(home: Path) -> Iterator[Taskstore]:
+    """Yield a queue of a gateway that serves a group, for clients of taskstore."""
+    with local_group(home) as group, gateways(home) as serve:
+        yield Taskstore(serve(group.path), "fetch")
+
+
+@contextmanager
 def local_group(home: Path) -> Iterator[Group]:
     """Yield a group at a directory, with a queue that has come into being."""
     group = Group.create(home / "group", **SETTINGS)
@@ -78,23 +86,44 @@ QUEUES: dict[str, Make] = {
     "gateway": of_a_gateway,
     "gateway of one": of_a_gateway_of_one,
     "command line": of_commands,
+    "taskstore": of_taskstore,
 }
 GROUPS: dict[str, Make] = {"group": local_group, "gateway": remote_group}
-COMMANDS = "command line"
-IN_PYTHON = [kind for kind in QUEUES if kind != COMMANDS]
+COMMANDS, TASKSTORE = "command line", "taskstore"
+IN_PYTHON = [kind for kind in QUEUES if kind not in (COMMANDS, TASKSTORE)]
 """Those whose verbs take values, and not words."""
 
 
-def lacks(kind: str, why: str) -> pytest.MarkDecorator:
-    """Return a mark: this kind cannot run the test, for this reason."""
-    assert kind in QUEUES | GROUPS
-    assert why
-    return pytest.mark.lacks(kind, why)
+def lacks(**why: str) -> pytest.MarkDecorator:
+    """Return a mark: these kinds cannot run the test, each for its reason. `commands`, `taskstore`."""
+    assert all(why.values())
+    return pytest.mark.lacks([{"commands": COMMANDS, "taskstore": TASKSTORE}[kind] for kind in why])
 
 
-A_LOOP = lacks(COMMANDS, "A loop is a program's. The worker of `run` has tests of its own: tests/cli/test_run.py.")
-A_FUNCTION = lacks(COMMANDS, "No command takes a function. Conditions: tests/cli/test_conditions.py.")
-ANY_VALUE = lacks(COMMANDS, "A command takes words, and JSON. What is none is tested in tests/cli/test_bad_input.py.")
-AN_OBJECT = lacks(COMMANDS, "A command keeps no object over a fork, or from one call to the next.")
-THE_REASON = lacks(COMMANDS, "It says why a lease is lost in a sentence, on standard error: tests/cli/test_leases.py.")
-THE_HOST = lacks(COMMANDS, "A command leases for a worker of this host: it takes its name alone.")
+A_LOOP = lacks(
+    commands="A loop is a program's. The worker of `run` has tests of its own: tests/cli/test_run.py.",
+    taskstore="A loop is a program's, which claims again and again.",
+)
+A_FUNCTION = lacks(commands="No command takes a function. Conditions: tests/cli/test_conditions.py.")
+ANY_VALUE = lacks(
+    commands="A command takes words, and JSON. What is none is tested in tests/cli/test_bad_input.py.",
+    taskstore="A task has text. What is no request is tested in tests/service/test_taskstore_wire.py.",
+)
+AN_OBJECT = lacks(
+    commands="A command keeps no object over a fork, or from one call to the next.",
+    taskstore="Its clients are other programs, with no object of this library.",
+)
+THE_REASON = lacks(
+    commands="It says why a lease is lost in a sentence, on standard error: tests/cli/test_leases.py.",
+    taskstore="It names the id that is gone, and no reason.",
+)
+THE_HOST = lacks(
+    commands="A command leases for a worker of this host: it takes its name alone.",
+    taskstore="A client has a number, and no name.",
+)
+# What taskstore's protocol does not have. docs/taskstore.md says what it has in its place.
+A_KEY = lacks(taskstore="A task has no key, no priority, and no name that it is committed under.")
+A_RESULT = lacks(taskstore="A delete brings no result. What comes of a task is another task.")
+A_FAILURE = lacks(taskstore="An attempt fails if its claim runs out. A client does not see dead letters.")
+A_PART = lacks(taskstore="An update happens as a whole, or not at all. A stream of tasks is inserted by one.")
+AN_ID = lacks(taskstore="An id is a number, and an id that is gone tells nothing.")

@@ -20,7 +20,7 @@ from fsqueue import (
     Task,
     TaskNotFound,
 )
-from tests.conformance.kinds import A_LOOP, AN_OBJECT, ANY_VALUE, THE_HOST, THE_REASON
+from tests.conformance.kinds import A_FAILURE, A_LOOP, A_RESULT, AN_OBJECT, ANY_VALUE, THE_HOST, THE_REASON
 
 pytestmark = pytest.mark.once
 
@@ -57,6 +57,7 @@ def test_the_holder_of_a_lease_is_whom_the_caller_names(queue: Any) -> None:
     assert queue.history(ref.id)[-1].worker == {"host": "node7", "name": "w1"}
 
 
+@A_RESULT
 def test_more_tasks_than_a_request_takes_are_leased_and_ended_together(queue: Any) -> None:
     count = 2_500
     queue.insert_many(range(count))
@@ -75,8 +76,16 @@ def test_nothing_is_asked_of_nothing(queue: Any) -> None:
     queue.complete([])
     queue.renew([])
     queue.release(())
-    assert (queue.cancel([]), queue.retry_dead([]), queue.purge_dead([]), queue.retry_completed([]).retried) == (0,) * 4
+    assert queue.cancel([]) == 0
     assert queue.status() == Status(waiting=1)
+
+
+@A_FAILURE
+def test_no_letter_is_chosen_by_no_id(queue: Any) -> None:
+    queue.insert(1)
+    queue.lease()[0].bury("no")
+    assert (queue.retry_dead([]), queue.purge_dead([]), queue.retry_completed([]).retried) == (0, 0, 0)
+    assert queue.status() == Status(dead=1)
 
 
 @ANY_VALUE
@@ -174,6 +183,7 @@ class Silent(Exception):
         raise RuntimeError
 
 
+@A_FAILURE
 def test_any_error_can_be_told(queue: Any) -> None:
     for error, failed, buried in (
         (ValueError("odd"), "ValueError: odd", "odd"),
@@ -190,6 +200,7 @@ def test_any_error_can_be_told(queue: Any) -> None:
         assert queue.purge_dead() == 1
 
 
+@A_FAILURE
 def test_an_error_of_any_length_can_be_told(queue: Any) -> None:
     ref = queue.insert(1)
     queue.lease()[0].fail("x" * (3 << 20), delay_s=0)
@@ -201,12 +212,43 @@ def test_a_lost_lease_is_told_by_every_verb(queue: Any) -> None:
     [held] = queue.lease()
     queue.release_all()
     [other] = queue.lease()
-    for act in (held.complete, held.renew, held.release, lambda: held.fail("x"), lambda: held.bury("x")):
+    for act in (held.complete, held.renew, held.release):
         with pytest.raises(LeaseLost) as lost:
             act()
         assert (lost.value.tokens, held.done) == ([held.token], False)
     other.complete()
     assert queue.status() == Status(completed=1)
+
+
+@A_FAILURE
+def test_a_lost_lease_cannot_fail(queue: Any) -> None:
+    queue.insert(1)
+    [held] = queue.lease()
+    queue.release_all()
+    for act in (held.fail, held.bury):
+        with pytest.raises(LeaseLost) as lost:
+            act("x")
+        assert (lost.value.tokens, held.done) == ([held.token], False)
+    assert queue.status() == Status(waiting=1)
+
+
+def test_what_is_put_back_comes_again_in_its_time_and_what_is_done_does_not(queue: Any) -> None:
+    queue.insert_many(["done", "again", "later"])
+    held = {task.payload: task for task in queue.lease(5)}
+    assert queue.status() == Status(leased=3)
+    queue.complete(held["done"])
+    held["again"].release()
+    held["later"].release(1000)
+    assert queue.status() == Status(waiting=1, delayed=1, completed=1)
+    assert [task.payload for task in queue.lease(5)] == ["again"]
+    assert [task.done for task in held.values()] == [True] * 3
+
+
+def test_what_no_worker_holds_is_cancelled_once(queue: Any) -> None:
+    first, later = queue.insert(1), queue.insert(2, delay_s=1000)
+    assert (queue.cancel([first.id, later.id]), queue.cancel(first.id)) == (2, 0)
+    assert queue.lease() == []
+    assert queue.status() == Status()
 
 
 ENDS = {"purge": "purged", "delete": "the queue was deleted"}
@@ -324,6 +366,7 @@ def test_an_attached_task_has_the_priority_that_it_was_inserted_with(queue: Any,
     assert queue.attach(held.token).priority == held.priority == "urgent"
 
 
+@A_FAILURE
 def test_a_block_ends_its_task(queue: Any) -> None:
     queue.insert_many(["done", "again", "bad", "wrong"])
     for task in queue.lease(4):

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from fsqueue import QueuePurged, Status, Task, TaskNotFound
-from tests.conformance.kinds import A_FUNCTION, COMMANDS, THE_HOST, lacks
+from tests.conformance.kinds import A_FAILURE, A_FUNCTION, A_KEY, AN_ID, THE_HOST, lacks
 
 pytestmark = pytest.mark.once
 
 NOWHERE = f"{'0' * 32}.0"
 
 
+@AN_ID
 def test_what_is_not_there_is_told(queue: Any) -> None:
     for act in (queue.task, queue.history):
         with pytest.raises(TaskNotFound):
@@ -36,6 +37,7 @@ def test_a_wait_ends_with_its_queue_or_its_time(queue: Any) -> None:
     assert seen[-1] == Status(completed=1)
 
 
+@A_FAILURE
 @A_FUNCTION
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # a generator closes its file once
 def test_an_error_of_the_callers_function_is_the_callers(queue: Any) -> None:
@@ -77,6 +79,7 @@ def with_letters(queue: Any) -> dict[int, str]:
     return {letter.payload: letter.id for letter in queue.dead()}
 
 
+@A_FAILURE
 def test_letters_are_chosen_by_id(queue: Any) -> None:
     ids = with_letters(queue)
     assert queue.retry_dead(ids[0]) == 1
@@ -86,6 +89,7 @@ def test_letters_are_chosen_by_id(queue: Any) -> None:
     assert queue.status() == Status(waiting=5)
 
 
+@A_FAILURE
 @A_FUNCTION
 def test_letters_are_chosen_by_what_they_are(queue: Any) -> None:
     ids = with_letters(queue)
@@ -94,6 +98,7 @@ def test_letters_are_chosen_by_what_they_are(queue: Any) -> None:
     assert sorted(letter.payload for letter in queue.dead()) == [0, 2, 4, 5]
 
 
+@A_FAILURE
 def test_completed_tasks_are_done_again_once(queue: Any) -> None:
     queue.insert_many(range(3))
     tasks = queue.lease(3)
@@ -105,6 +110,7 @@ def test_completed_tasks_are_done_again_once(queue: Any) -> None:
     assert queue.status() == Status(waiting=2, completed=2, dead=1)
 
 
+@A_FAILURE
 @A_FUNCTION
 def test_completed_tasks_are_done_again_by_choice(queue: Any) -> None:
     queue.insert_many(range(4))
@@ -124,6 +130,7 @@ def test_completed_tasks_are_done_again_by_choice(queue: Any) -> None:
     assert (report.retried, report.repeated) == (2, 1) if first else (3, 0)
 
 
+@lacks(taskstore="A client has a number, and no name.")
 def test_leases_are_ended_by_who_has_them(queue: Any) -> None:
     queue.insert_many(range(3))
     for host, name in (("node1", "one"), ("node1", "two"), ("node2", "two")):
@@ -152,6 +159,7 @@ def test_a_pause_and_settings(queue: Any) -> None:
     assert queue.settings.lease_s == 5
 
 
+@A_KEY
 def test_a_task_is_told_alike_by_all_looks(queue: Any) -> None:
     ref = queue.insert({"n": 1}, key="k", priority=3)
     [listed] = queue.tasks("waiting")
@@ -168,12 +176,13 @@ def test_a_task_is_told_alike_by_all_looks(queue: Any) -> None:
     assert queue.delete() == {}
 
 
-@lacks(COMMANDS, "`ls` lists in no order.")
+@lacks(commands="`ls` lists in no order.", taskstore="A claim takes a random task.")
 def test_the_next_tasks_are_seen_as_they_are_listed(queue: Any) -> None:
     queue.insert(1, priority=1)
     assert queue.peek(5_000) == list(queue.tasks())
 
 
+@A_FAILURE
 def test_a_wait_without_time_tells_whether_all_is_done(queue: Any) -> None:
     queue.insert(1)
     assert (queue.wait(0), queue.is_drained()) == (Status(waiting=1), False)
@@ -183,6 +192,7 @@ def test_a_wait_without_time_tells_whether_all_is_done(queue: Any) -> None:
     assert (queue.wait(0), queue.is_drained()) == (Status(dead=1), True)
 
 
+@A_KEY
 def test_who_works_at_it_and_what_it_takes_is_told(queue: Any) -> None:
     queue.insert_many([Task(number, priority=number) for number in range(3)])
     [task] = queue.lease(holder={"host": "node1", "name": "one"})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fsqueue import Group, Task
+from tests.conformance.kinds import A_KEY
 
 pytestmark = pytest.mark.once
 
@@ -19,6 +20,7 @@ def told_of(queue: Any, ids: list[str]) -> str:
     return "\n".join(map(str, found))
 
 
+@A_KEY
 def test_nothing_shows_a_payload_once_the_queue_keeps_it_no_more(queue: Any) -> None:
     """Of batches that have ended, of one that is at work, of tasks that were inserted singly, and of cancelled ones."""
     queue.insert_many([Task(f"secret {number}", key=f"secret key {number}") for number in range(3)])
