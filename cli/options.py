@@ -69,6 +69,32 @@ class Duration(Type[float]):
 DURATION = Duration()
 
 
+_SIZE = re.compile(rf"(?P<number>{_NUMBER})\s*(?:(?P<unit>[kmgt])(?:i?b)?|b)?", re.IGNORECASE | re.ASCII)
+
+
+class Size(Type[int]):
+    """Convert a size in memory, such as `500M`, `2GiB` or `1.5g`, into bytes from 1 on. K is 1024, as in Slurm."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes."""
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(value.strip())
+        size = (
+            0
+            if found is None
+            else round(float(found["number"]) * 1024 ** " kmgt".index((found["unit"] or " ").lower()))
+        )
+        if size < 1:
+            self.fail(f"{value!r} is no size. Write bytes (2000000000), or units of 1024: 500M, 2G, 1.5GiB.")
+        return size
+
+
+SIZE = Size()
+
+
 class NumberOr(Type[int | str]):
     """Convert a whole number from `least` on, or the one word that stands for "no limit"."""
 

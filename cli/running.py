@@ -35,7 +35,7 @@ from .common import (
     search_working_directory,
     worker_option,
 )
-from .options import ATTEMPTS, DURATION, AfterDashes, at_argument, limit
+from .options import ATTEMPTS, DURATION, SIZE, AfterDashes, at_argument, limit
 from .printing import complain, is_screen, print_done, print_json, quoted, unguarded
 from .progress import LogProgress, Progress
 from .silent_servers import OPEN_S, PendingAnswer, ask, wait_for_any
@@ -119,6 +119,10 @@ fsqueue run http://localhost:8750/parse --upstream fetch -- ./parse {page}"""
 @click.option(
     "--prefetch", type=number, help="Tasks to lease at a time for each process [as many as are quickly done]."
 )
+@click.option("--recycle-after", type=number, metavar="N",
+              help="Replace each process of a function after N tasks.")  # fmt: skip
+@click.option("--recycle-rss", "recycle_rss_bytes", type=SIZE,
+              help="Replace a process of a function that has more physical memory than this after a task.")  # fmt: skip
 @click.option("--lease", "lease_s", type=DURATION,
               help="How long a lease lasts. The worker renews it while the task is at work [the queue's].")  # fmt: skip
 @click.option("--on-lease-lost", type=click.Choice(["kill", "finish"]), default="kill",
@@ -266,8 +270,8 @@ def run(
     One called 'task' gets the task. The value that the function returns is the result. An exception fails the attempt,
     and so does sys.exit with another code than 0. fsqueue.Retry puts the task back. fsqueue.Bury makes it a dead letter
     at once, and so does a result that cannot be kept: each further attempt would end in the same way. Functions run in
-    separate processes: if one dies, only its own attempt fails. Modules are searched for in the working directory
-    first.
+    separate processes: if one dies, only its own attempt fails. Against leaks, --recycle-after and --recycle-rss
+    replace a process between two tasks. Modules are searched for in the working directory first.
 
     FSQUEUE_SLOT is a number from 0 to JOBS - 1. No two processes at work have the same. With --gpus-per-task, each
     slot has its own share of the GPUs that CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or

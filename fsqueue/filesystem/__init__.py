@@ -15,7 +15,7 @@ from fsqueue.filesystem.expected_errors import (
 )
 from fsqueue.filesystem.mounts import UNKNOWN, Mount, beegfs_setting, directories_above, mount_of
 from fsqueue.filesystem.operations import Filesystem
-from fsqueue.filesystem.processes import inheritable_descriptors, is_program, program_fault
+from fsqueue.filesystem.processes import inheritable_descriptors, is_program, program_fault, resident_bytes
 from fsqueue.filesystem.rooted import Stamp
 from fsqueue.filesystem.trees import OpenTree
 
@@ -37,5 +37,6 @@ __all__ = [
     "is_program",
     "mount_of",
     "program_fault",
+    "resident_bytes",
     "stale_is_missing",
 ]

@@ -119,6 +119,12 @@ def fields_of(pid: int) -> list[str]:
     return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
+def resident_bytes(pid: int) -> int:
+    """Return how much physical memory a process has now (proc(5), /proc/PID/stat, field 24); 0 if that is not told."""
+    fields = fields_of(pid)
+    return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 21 else 0
+
+
 def is_program(word: str) -> bool:
     """Return whether a program has this name, in a directory or on the search path. A hint: it may come or go."""
     return shutil.which(word) is not None

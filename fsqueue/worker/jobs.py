@@ -74,6 +74,10 @@ class How:
     """The queue of the group into which goes what a command prints."""
     output: Output
     has_tags: bool
+    recycle_after: int | None
+    """Number of tasks after which a child process is replaced."""
+    recycle_rss_bytes: int | None
+    """Physical memory above which a child process is replaced once its task has ended (bytes)."""
 
 
 class Executor(Protocol):

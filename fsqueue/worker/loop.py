@@ -90,6 +90,7 @@ class Loop:
         posted = self.mailbox.posted
         self.output_writer = OutputWriter(self.thread_died, lambda text: self._teller.say_now("output", text), pass_on)
         self._teller = Teller(self.output_writer.do, tell)
+        self._has_told_size = False
         self._say, self._note = self._teller.say, self._teller.note
         self._now, self._random = Clock().monotonic, Entropy().random
         self._taking, died = Taking(queues.root_of), self.thread_died
@@ -507,6 +508,17 @@ class Loop:
                 self._ahead.appendleft(job.untouched())
         if why:
             self._say("child", f"{why}. It was at no task, and is replaced.")
+
+    def recycled(self, tasks: int, size: int | None) -> None:
+        """Take in that a process is replaced after its last task. `size`: of its memory, if that is why (bytes)."""
+        why = ""
+        if size is not None and tasks == 1 and not self._has_told_size:
+            self._has_told_size = True
+            why = (
+                f"A process has {size / 1e6:,.0f} MB of memory after its first task, more than recycle_rss_bytes "
+                "(--recycle-rss) allows. It is replaced, and so is each one after every task. Allow more."
+            )
+        self._say("recycled", why, tasks=tasks, **({} if size is None else {"bytes": size}))
 
     def refused(self, why: str | FsqueueError) -> None:
         """Stop: the executor can do no task at all."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from fsqueue.filesystem import idle_files
+from fsqueue.filesystem import idle_files, resident_bytes
 from fsqueue.format.wording import counted
 from fsqueue.worker import answers, marks, output, shortages, wire
 from fsqueue.worker.jobs import How, Job
@@ -60,6 +60,14 @@ class _Child:
         self.answers: answers.Answers | None = None
         self.look_at = math.inf
         """When to look for answers that were not told of, on the monotonic clock."""
+        self.answered = 0
+        """Number of tasks that it has answered."""
+        self._weighed = 0
+        """Number of tasks that it had answered when its memory was last looked at."""
+        self.is_leaving = False
+        """Whether it was told that no more tasks come: it ends when it has answered the one that it is at."""
+        self.kill_at = math.inf
+        """When it is killed if it has not ended, although it has no task any more, on the monotonic clock."""
         source, memory, token = -1, -1, family.entropy.hex16()
         try:
             memory = answers.make()
@@ -94,6 +102,14 @@ class _Child:
             self.process.reap(family.now() + KILLED_S)
             self.close()
             raise
+
+    @property
+    def tasks_left(self) -> int:
+        """Return the maximum number of tasks that it may be given still."""
+        if self.is_leaving:
+            return 0
+        most = self.family.how.recycle_after
+        return SENT_MAX if most is None else most - self.answered - len(self.given)
 
     def give(self, job: Job, now: float) -> bool:
         task = job.task
@@ -140,6 +156,27 @@ class _Child:
             else:
                 self._rung(message.number)
         self.look()
+        self.weigh()
+
+    def weigh(self) -> None:
+        """Let it leave if it has more memory than it may keep: looked at once it has answered another task."""
+        bytes_max = self.family.how.recycle_rss_bytes
+        if bytes_max is None or self.is_leaving or self.distrusted or self._weighed == self.answered:
+            return
+        self._weighed = self.answered
+        size = resident_bytes(self.process.pid)
+        if size > bytes_max:
+            self._leave(size)
+
+    def _leave(self, size: int | None = None) -> None:
+        """Tell it that no more tasks come. What it has not received goes to others. `size`: of its memory (bytes)."""
+        self.is_leaving = True
+        self.family.loop.recycled(self.answered, size)
+        left = self.take_back()
+        self.end.shutdown(socket.SHUT_WR)  # that is the end of its messages
+        if not self.given:
+            self.kill_at = self.family.now() + CLOSE_S
+        self.family.loop.returned(left, "")
 
     def look(self) -> None:
         """Take in the answers in memory, told of or not, as far as they come next."""
@@ -195,12 +232,17 @@ class _Child:
                 self._distrust(f"it sent what is no answer ({error})")
                 return
         self.given.popleft()
+        self.answered += 1
         if self.family.is_told_apart:
             for stream in self.streams:
                 stream.drain()
                 stream.ended()
         if self.given:
             self._begin(self.given[0], self.family.now())
+        elif self.is_leaving:
+            self.kill_at = self.family.now() + CLOSE_S
+        elif self.answered == self.family.how.recycle_after:
+            self._leave()
         self.family.loop.done(job, verb, value, seconds)
 
     def take_back(self) -> list[Job]:
@@ -345,7 +387,7 @@ class Children(ProcessExecutor):
 
     @property
     def due_at(self) -> float:
-        return min(super().due_at, min((child.look_at for child in self._children), default=math.inf))
+        return min(super().due_at, min((min(one.look_at, one.kill_at) for one in self._children), default=math.inf))
 
     def keep_time(self, now: float) -> None:
         self.supervisors.keep_time(now)
@@ -353,6 +395,10 @@ class Children(ProcessExecutor):
             if now >= child.look_at:
                 child.look_at = math.inf
                 child.look()
+                child.weigh()
+            if now >= child.kill_at:
+                child.kill_at = math.inf
+                child.process.kill(signal.SIGKILL)
         if self.shortage.pass_by(now) and not (self._children or self._is_stopping or self._closing):
             self._add()
 
@@ -361,7 +407,7 @@ class Children(ProcessExecutor):
 
     def room(self, each: int) -> int:
         each = 1 if self.is_told_apart else min(each, SENT_MAX)
-        return sum(max(0, each - len(child.given)) for child in self._open())
+        return sum(max(0, min(each - len(child.given), child.tasks_left)) for child in self._open())
 
     def give(self, job: Job) -> bool:
         child = min(self._open(), key=lambda child: len(child.given), default=None)
@@ -375,6 +421,7 @@ class Children(ProcessExecutor):
             for child in self._children
             if child.is_ready
             and not child.distrusted
+            and child.tasks_left > 0
             and (not child.given or (child.given[0].began > late and not child.given[0].doomed))
         ]
 
@@ -447,7 +494,7 @@ class Children(ProcessExecutor):
         self._children.remove(child)
         for job in blamed:
             self.loop.done(job, "fail", why, max(0.0, self.now() - job.began))
-        self.loop.returned(left, "" if self._closing or blamed else why)
+        self.loop.returned(left, "" if self._closing or blamed or child.is_leaving else why)
         if self._closing:
             return
         if not child.is_ready:

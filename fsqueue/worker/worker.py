@@ -64,6 +64,8 @@ class Worker:
     upstream: the queues of earlier stages. With "drained", the worker ends when at one instant nothing is waiting,
         delayed or leased in its own queues nor in these. It takes no tasks from them. They may be queues of a group
         that have not come into being; then make sure that something is inserted before the worker starts.
+    recycle_after: replace each process of a function after this number of tasks: against what a library leaks.
+    recycle_rss_bytes: replace a process once a task has ended, if it has more physical memory than this by then.
     prefetch: how many tasks are leased at a time for each process. If None, that depends on how long tasks take.
     max_tasks, max_runtime_s, idle_timeout_s: end after a number of tasks, a time (s), or a time without a task.
     stop_after_failures: end when this number of attempts in a row have failed. If neither this nor `exclude_after` is
@@ -113,6 +115,8 @@ class Worker:
         grace_s: float = 10.0,
         until: Literal["drained", "forever"] = "drained",
         upstream: Queue | Selected | RemoteSource | Sequence[Queue | Selected | RemoteSource] = (),
+        recycle_after: int | None = None,
+        recycle_rss_bytes: int | None = None,
         prefetch: int | None = None,
         max_tasks: int | None = None,
         max_runtime_s: float | None = None,
@@ -162,6 +166,7 @@ class Worker:
         for name, value in {
             "prefetch": prefetch, "max_tasks": max_tasks, "max_attempts": max_attempts, "threads": threads,
             "stop_after_failures": stop_after_failures, "exclude_after": exclude_after, "gpus_per_task": gpus_per_task,
+            "recycle_after": recycle_after, "recycle_rss_bytes": recycle_rss_bytes,
         }.items():  # fmt: skip
             if value is not None:
                 whole(name, value)
@@ -177,6 +182,12 @@ class Worker:
         ):
             raise InvalidArgument("Threads cannot be ended, nor their output told apart: a command, a timeout, kept, "
                                   "grouped or tagged output need processes.")  # fmt: skip
+        if (command or threads is not None) and (recycle_after, recycle_rss_bytes) != (None, None):
+            raise InvalidArgument(
+                "recycle_after (--recycle-after) and recycle_rss_bytes (--recycle-rss) are for processes that call "
+                f"functions. {'Each command has a process of its own' if command else 'Threads share one process'}: "
+                "leave them out."
+            )
         if threads is not None and gpus_per_task is not None:
             raise InvalidArgument("Threads share what their process sees: GPUs for each task need processes.")
         function = None
@@ -201,6 +212,8 @@ class Worker:
             then=then,
             output=output or ("group" if command and processes > 1 else "line"),
             has_tags=tag,
+            recycle_after=recycle_after,
+            recycle_rss_bytes=recycle_rss_bytes,
         )
         leases_s = [settings.lease_s if lease_s is None else lease_s for settings in self._queues.settings()]
         self._limits = Limits(

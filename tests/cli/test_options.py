@@ -10,7 +10,7 @@ import click
 import pytest
 from fsqueue_cli import habits
 from fsqueue_cli.main import COMMANDS, cli
-from fsqueue_cli.options import DURATION, seconds_in
+from fsqueue_cli.options import DURATION, SIZE, seconds_in
 
 from fsqueue import Queue, errors
 from tests.cli.conftest import Run
@@ -56,6 +56,23 @@ def test_a_duration_is_seconds_units_or_a_clock(text: str, seconds: float) -> No
 )  # fmt: skip
 def test_anything_else_is_none(text: str) -> None:
     assert seconds_in(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1), ("2000000000", 2_000_000_000), ("100B", 100), ("1K", 1024), ("1kb", 1024), ("500M", 500 << 20),
+        ("2GiB", 2 << 30), ("1.5g", 3 << 29), (" 2 G ", 2 << 30), ("1T", 1 << 40),
+    ],
+)  # fmt: skip
+def test_a_size_is_bytes_or_units_of_1024(text: str, size: int) -> None:
+    assert SIZE.convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "0", "-1", "1e9", "5X", "5P", "1,5G", "inf", "0.1", "2 GG", "٣G"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"is no size\. Write bytes .* 500M, 2G, 1\.5GiB"):
+        SIZE.convert(text, None, None)
 
 
 def test_every_option_that_is_a_time_is_a_duration() -> None:

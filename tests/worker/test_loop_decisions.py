@@ -219,9 +219,9 @@ def test_what_a_worker_holds_and_has_done_is_told_while_it_works(it: Deciding) -
 # -- children
 
 
-def child(now: float, *given: Any, is_ready: bool = True, distrusted: str = "") -> Any:
+def child(now: float, *given: Any, is_ready: bool = True, distrusted: str = "", tasks_left: int = SENT_MAX) -> Any:
     jobs = [SimpleNamespace(began=now - age, doomed=doomed) for age, doomed in given]
-    return SimpleNamespace(given=jobs, is_ready=is_ready, distrusted=distrusted)
+    return SimpleNamespace(given=jobs, is_ready=is_ready, distrusted=distrusted, tasks_left=tasks_left)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,13 @@ def test_a_child_is_given_tasks_ahead_unless_their_outputs_are_told_apart(
     assert children.room(10_000) == (1 if is_told_apart else 3 * SENT_MAX - 3)
 
 
+def test_a_child_is_given_no_more_tasks_than_it_may_do(queue: Queue) -> None:
+    children: Any = Worker(queue, tasks.nothing)._loop._executor
+    children._children = [child(children.now(), tasks_left=3), child(children.now(), (0.1, ""), tasks_left=1)]
+    assert children.room(2) == 2 + 1
+    assert children.room(10_000) == 3 + 1
+
+
 def test_a_child_that_may_not_go_on_is_given_nothing(queue: Queue) -> None:
     children: Any = Worker(queue, tasks.nothing)._loop._executor
     now = children.now()
@@ -248,6 +255,7 @@ def test_a_child_that_may_not_go_on_is_given_nothing(queue: Queue) -> None:
         child(now, distrusted="it lies"),
         child(now, (2 * STALL_S, "")),
         child(now, (0.1, "timeout")),
+        child(now, tasks_left=0),
     ]
     assert children.room(5) == 0
     assert not children.give(Job(leased_of(queue)))
