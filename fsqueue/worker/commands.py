@@ -357,7 +357,7 @@ class Commands(ProcessExecutor):
         if self._is_fixed and self._faults_told < FAULTS_MAX and status in (NOT_FOUND, NOT_EXECUTABLE):
             self._faults_told += 1
             fault = not_executed(self._argv[0], said)
-        return f"{describe(process)}{fault or shortages.memory(said, status)}"
+        return f"{describe(process)}{fault}" if fault else self.described(process, said)
 
     def _result_of(self, running: _Running, written: bytes | OSError) -> tuple[str, Any]:
         if self.how.result_from_stdout:

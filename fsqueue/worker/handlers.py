@@ -264,7 +264,9 @@ def _call(handler: Callable[..., Any], placed: Sequence[Any], named: Mapping[str
 
 def describe(error: BaseException) -> str:
     """Return an exception in a line, then the end of its traceback, without our own part of it."""
-    headline = f"{said(error)}{shortages.memory(said(error))}"
+    what = said(error)
+    headline = f"{shortages.OUT_OF_MEMORY} ({what})" if isinstance(error, MemoryError) else what
+    headline += shortages.memory(what)
     trace = error.__traceback__
     lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)
     return in_unicode(f"{headline[:1000]}\n{''.join(lines)[-TRACEBACK_CHARS:].rstrip()}")

@@ -28,7 +28,7 @@ from fsqueue.worker.jobs import How, Job
 from fsqueue.worker.limits import KILLED_S, STALL_S
 from fsqueue.worker.loop import Loop
 from fsqueue.worker.output import Stream
-from fsqueue.worker.spawning import Process, ProcessExecutor, describe, python
+from fsqueue.worker.spawning import Process, ProcessExecutor, python
 
 SENT_MAX = answers.SLOTS
 """Maximum number of tasks in a child's socket, and of answers that were not taken in."""
@@ -291,8 +291,7 @@ class _Child:
             why = why or job.why
         if not why:
             printed = b"\n".join(tails).decode(errors="replace")
-            memory = shortages.memory(printed, self.process.status)
-            why = f"the handler's process ended: {describe(self.process)}{memory}"
+            why = f"the handler's process ended: {self.family.described(self.process, printed)}"
         self.family.lost(self, blamed, output.reason(why, *tails), left)
 
     def close(self) -> None:

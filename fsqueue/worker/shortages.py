@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from fsqueue.clock import Backoff
 from fsqueue.errors import NO_DESCRIPTORS, FsqueueError, StorageError, from_os_error
+from fsqueue.filesystem.cgroups import oom_kills
 
 _NO_MEMORY = (errno.ENOMEM, errno.ENOBUFS)
 SHORT = (*NO_DESCRIPTORS, *_NO_MEMORY, errno.EAGAIN)
@@ -41,6 +42,14 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 """Matches what programs print that got no memory."""
+OUT_OF_MEMORY = "out of memory"
+"""Each reason has these words if an attempt has failed for want of memory."""
+KILLED_BELOW = 128 + signal.SIGKILL
+"""With this exit status, shells and srun say that SIGKILL has ended what they had started."""
+KILLS_S = 5.0
+"""Number of seconds for which a kill that the kernel has counted explains the ends of processes by SIGKILL: one kill
+may end several."""
+_COUNTED = "the memory of its job or container was used up"
 _OF_MEMORY = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 """How programs die that do not look whether they got memory."""
 
@@ -80,6 +89,42 @@ def explain(error: OSError, what: str, doing: str) -> FsqueueError:
     """Return the error of a worker that ends because of `error`: `what` happened while `doing` something."""
     then = "What the worker held was put back, or comes back when its leases end."
     return StorageError(words(error, what, then)) if is_short(error) else from_os_error(error, doing, then)
+
+
+class KilledForMemory:
+    """Tells which processes that SIGKILL has ended were killed by the kernel, because memory was used up."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._count = oom_kills()
+        self._counted_at = -math.inf
+        """When the counter was last seen to have grown."""
+
+    def is_likely(self) -> bool | None:
+        """Return whether the kernel has counted such a kill within `KILLS_S`; None if there is no counter."""
+        count = oom_kills()
+        if count is not None and self._count is not None and count > self._count:
+            self._counted_at = self._now()
+        self._count = count
+        return None if count is None else self._now() < self._counted_at + KILLS_S
+
+    def words(self, status: int, said: str, is_own: bool) -> str:
+        """Return what to say of the end of a process instead of its status alone; "" if memory is not to blame.
+
+        `said`: what it has printed at last. `is_own`: whether this worker has sent it a signal.
+        """
+        if -status == signal.SIGKILL and not is_own:
+            is_likely = self.is_likely()
+            if is_likely:
+                return f"{OUT_OF_MEMORY} (killed by SIGKILL; {_COUNTED})"
+            return f"probably {OUT_OF_MEMORY} (killed by SIGKILL)" if is_likely is None else ""
+        if status == KILLED_BELOW:
+            if self.is_likely():
+                return f"{OUT_OF_MEMORY} (exit status {status}; {_COUNTED})"
+            return f"probably {OUT_OF_MEMORY} (exit status {status}: SIGKILL has ended a process that it had started)"
+        if status > 0 and _MEMORY.search(said.rstrip().rpartition("\n")[2]):
+            return f"{OUT_OF_MEMORY} (exit status {status})"
+        return ""
 
 
 class Shortage:

@@ -192,6 +192,7 @@ class ProcessExecutor(Executor):
         self.keep_output = None if how.keep_output is None else KeptOutput(how.keep_output, how.slots + SPARE_FILES)
         self.now, self.entropy = Clock().monotonic, Entropy()
         self.shortage = shortages.Shortage(self.now, self.entropy.random)
+        self._killed = shortages.KilledForMemory(self.now)
         self.supervisors = Supervisors(self.mailbox, self.output_writer.say, loop.is_hurried)
 
     def start(self) -> None:
@@ -203,6 +204,12 @@ class ProcessExecutor(Executor):
             except OSError as error:
                 what = f"No output can be kept in {self.keep_output.path}"
                 raise not_kept(error, what, "Name a directory that you may write in.") from error
+
+    def described(self, process: Process, said: str) -> str:
+        """Return how a process has ended, and whether memory was short. `said`: what it has printed at last."""
+        status = process.status
+        why = "" if status is None else self._killed.words(status, said, process.was_told)
+        return f"{why or describe(process)}{shortages.memory(said, status)}"
 
     def begin_attempt(self, streams: Sequence[Stream], task: LeasedTask) -> None:
         """Let what comes through the streams from now on belong to an attempt at a task."""

@@ -40,6 +40,10 @@ def no_memory(payload: Any) -> None:
     bytearray(1 << 60)
 
 
+def much_memory(payload: Any) -> None:
+    b"x" * (1 << 30)
+
+
 def double(payload: Any) -> Any:
     return {"double": payload * 2}
 

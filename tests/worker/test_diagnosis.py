@@ -15,7 +15,7 @@ import pytest
 from fsqueue import InvalidArgument, Queue, Worker
 from fsqueue.filesystem import program_fault
 from fsqueue.worker import shortages
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from tests.worker import tasks
 from tests.worker.support import drained, python
 
@@ -163,6 +163,115 @@ def test_a_run_under_ulimit_v_says_so(once: Queue, words: list[str]) -> None:
     assert ran.returncode == 9, ran.stderr
     [letter] = once.dead()
     assert "(ulimit -v allows each process 1024.0 GiB of memory" in letter.reason.partition("\n")[0]
+
+
+# -- out of memory
+
+
+class Counter:
+    """A counter of the kernel's, and a clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
+        self.count, self.now = count, 1000.0
+        monkeypatch.setattr(shortages, "oom_kills", lambda: self.count)
+        self.killed = shortages.KilledForMemory(lambda: self.now)
+
+    def words(self, status: int, said: str = "", is_own: bool = False) -> str:
+        return self.killed.words(status, said, is_own)
+
+
+def test_a_kill_that_the_kernel_has_counted_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = Counter(monkeypatch, 3)
+    assert counter.words(-9) == ""  # killed by a user: the kernel has counted nothing since the worker began
+    counter.count = 4
+    used_up = "the memory of its job or container was used up"
+    assert counter.words(-9) == f"out of memory (killed by SIGKILL; {used_up})"
+    counter.now += 4
+    assert counter.words(137) == f"out of memory (exit status 137; {used_up})"  # of the same kill: it may end several
+    assert counter.words(-9, is_own=True) == ""
+    assert counter.words(-15) == ""
+    counter.now += 2
+    assert counter.words(-9) == ""
+    counter.count = 0  # the worker was moved into another group
+    assert counter.words(-9) == ""
+    counter.count = 1
+    assert counter.words(-9) != ""
+
+
+def test_without_a_counter_it_is_probable(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = Counter(monkeypatch, None)
+    assert counter.words(-9) == "probably out of memory (killed by SIGKILL)"
+    assert counter.words(-9, is_own=True) == ""
+    counter.count = 7  # it can be read now: these kills may be old
+    assert counter.words(-9) == ""
+
+
+@pytest.mark.parametrize("count", [None, 5])
+def test_a_shell_tells_of_a_kill_below_it(monkeypatch: pytest.MonkeyPatch, count: int | None) -> None:
+    why = "probably out of memory (exit status 137: SIGKILL has ended a process that it had started)"
+    assert Counter(monkeypatch, count).words(137) == why
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "why"),
+    [
+        (1, "Traceback\n  x\nMemoryError\n", "out of memory (exit status 1)"),
+        (134, "terminate called\n  what(): std::bad_alloc", "out of memory (exit status 134)"),
+        (1, "out of memory: retrying\nno such file", ""),
+        (0, "MemoryError", ""),
+        (1, "", ""),
+    ],
+)
+def test_the_last_line_tells_that_a_program_got_no_memory(
+    monkeypatch: pytest.MonkeyPatch, status: int, said: str, why: str
+) -> None:
+    assert Counter(monkeypatch, 0).words(status, said) == why
+
+
+def test_a_function_without_memory(once: Queue) -> None:
+    assert Worker(once, tasks.no_memory).run() == drained(failed=1)
+    [letter] = once.dead()
+    assert letter.reason.startswith("out of memory (MemoryError")
+    assert "Traceback" in letter.reason
+
+
+@pytest.mark.parametrize("script", ["import sys; sys.exit('MemoryError: 5 GiB')", "bytearray(1 << 60)"])
+def test_a_command_without_memory(once: Queue, script: str) -> None:
+    assert Worker(once, command=python(script)).run() == drained(failed=1)
+    [letter] = once.dead()
+    assert letter.reason.startswith("out of memory (exit status 1): MemoryError")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("work", ["command", "shell", "function"])
+def test_the_kernel_kills_a_task_for_its_memory(once: Queue, work: str) -> None:
+    """A real control group: the worker is in it."""
+    place = Path("/sys/fs/cgroup/memory") / f"fsqueue-test-{os.getpid()}-{work}"
+    try:
+        place.mkdir()
+        (place / "memory.limit_in_bytes").write_text(str(300 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group can be made here (version 1, as root): {error}")
+    many = "b'x' * (1 << 30)"
+    words = {
+        "command": ["--", *python(many)],
+        "shell": ["--", "sh", "-c", f'{sys.executable} -c "{many}"; exit $?'],
+        "function": ["--call", "tests.worker.tasks:much_memory"],
+    }[work]
+    command = [sys.executable, "-m", "fsqueue_cli", "run", str(once.path), *words]
+    script = f'echo $$ > {place}/cgroup.procs && exec "$@"'
+    top = Path(__file__).parent.parent.parent
+    try:
+        ran = subprocess.run(["sh", "-c", script, "sh", *command], cwd=top, capture_output=True, text=True,
+                             timeout=PATIENCE_S, check=False)  # fmt: skip
+    finally:
+        until(lambda: not (place / "cgroup.procs").read_text(), "the group is empty")
+        place.rmdir()
+    assert ran.returncode == 9, ran.stderr
+    [letter] = once.dead()
+    assert "out of memory (" in letter.reason
+    assert "the memory of its job or container was used up" in letter.reason
+    assert "probably" not in letter.reason
 
 
 # -- open files
