@@ -77,13 +77,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("tasks_a_batch", sizes[: 1 + _runs_again(metafunc.definition)], indirect=True)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what was marked since: by a parameter, or by a directory's hook."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Mark what is left to --all, before others choose by marks. Then leave out what runs once by a later mark."""
+    by_function: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not _is_left_out(item):
+            by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for tests in by_function.values():
+        for test in levels.repeats(tests):
+            test.add_marker(pytest.mark.thorough)
+    result = yield
     late = {item for item in items if _is_again(item) and not _runs_again(item)}
     if late:
         config.hook.pytest_deselected(items=list(late))
         items[:] = [item for item in items if item not in late]
+    return result
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    """Return whether the gate has this test for a reason of its own, or does not have it."""
+    marks = any(item.get_closest_marker(name) for name in ("thorough", "each_with_each"))
+    return marks or (_is_again(item) and not _runs_again(item))
 
 
 def _is_again(item: pytest.Item) -> bool:

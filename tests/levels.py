@@ -52,6 +52,22 @@ def each_once(ones: tuple[str, Sequence[Any]], others: tuple[str, Sequence[Any]]
     )
 
 
+def repeats(tests: Sequence[pytest.Function]) -> list[pytest.Function]:
+    """Return those of one function's tests that show no value of a parameter for the first time.
+
+    What is left has each value of each parameter. A function is left whole if that would leave more than half of its
+    tests: their parameters then stand in a table, and are not tried each with each other.
+    """
+    shown = [{(name, repr(value)) for name, value in test.callspec.params.items()} for test in tests]
+    wanted = set[tuple[str, str]]().union(*shown)
+    kept = set[int]()
+    while wanted:
+        most = max(range(len(tests)), key=lambda place: len(shown[place] & wanted))
+        kept.add(most)
+        wanted -= shown[most]
+    return [test for place, test in enumerate(tests) if place not in kept] if 2 * len(kept) <= len(tests) else []
+
+
 def load_profile() -> None:
     """Set how Hypothesis works. How long an example takes says how busy the machine is, and nothing of the code."""
     common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -90,6 +90,9 @@ QUEUES: dict[str, Make] = {
 }
 GROUPS: dict[str, Make] = {"group": local_group, "gateway": remote_group}
 COMMANDS, TASKSTORE = "command line", "taskstore"
+IN_GATE = ("group", "gateway", COMMANDS, TASKSTORE)
+"""The kinds that the gate has. The others differ from one of them by how they are opened: a queue without a group has
+all other tests, a gateway of one queue those of tests/service."""
 IN_PYTHON = [kind for kind in QUEUES if kind not in (COMMANDS, TASKSTORE)]
 """Those whose verbs take values, and not words."""
 

@@ -147,8 +147,8 @@ IN_GATE = 20
 """The gate tells one of this number of cases of a verb alone that have the same fate."""
 IN_GATE_LEAST = 2
 """Least number of such cases in the gate, if there are as many."""
-EACH_DEATH = frozenset(("local", "nfs"))
-"""The filesystems on which the gate tells each death by a signal."""
+EACH_DEATH = frozenset(("local",))
+"""The filesystem on which the gate tells each death by a signal."""
 TOGETHER_LONG = {
     "local": ("on", "late", "days", "killed", "cut-short", "stopped", "reply-lost"),
     "nfs": ("on", "late", "killed", "cut-short", "stopped", "locks-lost", "reply-lost", "host-lost"),

@@ -34,7 +34,7 @@ SAMPLE = {
     "keyed-order-nfs": 4, "full": 2, "steps": 2, "fork-both": 4,
     "commits-unclean-nfs": 2, "relay-wait": 2, "unclosed-nfs": 2,
 }  # fmt: skip
-"""So many stories of these scenarios."""
+"""The number of stories of each of these scenarios, when there is time. The gate has one of each."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def first_difference(one: tuple[list[str], ...], other: tuple[list[str], ...]) -
 @pytest.mark.parametrize("name", SAMPLE)
 def test_what_is_kept_means_the_same_story(name: str) -> None:
     scenario = SCENARIOS[name]
-    for seed in range(500, 500 + SAMPLE[name]):
+    for seed in range(500, 500 + how_many(1, SAMPLE[name])):
         happened = what_happened(tell(scenario, seed))
         recorded = record(scenario, seed)
         assert first_difference(what_happened(recorded), happened) is None, "to write a story down has changed it"

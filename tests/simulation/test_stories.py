@@ -14,15 +14,14 @@ from collections import Counter
 
 import pytest
 
+from tests.levels import how_many
 from tests.simulation.corpus import CORPUS, tell_kept
 from tests.simulation.runner import Told, replay_command, tell_share
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.wiring import undisturbed
 
-FIXED = 5
+FIXED = how_many(2, 5)
 """Stories of one scenario in each run, from the first seed on."""
-FIXED_OF_GROUPS = 4
-"""The same of a scenario with a group: its stories have two queues, and take several times as long."""
 SCHEDULES = int(os.environ.get("FSQUEUE_SIMULATION_SCHEDULES", "100000"))
 EACH = -(-SCHEDULES // len(SCENARIOS))
 """Stories of one scenario, when there is time."""
@@ -37,9 +36,8 @@ KEPT = sorted(path.stem for path in CORPUS.glob("*.json"))
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_the_same_stories_end_well_each_time(name: str) -> None:
-    count = FIXED_OF_GROUPS if SCENARIOS[name].group else FIXED
-    told = tell_share((name, 0, count))
-    assert_all_is_well(name, told, count)
+    told = tell_share((name, 0, FIXED))
+    assert_all_is_well(name, told, FIXED)
 
 
 @pytest.mark.thorough
@@ -63,7 +61,6 @@ def assert_all_is_well(name: str, told: Told, count: int) -> None:
         assert told.faults.keys() == kinds
     else:
         assert told.faults.keys() <= kinds
-        assert bool(told.faults) == bool(kinds)
 
 
 # -- the corpus --------------------------------------------------------------------------------------------------

@@ -47,8 +47,7 @@ SAMPLE = (
     "farewell not heeded",  # the end of a log
     "not synced before it is published",  # sync of data
     "directory not synced",  # sync of names
-    "counting without the lock",  # locks
-    "counting again",  # counters
+    "counting again",  # counters, and their lock
     "one listing before empty",  # old listings
     "no fresh look",  # names that an NFS client remembers
     "a full disk is not noticed",  # full disk
@@ -56,11 +55,9 @@ SAMPLE = (
     "a lock that cannot be given back is kept",  # clean-ups that fail
     "what was closed counts as stored",  # errors of closing
     "an error after the decision says that nothing is visible",  # what the error of a commit says
-    "each of several queues is asked by itself whether it is drained",  # drained, over several queues
-    "a wait for several queues believes what each says of itself",  # waiting for several queues
+    "a wait for several queues believes what each says of itself",  # drained, and waiting, over several queues
     "a queue that promises too much gives what it has",  # leases from several queues
-    "a child that comes back into a call removes what its parent has staged",  # forks in user code
-    "a child unlocks what it has inherited",  # parent and child that both go on
+    "a child that comes back into a call removes what its parent has staged",  # forks in user code; both go on
     "a log that is dropped is closed, and not unlocked",  # forks beside a verb
     "a bare newline after a torn tail",  # torn writes
     "time runs backwards in a log",  # time in a log
@@ -89,7 +86,7 @@ SAMPLE = (
     "status looks at letters and tasks, and not at what lies between",  # status
     "an idle worker looks only when the bell rings",  # waiting
 )
-"""One of each family, for each run of the tests; the others are left to `scripts/test --all`."""
+"""One of each family that is caught soon, for each run of the tests; the others are left to `scripts/test --all`."""
 
 
 def cases(mutation: Mutation) -> list[Case]:

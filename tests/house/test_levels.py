@@ -1,0 +1,36 @@
+"""What the gate has of tests whose parameters are tried each with each other."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.levels import repeats
+
+pytestmark = pytest.mark.once
+
+
+def made(*given: dict[str, Any]) -> list[Any]:
+    """Return what stands for the tests of one function, by their parameters."""
+    return [SimpleNamespace(callspec=SimpleNamespace(params=params)) for params in given]
+
+
+def test_each_value_stays_in_the_gate_once_and_the_rest_repeats_them() -> None:
+    values = {"verb": ["lease", "complete", "fail"], "kind": [0, "0"], "shared": [False, True]}
+    tests = made(*(dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())))
+    left_out = repeats(tests)
+    kept = [test.callspec.params for test in tests if test not in left_out]
+    assert (len(tests), len(kept)) == (12, 3)
+    for name, wanted in values.items():
+        assert {repr(params[name]) for params in kept} == set(map(repr, wanted))
+
+
+def test_a_table_is_left_whole() -> None:
+    """Its lines share some values, and are not all combinations of them."""
+    lines = [{"given": number, "code": number % 2, "says": number // 2} for number in range(6)]
+    assert repeats(made(*lines)) == []
+    assert repeats(made({"verb": "lease"}, {"verb": "fail"})) == []
+    assert repeats(made({"verb": "lease", "kind": 1})) == []
