@@ -7,7 +7,7 @@ examples: what is red there is red again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,11 +30,6 @@ def thorough(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.thorough)
 
 
-def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
-    """Return cases for `parametrize`. The gate has each `number`-th, beginning with the first; --all has all."""
-    return [case if place % number == 0 else thorough(case) for place, case in enumerate(cases)]
-
-
 def each_once(ones: tuple[str, Sequence[Any]], others: tuple[str, Sequence[Any]]) -> pytest.MarkDecorator:
     """Parametrize by all pairs of two lists, each given as `names, values`.
 
@@ -53,11 +48,15 @@ def each_once(ones: tuple[str, Sequence[Any]], others: tuple[str, Sequence[Any]]
 
 
 def repeats(tests: Sequence[pytest.Function]) -> list[pytest.Function]:
-    """Return those of one function's tests that show no value of a parameter for the first time.
+    """Return those of one function's tests that the gate leaves out.
 
-    What is left has each value of each parameter. A function is left whole if that would leave more than half of its
-    tests: their parameters then stand in a table, and are not tried each with each other.
+    Of a function with the mark `one_in(number)` the gate has each `number`-th, beginning with the first. Else what is
+    left out shows no value of a parameter for the first time: the gate has each value of each parameter. A function is
+    left whole if that would leave more than half of its tests: their parameters then stand in a table, and are not
+    tried each with each other.
     """
+    if mark := tests[0].get_closest_marker("one_in"):
+        return [test for place, test in enumerate(tests) if place % mark.args[0]]
     shown = [{(name, repr(value)) for name, value in test.callspec.params.items()} for test in tests]
     wanted = set[tuple[str, str]]().union(*shown)
     kept = set[int]()

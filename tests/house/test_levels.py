@@ -13,9 +13,10 @@ from tests.levels import repeats
 pytestmark = pytest.mark.once
 
 
-def made(*given: dict[str, Any]) -> list[Any]:
-    """Return what stands for the tests of one function, by their parameters."""
-    return [SimpleNamespace(callspec=SimpleNamespace(params=params)) for params in given]
+def made(*given: dict[str, Any], **marks: int) -> list[Any]:
+    """Return what stands for the tests of one function, by their parameters, with marks that have an argument."""
+    found = {name: SimpleNamespace(args=(value,)) for name, value in marks.items()}
+    return [SimpleNamespace(callspec=SimpleNamespace(params=params), get_closest_marker=found.get) for params in given]
 
 
 def test_each_value_stays_in_the_gate_once_and_the_rest_repeats_them() -> None:
@@ -34,3 +35,8 @@ def test_a_table_is_left_whole() -> None:
     assert repeats(made(*lines)) == []
     assert repeats(made({"verb": "lease"}, {"verb": "fail"})) == []
     assert repeats(made({"verb": "lease", "kind": 1})) == []
+
+
+def test_a_mark_says_one_of_how_many_are_in_the_gate() -> None:
+    tests = made(*({"given": number} for number in range(7)), one_in=3)
+    assert [test.callspec.params["given"] for test in tests if test not in repeats(tests)] == [0, 3, 6]

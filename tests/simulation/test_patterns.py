@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from fsqueue.format import replay
-from tests.levels import one_in
 from tests.simulation.checkpoint_mutations import OF_THE_FORMAT
 from tests.simulation.mutations import Mutation, applied, broken
 from tests.simulation.patterns import PatternError, filled, locals_of
@@ -25,10 +24,7 @@ from tests.simulation.trials import ALL
 
 pytestmark = pytest.mark.once
 
-MUTATIONS = [*ALL, *OF_THE_FORMAT]
-each_mutation = pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-some_mutations = pytest.mark.parametrize("mutation", one_in(5, MUTATIONS), ids=lambda mutation: mutation.name)
-"""Where the subject is how a pattern is matched. --all has each."""
+each_mutation = pytest.mark.parametrize("mutation", [*ALL, *OF_THE_FORMAT], ids=lambda mutation: mutation.name)
 
 
 def text(tree: ast.AST) -> str:
@@ -45,7 +41,8 @@ def test_a_mutation_has_its_place_and_can_be_compiled(mutation: Mutation) -> Non
         compile(text(tree), place.path, "exec")
 
 
-@some_mutations
+@pytest.mark.one_in(5)
+@each_mutation
 def test_a_mutation_is_the_same_when_all_locals_have_other_names(mutation: Mutation) -> None:
     changed = edited(mutation.edits)
     names = {place: {name: f"{name}_renamed" for name in _locals(place)} for place in changed}
@@ -55,7 +52,8 @@ def test_a_mutation_is_the_same_when_all_locals_have_other_names(mutation: Mutat
         assert text(again[others[place]]) == text(filled(tree, names[place]))
 
 
-@some_mutations
+@pytest.mark.one_in(5)
+@each_mutation
 def test_a_mutation_is_the_same_in_a_module_that_knows_any_name(mutation: Mutation) -> None:
     """As when a function moves: what only its locals were called, an import or a function is called there."""
     changed = edited(mutation.edits)

@@ -68,6 +68,7 @@ STEPS = {
 """The steps of a child that answers, and whether the answer counts if it dies then."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.once
 @pytest.mark.parametrize("step", STEPS)
 def test_a_child_that_dies_as_it_answers_takes_no_other_answer_with_it(
@@ -141,6 +142,7 @@ def test_what_a_child_is_given_just_after_it_has_rung_for_all_is_looked_for(
     assert reports[0].completed == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_large_answers_and_small_ones_keep_their_order(queue: Queue) -> None:
     sizes = [0, 300, 600, 5, 40_000, 40_000, 1, ANSWER_BYTES_MAX, 2] * 30

@@ -40,6 +40,7 @@ def charged(queue: Queue) -> Counter[tuple[str, str]]:
     return Counter((task, str(move.lease)) for task, move in moves if move.op in ("fail", "bury"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backoff_s", [(0, 0), (0.001, 0.001)])
 def test_every_attempt_is_executed_however_slow_syncs_are(
     queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, backoff_s: tuple[float, float]

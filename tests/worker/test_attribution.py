@@ -146,6 +146,7 @@ def test_a_task_that_a_child_takes_while_the_one_before_comes_back_has_begun(mon
     child.theirs.close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cause", [stop, cut_short, steal, lose])
 def test_what_a_child_begins_while_the_parent_takes_back_keeps_its_own_result(
     queue_factory: QueueFactory, tmp_path: Path, interleaved: Interleaved, cause: Callable[[Worker, Path], object]
@@ -244,6 +245,7 @@ def test_a_task_that_no_child_has_received_when_its_time_is_over_is_not_charged(
     assert sorted(begun(tmp_path)) == [0, 7]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("off", "other", "garbage"), [(1, "", ""), (0, "0", ""), (0, "", '["x",1,0.5]')])
 def test_a_child_that_answers_for_another_task_is_ended_and_its_task_fails(
     queue_factory: QueueFactory, off: int, other: str, garbage: str

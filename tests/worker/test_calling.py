@@ -168,6 +168,7 @@ def test_functions_without_arguments_are_refused() -> None:
             handlers.Way(function)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("threads", [None, 1])
 def test_fields_arrive_by_name_in_processes_and_threads(queue: Queue, threads: int | None) -> None:
     queue.insert_many([{"tile": 1}, {"tile": 2, "zoom": 3}])
@@ -189,6 +190,7 @@ def test_another_code_fails_the_task_and_is_named(code: Any) -> None:
     assert (verb, reason.partition("\n")[0]) == ("fail", f"SystemExit: {code}")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [[], ["--threads", "1"]])
 def test_a_program_s_main_completes_its_task_once(queue: Queue, tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "tool.py").write_text(

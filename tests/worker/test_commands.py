@@ -37,6 +37,7 @@ def runner(told: list[str]) -> Make:
 # -- what a command is given
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("payload", "argument", "expected"),
     [
@@ -173,6 +174,7 @@ READ = "import sys; print(repr(sys.stdin.read()))"
 PAYLOAD = """'{"f":"q1.mp4"}\\n'"""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("words", "options", "expected"),
     [

@@ -281,6 +281,7 @@ def limits(soft: int, hard: int) -> Any:
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("soft", "hard", "jobs", "seen", "said"),
     [(64, 4096, 40, "456", False), (1024, 4096, 384, "2176", False), (1024, 4096, 2, "1024", False),

@@ -255,6 +255,7 @@ STUCK = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.once
 @pytest.mark.parametrize("how", STUCK)
 def test_a_second_signal_ends_it_whatever_its_threads_are_at(queue: Queue, tmp_path: Path, how: str) -> None:

@@ -57,6 +57,7 @@ PLANTS: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", PLANTS)
 def test_what_is_planted_under_its_name_is_left_alone(
     queue: Queue, run: Make, kept: Path, tmp_path: Path, what: str

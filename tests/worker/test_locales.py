@@ -26,6 +26,7 @@ def run(queue: str, *arguments: str | bytes, locale: str) -> subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE_S, check=False)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("locale", LOCALES)
 def test_a_payload_reaches_its_command(queue_factory: QueueFactory, locale: str) -> None:
     """By standard input, by the environment, and in arguments, also beside bytes that are no UTF-8."""

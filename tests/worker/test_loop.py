@@ -187,6 +187,7 @@ def test_an_empty_queue_is_drained(queue: Queue) -> None:
     assert Worker(queue, tasks.nothing).run() == drained()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("processes", [1, 3])
 def test_max_tasks(queue: Queue, processes: int) -> None:
     queue.insert_many(range(50))
@@ -276,6 +277,7 @@ def test_failures_that_are_not_in_a_row_do_not_count(queue_factory: QueueFactory
     assert Worker(queue, tasks.obey, stop_after_failures=3).run() == drained(completed=10, failed=20)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "how", [{"handler": tasks.obey}, {"command": ["false"]}, {"handler": tasks.obey, "threads": 2}]
 )
@@ -295,6 +297,7 @@ def test_failures_after_a_success_end_nothing_by_default(queue_factory: QueueFac
     assert Worker(queue, tasks.obey).run() == drained(completed=1, failed=30)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("option", ["stop_after_failures", "exclude_after"])
 def test_who_says_a_number_gets_that_number(queue_factory: QueueFactory, option: str) -> None:
     queue = queue_factory(max_attempts=1)

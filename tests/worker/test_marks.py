@@ -32,6 +32,7 @@ def flag() -> Iterator[int]:
     os.close(fd)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("size", range(1, 90))
 def test_a_mark_is_found_wherever_a_read_ends(flag: int, size: int) -> None:
     printed = [b"import\n", b"one \0 two \0", b"", b"\0\0last"]

@@ -12,6 +12,7 @@ from tests.worker.support import drained
 pytestmark = pytest.mark.once
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("max_attempts", "attempts"), [(1, 1), (3, 3), (9, 4), (None, 4)])
 def test_a_task_has_so_many_attempts_at_most(
     queue_factory: QueueFactory, max_attempts: int | None, attempts: int

@@ -187,6 +187,7 @@ done
 """Each command stops within its first line until another has begun one."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("output", [None, "group", "line"])
 def test_commands_side_by_side_never_mix_within_a_line(
     queue: Queue, printed: Printed, tmp_path: Path, output: Any

@@ -80,6 +80,7 @@ def test_names_and_directories_are_those_of_the_commands(path: str) -> None:
         assert placeholders.fill([argument], path, ID) == [known.removesuffix(b"\n")]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "argument",
     ["{x-}", "{x?}", "{x=}", "{x[0]}", "{x['a']}", "{x)}", "{x:{y}}", "{x:{y}d}", "{:{y}}", "{\"x y\" }",
@@ -106,6 +107,7 @@ def test_braces_that_mean_nothing_are_refused_with_the_way_to_have_the_text(queu
     assert filled(f"<{{{text}}}>", None) == f"<{text}>"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("payload", "argument", "reason"),
     [
@@ -144,6 +146,7 @@ def test_a_payload_that_does_not_suit_fails_its_task(
     assert reason in letter.reason
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("field", "command", "cure"),
     [

@@ -40,6 +40,7 @@ def once(queue_factory: QueueFactory) -> Queue:
 # -- what a handler is given, and what it may return
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("payload", [0, "text", None, [1, {"a": "ä"}], {"x": 1.5}, b"\xff\x00", "x" * 500_000])
 def test_the_payload_gets_to_the_handler(queue: Queue, payload: Any) -> None:
     queue.insert(payload)
@@ -110,6 +111,7 @@ def test_a_handler_that_forks_and_returns_twice_answers_once(queue: Queue) -> No
     assert Worker(queue, tasks.obey).run() == drained(completed=2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("delay_s", [0, None])
 def test_retry_puts_back_without_blame(queue: Queue, monkeypatch: pytest.MonkeyPatch, delay_s: float | None) -> None:
     monkeypatch.setattr(loop, "pause_s", lambda *_: 1000.0)  # it must not be over before the worker has ended
@@ -154,6 +156,7 @@ def test_what_no_child_could_find_is_refused_at_once(queue: Queue, handler: Any,
         Worker(queue, handler)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("handler", "complaint"),
     [
@@ -269,6 +272,7 @@ def test_a_timeout_ends_the_child_also_in_c(once: Queue, fifo: str) -> None:
     assert reasons(once) == ["timed out after 1000 s"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("prefetch", [1, 10])
 def test_a_child_killed_from_outside_costs_one_attempt_at_most(
     queue_factory: QueueFactory, tmp_path: Path, prefetch: int

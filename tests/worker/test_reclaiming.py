@@ -308,6 +308,7 @@ def test_a_second_fork_server_does_not_know_what_the_first_had_started(queue: Qu
     assert queue.status().leased == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("line", [": ; # srun", "true || docker run x", ": `true` # at"], ids=["srun", "docker", "at"])
 def test_what_works_elsewhere_may_go_on(one: Queue, pids: Path, line: str) -> None:
     with worker_process(one, command(pids, then=f"{line}\necho $$ >>$0; exec sleep 9000")) as process:
@@ -679,6 +680,7 @@ with open(os.path.join(os.path.dirname(__file__), "entered"), "a") as file: file
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("option", "is_entered"), [("-I", False), ("-E", False), ("-P", True)])
 def test_the_program_looks_at_nothing_that_the_worker_does_not_look_at(
     one: Queue, pids: Path, tmp_path: Path, option: str, is_entered: bool
@@ -696,6 +698,7 @@ def test_the_program_looks_at_nothing_that_the_worker_does_not_look_at(
     assert (trap / "entered").exists() == is_entered
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", ["-I", "-E", "-s", "-P", "-S", "-B"])
 def test_a_worker_s_programs_have_its_options(option: str) -> None:
     code = f"import sys; sys.path[:] = {sys.path!r}; from fsqueue.worker import spawning\n"

@@ -24,6 +24,7 @@ def reporter_of(queue: Queue) -> OutcomeReporter:
     return OutcomeReporter(limits, Taking(), lambda settled: None, lambda error: None, lambda name, error: None)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["standard output", "file", "function", "threads"])
 def test_a_result_that_is_too_large_as_json_buries_its_own_task_alone(queue_factory: QueueFactory, how: str) -> None:
     queue = queue_factory()

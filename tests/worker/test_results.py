@@ -98,6 +98,7 @@ def test_other_users_cannot_enter(queue: Queue, run: Make, tmp_path: Path) -> No
     assert (tmp_path / "mode").read_text().split() == ["700", str(os.geteuid())]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("script", "result"),
     [
@@ -135,6 +136,7 @@ def test_a_result_that_is_not_utf_8_is_told_once(queue: Queue, where: str) -> No
     assert "Write them to a file, and give its path as the result." in told
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("script", "why"),
     [

@@ -15,6 +15,7 @@ from tests.worker.support import drained
 pytestmark = pytest.mark.once
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("command", "typed"),
     [
@@ -83,6 +84,7 @@ def test_a_payload_in_a_program_is_refused(queue: Queue, command: str, typed: st
     Worker(queue, command=shlex.split(command), allow_in_script=True)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "command",
     [

@@ -80,6 +80,7 @@ def as_fork_server(monkeypatch: pytest.MonkeyPatch, directory: Path, code: str) 
     monkeypatch.setattr(supervisor, "__file__", str(program))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: signal.Signals(number).name)
 def test_a_signal_while_the_fork_server_starts_does_not_end_it(
@@ -118,6 +119,7 @@ BOTH = BEFORE.replace("number, *program = sys.argv[1:]", "number, *program = {nu
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", STOPPING, ids=lambda number: number.name)
 def test_a_worker_that_is_told_to_stop_while_it_begins_its_first_command_puts_it_back(
     queue: Queue, number: signal.Signals

@@ -263,6 +263,7 @@ def worker_process(
             process.kill()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_with_a_killed_worker_its_command_ends_and_all_it_has_started(once: Queue, pids: Path, escape: str) -> None:
     with worker_process(once, [*script(ESCAPES[escape], "echo $$ >>$0; exec sleep 9000"), str(pids)]) as process:

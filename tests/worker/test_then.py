@@ -40,6 +40,7 @@ def run(group: Group, script: str, payload: Any = 1, **options: Any) -> fsqueue.
 # -- handlers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [{}, {"threads": 1}])
 def test_what_a_handler_returns_is_inserted_with_its_result(group: Group, how: dict[str, Any]) -> None:
     group["first"].insert({"result": {"n": 1}, "inserts": [["next", [1]], ["other", None]]})
@@ -81,6 +82,7 @@ BAD_INSERTS: dict[str, tuple[Any, str, str]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("bad", BAD_INSERTS)
 def test_what_cannot_be_inserted_says_why(bad: str) -> None:
     given, verb, why = BAD_INSERTS[bad]
@@ -93,6 +95,7 @@ SECRET = "pa55word"
 """A part of a payload, of an output or of a result. It must not be in a reason, which is kept longer."""
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "given",
     [
@@ -127,6 +130,7 @@ def test_a_reason_quotes_nothing_of_what_was_to_be_inserted(given: Any) -> None:
     assert "77055770" not in text.replace(",", "")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "printed",
     [
@@ -208,6 +212,7 @@ BAD_OUTPUT = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("script", BAD_OUTPUT)
 def test_output_that_cannot_be_inserted_says_why(group: Group, script: str) -> None:
     verb, why = BAD_OUTPUT[script]
