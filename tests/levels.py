@@ -70,6 +70,6 @@ def repeats(tests: Sequence[pytest.Function]) -> list[pytest.Function]:
 def load_profile() -> None:
     """Set how Hypothesis works. How long an example takes says how busy the machine is, and nothing of the code."""
     common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("gate", common, derandomize=True, max_examples=50)
+    settings.register_profile("gate", common, derandomize=True, max_examples=20)
     settings.register_profile("all", common, print_blob=True)
     settings.load_profile("all" if IS_ALL else "gate")

@@ -442,6 +442,7 @@ FSCK = 8
 """Which of them that is: it takes as many steps as all others together."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("late", range(len(LATE)))
 def test_who_is_late_does_nothing_to_the_queue_in_place_of_a_deleted_one(tmp_path: Path, late: int) -> None:
     """At whichever step of his: its tasks, counts, letters and directories are its own."""

@@ -655,6 +655,7 @@ would all be lost by damage to that file. Short enough to wait for: an error lea
 """
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("seed", range(12))
 def test_random_damage_while_others_work(queue_factory: QueueFactory, seed: int) -> None:

@@ -27,7 +27,7 @@ from fsqueue.views import lease_holders
 from tests.levels import how_many
 from tests.support import base_of
 
-QUICK = settings(max_examples=how_many(25, 150), deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=how_many(10, 150), deadline=None, suppress_health_check=list(HealthCheck))
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=20)
@@ -118,7 +118,7 @@ def test_garbage_in_any_file_of_a_queue(tmp_path: Path, place: str) -> None:
     sound.close()
     numbers = itertools.count()
 
-    @settings(max_examples=how_many(10, 60), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=how_many(8, 60), deadline=None, suppress_health_check=list(HealthCheck))
     @given(contents, st.booleans())
     def check(content: bytes, behind: bool) -> None:
         clock = ManualClock(time.time())

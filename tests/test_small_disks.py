@@ -34,6 +34,7 @@ def test_a_fresh_queue_needs_little_room_or_says_so(tmp_path: Path) -> None:
 KINDS = [(kind, what) for kind in DISKS for what in ("bytes", "inodes")]
 
 
+@pytest.mark.one_in(4)
 @each_once(("verb", VERBS), ("disk_kind", KINDS))
 def test_each_verb_on_a_full_disk(tmp_path: Path, verb: Verb, disk_kind: tuple[str, str]) -> None:
     """Who needs room is told, who needs none does his work, and nothing is lost."""

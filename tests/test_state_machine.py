@@ -508,7 +508,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=how_many(12, 100),
+    max_examples=how_many(8, 100),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

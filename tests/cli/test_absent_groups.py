@@ -31,6 +31,7 @@ BY_ITS_PATH = "{group}/open"
 """A queue that is there is used by its path, also if the file of its group is gone."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("away", [unmounted, removed])
 def test_each_command_says_that_it_may_not_be_mounted(tmp_path: Path, away: Callable[[Used], None]) -> None:
     (tmp_path / "disk").mkdir()

@@ -99,6 +99,7 @@ def test_what_destroys_work_refuses_where_no_user_can_answer(fsqueue_cli: Run, m
     assert not mixed.path.exists() or mixed.status() != before
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*DESTROYS, "release-all", "retry", "dead retry", "retry --completed --all"])
 def test_on_a_terminal_all_of_them_ask(mixed: Queue, name: str) -> None:
     before = mixed.status()

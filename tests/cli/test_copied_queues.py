@@ -113,6 +113,7 @@ def test_what_the_warning_says_to_type_ends_it(tmp_path: Path, name: str, fsqueu
     assert not Queue(path).is_copy()
 
 
+@pytest.mark.one_in(4)
 def test_a_worker_says_it_first(tmp_path: Path, way: Copy, spawn: Spawn) -> None:
     original = Queue.create(tmp_path / "q").path
     Queue(original).insert_many(range(2))

@@ -108,6 +108,7 @@ def test_two_join(spawn: Spawn, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_is_ended_while_waiting_leaves_nothing(spawn: Spawn, tmp_path: Path, number: int) -> None:
     process = spawn("doctor", tmp_path, "--join")

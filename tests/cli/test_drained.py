@@ -61,6 +61,7 @@ def asked_while_a_task_hops(cli: Run, path: Path, command: str, given: str, way:
         assert COMMANDS[command](cli, GIVEN[given](group))
 
 
+@pytest.mark.one_in(4)
 @each_once(("command, given", ASKED), ("verb", ENDS))
 def test_a_task_that_hops_is_not_missed_however_it_ends(
     fsqueue_cli: Run, tmp_path: Path, command: str, given: str, verb: str
@@ -68,6 +69,7 @@ def test_a_task_that_hops_is_not_missed_however_it_ends(
     asked_while_a_task_hops(fsqueue_cli, tmp_path, command, given, "file", verb)
 
 
+@pytest.mark.one_in(4)
 @each_once(("command, given", ASKED), ("way", WAYS))
 def test_a_task_that_hops_is_not_missed_however_it_comes(
     fsqueue_cli: Run, tmp_path: Path, command: str, given: str, way: str

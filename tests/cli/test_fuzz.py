@@ -103,7 +103,7 @@ def test_any_arguments(
 
     made = {"*"} if name == ["run"] else set[str]()  # --keep-output makes its directory, whatever its name
 
-    @settings(max_examples=how_many(12, 40), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=how_many(8, 40), deadline=None, suppress_health_check=list(HealthCheck))
     @given(arguments(command), inputs)
     def check(given: list[str], said: bytes) -> None:
         queue = Queue.create("q", exist_ok=True, shards=2, durability="none")

@@ -292,7 +292,7 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 )
 
 
-@settings(deadline=None, max_examples=how_many(50, 200), suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=how_many(20, 200), suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=8), chunk=st.integers(1, 40))
 def test_whatever_python_writes_as_csv_comes_back(rows: list[list[str]], chunk: int) -> None:
     """Cells of columns of text as they were; numbers as Python reads them. Wherever the chunks end."""

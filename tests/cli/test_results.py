@@ -172,7 +172,7 @@ others = st.none() | st.integers(-(2**63), 2**63 - 1) | st.just([1, {"a": "x\r"}
 
 
 @given(st.lists(st.tuples(cells, others), min_size=1, max_size=8), st.sampled_from([1, 1000]))
-@settings(max_examples=how_many(25, 1000))
+@settings(max_examples=how_many(10, 1000))
 def test_texts_are_quoted_and_null_is_empty_whichever_way_a_row_goes(rows: list[Any], at_once: int) -> None:
     """For Python's reader, for Arrow's, and by the bytes: a text that is empty is `""`, and null is nothing."""
     from pyarrow import csv as arrow_csv
@@ -252,7 +252,7 @@ payloads_drawn = st.lists(objects | values | st.binary(max_size=3), min_size=1, 
 
 
 @given(st.lists(st.tuples(payloads_drawn, results_drawn), min_size=1, max_size=3), st.sampled_from([1, 1000]))
-@settings(max_examples=how_many(25, 1000))
+@settings(max_examples=how_many(10, 1000))
 def test_tables_have_what_was_put_in(parts: list[tuple[list[Any], list[Any]]], at_once: int) -> None:
     """Whichever way a column goes, as a whole or value by value."""
     blocks = []

@@ -128,6 +128,7 @@ def test_ctrl_c_leaves_a_clean_screen(on_terminal: On, queue: Queue) -> None:
     assert screen.splitlines()[-1] == "fsqueue: 1 released"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [[], ["--log-json"], ["--json"]])
 def test_a_second_signal_ends_it_where_nobody_reads(
     spawn: Spawn, queue: Queue, tmp_path: Path, options: list[str]
@@ -173,6 +174,7 @@ main()
 """Draws whenever it may."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("env", [{"TERM": ""}, {"TERM": "dumb"}])
 def test_nothing_is_drawn_on_a_terminal_that_cannot(on_terminal: On, queue: Queue, env: dict[str, str]) -> None:
     queue.insert_many(range(2))

@@ -116,6 +116,7 @@ def test_a_port_that_other_hosts_reach_without_tls_is_told(tmp_path: Path, spawn
     assert "carries its token in the clear" in served.stderr.readline()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_without_a_traceback(tmp_path: Path, spawn: Spawn, number: int) -> None:
     Queue.create(tmp_path / "q", shards=1)
@@ -287,6 +288,7 @@ def test_a_client_that_sends_half_a_head_is_told_so_and_one_that_sends_nothing_i
     assert b"The head of the request stopped. Nothing was done." in said
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("then", [b"x", b"xxxxx"])
 def test_a_client_that_was_refused_and_goes_on_sending_is_left(tmp_path: Path, then: bytes) -> None:
     """A client without a token is answered before its body is read. It could hold the connection with one more byte."""

@@ -71,6 +71,7 @@ def _counts(group: Group, name: str) -> tuple[int, int, int]:
     return status.waiting + status.delayed, status.leased, status.completed
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_child_of_a_signal_handler_does_nothing_in_its_parents_verb(group: Group, serve: Serve, verb: str) -> None:
     prepare, act, counts = VERBS[verb]

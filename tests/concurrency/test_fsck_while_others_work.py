@@ -114,6 +114,7 @@ ONE_OF_EACH_KIND = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("kind", "action"), ONE_OF_EACH_KIND)
 def test_two_repairs_at_once_while_others_work(queue_factory: QueueFactory, kind: str, action: Damage) -> None:
     """Nothing is lost but what the damage took, the counts add up, and nothing is left to find."""

@@ -158,6 +158,7 @@ def settle(queue: Queue, verb: str) -> None:
     assert len(payloads) == len(set(payloads))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.once
 @each_once(("verb", list(VERBS)), ("end", ["goes on", "is killed"]))

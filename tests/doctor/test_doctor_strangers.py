@@ -378,7 +378,7 @@ def sensible(shape: Any) -> Any:
     return "" if shape is rendezvous.TEXT else shape[0] if isinstance(shape, tuple) else 1
 
 
-@settings(max_examples=how_many(30, 100), deadline=None)
+@settings(max_examples=how_many(12, 100), deadline=None)
 @given(BODIES, st.sampled_from(SHAPES))
 def test_any_body_is_understood_or_called_nonsense(body: dict[str, Any], shape: dict[str, Any]) -> None:
     found, said = {}, ""

@@ -69,7 +69,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=how_many(40, 500), deadline=None)
+@settings(max_examples=how_many(16, 500), deadline=None)
 @given(values, st.integers(0, 12), st.integers(2, 16), st.booleans())
 def test_the_scanner_agrees_with_counting_by_recursion(value: Any, more: int, levels: int, indented: bool) -> None:
     for _ in range(more):

@@ -133,7 +133,7 @@ WRITTEN = st.recursive(
     ),
     st.booleans(),
 )
-@settings(max_examples=how_many(30, 300))
+@settings(max_examples=how_many(12, 300))
 def test_ranks_are_read_as_parsing_would_read_them(tasks: list[tuple[Any, Any, Any]], spaced: bool) -> None:
     lines = []
     for payload, given_priority, key in tasks:
@@ -160,7 +160,7 @@ def test_ranks_are_read_as_parsing_would_read_them(tasks: list[tuple[Any, Any, A
     ),
     st.booleans(),
 )
-@settings(max_examples=how_many(30, 200))
+@settings(max_examples=how_many(12, 200))
 def test_choose_takes_the_most_urgent(
     priorities: list[Priority | None], in_log: bool, steps: list[tuple[str, int, Any]], solo: bool
 ) -> None:

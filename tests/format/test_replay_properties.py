@@ -107,7 +107,7 @@ works = st.fixed_dictionaries(
 
 
 @given(logs(), st.data())
-@settings(max_examples=how_many(40, 1500))
+@settings(max_examples=how_many(16, 1500))
 def test_all_at_once_is_as_one_after_the_other(data: bytes, more: st.DataObject) -> None:
     """What reads whole logs goes a faster way with most `complete` records."""
     parsed = [record for line in data.split(b"\n") if (record := movements.parse(line)) is not None]
@@ -427,7 +427,7 @@ ORACLE_NAMES = {AVAILABLE: "available", LEASED: "leased", COMPLETED: "completed"
 
 
 @given(logs(40))
-@settings(max_examples=how_many(30, 300))
+@settings(max_examples=how_many(12, 300))
 def test_a_naive_fold_agrees(data: bytes) -> None:
     replay_state, oracle = folded(data), Oracle().read(data)
     assert replay_state.at == oracle.at
@@ -482,7 +482,7 @@ def free_tasks(replay_state: ReplayState, at: int, margin: int) -> tuple[set[int
     st.sampled_from([None, 1, 2]),
     st.booleans(),
 )
-@settings(max_examples=how_many(30, 300))
+@settings(max_examples=how_many(12, 300))
 def test_choose_offers_what_is_free_by_definition(
     data: bytes, later: int, most: int, margin: int, attempts_max: int | None, solo: bool
 ) -> None:
@@ -539,7 +539,7 @@ def test_looking_again_and_again_loses_no_task(data: bytes, looks: list[tuple[in
 
 
 @given(logs())
-@settings(max_examples=how_many(30, 300))
+@settings(max_examples=how_many(12, 300))
 def test_next_time_is_the_earliest_by_definition(data: bytes) -> None:
     replay_state = folded(data)
     open_tasks = [index for index in range(replay_state.count) if replay_state.state[index] in (AVAILABLE, LEASED)]

@@ -41,7 +41,7 @@ def exact(payloads: list[Any]) -> str:
 
 
 @given(st.lists(st.tuples(values, values, scalars), min_size=1, max_size=6))
-@settings(max_examples=how_many(60, 3000))
+@settings(max_examples=how_many(24, 3000))
 def test_one_shape_is_decoded_at_once(rows: list[tuple[Any, Any, Any]]) -> None:
     lines = [orjson.dumps({"payload": dict(zip(("a", "b", "ü\"'"), row, strict=True))}) for row in rows]
     assume(b"9115726943" not in b"".join(lines))  # Hypothesis draws numbers that it finds in the source
@@ -62,7 +62,7 @@ broken = st.lists(pieces, max_size=9).map(lambda parts: b'{"payload":{"a":' + b"
 
 
 @given(st.lists(sound | broken, min_size=1, max_size=4))
-@settings(max_examples=how_many(100, 20000))
+@settings(max_examples=how_many(40, 20000))
 def test_damaged_lines_among_sound_ones_are_left_to_the_general_way(lines: list[bytes]) -> None:
     found = decode_payloads(lines)
     if found is not None:

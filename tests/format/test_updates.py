@@ -596,7 +596,7 @@ def check(state: ReplayState) -> None:
 
 @pytest.mark.slow
 @given(soups(), st.data())
-@settings(max_examples=how_many(25, 800))
+@settings(max_examples=how_many(10, 800))
 def test_any_records_replay_and_in_pieces_as_at_once(data: bytes, draw: st.DataObject) -> None:
     state, done = ReplayState(), 0
     for line in lines_of(data):
@@ -618,7 +618,7 @@ def test_any_records_replay_and_in_pieces_as_at_once(data: bytes, draw: st.DataO
 
 @pytest.mark.slow
 @given(soups())
-@settings(max_examples=how_many(25, 800))
+@settings(max_examples=how_many(10, 800))
 def test_what_readers_of_records_see_is_what_the_replay_comes_to(data: bytes) -> None:
     """All at once as one by one, and each task was changed last by a record that was effective."""
     records, state, inserts = records_of(data), ReplayState(), {}
@@ -637,7 +637,7 @@ def test_what_readers_of_records_see_is_what_the_replay_comes_to(data: bytes) ->
 
 @pytest.mark.slow
 @given(open_logs(), st.data())
-@settings(max_examples=how_many(25, 800))
+@settings(max_examples=how_many(10, 800))
 def test_a_commit_acts_and_an_abort_is_as_if_nothing_was(data: bytes, draw: st.DataObject) -> None:
     tape = OpenTape()
     tape.raw(data[len(tape.data) :])
@@ -684,7 +684,7 @@ def at_every_movement(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("at_every_movement")
 @given(soups(), st.data())
-@settings(max_examples=how_many(20, 600))
+@settings(max_examples=how_many(8, 600))
 def test_who_begins_at_a_checkpoint_agrees_with_who_reads_all(data: bytes, draw: st.DataObject) -> None:
     log, prefixes = brief_readers.Log(), []
     for line in lines_of(data):
@@ -821,7 +821,7 @@ def own_records(draw: st.DrawFn, state: ReplayState) -> tuple[UpdatePart, int, d
 
 @pytest.mark.slow
 @given(soups(), st.data())
-@settings(max_examples=how_many(40, 1500))
+@settings(max_examples=how_many(16, 1500))
 def test_in_any_log_the_author_judges_and_knows_what_its_readers_do(data: bytes, draw: st.DataObject) -> None:
     """Also of several updates, beside prepared records of others, and with outcomes between."""
     data = data[: data.rfind(b"\n") + 1]

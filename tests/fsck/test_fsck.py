@@ -643,6 +643,7 @@ def test_damage_is_found_explained_and_repaired(q: Queue, clock: ManualClock, ki
     check_outside(q)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("kind", "action"), EACH)
 def test_a_repair_that_dies_at_any_step_is_repeated(
     q: Queue, tmp_path: Path, clock: ManualClock, kind: str, action: Damage

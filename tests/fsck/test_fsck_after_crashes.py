@@ -30,6 +30,7 @@ VERBS: dict[str, Callable[[Queue], object]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_death_at_any_step(queue_factory: QueueFactory, verb: str) -> None:
     clock = ManualClock(time.time())

@@ -43,6 +43,7 @@ VERBS: dict[str, Callable[[Group], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_child_of_a_signal_handler_gets_forked_child(tmp_path: Path, verb: str) -> None:
     forker = Forker(stride=how_many(31, 5))

@@ -17,5 +17,6 @@ def test_two_clients_commit_the_same_names_at_once(nfs: Guest) -> None:
     assert found["tasks"] >= 3 * found["commits"]
 
 
+@pytest.mark.thorough
 def test_what_one_client_staged_the_other_one_publishes(nfs: Guest) -> None:
     assert nfs.call("tests.lab.commits", "publish_elsewhere") == {"rounds": 4}

@@ -19,7 +19,7 @@ SCENARIOS = "tests.lab.nfs"
 KIND = f"NFS {NFS}"
 
 
-GATE_POINTS = ("holding a lease", "completing, appended and not synced", "inserting, before unlocking")
+GATE_POINTS = ("completing, appended and not synced",)
 
 CALLS_MAX = {"insert": 0.05, "single": 12, "loop": 6, "hundreds": 0.3}
 """Calls to an NFS 4.2 server for a task inserted in bulk; leased and completed singly, in the loop, by hundreds."""
@@ -51,12 +51,14 @@ def test_the_server_restarts_while_two_clients_drain_a_queue(nfs: Guest, batch_t
     assert found["completed"] + found["dead"] >= 120
 
 
+@pytest.mark.thorough
 def test_fsqueue_run_on_two_clients_one_of_them_killed(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "drain_with_commands", seed=SEED)
     assert found["executed"] >= 60
     assert found["hosts"] == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("client", [1, 2])
 def test_a_process_that_waits_keeps_no_log_of_a_finished_batch(nfs: Guest, client: int) -> None:
     """It would stay in the queue as `.nfs…`, for as long as the process waits."""
@@ -66,6 +68,7 @@ def test_a_process_that_waits_keeps_no_log_of_a_finished_batch(nfs: Guest, clien
     assert found["open"] > 4, "what is asked for must be possible"
 
 
+@pytest.mark.thorough
 def test_a_worker_that_stands_still_does_not_blind_its_host(nfs: Guest) -> None:
     """Of a file that a process has open for writing, an NFS client serves zeros where others have appended."""
     found = nfs.call(SCENARIOS, "seen_beside_one_who_stands_still")
@@ -75,6 +78,7 @@ def test_a_worker_that_stands_still_does_not_blind_its_host(nfs: Guest) -> None:
     assert found["moves"] == ["insert", "lease", "complete"]
 
 
+@pytest.mark.thorough
 def test_what_was_in_a_directory_that_another_client_removed_is_missing(nfs: Guest) -> None:
     """A client may know the removed directory for half a minute more, and then its server says "stale"."""
     found = nfs.call(SCENARIOS, "asked_of_a_directory_that_is_gone")
@@ -91,6 +95,7 @@ def test_what_was_in_a_directory_that_another_client_removed_is_missing(nfs: Gue
     }
 
 
+@pytest.mark.thorough
 def test_a_copy_is_seen_as_one_by_the_server_and_by_each_client_and_a_queue_that_was_moved_is_none(nfs: Guest) -> None:
     """The clients do not know generations. A number that the server's disk gives again is not noticed by them."""
     found = nfs.call(SCENARIOS, "copies_seen")
@@ -103,6 +108,7 @@ def test_a_copy_is_seen_as_one_by_the_server_and_by_each_client_and_a_queue_that
         assert found[f"{name} restored, seen by the server"] == (is_known or not got_its_number)
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_s_task_is_had_by_the_other_client_when_its_lease_ends(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "lease_of_a_killed_worker")
     assert not found["too_early"]
@@ -110,6 +116,7 @@ def test_a_killed_worker_s_task_is_had_by_the_other_client_when_its_lease_ends(n
     assert found["completed"] == 1
 
 
+@pytest.mark.thorough
 def test_who_outlives_a_lease_can_do_nothing_once_the_other_client_has_it(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "lease_taken_over")
     assert found["same"]
@@ -128,10 +135,12 @@ def test_a_client_sees_at_once_a_group_that_it_looked_for_in_vain_before(nfs: Gu
     assert found == {"before": "GroupNotFound", "drained": False, "got": ["payload"], "then": ["next"]}
 
 
+@pytest.mark.thorough
 def test_an_idle_worker_hears_of_what_the_other_client_inserts(nfs: Guest) -> None:
     assert nfs.call(SCENARIOS, "one_waits_for_the_other") == {"got": ["ring"]}
 
 
+@pytest.mark.thorough
 def test_what_is_inserted_after_the_other_client_s_purge_is_there(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "purged_and_deleted_elsewhere")
     assert found["after"] >= 20

@@ -41,12 +41,14 @@ def test_two_clients_insert_singly_and_work_while_processes_are_killed(nfs: Gues
     assert found["tasks"] >= found["inserted"] >= 300
 
 
+@pytest.mark.thorough
 def test_an_inserter_of_another_host_goes_on_with_the_batch_of_one_that_was_killed(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "adopt")
     assert found["batches"] == 1
     assert found["inserted"] >= 2 * TASKS
 
 
+@pytest.mark.thorough
 def test_what_two_clients_insert_singly_after_a_purge_is_there(nfs: Guest) -> None:
     found = nfs.call(SCENARIOS, "purge", seed=SEED)
     tally.note(f"NFS {NFS}", {"purges": PURGES, **found})

@@ -266,7 +266,7 @@ def test_a_renaming_is_synced_once_before_the_insert_is_reported(tmp_path: Path,
 # -- many --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=how_many(25, 60), deadline=None)
+@settings(max_examples=how_many(10, 60), deadline=None)
 @given(st.lists(st.tuples(priorities, st.sampled_from([0, 60])), max_size=60), st.sampled_from([None, 1, 3]))
 def test_batches_are_sorted_and_named_by_their_most_urgent_task(
     tmp_path_factory: pytest.TempPathFactory, given_tasks: list[tuple[Any, int]], size: int | None

@@ -587,7 +587,7 @@ BODIES = st.one_of(
 
 @given(BODIES, st.sampled_from(["/update", "/claim"]), st.sampled_from([None, "application/json", FORM]))
 @hypothesis_settings(
-    max_examples=how_many(12, 2_000), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=how_many(8, 2_000), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_any_body_is_answered_in_the_format_or_refused(
     client: TestClient, body: bytes, path: str, kind: str | None

@@ -259,7 +259,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.sampled_from(DURATION_UNITS))
-@hypothesis_settings(max_examples=how_many(25, 5_000))
+@hypothesis_settings(max_examples=how_many(10, 5_000))
 def test_any_value_is_a_request_within_bounds_or_refused_by_a_name(value: Any, unit: DurationUnit) -> None:
     if isinstance(value, dict):
         value.setdefault("clientid", 1)

@@ -182,6 +182,7 @@ def test_what_makes_no_sense_is_refused_in_a_line(
     assert queue.status().waiting == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("master", "named", "conf", "runs"),
     [

@@ -57,6 +57,7 @@ def view(spark: SparkSession, queue: Queue, **options: str) -> list[Row]:
 # -- priorities -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @each_once(
     (
         "kind, given",
@@ -138,6 +139,7 @@ def test_a_line_that_its_priority_makes_too_long_is_refused(spark: SparkSession,
         seed(df, str(queue.path), payload="a", priority="p")
 
 
+@pytest.mark.one_in(2)
 @BOTH
 def test_priorities_and_delays(spark: SparkSession, queue: Queue, way: Way) -> None:
     df = spark.createDataFrame([(n, n % 3, 1000.0 * (n % 2)) for n in range(6)], "n INT, line INT, lines DOUBLE")
@@ -146,6 +148,7 @@ def test_priorities_and_delays(spark: SparkSession, queue: Queue, way: Way) -> N
     assert {(task.payload, task.priority) for task in queue.tasks("delayed")} == {(3, 0), (1, 1), (5, 2)}
 
 
+@pytest.mark.thorough
 @BOTH
 def test_a_payload_of_bytes_with_a_priority(spark: SparkSession, queue: Queue, way: Way) -> None:
     df = spark.createDataFrame([(b"\xff", 2), (b"", 1)], "b BINARY, p INT").coalesce(1)
@@ -195,6 +198,7 @@ def test_rows_whose_keys_live_are_not_inserted(spark: SparkSession, queue: Queue
     assert list(queue.fsck()) == []
 
 
+@pytest.mark.one_in(2)
 @BOTH
 @NO_SINGLES
 def test_a_key_that_many_rows_have_is_inserted_once(spark: SparkSession, queue: Queue, way: Way) -> None:
@@ -203,6 +207,7 @@ def test_a_key_that_many_rows_have_is_inserted_once(spark: SparkSession, queue: 
     assert keys_of(queue) == {str(n): 1 for n in range(5)}
 
 
+@pytest.mark.thorough
 @NO_SINGLES
 def test_keys_with_priorities_delays_and_json(spark: SparkSession, queue: Queue) -> None:
     rows = [("a", 2, 0.0, "[1]"), ("b", 1, 0.0, "[2]"), ("c", None, 0.0, "null"), ("d", 0, 900.0, "{}")]
@@ -294,6 +299,7 @@ def test_many_keys_are_advised_against(
         assert "To insert a whole set once, use a name instead" in caplog.text
 
 
+@pytest.mark.thorough
 @NO_SINGLES
 def test_a_stream_with_keys(stream: Stream, queue: Queue) -> None:  # noqa: F811
     for count in (4, 3):

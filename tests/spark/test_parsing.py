@@ -127,6 +127,7 @@ def test_a_text_that_is_no_base64_is_null_in_its_field_alone(spark: SparkSession
     assert row.payload.asDict() == {"n": 1, "data": None, "_corrupt_record": '{"n":1,"data":"5"}'}
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", GOOD)
 def test_each_type_is_read_alone(spark: SparkSession, queue: Queue, tmp_path: Path, kind: str) -> None:
     """Where all fit, which Arrow parses at once if it can."""

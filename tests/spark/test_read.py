@@ -95,6 +95,7 @@ def test_payloads_can_be_parsed_on_the_way(spark: SparkSession, busy: Queue) -> 
         assert found[task.id] == (None if isinstance(task.payload, bytes) else wanted), task
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["INT", "ARRAY<STRING>", "STRUCT<n: STRUCT<a: INT>>"])
 def test_payloads_that_do_not_fit_are_null_or_objects_of_nulls(spark: SparkSession, queue: Queue, kind: str) -> None:
     fitting: Any = {"INT": 5, "ARRAY<STRING>": ["a", None], "STRUCT<n: STRUCT<a: INT>>": {"n": {"a": 1}}}[kind]
@@ -280,6 +281,7 @@ def test_commits(spark: SparkSession, queue: Queue) -> None:
     assert (other["name"], other["tasks"]) == ("b", 0)
 
 
+@pytest.mark.thorough
 def test_all_of_a_drained_queue(spark: SparkSession, queue: Queue) -> None:
     queue.insert_many(range(3000))
     while tasks := queue.lease(500):
@@ -301,6 +303,7 @@ def test_a_group_has_a_column_with_the_queue(spark: SparkSession, queue_factory:
     assert read(spark, tmp_path, "counters").count() == 0
 
 
+@pytest.mark.thorough
 def test_a_group_of_many_queues(spark: SparkSession, queue_factory: QueueFactory, tmp_path: Path) -> None:
     for number in range(70):
         queue_factory(f"q{number}", shards=1).insert(number)

@@ -177,6 +177,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_in_a_browser(name: str, browser: Browser, tmp_path: Path) -> None:
     """On phones and on screens, by day and by night; also where the style changes, when labels have least room."""

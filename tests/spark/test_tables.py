@@ -98,6 +98,7 @@ def test_a_table_of_the_catalog(spark: SparkSession, queue_factory: QueueFactory
     assert queue.status().waiting == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("tables")
 def test_a_table_of_another_view(spark: SparkSession, queue: Queue) -> None:
     spark.sql(f"CREATE TABLE d USING fsqueue OPTIONS (view 'dead') LOCATION '{queue.path}'")

@@ -149,6 +149,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_numbers_that_json_does_not_have_are_refused(spark: SparkSession, queue: Queue, kind: str) -> None:
     df = spark.createDataFrame([(1, None), (2, SHAPES[kind])], f"n INT, x {kind}")
@@ -221,6 +222,7 @@ def test_columns_may_be_named_anything(spark: SparkSession, queue: Queue) -> Non
     assert sorted(payloads(queue), key=len) == [{}, {"a.b": 1, "A": 2, "a": 3, 'c"0': 5}]
 
 
+@pytest.mark.thorough
 def test_floats_are_the_same_both_ways(spark: SparkSession, queue_factory: QueueFactory) -> None:
     numbers = [0.1, 1.0, -0.0, 1e16, 1e-7, 123456.789, 1e38]
     df = spark.createDataFrame([(x, x, [x]) for x in numbers], "f FLOAT, d DOUBLE, a ARRAY<FLOAT>").coalesce(1)
@@ -319,6 +321,7 @@ def test_seed_says_what_is_wrong_in_the_words_of_fsqueue(spark: SparkSession, qu
 # -- batches ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("by", ["write", "seed"])
 def test_batches_are_full_and_no_larger_than_they_may_be(
     spark: SparkSession, queue_factory: QueueFactory, by: str
@@ -352,6 +355,7 @@ def test_a_task_larger_than_the_queue_takes_is_refused(spark: SparkSession, queu
     assert queue.status().inserted == 0
 
 
+@pytest.mark.thorough
 def test_batch_tasks_makes_them_as_small_as_asked_for(spark: SparkSession, queue: Queue) -> None:
     seed(rows(spark, 100, 1), str(queue.path), batch_tasks=7)
     assert len(list(queue.path.rglob("queue/*/*.jsonl"))) == (15 if queue.settings.batch_tasks_max > 1 else 100)
@@ -379,6 +383,7 @@ def test_a_named_commit_is_written_once(spark: SparkSession, queue: Queue) -> No
     assert sorted(os.listdir(queue.store.layout.staging)) == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("theirs", [10, 3])
 def test_who_loses_to_another_driver_is_told_so(spark: SparkSession, queue: Queue, theirs: int) -> None:
     """The other one publishes the name after this one has looked for it."""
@@ -400,6 +405,7 @@ def test_who_loses_to_another_driver_is_told_so(spark: SparkSession, queue: Queu
     assert list(queue.path.rglob("staging/*/*")) == []
 
 
+@pytest.mark.thorough
 def test_writes_without_a_name_add_up(spark: SparkSession, queue: Queue) -> None:
     for _ in range(2):
         write(rows(spark, 5), queue)

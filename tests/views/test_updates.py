@@ -328,7 +328,7 @@ def test_what_was_committed_is_work_for_whoever_waits(update: ByHand) -> None:
 
 @pytest.mark.slow
 @given(soups())
-@settings(max_examples=how_many(25, 1000))
+@settings(max_examples=how_many(10, 1000))
 def test_what_views_tell_of_any_records_is_what_the_replay_comes_to(data: bytes) -> None:
     records = records_of(data)
     state = history.replay(records)
@@ -351,7 +351,7 @@ def test_what_views_tell_of_any_records_is_what_the_replay_comes_to(data: bytes)
 
 @pytest.mark.slow
 @given(soups(), st.sampled_from(["commit", "abort"]))
-@settings(max_examples=how_many(25, 1000))
+@settings(max_examples=how_many(10, 1000))
 def test_a_decision_that_a_log_lacks_counts_as_the_outcome_that_it_gets(data: bytes, outcome: str) -> None:
     state = folded(data)
     lines = [
