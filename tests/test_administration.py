@@ -446,7 +446,7 @@ FSCK = 8
 @pytest.mark.parametrize("late", range(len(LATE)))
 def test_who_is_late_does_nothing_to_the_queue_in_place_of_a_deleted_one(tmp_path: Path, late: int) -> None:
     """At whichever step of his: its tasks, counts, letters and directories are its own."""
-    for number in range(1, 1000, how_many(9 if late == FSCK else 3, 1)):  # tests/simulation does so at each call
+    for number in range(1, 1000, how_many(21 if late == FSCK else 7, 1)):  # tests/simulation does so at each call
         with Queue.create(tmp_path / f"{number}" / "q") as before:
             before.insert_many(range(4), batch_tasks=2)
             before.lease()[0].bury("dead")

@@ -13,7 +13,7 @@ from tests.support import QueueFactory
 from tests.verb_calls import VERBS, Verb, assert_nothing_lost, check_and_repair, renew_some, set_up, upkeep
 
 STRIDE = how_many(3, 1)
-"""In the gate each of the three kinds of a full disk meets each third step: together they meet each."""
+"""In the gate each verb meets one of the three kinds of a full disk, at each third step."""
 KINDS = [(errno.ENOSPC, False, 1), (errno.EDQUOT, False, 10**9), (errno.ENOSPC, True, 10**9)]
 
 

@@ -249,7 +249,7 @@ main()
 def test_a_command_that_is_killed_is_typed_again(fsqueue_cli: Run, queue_factory: Callable[..., Queue]) -> None:
     """Killed before any of its changes of names, and repeated: all is there, once."""
     seen = set()
-    for steps in range(0, 100, how_many(3, 1)):
+    for steps in range(0, 100, how_many(6, 1)):
         queue = queue_factory(f"q{steps}", shards=2)
         command = ["insert", str(queue.path), "--commit", "seed", "--batch-tasks", "2"]
         child = subprocess.run(

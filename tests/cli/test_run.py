@@ -558,7 +558,7 @@ def test_sigusr1_stops_it_and_lets_finish(spawn: Spawn, queue: Queue, tmp_path: 
 def test_runners_that_are_killed_lose_nothing(spawn: Spawn, queue_factory: QueueFactory, tmp_path: Path) -> None:
     """With tasks leased ahead, results not yet told, and children at work."""
     queue = queue_factory(lease_s=1)
-    log, count = tmp_path / "log", how_many(1000, 3000)
+    log, count = tmp_path / "log", how_many(500, 3000)
     queue.insert_many({"log": str(log), "n": n} for n in range(count))
     arguments = ["run", queue.path, "-j", 2, "--call", "tests.worker.tasks:note"]
     for _ in range(3):

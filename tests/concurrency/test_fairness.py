@@ -16,7 +16,7 @@ from tests.concurrency.processes import together
 from tests.levels import how_many
 from tests.waiting import PATIENCE_S
 
-WORKERS, TASKS = 8, how_many(400, 1000)
+WORKERS, TASKS = 8, how_many(200, 1000)
 
 
 def work(queue: Queue, n: int, all_are_there: Barrier) -> dict[str, Any]:

@@ -23,7 +23,7 @@ CREW = how_many(4, 8)
 """Number of processes that work at once."""
 CREWS = how_many(1, 3)
 """How many crews work, one after the other, each at a queue of its own."""
-LOOKS = how_many(4, 6)
+LOOKS = how_many(3, 6)
 """How often fsck looks at a queue meanwhile. A look takes the longer, the more was done before it, and more is done
 during a longer one: so the looks of one queue must be few.
 """

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.batched  # what is looked at is in the logs of open bat
 
 QueueFactory = Callable[..., Queue]
 KEYS = 5
-NEW = how_many(40, 120)
+NEW = how_many(20, 120)
 """Number of new tasks after which an inserter ends."""
 SLACK_MS = 2
 """Times are cut to milliseconds."""

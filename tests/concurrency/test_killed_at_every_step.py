@@ -16,8 +16,8 @@ from tests.concurrency.trapped import DieAt, trapped
 from tests.levels import how_many
 
 QueueFactory = Callable[..., Queue]
-STRIDE = how_many(3, 1)
-"""A long life is ended at each third step in the gate. (tests/simulation ends each verb at each of its calls.)"""
+STRIDE = how_many(7, 1)
+"""A long life is ended at each seventh step in the gate. (tests/simulation ends each verb at each of its calls.)"""
 
 
 def whole_life(queue: Queue) -> None:

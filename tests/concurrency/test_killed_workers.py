@@ -18,7 +18,7 @@ SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "67"))
 
 
 def test_nothing_is_lost_and_nothing_done_twice_when_workers_are_killed(tmp_path: Path, tasks_a_batch: int) -> None:
-    number = int(os.environ.get("FSQUEUE_TEST_ROUNDS", how_many(10, 200 if tasks_a_batch > 1 else 100)))
+    number = int(os.environ.get("FSQUEUE_TEST_ROUNDS", how_many(5, 200 if tasks_a_batch > 1 else 100)))
     total = play_side_by_side(tmp_path, range(SEED, SEED + number), tasks_a_batch, timeout_s=300 + 10 * number)
     print(dict(total))
     tally.note("local disk", total)

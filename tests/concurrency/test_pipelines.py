@@ -22,8 +22,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.once
 
 SEED = int(os.environ.get("FSQUEUE_TEST_SEED", "1"))
-TASKS = how_many(60, 20_000)
-KILLS = how_many(12, 200)
+TASKS = how_many(30, 20_000)
+KILLS = how_many(6, 200)
 NEXT = {"fetch": "parse", "parse": "store"}
 
 

@@ -92,7 +92,7 @@ def test_an_expired_lease_is_completed_by_exactly_one(queue_factory: QueueFactor
 
 def test_an_expired_lease_is_completed_by_one_of_two_at_once(queue: Queue) -> None:
     """The old holder and the new one begin at the same moment: either may be the first."""
-    clock, laps = SharedClock(), how_many(20, 60)
+    clock, laps = SharedClock(), how_many(8, 60)
     mine = Queue(queue.path, clock=clock)
     for lap in range(laps):
         queue.insert(lap)

@@ -659,7 +659,7 @@ def test_a_repair_that_dies_at_any_step_is_repeated(
         subprocess.run(["cp", "-a", q.path, copy], check=True)
         return Queue(copy, clock=clock)
 
-    for where, queue in crashes(damaged, lambda worker: list(worker.fsck(repair=True)), clock, every=how_many(8, 1)):
+    for where, queue in crashes(damaged, lambda worker: list(worker.fsck(repair=True)), clock, every=how_many(20, 1)):
         left = list(queue.fsck(repair=True))
         assert all(finding.repaired for finding in left), (where, left)
         check_mended(queue, clock, lost)

@@ -215,8 +215,8 @@ def a_counter_that_was_cut(batch: Batch) -> None:
 
 
 PAIRS = list(itertools.permutations(DAMAGES, 2))
-EACH = 1 if int(os.environ.get("FSQUEUE_TEST_PAIRS", "0")) else how_many(18, 3)
-"""In each state every eighteenth pair, and every third one in --all; FSQUEUE_TEST_PAIRS=1 for all of them."""
+EACH = 1 if int(os.environ.get("FSQUEUE_TEST_PAIRS", "0")) else how_many(36, 3)
+"""In each state every 36th pair, and every third one in --all; FSQUEUE_TEST_PAIRS=1 for all of them."""
 
 
 @pytest.fixture(scope="module")

@@ -306,7 +306,7 @@ def test_killed_at_every_step(tmp_path: Path, plan: Callable[[Group, str], None]
         if status == 0:
             break
         step += stride
-        stride = how_many(4, 2) + step // (10 if plan is with_keys else 20)
+        stride = how_many(8, 2) + step // (10 if plan is with_keys else 20)
     assert step > (15 if plan in (in_one, only_inserts) else 60)
 
 
@@ -350,7 +350,7 @@ def told(path: Path, plan: Callable[[Group, str], None], token: str, trap: Count
 def test_after_an_error_of_each_step_what_is_told_is_so(
     tmp_path: Path, plan: Callable[[Group, str], None], shared: bool
 ) -> None:
-    every = how_many(*{in_one: (3, 1), only_inserts: (3, 1), over_three: (7, 3), with_keys: (19, 7)}[plan])
+    every = how_many(*{in_one: (7, 1), only_inserts: (7, 1), over_three: (15, 3), with_keys: (41, 7)}[plan])
     number, tries, unknown = 0, 0, 0
     while True:
         number, tries = number + every, tries + 1
@@ -412,7 +412,7 @@ def test_whole_lines_of_a_write_that_was_cut_off_are_no_part_of_the_next_one(
 def test_on_a_full_disk_what_is_told_is_so(tmp_path: Path, plan: Callable[[Group, str], None], partly: bool) -> None:
     number = 0
     while True:
-        number += how_many(3, 1)
+        number += how_many(7, 1)
         trap = FullFrom(number, times=3, partly=partly)
         group, token = begun(tmp_path / f"g{number}", plan)
         said = told(group.path, plan, token, trap, False)

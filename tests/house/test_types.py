@@ -54,6 +54,7 @@ def pyright() -> list[str] | None:
     return [path] if path is not None else None
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(pyright() is None, reason="neither basedpyright nor pyright is installed")
 def test_pyright_accepts_the_program_and_finds_the_mistakes(tmp_path: Path) -> None:
     config = tmp_path / "pyrightconfig.json"

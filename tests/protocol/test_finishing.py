@@ -265,7 +265,7 @@ def test_a_crash_at_any_step_loses_nothing_and_does_nothing_twice(
         return queue
 
     steps = 0
-    for where, queue in crashes(build, lambda worker: act(worker, books, state), clock, every=how_many(5, 1)):
+    for where, queue in crashes(build, lambda worker: act(worker, books, state), clock, every=how_many(7, 1)):
         books.settle(queue, clock, f"{name}, {where}")
         steps += 1
     assert steps >= 2
@@ -276,7 +276,7 @@ def test_a_finish_that_dies_again_and_again_ends_well(
     queue_factory: QueueFactory, clock: ManualClock, keep_history: bool
 ) -> None:
     """The first process dies somewhere in `finish`, the second somewhere in going on with it, the third does it."""
-    for first, second in itertools.product(range(1, 14), range(1, 9)):
+    for first, second in itertools.product(range(1, 14, how_many(3, 1)), range(1, 9, how_many(2, 1))):
         queue = queue_factory(f"q{first}-{second}", shards=1, durability="none", keep_history=keep_history)
         queue = Queue(queue.path, clock=clock)
         books = Books()

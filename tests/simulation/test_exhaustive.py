@@ -83,6 +83,7 @@ def test_a_verb_at_every_call_of_another(names: tuple[str, str]) -> None:
     assert found.schedules > 5
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("first", ["complete", "insert-keyed", "overwrite-anew"])
 def test_a_death_that_is_left_out_goes_on_as_one_that_is_told(first: str) -> None:
     fates = {
@@ -103,6 +104,7 @@ def test_a_death_that_is_left_out_goes_on_as_one_that_is_told(first: str) -> Non
                 assert what_happened(one) == what_happened(alike[0]), one.command()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("verb", "kind"), [("insert-keyed", "nfs"), ("insert-keyed", "local")])
 def test_a_fate_that_is_left_out_finds_nothing_to_do(verb: str, kind: str) -> None:
     left_out = 0
@@ -115,6 +117,7 @@ def test_a_fate_that_is_left_out_finds_nothing_to_do(verb: str, kind: str) -> No
     assert left_out > 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("verb", "kind"), [("complete", "local"), ("insert-keyed", "nfs"), ("overwrite-anew", "lossy")]
 )

@@ -30,7 +30,7 @@ def from_where_logs_are_read(request: pytest.FixtureRequest) -> Iterator[None]:
 
 CODES = (errno.EIO, errno.ESTALE, errno.EBADF)
 STRIDE = how_many(3, 1)
-"""In the gate each of the errors comes at each third step: together they come at each."""
+"""In the gate an error comes at each third step."""
 
 
 class Failing:

@@ -278,7 +278,7 @@ def test_a_child_killed_from_outside_costs_one_attempt_at_most(
     queue_factory: QueueFactory, tmp_path: Path, prefetch: int
 ) -> None:
     queue = queue_factory(backoff_s=(0, 0))
-    log, count = tmp_path / "log", how_many(600, 2000)
+    log, count = tmp_path / "log", how_many(400, 2000)
     queue.insert_many({"log": str(log), "n": n} for n in range(count))
     thread, reports = in_background(Worker(queue, tasks.note, processes=2, prefetch=prefetch))
     killed = set()
