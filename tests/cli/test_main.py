@@ -42,6 +42,7 @@ def test_every_command_has_help_with_an_example(fsqueue_cli: Run, name: str) -> 
     assert max(map(len, help_text.splitlines())) <= 130
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["run", "dead list", "release-all", "spark seed"])
 def test_the_help_is_whole_where_python_leaves_docstrings_out(fsqueue_cli: Run, name: str) -> None:
     code = "from fsqueue_cli.main import cli; cli(prog_name='fsqueue')"
@@ -185,6 +186,7 @@ CHANGES: dict[tuple[str, ...], tuple[str, ...]] = {
 """Commands that change a queue, and what they were to print."""
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("arguments", CHANGES, ids=" ".join)
 def test_where_its_output_cannot_be_written_a_command_says_that_its_work_is_done(
     spawn: Spawn, queue: Queue, arguments: tuple[str, ...]

@@ -206,6 +206,7 @@ def test_gc_needs_one_thing_to_clean(fsqueue_cli: Run, queue: Queue, tmp_path: P
         assert "need a queue" in fsqueue_cli("gc", "--trash", tmp_path, *option, code=2).stderr
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.once
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 3), ("\n", 1, 3), ("\x04", 1, 3),
                                                     ("what?\ny\n", 0, 0), ("\x03", 130, 3)])  # fmt: skip

@@ -185,6 +185,7 @@ def test_a_file_that_cannot_be_executed_exits_with_2_and_burns_nothing(
     assert (task.state, task.attempt) == ("waiting", 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 140)],  # LSF's at the limit
@@ -365,6 +366,7 @@ def test_a_function_that_is_not_found_exits_with_2(spawn: Spawn, queue: Queue) -
     assert queue.status().waiting == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("text", "why"),
     [("def f(:", "SyntaxError: invalid syntax (typed.py, line 1)"), ("f = 1", "typed:f is no function, but int"),
@@ -601,6 +603,7 @@ def test_a_payload_in_a_script_is_refused_with_what_to_type(
     assert (tmp_path / "executed").exists()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("word", "named"),
     [("{1}", "{{1}}"), ("{tile!r}", "{{tile!r}}"), ("{tile:5q}", "{{tile:5q}}"), ("{tile:04d}", "takes numbers")],

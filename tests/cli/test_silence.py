@@ -88,6 +88,7 @@ def test_of_several_queues_a_worker_does_the_tasks_of_those_that_answer_and_can_
     assert process.wait(PATIENCE_S) == 143
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "status --json", "status --watch", "wait"])
 def test_of_several_queues_those_that_answer_are_told(

@@ -270,6 +270,7 @@ def test_insert_tells_the_same_of_a_queue_and_of_its_address(
         assert "is an address" in fsqueue_cli("insert", f"{url}/a", "--batch-tasks", 1, input=b"1\n", code=2).stderr
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("more", "body_s"), [([], 5), (["--commit", "seed"], 1), (["--commit", "seed", "--from", "--"], 1)]
 )

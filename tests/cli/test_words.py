@@ -278,6 +278,7 @@ def test_with_standard_output_closed_nothing_is_leased(queue: Queue) -> None:
     assert next(queue.tasks()).attempt == 0
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ls", "--help"], ["completion", "bash"]])
 def test_a_full_disk_behind_the_help_exits_with_7(spawn: Spawn, arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
