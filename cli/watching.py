@@ -65,22 +65,14 @@ LOOK_SHARE = 0.2
 """--watch spends at most this part of its time looking: a large queue on a slow mount is looked at less often."""
 
 
-def queues_at(paths: tuple[str, ...], match: str | None = None) -> list[str]:
-    """Return the queues at some paths or addresses, each a queue, a group or a directory of queues; each queue once.
+def queues_at(given: str) -> list[str]:
+    """Return the queues at a path or an address that is no group's: that queue, or those in a directory of queues.
 
-    `match`: of a group, those whose whole names match. A usage error if a path is no group.
+    Each as `path_of` has it, whatever was typed: programs find a queue again by that.
     """
-    found: dict[str, None] = {}
-    for given in paths:
-        group = group_named(given, {"--match": match})
-        if group is not None:
-            each: Iterable[fsqueue.GroupQueue | fsqueue.RemoteQueue] = group.queues(match, tasks_min=0)
-            found.update(dict.fromkeys(path_of(queue) for queue in each))
-        elif is_address(given) or fsqueue.Group.holding(given) is not None:
-            found[given] = None
-        else:
-            found.update(dict.fromkeys(fsqueue.queues(given)))
-    return list(found)
+    if is_address(given) or fsqueue.Group.holding(given) is not None:
+        return [path_of(one_queue(given))]
+    return fsqueue.queues(given)
 
 
 def name_of(path: str) -> str:
@@ -95,6 +87,8 @@ class Watched:
         self.path = path
         self.queue = one_queue(path)
         self.name = name_of(path) if type(self.queue) is fsqueue.Queue else self.queue.name  # type: ignore[union-attr]
+        self.real_path = os.path.realpath(self.queue.path) if isinstance(self.queue, fsqueue.Queue) else path
+        """Where it is, without links: what two names of one queue have in common."""
         self.fast, self.window_s = fast, window_s
         self.rates = StatusRates(time.monotonic, time.time)
         self.last: Look | None = None
@@ -133,6 +127,7 @@ class WatchedPlace:
         self.given, self.path, self.match = given, path_given(given), match
         self.fast, self.window_s = fast, window_s
         self.watched: dict[str, Watched] = {}
+        self.is_group = False
         self.errors: dict[str, fsqueue.FsqueueError] = {}
         """What is wrong with it, or with those of its queues that cannot be looked at at all."""
         self.pending: PendingAnswer[list[Look]] | None = None
@@ -146,7 +141,10 @@ class WatchedPlace:
         """
         self.errors.clear()
         try:
-            paths = queues_at((self.given,), self.match)
+            group = group_named(self.given, {"--match": self.match})
+            self.is_group = group is not None
+            queues = () if group is None else group.queues(self.match, tasks_min=0)
+            paths = queues_at(self.given) if group is None else [path_of(queue) for queue in queues]
         except fsqueue.FsqueueError as error:
             if not isinstance(error, fsqueue.StorageError) or not self.watched:
                 return [self._failed(self.path, error, alone)]
@@ -156,12 +154,7 @@ class WatchedPlace:
 
     def _is_hidden(self, look: Look) -> bool:
         """Return whether a look is one at a queue of a group without a task, which was not named itself."""
-        return (
-            look.error is None
-            and not look.status.inserted
-            and look.path != self.given
-            and type(self.watched[look.path].queue) is not fsqueue.Queue
-        )
+        return self.is_group and look.error is None and not look.status.inserted
 
     def _look(self, path: str, alone: bool) -> Look | None:
         one = None
@@ -193,6 +186,8 @@ class Watching:
         self.places = [WatchedPlace(path, fast, window_s, match) for path in dict.fromkeys(paths)]
         self.errors: dict[str, fsqueue.FsqueueError] = {}
         """What is wrong with queues, or with what was given, that cannot be looked at at all."""
+        self.aliases: dict[str, str] = {}
+        """By each path that names a queue once more, the one that it is counted under."""
 
     @property
     def watched(self) -> dict[str, Watched]:
@@ -214,7 +209,17 @@ class Watching:
             found = [(place, self._answered(place, place.pending or begun[place])) for place in self.places]
         for place, _ in found:
             self.errors |= place.errors
-        return list({look.path: look for _, looks in found for look in looks}.values())
+        return self._each_once([look for _, looks in found for look in looks])
+
+    def _each_once(self, looks: list[Look]) -> list[Look]:
+        """Leave out looks at a queue that two paths name. The second one is said, the first time."""
+        real_paths, kept = {path: one.real_path for path, one in self.watched.items()}, dict[str, Look]()
+        for look in looks:
+            first = kept.setdefault(real_paths.get(look.path, look.path), look)
+            if first.path != look.path and look.path not in self.aliases:
+                self.aliases[look.path] = first.path
+                complain(f"{look.path} and {first.path} are one queue, which is counted once")
+        return [*kept.values()]
 
     def _answered(self, place: WatchedPlace, answer: PendingAnswer[list[Look]]) -> list[Look]:
         """Return the looks at a place, or say that its file server is silent."""
@@ -403,7 +408,7 @@ def _once(watching: Watching, fast: bool, usage: bool, priorities: bool, json: b
     """Print one look. Of groups the usage as a whole is told, and as text not that of each queue."""
     looks = watching.looks()
     groups = list(watching.groups()) if usage and match is None else []
-    stuck = {} if fast else {path: watching.stuck(path) for path in [*watching.watched]}
+    stuck = {} if fast else {path: watching.stuck(path) for path in watching.watched if path not in watching.aliases}
     if json:
         for look in looks:
             more: dict[str, object] = {"stuck": [lock.as_dict() for lock in stuck.get(look.path, ())]}
@@ -644,7 +649,7 @@ def _opened_at(given: str, match: str | None) -> _Opened:
         return [_Awaited(group if match is None else group.matching(match))], {}
     watched: list[Watched | _Awaited] = []
     errors: dict[str, fsqueue.FsqueueError] = {}
-    for path in queues_at((given,)):
+    for path in queues_at(given):
         try:
             watched.append(Watched(path))
         except fsqueue.FsqueueError as error:

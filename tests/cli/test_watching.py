@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.live_render import LiveRender
 
-from fsqueue import Activity, Failure, Held, MostUsed, NotAQueue, Pause, Queue, Rate, Status, StorageError
+from fsqueue import Activity, Failure, Group, Held, MostUsed, NotAQueue, Pause, Queue, Rate, Status, StorageError
 from fsqueue.filesystem import Filesystem
 from fsqueue.views.inspection import DrainCheck
 from fsqueue.views.rates import StatusRates
@@ -149,6 +150,39 @@ def test_the_status_of_a_directory_of_queues(fsqueue_cli: Run, group: Path) -> N
     assert [(Path(one["queue"]).name, one["waiting"]) for one in found] == [("a", 1), ("b", 1), ("c%20d", 3)]
     both = fsqueue_cli("status", group / "a", group / "b", "--json").stdout.splitlines()
     assert [json.loads(line)["inserted"] for line in both] == [1, 2]
+
+
+def test_a_queue_that_two_paths_name_is_counted_once(fsqueue_cli: Run, group: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(group / "b")
+    (tmp_path / "all").symlink_to(group)
+    crawl = Group.create(tmp_path / "crawl", durability="none")
+    crawl["fetch"].insert_many(range(4))
+    (tmp_path / "same").symlink_to(crawl.path)
+    for names, first, count in (
+        ((group / "b", tmp_path / "link"), f"{group}/b", 2),
+        ((tmp_path / "link", group / "a" / ".." / "b"), f"{tmp_path}/link", 2),
+        ((tmp_path / "all", group / "b"), f"{tmp_path}/all/b", 6),
+        ((tmp_path / "same", f"{crawl.path}/fetch"), f"{tmp_path}/same/fetch", 4),
+    ):
+        said = fsqueue_cli("status", *names, "--json")
+        found = [json.loads(line) for line in said.stdout.splitlines()]
+        assert sum(one["inserted"] for one in found) == count
+        assert first in [one["queue"] for one in found]
+        assert re.fullmatch(rf"fsqueue: \S+ and {first} are one queue, which is counted once\n", said.stderr)
+    assert "are one queue" not in fsqueue_cli("status", group / "b", group / "a" / ".." / "b").stderr
+
+
+def test_programs_get_one_path_of_a_queue_however_it_is_typed(
+    fsqueue_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crawl = Group.create(tmp_path / "crawl", durability="none")
+    crawl["fetch"].insert_many(range(4))
+    crawl["fetch"].complete(crawl["fetch"].lease(4))
+    monkeypatch.chdir(tmp_path)
+    for typed in ("crawl/fetch", "./crawl//fetch", "crawl/../crawl/fetch", f"fq://{crawl.path}/fetch"):
+        for command in ("status", "wait"):
+            [line] = fsqueue_cli(command, typed, "--json").stdout.splitlines()
+            assert json.loads(line)["queue"] == f"{crawl.path}/fetch", (command, typed)
 
 
 def test_a_damaged_queue_in_a_directory_hides_no_other(fsqueue_cli: Run, group: Path) -> None:
