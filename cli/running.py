@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 import fsqueue
+from fsqueue.errors import said
 from fsqueue.format import wording
 from fsqueue.views.rates import total
 from fsqueue.worker import OUTPUTS, SILENT_S, Away, Event, Output, check_command, check_program, supervision
@@ -299,8 +300,8 @@ def run(
       1    the queue's filesystem fails: it is read-only for 15 seconds, or another error lasts for --patience
            (of several filesystems: and the others are drained)
       2    COMMAND or the function cannot be found
-      5    a queue is not there; of several queues: the others are drained, and one is not there, or
-           does not answer
+      5    a queue is not there; of several queues: the others are drained, and one is not there,
+           cannot be opened, or does not answer
       7    no room on the queue's disk for --patience (of several: and the others are drained), or for what is printed
       9    drained, but this worker has made tasks dead letters
            ('fsqueue wait' ends with 9 for dead letters of any run)
@@ -388,10 +389,11 @@ def run(
 def _sources_at(
     paths: list[str], worker: str | None, match: str | None, patience_s: float
 ) -> tuple[dict[str, Source], list[Away]]:
-    """Return the queues and groups that are there, by their paths, and those that are not, or do not answer.
+    """Return the queues and groups that are there, by their paths, and those that are not, or do not answer, or cannot
+    be opened.
 
-    QueueNotFound if none is there. A single one is waited for as long as its file server does not answer; of several,
-    one.
+    The error of one if none is there. A single one is waited for as long as its file server does not answer; of
+    several, one.
     """
     if len(paths) == 1:
         return {paths[0]: _source_at(paths[0], worker, match, patience_s)}, []
@@ -401,6 +403,7 @@ def _sources_at(
         found: dict[str, Source] = {}
         away: list[Away] = []
         not_found: fsqueue.FsqueueError | None = None
+        broken: fsqueue.FsqueueError | None = None
         for one in answers:
             if not one.done():
                 away.append(_late(one, opens[one.path], patience_s))
@@ -410,8 +413,15 @@ def _sources_at(
             except (fsqueue.QueueNotFound, fsqueue.GroupNotFound) as error:
                 not_found = error
                 away.append(Away(one.path, partial(_came_back, opens[one.path])))
+            except fsqueue.InvalidArgument:
+                raise  # no path: it would be the same at each try
+            except fsqueue.FsqueueError as error:
+                broken = error
+                away.append(Away(one.path, partial(_came_back, opens[one.path]), f"cannot be opened ({said(error)})"))
         if found:
             return found, away
+        if broken is not None:
+            raise broken
         waits = [one for one in answers if not one.done()]
         if not waits and not_found is not None:
             raise not_found

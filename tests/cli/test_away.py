@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 from fsqueue_cli import running
 
 from fsqueue import Group, Queue, QueueNotFound
+from fsqueue.errors import from_os_error
 from fsqueue.worker import feeding, sources
 from tests.cli.conftest import Run, Spawn
 from tests.conftest import QueueFactory
@@ -59,6 +62,51 @@ def test_a_group_that_comes_later_is_taken_too(spawn: Spawn, queue_factory: Queu
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert f"{root}/crawl is there: its tasks are taken, too." in said
+
+
+def test_a_group_whose_file_is_damaged_is_named_and_taken_once_it_is_mended(
+    spawn: Spawn, fsqueue_cli: Run, queue_factory: QueueFactory, tmp_path: Path
+) -> None:
+    queue, group = queue_factory("a"), Group.create(tmp_path / "crawl", durability="none")
+    group["fetch"].insert_many(range(3))
+    queue.insert(1)
+    file = group.path / ".group.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:20])
+    said = fsqueue_cli("run", group.path, "--", "true", code=5).stderr
+    assert f"{file} is damaged" in said
+    assert "tried again" not in said
+    said = fsqueue_cli("run", group.path, queue.path, "--max-tasks", "1", "--", "true").stderr
+    assert re.search(rf"{group.path} cannot be opened \(NotAQueue: {file} is damaged.*; it is tried again\.", said)
+    queue.insert(2)
+    process = spawn("run", group.path, queue.path, "--forever", "--", "true")
+    until(lambda: queue.status().completed == 2, "the task of the one that is sound")
+    file.write_bytes(whole)
+    until(lambda: Group(group.path)["fetch"].status().completed == 3, "the tasks of the other")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143
+    assert f"{group.path} is there: its tasks are taken, too." in said
+
+
+def test_a_group_that_may_not_be_read_is_named_and_the_others_are_done(
+    fsqueue_cli: Run, queue_factory: QueueFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    queue, closed, real = queue_factory("a"), Group.create(tmp_path / "crawl"), running.group_at
+    queue.insert_many(range(3))
+
+    def group_at(path: str, *given: Any) -> Group | None:
+        if path == str(closed.path):
+            raise from_os_error(PermissionError(errno.EACCES, "Permission denied", path), f"looking into {path}")
+        return real(path, *given)
+
+    monkeypatch.setattr(running, "group_at", group_at)
+    said = fsqueue_cli("run", closed.path, "--", "true", code=1).stderr
+    assert "Permission denied while looking into" in said
+    said = fsqueue_cli("run", closed.path, queue.path, "--", "true", code=5).stderr
+    assert re.search(rf"{closed.path} cannot be opened \(StorageError: Permission denied.*; it is tried again\.", said)
+    assert f"all else is drained, and {closed.path} cannot be opened" in said
+    assert queue.status().completed == 3
 
 
 class Silent:
