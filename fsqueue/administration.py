@@ -109,6 +109,7 @@ def _create(
     try:
         is_new = not fs.exists(path)
         if kind.file not in fs.names(path):
+            _refuse_reserved(path)
             _refuse_nested(mount, path)
         _make_and_hold(fs)
     except OSError as error:
@@ -250,6 +251,18 @@ def _dangling(fs: Filesystem, path: str) -> str | None:
         else:
             return path if stat.S_ISLNK(mode) else None
     return None
+
+
+def _refuse_reserved(path: str) -> None:
+    """Raise InvalidArgument for a name that would have its parent taken for a queue or a group, or for what is left of
+    a queue.
+    """
+    name = path.rpartition("/")[2]
+    if groups.is_reserved(name):
+        raise InvalidArgument(
+            f"{name!r} is a name that fsqueue gives to files and directories of its own: what looks for queues in the "
+            "directory above would be misled. Nothing was created. Choose another name."
+        )
 
 
 def _refuse_nested(mount: Mount, path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import threading
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from fsqueue import (
     FsqueueError,
+    Group,
     InvalidArgument,
     LeasedTask,
     LeaseLost,
@@ -28,6 +30,7 @@ from fsqueue import (
     QueueNotFound,
     UnsafeFilesystem,
     administration,
+    queues,
 )
 from fsqueue.clock import ManualClock
 from fsqueue.filesystem import Filesystem
@@ -76,6 +79,21 @@ def test_a_queue_is_not_made_twice(queue: Queue) -> None:
     assert again.settings == queue.settings
     assert again.status().waiting == 1
     assert (queue.path / "queue.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["queue.jsonl", ".group.jsonl", f"3-{'0a' * 8}", f".fsqueue-deleted-{'0a' * 8}-{'1b' * 8}"]
+)
+@pytest.mark.parametrize("kind", [Queue, Group])
+def test_nothing_is_made_under_a_name_that_would_mislead_who_looks_at_the_directory_above(
+    tmp_path: Path, kind: type[Queue] | type[Group], name: str
+) -> None:
+    beside = Queue.create(tmp_path / "all" / "beside")
+    with pytest.raises(InvalidArgument, match=re.escape(repr(name)) + r".*Nothing was created\. Choose another name"):
+        kind.create(tmp_path / "all" / name)
+    assert os.listdir(tmp_path / "all") == ["beside"]
+    assert queues(tmp_path / "all") == [str(beside.path)]
+    assert kind.create(tmp_path / "all" / f"{name}s").path.is_dir()
 
 
 @pytest.mark.parametrize("exist_ok", [False, True])

@@ -13,7 +13,7 @@ import orjson
 
 from fsqueue.errors import FormatTooNew, InvalidArgument, NotAQueue
 from fsqueue.format import names
-from fsqueue.format.layout import Settings, settings_of
+from fsqueue.format.layout import SETTINGS_FILE, Settings, settings_of
 
 FORMAT = 1
 """The format of groups: this version reads and writes no other."""
@@ -38,6 +38,13 @@ class GroupState:
 def group_file(group: str) -> str:
     """Return the path of a group's `.group.jsonl`."""
     return f"{group}/{GROUP_FILE}"
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether no queue and no group may have this name: in a directory it tells what that directory is, or what
+    was in it.
+    """
+    return name in (SETTINGS_FILE, GROUP_FILE) or bool(names.parse_deleted(name) or names.parse_generation(name))
 
 
 def bells_file(group: str) -> str:
