@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
@@ -139,7 +140,7 @@ class LineFormat(Format):
         """Return what counts of a line; nothing if it is blank."""
         text = line.rstrip(b"\r")
         if count == 1:
-            text = text.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+            text = without_marks(text)
         return b"" if text.isspace() else text
 
     def _explained(self, error: BadLine, name: str) -> BadLine:
@@ -190,6 +191,13 @@ class Foreign(BadLine):
     def __init__(self, why: str, guess: str = "", may_skip: bool = True) -> None:
         super().__init__(why + guess, may_skip)
         self.why = why
+
+
+def without_marks(line: bytes) -> bytes:
+    """Return the first line of a file without byte order marks. A file that was saved by two programs may have two."""
+    while line.startswith(codecs.BOM_UTF8):
+        line = line[len(codecs.BOM_UTF8) :]
+    return line
 
 
 def decode_text(line: bytes) -> str:

@@ -34,6 +34,7 @@ from .insert_lines import (
     kind_of,
     no_table,
     option_for,
+    without_marks,
 )
 from .insert_priorities import PriorityKind, cut, shown
 from .printing import complain, quoted
@@ -436,7 +437,7 @@ class _Records:
                     raise BadLine(UNCLOSED, may_skip=False)
                 raise TooLong(self._input.line_bytes_max)
             if self._read == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+                line = without_marks(line)
             if b"\0" in line:
                 raise BadLine("has the character NUL, which no table has")
             try:
@@ -470,11 +471,11 @@ def _miscounted(cells: list[str], names: int, is_first: bool) -> BadLine:
 
 
 def _is_again(cells: list[str], names: list[str]) -> bool:
-    """Tell whether a row is the header once more, perhaps of another file, with the byte order mark of that.
+    """Tell whether a row is the header once more, perhaps of another file, with the byte order marks of that.
 
     A single cell may have the name of its column by chance.
     """
-    return len(names) > 1 and _bare([cells[0].removeprefix("\ufeff"), *cells[1:]]) == names
+    return len(names) > 1 and _bare([cells[0].lstrip("\ufeff"), *cells[1:]]) == names
 
 
 def _bare(cells: list[str]) -> list[str]:

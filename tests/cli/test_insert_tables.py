@@ -355,7 +355,19 @@ BAD_ROWS = {
 }
 
 
-@pytest.mark.parametrize("again", ["n,x", "\ufeffn,x", '"n", "x"'.replace(" ", ""), " n ,x\r"])
+@pytest.mark.parametrize(
+    ("options", "given", "payload"),
+    [(["--csv"], "n,x\n1,2\n", {"n": 1, "x": 2}), ([], '{"n": 1}\n', {"n": 1}), (["--lines"], "a b\n", "a b")],
+)
+def test_byte_order_marks_before_the_first_line_are_no_part_of_it(
+    fsqueue_cli: Run, queue: Queue, options: list[str], given: str, payload: Any
+) -> None:
+    """A program that writes one has saved what had one."""
+    fsqueue_cli("insert", queue.path, *options, input=f"\ufeff\ufeff{given}")
+    assert payloads(queue) == [payload]
+
+
+@pytest.mark.parametrize("again", ["n,x", "\ufeffn,x", "\ufeff\ufeffn,x", '"n", "x"'.replace(" ", ""), " n ,x\r"])
 def test_a_header_in_the_middle_is_no_row_and_decides_no_type(fsqueue_cli: Run, queue: Queue, again: str) -> None:
     """So `cat a.csv b.csv` makes one. As a row, it would make text of all numbers."""
     given = table("n,x", "1,2", again, "3,4")
