@@ -9,7 +9,7 @@ from typing import Any
 from fsqueue.client.remote_queue import RemoteQueue
 from fsqueue.client.values import json_object, task_line
 from fsqueue.client.wire import Answer, Wire, encoded, lacking
-from fsqueue.errors import InvalidArgument, UpdateConflict
+from fsqueue.errors import InvalidArgument, TaskTooLarge, UpdateConflict
 from fsqueue.format import names
 from fsqueue.format.models import TaskRef
 from fsqueue.groups.pending_update import NOTHING, PendingUpdate
@@ -93,7 +93,7 @@ class RemoteUpdate(PendingUpdate[RemoteQueue, RequestPart]):
         lists |= {kind: [line for _, line in lines] for kind, lines in changes.items()}
         body = json_object({}, **{name: b"[%s]" % b",".join(lines) for name, lines in lists.items()})
         if len(body) > BODY_BYTES_MAX:
-            raise InvalidArgument(
+            raise TaskTooLarge(
                 f"This update takes {len(body):,} bytes as a request; a gateway takes up to {BODY_BYTES_MAX:,}. "
                 f"{NOTHING} Make several updates, or apply it where the group's directory is mounted."
             )

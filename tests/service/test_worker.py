@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,25 @@ def follow_up(n: int) -> fsqueue.Then:
 def next_tasks(group: Group) -> list[Any]:
     """Return the payloads of the tasks that follow."""
     return sorted(info.payload for info in group["next"].tasks())
+
+
+LONG_NAME = "n" * 200
+
+
+def follow_up_at_length(n: int) -> fsqueue.Then:
+    """Ask for tasks that an update may have, and whose queues' names make a request too long."""
+    return fsqueue.Then(inserts=[(LONG_NAME, "x" * 5_400)] * 1_500)
+
+
+def test_a_task_is_given_up_at_once_if_no_request_holds_what_follows(group: Group, remote: RemoteQueue) -> None:
+    """An update happens as a whole: it cannot be several requests. Each further attempt would end in the same way."""
+    ref = group["q"].insert({"n": 1})
+    report = Worker(remote, "tests.service.test_worker:follow_up_at_length").run()
+    assert (report.buried, report.failed, report.completed) == (1, 0, 0)
+    [letter] = group["q"].dead()
+    assert (letter.id, letter.attempts) == (ref.id, 1)
+    assert re.search("This update takes [0-9,]+ bytes as a request; a gateway takes up to 8,388,608", letter.reason)
+    assert group[LONG_NAME].status() == fsqueue.Status()
 
 
 @pytest.mark.parametrize("how", ["function", "command", "group"])
