@@ -242,11 +242,10 @@ def _grouped(outcomes: Sequence[Outcome]) -> Iterable[tuple[Verbs, Verb, float |
     told: dict[Place, int] = {}
     numbers = _Numbers()
     following = [outcome for outcome in outcomes if outcome.inserts.each]
+    others = [outcome for outcome in outcomes if not outcome.inserts.each]  # now: what is refused has none afterwards
     for mine in updating.grouped(following):
         yield mine[0].task.queue, "complete", None, mine
-    for outcome in outcomes:
-        if outcome.inserts.each:
-            continue
+    for outcome in others:
         if outcome.verb in ("release", "complete"):
             place = numbers.place(outcome.task)
             before = told.get(place, 0)

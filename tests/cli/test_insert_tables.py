@@ -364,7 +364,7 @@ def test_byte_order_marks_before_the_first_line_are_no_part_of_it(
 ) -> None:
     """A program that writes one has saved what had one."""
     fsqueue_cli("insert", queue.path, *options, input=f"\ufeff\ufeff{given}")
-    assert payloads(queue) == [payload]
+    assert [task.payload for task in queue.tasks()] == [payload]
 
 
 @pytest.mark.parametrize("again", ["n,x", "\ufeffn,x", "\ufeff\ufeffn,x", '"n", "x"'.replace(" ", ""), " n ,x\r"])

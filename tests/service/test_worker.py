@@ -132,9 +132,9 @@ def test_a_task_is_given_up_at_once_if_no_request_holds_what_follows(group: Grou
     """An update happens as a whole: it cannot be several requests. Each further attempt would end in the same way."""
     ref = group["q"].insert({"n": 1})
     report = Worker(remote, "tests.service.test_worker:follow_up_at_length").run()
-    assert (report.buried, report.failed, report.completed) == (1, 0, 0)
+    assert (report.buried, report.failed, report.completed) == (1, 1, 0)
     [letter] = group["q"].dead()
-    assert (letter.id, letter.attempts) == (ref.id, 1)
+    assert (letter.id, letter.attempt) == (ref.id, 1)
     assert re.search("This update takes [0-9,]+ bytes as a request; a gateway takes up to 8,388,608", letter.reason)
     assert group[LONG_NAME].status() == fsqueue.Status()
 
